@@ -1,0 +1,64 @@
+# Two commands need nothing but Python and make:  make demo   make test
+PYTHON ?= python3
+VENV   ?= .venv
+PY     := $(VENV)/bin/python
+PYTEST_ARGS ?= -n 2 --dist loadgroup
+
+# A stamp names the extra it stands for and is newer than pyproject.toml: nothing is
+# reinstalled while pyproject.toml has not changed.
+STAMP_DEMO := $(VENV)/.stamp-demo
+STAMP_DEV  := $(VENV)/.stamp-dev
+
+.PHONY: help demo test venv lint types contracts unit fix coverage test-gpu bench-gpu clean
+
+help:
+	@echo "make demo       record an example training run and print its report"
+	@echo "make test       lint, types, import contracts and tests (installs the dev extra)"
+	@echo "make fix        format and auto-fix"
+	@echo "make coverage   tests with a coverage report"
+	@echo "make clean      remove .venv and caches"
+
+$(PY):
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP_DEMO): pyproject.toml | $(PY)
+	@test -f $(STAMP_DEV) && test $(STAMP_DEV) -nt pyproject.toml || $(PY) -m pip install --quiet --disable-pip-version-check -e '.[demo]'
+	@touch $@
+
+$(STAMP_DEV): pyproject.toml | $(PY)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+venv: $(STAMP_DEV)
+
+demo: $(STAMP_DEMO)
+	@rm -rf demo.gpuprobe
+	$(VENV)/bin/gpuprobe run --level trace --output demo.gpuprobe examples/train_gpt.py --steps 8
+	@echo
+	$(VENV)/bin/gpuprobe report demo.gpuprobe
+
+lint: $(STAMP_DEV)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(STAMP_DEV)
+	$(VENV)/bin/mypy
+
+contracts: $(STAMP_DEV)
+	$(VENV)/bin/lint-imports
+
+unit: $(STAMP_DEV)
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+test: lint types contracts
+	$(PY) -m pytest $(PYTEST_ARGS) --cov=gpuprobe --cov-report=term:skip-covered
+
+coverage: $(STAMP_DEV)
+	$(PY) -m pytest $(PYTEST_ARGS) --cov=gpuprobe --cov-report=html
+
+fix: $(STAMP_DEV)
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis demo.gpuprobe

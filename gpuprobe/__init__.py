@@ -1,0 +1,39 @@
+"""gpuprobe: where GPU memory goes, why, and what to do about it.
+
+The public names below are resolved on first use (PEP 562), so ``import gpuprobe`` imports
+nothing: a watched program does not pay for the parts it does not use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpuprobe._version import __version__
+
+if TYPE_CHECKING:
+    from gpuprobe.api import devices, load, record, report
+    from gpuprobe.model.recording import Recording
+
+__all__ = ["Recording", "__version__", "devices", "load", "record", "report"]
+
+_HOMES = {
+    "Recording": "gpuprobe.model.recording",
+    "devices": "gpuprobe.api",
+    "load": "gpuprobe.api",
+    "record": "gpuprobe.api",
+    "report": "gpuprobe.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

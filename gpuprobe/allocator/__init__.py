@@ -1,0 +1,1 @@
+"""The caching allocator as pure code: rules, simulator, replay, what-if."""

@@ -1,0 +1,1 @@
+"""Pure functions from recordings and traces to results."""

@@ -1,0 +1,33 @@
+"""The use cases, one function each. CLI, TUI and plugins call nothing else.
+
+A package rather than one file: each submodule holds one use case and imports only what that
+one needs. The names are resolved on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpuprobe.api.devices import devices
+    from gpuprobe.api.recordings import load, report
+    from gpuprobe.api.watch import record
+
+__all__ = ["devices", "load", "record", "report"]
+
+_HOMES = {
+    "devices": "gpuprobe.api.devices",
+    "load": "gpuprobe.api.recordings",
+    "record": "gpuprobe.api.watch",
+    "report": "gpuprobe.api.recordings",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(home), name)
+    return value

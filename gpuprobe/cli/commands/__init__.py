@@ -1,0 +1,18 @@
+"""One file per command; imported only when that command runs.
+
+A command module has two functions:
+
+* ``add_arguments(parser)`` adds its arguments to an ``argparse.ArgumentParser``;
+* ``run(args) -> int`` calls one function of ``gpuprobe.api``, hands the result to a reporter
+  with ``sys.stdout``, and returns the exit code. It computes nothing and lets
+  `gpuprobe.errors.GpuprobeError` pass: ``gpuprobe.cli`` prints it and picks the exit code.
+"""
+
+# name -> (module, one line for ``gpuprobe --help``), in the order they are listed.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "info": ("gpuprobe.cli.commands.info", "list the GPUs and what is known of each"),
+    "top": ("gpuprobe.cli.commands.top", "live screen of devices"),
+    "run": ("gpuprobe.cli.commands.run", "run a training script and record its memory"),
+    "report": ("gpuprobe.cli.commands.report", "say where the memory of a recording went"),
+    "view": ("gpuprobe.cli.commands.view", "open a recording on the screen"),
+}

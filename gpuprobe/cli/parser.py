@@ -1,0 +1,72 @@
+"""Parsing the command line, calling the command, and turning errors into exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from gpuprobe.cli import exit_codes, talk
+from gpuprobe.cli.commands import COMMANDS
+from gpuprobe.errors import GpuprobeError
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with errors in this tool's voice: one line, a hint, exit 2."""
+
+    def error(self, message: str) -> NoReturn:
+        talk.error(message, hint=f"{self.prog} --help")
+        raise SystemExit(exit_codes.USAGE)
+
+
+def _overview() -> argparse.ArgumentParser:
+    width = max(map(len, COMMANDS))
+    listing = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items())
+    parser = _Parser(
+        prog="gpuprobe",
+        usage="gpuprobe [--version] [--help] COMMAND ...",
+        description="Where GPU memory goes, why, and what to do about it.",
+        epilog=f"commands:\n{listing}\n\n'gpuprobe COMMAND --help' says more about each.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-V", "--version", action="store_true", help="print the version")
+    return parser
+
+
+def dispatch(arguments: Sequence[str]) -> int:
+    """Run the command that ``arguments`` name; return the exit code."""
+    if not arguments or arguments[0].startswith("-"):
+        overview = _overview()
+        overview.parse_args(list(arguments))
+        overview.print_help(sys.stderr)
+        return exit_codes.USAGE
+    name = arguments[0]
+    if name not in COMMANDS:
+        import difflib
+
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "gpuprobe --help lists the commands"
+        talk.error(f"no such command: {name}", hint)
+        return exit_codes.USAGE
+
+    module = import_module(COMMANDS[name][0])
+    parser = _Parser(prog=f"gpuprobe {name}", description=module.__doc__)
+    module.add_arguments(parser)
+    args = parser.parse_args(list(arguments[1:]))
+    try:
+        code: int = module.run(args)
+        sys.stdout.flush()
+    except GpuprobeError as error:
+        talk.error(str(error), error.hint)
+        return exit_codes.of(error)
+    except KeyboardInterrupt:
+        return exit_codes.INTERRUPTED
+    except BrokenPipeError:
+        # The reader went away (``| head``). Point stdout at nothing, so that the interpreter
+        # does not complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exit_codes.OK
+    return code

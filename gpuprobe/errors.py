@@ -1,0 +1,99 @@
+"""Every error gpuprobe raises on purpose.
+
+::
+
+    GpuprobeError
+    ├── UsageError                  a call or an option that cannot mean anything     exit 2
+    │   └── ConfigError             a configuration file or setting that is wrong     exit 2
+    ├── EnvironmentUnavailable      the machine lacks what the command needs          exit 3
+    │   ├── MissingExtra            a Python package that an extra installs           exit 3
+    │   └── DriverUnavailable       no NVIDIA driver, or it does not answer           exit 3
+    ├── DataError                   a file is not what it should be                   exit 4
+    │   ├── NotARecording           neither a recording nor a memory snapshot         exit 4
+    │   ├── UnsupportedSchema       written by a newer major version                  exit 4
+    │   └── SnapshotError           a snapshot that is malformed, or not safe to load exit 4
+    ├── ProgramFailed               the watched program ended with an exception       exit 5
+    └── InternalError               gpuprobe contradicts itself: a bug                exit 70
+
+The exit codes are mapped in ``gpuprobe.cli.exit_codes``, not here. Every error carries a
+``hint``: what the reader can do next.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "DriverUnavailable",
+    "EnvironmentUnavailable",
+    "GpuprobeError",
+    "InternalError",
+    "MissingExtra",
+    "NotARecording",
+    "ProgramFailed",
+    "SnapshotError",
+    "UnsupportedSchema",
+    "UsageError",
+]
+
+
+class GpuprobeError(Exception):
+    """Base of all errors gpuprobe raises on purpose.
+
+    ``str(error)`` is one line saying what is wrong; ``hint`` is one line saying what to do
+    about it, or empty where there is nothing useful to say.
+    """
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(GpuprobeError):
+    """A call or a command line that cannot mean anything."""
+
+
+class ConfigError(UsageError):
+    """A configuration file, environment variable or setting has a wrong value."""
+
+
+class EnvironmentUnavailable(GpuprobeError):
+    """This machine lacks something the request needs."""
+
+
+class MissingExtra(EnvironmentUnavailable):
+    """A Python package is not installed; ``extra`` names the gpuprobe extra that brings it."""
+
+    def __init__(self, package: str, extra: str, *, why: str = "") -> None:
+        what = f"{package} is not installed" + (f" ({why})" if why else "")
+        super().__init__(what, hint=f"pip install 'gpuprobe[{extra}]'")
+        self.package = package
+        self.extra = extra
+
+
+class DriverUnavailable(EnvironmentUnavailable):
+    """The NVIDIA driver or its management library is absent or does not answer."""
+
+
+class DataError(GpuprobeError):
+    """A file or directory does not hold what it should."""
+
+
+class NotARecording(DataError):
+    """The path is neither a gpuprobe recording nor a torch memory snapshot."""
+
+
+class UnsupportedSchema(DataError):
+    """The data was written by a newer major version of the format."""
+
+
+class SnapshotError(DataError):
+    """A torch memory snapshot is malformed, or holds something other than plain data."""
+
+
+class ProgramFailed(GpuprobeError):
+    """The program being watched ended with an exception of its own."""
+
+
+class InternalError(GpuprobeError):
+    """gpuprobe found its own numbers or state contradictory: a bug to report."""

@@ -1,0 +1,1 @@
+"""Happens-before engine for stream hazards: pure code, no torch."""

@@ -1,0 +1,170 @@
+"""What was recorded: environment, steps, phases, and how it ended.
+
+All durations are nanoseconds of a monotonic clock; all offsets count from the start of the
+session; ``Session.started_at`` alone is wall-clock time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpuprobe.model.memory import AllocatorCounts, Category
+from gpuprobe.model.values import Bytes, Peak, Unavailable
+
+__all__ = [
+    "AllocatorActivity",
+    "BlindSpot",
+    "DeviceWindow",
+    "Environment",
+    "HostWindow",
+    "KnownTensors",
+    "Phase",
+    "ProgramError",
+    "Session",
+    "SessionEnd",
+    "Step",
+]
+
+_NOT_COLLECTED = Unavailable("not collected")
+_NOT_SET = Unavailable("not set")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Where the recording was made. Versions are text; absent ones say why."""
+
+    gpuprobe: str
+    python: str
+    platform: str
+    hostname: str
+    torch: str | Unavailable = _NOT_COLLECTED
+    cuda_runtime: str | Unavailable = _NOT_COLLECTED  # what torch was built with
+    cuda_driver: str | Unavailable = _NOT_COLLECTED
+    allocator_conf: str = ""  # PYTORCH_CUDA_ALLOC_CONF / PYTORCH_ALLOC_CONF, as set
+    cuda_visible_devices: str | Unavailable = _NOT_SET
+    cpu_count: int = 0
+    total_memory: Bytes | Unavailable = _NOT_COLLECTED  # host RAM
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One process being watched."""
+
+    started_at: float  # seconds since the Unix epoch
+    pid: int
+    argv: tuple[str, ...]
+    level: str  # "counters" or "trace"
+    devices: tuple[str, ...]  # "cpu", "cuda:0", …: what memory is accounted on
+    cwd: str = ""
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorActivity:
+    """What the allocator did in a window: counts, not bytes."""
+
+    device_allocs: int = 0  # cudaMalloc (or page map) calls
+    device_frees: int = 0
+    alloc_retries: int = 0  # cudaMalloc failed once; the cache was flushed and it was retried
+    ooms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWindow:
+    """One device's memory between two instants. Peaks say whether they are exact."""
+
+    device: str
+    start: AllocatorCounts
+    end: AllocatorCounts
+    peak_allocated: Peak | Unavailable = _NOT_COLLECTED
+    peak_reserved: Peak | Unavailable = _NOT_COLLECTED
+    activity: AllocatorActivity | Unavailable = _NOT_COLLECTED
+
+
+@dataclass(frozen=True, slots=True)
+class HostWindow:
+    """The process's resident memory between two instants. Unit: bytes."""
+
+    rss_start: Bytes | Unavailable = _NOT_COLLECTED
+    rss_end: Bytes | Unavailable = _NOT_COLLECTED
+    rss_peak: Peak | Unavailable = _NOT_COLLECTED
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """All the time a step spent in one phase: ``data``, ``forward``, ``backward``,
+    ``optimizer``, ``other``, or the user's own name. Nested phases are paths
+    (``forward/attention``); a parent's time and memory include its children's.
+    """
+
+    path: str
+    start_ns: int  # of its first entry, from the start of the session
+    duration_ns: int  # summed over its entries
+    entries: int
+    windows: tuple[DeviceWindow, ...] = ()
+    host: HostWindow = field(default_factory=HostWindow)
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTensors:
+    """Bytes of the tensors that could be named, by category, on one device; each storage
+    counted once. ``rest`` is allocated memory that none of them explains, `Unavailable`
+    where the total is not known.
+    """
+
+    device: str
+    by_category: dict[Category, Bytes] = field(default_factory=dict)
+    rest: Bytes | Unavailable = _NOT_COLLECTED
+
+    @property
+    def known(self) -> Bytes:
+        return Bytes(sum(self.by_category.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One training step. Its phases of depth one cover it without gaps or overlaps:
+    their durations sum to the step's. A later step record with the same index replaces an
+    earlier one (a second optimizer's step was found to belong to it).
+    """
+
+    index: int
+    start_ns: int
+    duration_ns: int
+    phases: tuple[Phase, ...] = ()
+    windows: tuple[DeviceWindow, ...] = ()
+    host: HostWindow = field(default_factory=HostWindow)
+    tensors: tuple[KnownTensors, ...] = ()  # at the end of the step
+    traces: tuple[str, ...] = ()  # names of the trace chunks that cover it
+
+
+@dataclass(frozen=True, slots=True)
+class BlindSpot:
+    """Something this recording could not see, and what that means for its numbers."""
+
+    what: str
+    consequence: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramError:
+    """The exception that ended the watched program."""
+
+    type: str
+    message: str
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnd:
+    """How the session ended. A recording without one is still running, or was killed."""
+
+    duration_ns: int
+    error: ProgramError | None = None
+    gpuprobe_faults: tuple[str, ...] = ()  # faults inside gpuprobe, survived

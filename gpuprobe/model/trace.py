@@ -1,0 +1,264 @@
+"""Allocation traces in columns: a million events in a few flat arrays.
+
+Everything that produces allocation events (torch snapshots, the sampler, the virtual GPU)
+fills an `EventColumns`; everything that analyses them reads one. Strings, stacks and frames
+are interned in `StackTable` and referred to by index; index 0 always means "none".
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gpuprobe.model.memory import Segment, TraceAction
+
+__all__ = [
+    "COLUMNS",
+    "AllocatorSettings",
+    "EventColumns",
+    "Frame",
+    "LiveColumns",
+    "MemoryTrace",
+    "StackTable",
+    "TraceEvent",
+]
+
+
+class Frame(NamedTuple):
+    """One stack frame: where the code is."""
+
+    filename: str
+    line: int
+    name: str
+
+
+class StackTable:
+    """Interned strings, frames and stacks.
+
+    A stack is a tuple of frame indices, **innermost first** (torch's order). Index 0 of
+    ``strings``, ``frames`` and ``stacks`` is the empty one.
+    """
+
+    __slots__ = ("_frame_ids", "_stack_ids", "_string_ids", "frames", "stacks", "strings")
+
+    def __init__(self) -> None:
+        self.strings: list[str] = [""]
+        self.frames: list[Frame] = [Frame("", 0, "")]
+        self.stacks: list[tuple[int, ...]] = [()]
+        self._string_ids: dict[str, int] = {"": 0}
+        self._frame_ids: dict[Frame, int] = {self.frames[0]: 0}
+        self._stack_ids: dict[tuple[int, ...], int] = {(): 0}
+
+    def string(self, text: str) -> int:
+        """The index of ``text``, added if new."""
+        found = self._string_ids.get(text)
+        if found is None:
+            found = self._string_ids[text] = len(self.strings)
+            self.strings.append(text)
+        return found
+
+    def frame(self, frame: Frame) -> int:
+        """The index of ``frame``, added if new."""
+        found = self._frame_ids.get(frame)
+        if found is None:
+            found = self._frame_ids[frame] = len(self.frames)
+            self.frames.append(frame)
+        return found
+
+    def stack(self, frame_ids: tuple[int, ...]) -> int:
+        """The index of the stack made of these frame indices, added if new."""
+        found = self._stack_ids.get(frame_ids)
+        if found is None:
+            found = self._stack_ids[frame_ids] = len(self.stacks)
+            self.stacks.append(frame_ids)
+        return found
+
+    def frames_of(self, stack: int) -> tuple[Frame, ...]:
+        """The frames of a stack, innermost first."""
+        frames = self.frames
+        return tuple(frames[i] for i in self.stacks[stack])
+
+
+# name -> array typecode. 'Q' 8-byte unsigned, 'q' 8-byte signed, 'I' 4-byte unsigned,
+# 'B' one byte. Additions append; a reader treats a missing column as all zero.
+COLUMNS: dict[str, str] = {
+    "action": "B",  # TraceAction.code
+    "address": "Q",  # device pointer; for oom: 0
+    "size": "Q",  # bytes; requested size for alloc and free, as torch records it
+    "stream": "Q",  # cudaStream_t
+    "time_us": "q",  # microseconds since the Unix epoch; 0 where unknown
+    "stack": "I",  # index into StackTable.stacks
+    "category": "B",  # Category.code; 0 unknown
+    "module": "I",  # index into StackTable.strings: dotted module path
+    "phase": "I",  # index into StackTable.strings: phase path such as "forward"
+    "pool": "I",  # index into MemoryTrace.pools; 0 is the default pool
+    "device_free": "Q",  # oom only: bytes the driver had free; else 0
+}
+
+
+class TraceEvent(NamedTuple):
+    """One event, for code that wants rows instead of columns."""
+
+    action: TraceAction
+    address: int
+    size: int
+    stream: int
+    time_us: int
+    stack: int
+    category: int
+    module: int
+    phase: int
+    pool: int
+    device_free: int
+
+
+class EventColumns:
+    """A sequence of allocator events as parallel arrays.
+
+    All arrays have the same length, except that an optional column (all but ``action``,
+    ``address`` and ``size``) may be empty, which means zero in every row.
+    """
+
+    __slots__ = tuple(COLUMNS)
+
+    action: array[int]
+    address: array[int]
+    size: array[int]
+    stream: array[int]
+    time_us: array[int]
+    stack: array[int]
+    category: array[int]
+    module: array[int]
+    phase: array[int]
+    pool: array[int]
+    device_free: array[int]
+
+    def __init__(self) -> None:
+        for name, typecode in COLUMNS.items():
+            setattr(self, name, array(typecode))
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    def append(
+        self,
+        action: int,
+        address: int,
+        size: int,
+        stream: int = 0,
+        time_us: int = 0,
+        stack: int = 0,
+        category: int = 0,
+        module: int = 0,
+        phase: int = 0,
+        pool: int = 0,
+        device_free: int = 0,
+    ) -> None:
+        """Add one event. Fills every column: do not mix with hand-filled empty columns."""
+        self.action.append(action)
+        self.address.append(address)
+        self.size.append(size)
+        self.stream.append(stream)
+        self.time_us.append(time_us)
+        self.stack.append(stack)
+        self.category.append(category)
+        self.module.append(module)
+        self.phase.append(phase)
+        self.pool.append(pool)
+        self.device_free.append(device_free)
+
+    def column(self, name: str) -> Sequence[int]:
+        """The column, or zeros of the right length where it was left empty."""
+        values: array[int] = getattr(self, name)
+        return values if len(values) == len(self.action) else _Zeros(len(self.action))
+
+    def row(self, index: int) -> TraceEvent:
+        """The event at ``index`` (0 ≤ index < len)."""
+        values = [self.column(name)[index] for name in COLUMNS]
+        return TraceEvent(TraceAction.from_code(values[0]), *values[1:])
+
+    def rows(self) -> Iterator[TraceEvent]:
+        """Every event in order. Slow; for tests, small traces and single stacks."""
+        for values in zip(*(self.column(name) for name in COLUMNS), strict=True):
+            yield TraceEvent(TraceAction.from_code(values[0]), *values[1:])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, EventColumns):
+            return NotImplemented
+        return all(list(self.column(n)) == list(other.column(n)) for n in COLUMNS)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Zeros(Sequence[int]):
+    """A column that was left empty: zeros without the memory."""
+
+    __slots__ = ("_length",)
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:  # type: ignore[override]
+        if isinstance(index, slice):
+            return _Zeros(len(range(*index.indices(self._length))))
+        if not -self._length <= index < self._length:
+            raise IndexError(index)
+        return 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(bytes(self._length))
+
+
+class LiveColumns(EventColumns):
+    """Blocks that were alive at one instant; ``action`` is ``alloc`` in every row.
+
+    Used as the baseline of a trace: the memory that was already allocated when recording
+    began. It is a row of its own in every account, never dropped.
+    """
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorSettings:
+    """``PYTORCH_CUDA_ALLOC_CONF`` as the allocator understood it.
+
+    ``roundup_power2_divisions`` maps the lower bound of each size class, in MiB (1, 2, 4 …
+    32768), to its number of divisions, 0 for off. ``max_split_size`` and
+    ``max_non_split_rounding`` are in bytes, -1 for "no limit".
+    """
+
+    expandable_segments: bool = False
+    max_split_size: int = -1
+    max_non_split_rounding: int = 20 * 1024 * 1024
+    garbage_collection_threshold: float = 0.0
+    roundup_power2_divisions: dict[int, int] = field(default_factory=dict)
+    large_segment_size: int = 20 * 1024 * 1024
+    conf: str = ""  # the text the program had set
+    extra: dict[str, str | int | float | bool] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class MemoryTrace:
+    """All that is known of one device's allocator over a stretch of time.
+
+    ``baseline`` holds what was alive before the first event; ``segments`` is the layout after
+    the last event (empty where it is not known, as on the CPU). ``complete`` is False when
+    events were lost (torch keeps a ring buffer of ``max_entries``): then nothing before the
+    first kept event can be reconstructed from the events alone.
+    """
+
+    device: str  # "cuda:0", "cpu"
+    events: EventColumns = field(default_factory=EventColumns)
+    baseline: LiveColumns = field(default_factory=LiveColumns)
+    stacks: StackTable = field(default_factory=StackTable)
+    pools: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
+    segments: tuple[Segment, ...] = ()
+    settings: AllocatorSettings | None = None
+    complete: bool = True
+    step: int | None = None  # the training step, where the trace covers just one

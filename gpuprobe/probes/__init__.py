@@ -1,0 +1,1 @@
+"""Device probes: one file per source, reconciled by identity."""

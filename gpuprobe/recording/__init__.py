@@ -1,0 +1,1 @@
+"""Reading and writing recordings, and safe import of torch memory snapshots."""

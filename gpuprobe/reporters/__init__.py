@@ -1,0 +1,1 @@
+"""One file per output format, each from plain data to a stream."""

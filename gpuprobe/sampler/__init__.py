@@ -1,0 +1,1 @@
+"""Hooks around a training step, on CUDA and on the CPU."""

@@ -1,0 +1,1 @@
+"""Fakes that users may use in their own tests."""
