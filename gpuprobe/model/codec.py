@@ -44,7 +44,7 @@ def to_plain(value: Any) -> Any:
         return {str(to_plain(key)): to_plain(item) for key, item in value.items()}
     if dataclasses.is_dataclass(value):
         plain = {}
-        for name, default in _fields(value.__class__):  # type: ignore[arg-type]
+        for name, default in _fields(value.__class__):
             item = getattr(value, name)
             if default is _REQUIRED or item != default:
                 plain[name] = to_plain(item)

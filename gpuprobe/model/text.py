@@ -1,0 +1,58 @@
+"""Text for people: untrusted text made visible, and bytes with units.
+
+The same units everywhere in the tool: binary prefixes (1 KiB = 1024 B), as torch prints them.
+"""
+
+from __future__ import annotations
+
+__all__ = ["human_bytes", "human_delta", "human_ns", "visible"]
+
+
+def visible(text: str) -> str:
+    """The text with control characters shown, not executed.
+
+    Process names, model names and paths come from elsewhere: an escape sequence in one of
+    them must not reach the terminal. Newlines are shown too, so one value stays one line.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _shown(c) for c in text)
+
+
+def _shown(char: str) -> str:
+    code = ord(char)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8 (surrogateescape)
+        return f"\\x{code - 0xDC00:02x}"
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def human_bytes(count: int) -> str:
+    """``count`` bytes with a binary prefix and one decimal: ``512 B``, ``1.5 MiB``."""
+    size = float(abs(count))
+    sign = "-" if count < 0 else ""
+    if size < 1024:
+        return f"{sign}{abs(count)} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        size /= 1024
+        # 1023.95 would be printed as 1024.0: it belongs to the next unit.
+        if size < 1023.95 or unit == "TiB":
+            return f"{sign}{size:.1f} {unit}"
+    raise AssertionError("unreachable")  # pragma: no cover
+
+
+def human_delta(count: int) -> str:
+    """A change in bytes, with its sign: ``+1.5 MiB``, ``-512 B``, ``0 B``."""
+    return ("+" if count > 0 else "") + human_bytes(count)
+
+
+def human_ns(duration: int) -> str:
+    """A duration in nanoseconds for people: ``850 ns``, ``1.2 ms``, ``3.40 s``."""
+    if duration < 1_000:
+        return f"{duration} ns"
+    if duration < 1_000_000:
+        return f"{duration / 1_000:.1f} µs"
+    if duration < 1_000_000_000:
+        return f"{duration / 1_000_000:.1f} ms"
+    return f"{duration / 1_000_000_000:.2f} s"
