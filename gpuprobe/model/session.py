@@ -95,8 +95,9 @@ class HostWindow:
 @dataclass(frozen=True, slots=True)
 class Phase:
     """All the time a step spent in one phase: ``data``, ``forward``, ``backward``,
-    ``optimizer``, ``other``, or the user's own name. Nested phases are paths
-    (``forward/attention``); a parent's time and memory include its children's.
+    ``optimizer``, ``setup`` (before training began), ``other``, or the user's own name.
+    Nested phases are paths (``forward/attention``); a parent's time and memory include its
+    children's.
     """
 
     path: str
@@ -142,6 +143,9 @@ class Step:
     host: HostWindow = field(default_factory=HostWindow)
     tensors: tuple[KnownTensors, ...] = ()  # at the end of the step
     traces: tuple[str, ...] = ()  # names of the trace chunks that cover it
+    # "optimizer": an optimizer's step closed it; "user": the program said so; "end": the
+    # session ended first (evaluation after training, or an exception): not a full step.
+    ended_by: str = "optimizer"
 
 
 @dataclass(frozen=True, slots=True)

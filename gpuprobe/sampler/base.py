@@ -1,0 +1,71 @@
+"""The seams of the sampler: where readings come from, and where steps go."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from gpuprobe.model.findings import Finding
+from gpuprobe.model.memory import AllocatorCounts
+from gpuprobe.model.session import (
+    AllocatorActivity,
+    BlindSpot,
+    Environment,
+    Session,
+    SessionEnd,
+    Step,
+)
+from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.values import Unavailable
+
+__all__ = ["DeviceMark", "Mark", "MemorySource", "Sink"]
+
+
+class Sink(Protocol):
+    """Where a recorder writes to. Any method may raise OSError (a full disk, say): the
+    recorder survives that.
+    """
+
+    def session(self, session: Session, environment: Environment) -> None: ...
+    def step(self, step: Step) -> None: ...
+    def trace(self, trace: MemoryTrace) -> str: ...
+    def finding(self, finding: Finding) -> None: ...
+    def blind_spot(self, spot: BlindSpot) -> None: ...
+    def end(self, end: SessionEnd) -> None: ...
+    def close(self) -> None: ...
+
+
+class DeviceMark(NamedTuple):
+    """One device's memory at one instant.
+
+    ``peak_allocated`` and ``peak_reserved`` are the program's own lifetime counters (bytes),
+    which are read and never reset. ``exact_peak`` is the largest allocated size since the
+    previous mark, for sources that see every event; None for the others. ``activity`` counts
+    from the start of the process.
+    """
+
+    device: str
+    counts: AllocatorCounts
+    peak_allocated: int | Unavailable
+    peak_reserved: int | Unavailable
+    activity: AllocatorActivity | Unavailable
+    exact_peak: int | None = None
+
+
+class Mark(NamedTuple):
+    """Everything that is read at one instant. Times in ns (monotonic), sizes in bytes.
+
+    ``rss_peak`` is the process's lifetime peak (``ru_maxrss``).
+    """
+
+    time_ns: int
+    rss: int | Unavailable
+    rss_peak: int | Unavailable
+    devices: tuple[DeviceMark, ...]
+
+
+class MemorySource(Protocol):
+    """One kind of device memory (CUDA's caching allocator, traced CPU storages, …)."""
+
+    def read(self) -> tuple[DeviceMark, ...]:
+        """The devices this source accounts for, now. Called at every phase edge: cheap."""
+        ...

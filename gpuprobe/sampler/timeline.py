@@ -1,0 +1,318 @@
+"""The phases of a step: a stack of names, and a mark at every change. Pure code, no torch.
+
+The time of a step is cut into segments, one from each mark to the next, each under one phase
+path. Segments cover the step without gaps, so the durations of the phases of depth one sum to
+the step's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from gpuprobe.model.memory import AllocatorCounts
+from gpuprobe.model.session import (
+    AllocatorActivity,
+    DeviceWindow,
+    HostWindow,
+    KnownTensors,
+    Phase,
+    Step,
+)
+from gpuprobe.model.values import Bytes, Peak, Unavailable
+from gpuprobe.sampler.base import DeviceMark, Mark
+
+__all__ = ["OTHER", "SETUP", "Segment", "Timeline", "assemble"]
+
+OTHER = "other"
+"""The phase of time that no hook and no user phase claims."""
+
+SETUP = "setup"
+"""The phase before anything was seen of training: imports, building the model."""
+
+
+class Segment(NamedTuple):
+    """A stretch of time in one phase, between two marks."""
+
+    path: str
+    start: Mark
+    end: Mark
+
+
+class _Level:
+    __slots__ = ("name", "sticky")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sticky = False
+
+
+class Timeline:
+    """Turns phase changes into segments.
+
+    A *sticky* phase goes on after it was left, until the next one begins: the forward phase
+    ends where the backward pass starts, not where the model returned (the loss is part of it).
+    """
+
+    def __init__(self, read: Callable[[], Mark]) -> None:
+        self._read = read
+        self._stack: list[_Level] = []
+        self._rest = SETUP
+        self._mark = read()
+        self._segments: list[Segment] = []
+
+    @property
+    def path(self) -> str:
+        """The phase that is on now."""
+        return "/".join(level.name for level in self._stack) or self._rest
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """What was cut since the last `cut`."""
+        return tuple(self._segments)
+
+    def enter(self, name: str) -> None:
+        """Begin the phase ``name`` inside the one that is on."""
+        path = self.path
+        if self._stack and self._stack[-1].sticky:
+            if self._stack[-1].name == name:  # forward again: the same phase goes on
+                self._stack[-1].sticky = False
+                return
+            self._stack.pop()
+        self._close(path)
+        self._rest = OTHER
+        self._stack.append(_Level(name))
+
+    def leave(self, *, sticky: bool = False) -> None:
+        """End the innermost phase that is not already over."""
+        path = self.path
+        if self._stack and self._stack[-1].sticky:
+            self._stack.pop()  # it was over; what encloses it is left now
+        if not self._stack:
+            return
+        if sticky:
+            self._stack[-1].sticky = True
+            return
+        self._close(path)
+        self._stack.pop()
+
+    def cut(self, *, keep_sticky: bool = False) -> list[Segment]:
+        """End the current segment here; return all segments since the last cut."""
+        path = self.path
+        if not keep_sticky and self._stack and self._stack[-1].sticky:
+            self._stack.pop()
+        self._close(path)
+        segments, self._segments = self._segments, []
+        return segments
+
+    def skip(self) -> None:
+        """Forget the time since the last cut: it belongs to no step."""
+        self.cut()
+        self._rest = OTHER
+
+    def _close(self, path: str) -> None:
+        mark = self._read()
+        self._segments.append(Segment(path, self._mark, mark))
+        self._mark = mark
+
+
+class _Window:
+    """One device over several segments."""
+
+    __slots__ = ("activity", "end", "peak_allocated", "peak_reserved", "start")
+
+    def __init__(self, start: DeviceMark) -> None:
+        self.start = start
+        self.end = start
+        self.peak_allocated: Peak | Unavailable | None = None
+        self.peak_reserved: Peak | Unavailable | None = None
+        self.activity: AllocatorActivity | Unavailable = AllocatorActivity()
+
+    def add(self, start: DeviceMark, end: DeviceMark) -> None:
+        self.end = end
+        allocated = (
+            Peak.exactly(end.exact_peak)
+            if end.exact_peak is not None
+            else _peak(
+                (start.counts.allocated, end.counts.allocated),
+                start.peak_allocated,
+                end.peak_allocated,
+            )
+        )
+        reserved = _peak(
+            (start.counts.reserved, end.counts.reserved), start.peak_reserved, end.peak_reserved
+        )
+        self.peak_allocated = _joined(self.peak_allocated, allocated)
+        self.peak_reserved = _joined(self.peak_reserved, reserved)
+        self.activity = _activity_sum(self.activity, start.activity, end.activity)
+
+    def done(self) -> DeviceWindow:
+        unknown = Unavailable("no segment")
+        return DeviceWindow(
+            device=self.start.device,
+            start=self.start.counts,
+            end=self.end.counts,
+            peak_allocated=unknown if self.peak_allocated is None else self.peak_allocated,
+            peak_reserved=unknown if self.peak_reserved is None else self.peak_reserved,
+            activity=self.activity,
+        )
+
+
+def _joined(one: Peak | Unavailable | None, two: Peak | Unavailable) -> Peak | Unavailable:
+    if one is None:
+        return two
+    if isinstance(one, Unavailable):
+        return one
+    return two if isinstance(two, Unavailable) else one.joined(two)
+
+
+def _peak(
+    edges: tuple[int | Unavailable, ...], before: int | Unavailable, after: int | Unavailable
+) -> Peak | Unavailable:
+    """The peak of a window, from a lifetime counter read at both ends.
+
+    A counter that rose did so in this window: its new value is the peak, exactly. One that
+    did not rise only says "no more than this". One that fell was reset by the program in
+    between: the peak before the reset is at most the old value.
+    """
+    if isinstance(before, Unavailable):
+        return before
+    if isinstance(after, Unavailable):
+        return after
+    least = 0
+    for edge in edges:
+        if isinstance(edge, Unavailable):
+            return edge
+        least = max(least, edge)
+    # max(): the kernel's resident-memory counter may lag behind its own peak by a few pages.
+    if after > before:
+        return Peak.exactly(max(least, after))
+    if after < before:
+        return Peak(max(least, after), max(least, before))
+    return Peak(least, max(least, after))
+
+
+def _activity_sum(
+    total: AllocatorActivity | Unavailable,
+    start: AllocatorActivity | Unavailable,
+    end: AllocatorActivity | Unavailable,
+) -> AllocatorActivity | Unavailable:
+    if isinstance(total, Unavailable):
+        return total
+    if isinstance(end, Unavailable):
+        return end
+    before = AllocatorActivity() if isinstance(start, Unavailable) else start
+    # The program may reset these counters too: what they show then is all since the reset.
+    return AllocatorActivity(
+        device_allocs=total.device_allocs + _rise(before.device_allocs, end.device_allocs),
+        device_frees=total.device_frees + _rise(before.device_frees, end.device_frees),
+        alloc_retries=total.alloc_retries + _rise(before.alloc_retries, end.alloc_retries),
+        ooms=total.ooms + _rise(before.ooms, end.ooms),
+    )
+
+
+def _rise(before: int, after: int) -> int:
+    return after - before if after >= before else after
+
+
+class _Sum:
+    """Everything of one phase path (or of the whole step) over several segments."""
+
+    __slots__ = ("devices", "duration", "entries", "first", "last", "previous_end", "rss_peak")
+
+    def __init__(self, first: Mark) -> None:
+        self.first = first
+        self.last = first
+        self.duration = 0
+        self.entries = 0
+        self.previous_end: Mark | None = None
+        self.devices: dict[str, _Window] = {}
+        self.rss_peak: Peak | Unavailable | None = None
+
+    def add(self, segment: Segment) -> None:
+        start, end = segment.start, segment.end
+        self.duration += end.time_ns - start.time_ns
+        if self.previous_end is not start:  # a child's segments follow without a gap
+            self.entries += 1
+        self.previous_end = self.last = end
+        started = {mark.device: mark for mark in start.devices}
+        for mark in end.devices:
+            # A device that was first used in this segment starts from nothing.
+            before = started.get(mark.device) or _untouched(mark)
+            window = self.devices.get(mark.device)
+            if window is None:
+                window = self.devices[mark.device] = _Window(before)
+            window.add(before, mark)
+        peak = _peak((start.rss, end.rss), start.rss_peak, end.rss_peak)
+        self.rss_peak = _joined(self.rss_peak, peak)
+
+    def windows(self) -> tuple[DeviceWindow, ...]:
+        return tuple(window.done() for window in self.devices.values())
+
+    def host(self) -> HostWindow:
+        return HostWindow(
+            rss_start=_bytes(self.first.rss),
+            rss_end=_bytes(self.last.rss),
+            rss_peak=Unavailable("no segment") if self.rss_peak is None else self.rss_peak,
+        )
+
+
+def _bytes(value: int | Unavailable) -> Bytes | Unavailable:
+    return value if isinstance(value, Unavailable) else Bytes(value)
+
+
+def _untouched(mark: DeviceMark) -> DeviceMark:
+    """The same device before the program had touched it."""
+    zero = Bytes(0)
+    return DeviceMark(
+        mark.device,
+        AllocatorCounts(zero, zero, zero, zero),
+        0 if not isinstance(mark.peak_allocated, Unavailable) else mark.peak_allocated,
+        0 if not isinstance(mark.peak_reserved, Unavailable) else mark.peak_reserved,
+        AllocatorActivity(),
+    )
+
+
+def assemble(
+    index: int,
+    segments: list[Segment],
+    *,
+    origin_ns: int,
+    tensors: Iterable[KnownTensors] = (),
+    traces: Iterable[str] = (),
+    ended_by: str = "optimizer",
+) -> Step:
+    """Build a step from its segments (at least one). ``origin_ns``: the session's start."""
+    whole = _Sum(segments[0].start)
+    phases: dict[str, _Sum] = {}
+    for segment in segments:
+        whole.add(segment)
+        path = segment.path
+        while path:  # the phase itself, then everything that encloses it
+            if path not in phases:
+                phases[path] = _Sum(segment.start)
+            phases[path].add(segment)
+            path = path.rpartition("/")[0]
+    return Step(
+        index=index,
+        start_ns=segments[0].start.time_ns - origin_ns,
+        duration_ns=whole.duration,
+        phases=tuple(
+            Phase(
+                path=path,
+                start_ns=total.first.time_ns - origin_ns,
+                duration_ns=total.duration,
+                entries=total.entries,
+                windows=total.windows(),
+                host=total.host(),
+            )
+            for path, total in sorted(
+                phases.items(), key=lambda item: (item[1].first.time_ns, item[0])
+            )
+        ),
+        windows=whole.windows(),
+        host=whole.host(),
+        tensors=tuple(tensors),
+        traces=tuple(traces),
+        ended_by=ended_by,
+    )
