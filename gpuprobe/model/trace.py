@@ -17,6 +17,7 @@ from gpuprobe.model.memory import Segment, TraceAction
 __all__ = [
     "COLUMNS",
     "AllocatorSettings",
+    "Annotation",
     "EventColumns",
     "Frame",
     "LiveColumns",
@@ -50,6 +51,18 @@ class StackTable:
         self._string_ids: dict[str, int] = {"": 0}
         self._frame_ids: dict[Frame, int] = {self.frames[0]: 0}
         self._stack_ids: dict[tuple[int, ...], int] = {(): 0}
+
+    @classmethod
+    def of(
+        cls, strings: list[str], frames: list[Frame], stacks: list[tuple[int, ...]]
+    ) -> StackTable:
+        """A table from its three lists, as read from a file. Index 0 of each is the empty one."""
+        table = cls()
+        table.strings, table.frames, table.stacks = strings, frames, stacks
+        table._string_ids = {text: index for index, text in enumerate(strings)}
+        table._frame_ids = {frame: index for index, frame in enumerate(frames)}
+        table._stack_ids = {stack: index for index, stack in enumerate(stacks)}
+        return table
 
     def string(self, text: str) -> int:
         """The index of ``text``, added if new."""
@@ -243,6 +256,18 @@ class AllocatorSettings:
     extra: dict[str, str | int | float | bool] = field(default_factory=dict)
 
 
+class Annotation(NamedTuple):
+    """A mark made outside the allocator: torch's ``external_annotations``.
+
+    torch.optim brackets each ``Optimizer.step`` and ``Optimizer.zero_grad`` with a pair of
+    them, while memory history is being recorded. Steps of training can be told from these.
+    """
+
+    stage: str  # "START" or "END"
+    name: str  # "Optimizer.step#AdamW.step"
+    time_us: int  # the clock of EventColumns.time_us
+
+
 @dataclass(slots=True)
 class MemoryTrace:
     """All that is known of one device's allocator over a stretch of time.
@@ -262,3 +287,4 @@ class MemoryTrace:
     settings: AllocatorSettings | None = None
     complete: bool = True
     step: int | None = None  # the training step, where the trace covers just one
+    annotations: tuple[Annotation, ...] = ()  # in time order
