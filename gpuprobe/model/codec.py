@@ -5,6 +5,7 @@ The rules, so that a file can be read without this package:
 * a dataclass is an object with its field names; fields equal to their default are left out;
 * an enum is its value; a tuple is an array; a dict with enum keys has their values as keys;
 * `Unavailable` is ``{"unavailable": reason, "status": status}``;
+* a float that is not finite is ``{"float": "inf"}``: JSON has no other word for it;
 * a reader ignores keys it does not know (a newer minor version only adds keys).
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import operator
 import types
 import typing
@@ -26,30 +28,20 @@ __all__ = ["from_plain", "to_plain"]
 
 T = TypeVar("T")
 
+# What a decoder may raise on data of the wrong shape: float() of a huge integer overflows.
+_MALFORMED = (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError)
+
 
 def to_plain(value: Any) -> Any:
     """Turn a model value into what ``json.dumps`` takes.
 
     Raises TypeError for a value that is not part of the model.
     """
-    if isinstance(value, Enum):
-        return value.value
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Unavailable):
-        return {"unavailable": value.reason, "status": value.status.value}
-    if isinstance(value, (tuple, list)):
-        return [to_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {str(to_plain(key)): to_plain(item) for key, item in value.items()}
-    if dataclasses.is_dataclass(value):
-        plain = {}
-        for name, default in _fields(value.__class__):
-            item = getattr(value, name)
-            if default is _REQUIRED or item != default:
-                plain[name] = to_plain(item)
-        return plain
-    raise TypeError(f"not a model value: {type(value).__qualname__}")
+    kind = value.__class__
+    encode = _ENCODERS.get(kind)
+    if encode is None:
+        encode = _ENCODERS[kind] = _encoder(kind)
+    return encode(value)
 
 
 def from_plain(cls: type[T], plain: object) -> T:
@@ -59,11 +51,76 @@ def from_plain(cls: type[T], plain: object) -> T:
     """
     try:
         return typing.cast(T, _decoder(typing.cast(Any, cls))(plain))
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except KeyError as error:
+        raise DataError(f"not a valid {cls.__name__}: {error} is missing") from error
+    except _MALFORMED as error:
         raise DataError(f"not a valid {cls.__name__}: {error}") from error
 
 
 _REQUIRED: Any = object()
+
+
+def _encode_float(value: float) -> Any:
+    """JSON has no word for what is not finite: ``{"float": "inf"}``."""
+    return value if math.isfinite(value) else {"float": repr(value)}
+
+
+# type -> how it is encoded. Filled on first use; a step has some fifty objects of ten classes
+# and is written while the program waits.
+_ENCODERS: dict[type, Callable[[Any], Any]] = {
+    bool: lambda value: value,
+    int: lambda value: value,
+    str: lambda value: value,
+    type(None): lambda value: value,
+    float: _encode_float,
+    Unavailable: lambda value: {"unavailable": value.reason, "status": value.status.value},
+    dict: lambda value: {str(to_plain(key)): to_plain(item) for key, item in value.items()},
+    list: lambda value: [to_plain(item) for item in value],
+    tuple: lambda value: [to_plain(item) for item in value],
+}
+
+
+def _encoder(kind: type) -> Callable[[Any], Any]:
+    if issubclass(kind, Enum):
+        return lambda value: value.value
+    if dataclasses.is_dataclass(kind):
+        return _dataclass_encoder(kind)
+    for base in (bool, int, float, str, tuple, list, dict):
+        if issubclass(kind, base):  # a subclass, such as a named tuple
+            return lambda value: _ENCODERS[base](base(value))
+    raise TypeError(f"not a model value: {kind.__qualname__}")
+
+
+def _dataclass_encoder(cls: type) -> Callable[[Any], Any]:
+    fields = _fields(cls)
+    names = [name for name, _ in fields]
+    defaults = [default for _, default in fields]
+    if len(names) < 2:  # attrgetter of one name returns no tuple
+        get: Callable[[Any], tuple[Any, ...]] = lambda value: tuple(  # noqa: E731
+            getattr(value, name) for name in names
+        )
+    else:
+        get = operator.attrgetter(*names)
+    encoders = _ENCODERS
+
+    def encode(value: Any) -> dict[str, Any]:
+        plain: dict[str, Any] = {}
+        for name, default, item in zip(names, defaults, get(value), strict=True):
+            if item is default:
+                continue
+            kind = item.__class__
+            # Values of another class than the default's are never equal to it, and most
+            # optional fields hold a number where the default is Unavailable.
+            if kind is default.__class__ and item == default:
+                continue
+            if kind is int or kind is str:
+                plain[name] = item
+            else:
+                encode_item = encoders.get(kind)
+                plain[name] = to_plain(item) if encode_item is None else encode_item(item)
+        return plain
+
+    return encode
 
 
 @functools.cache
@@ -86,7 +143,7 @@ def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
 @functools.cache
 def _decoder(hint: Any) -> Callable[[Any], Any]:
     """A function that turns plain data into a value of the type ``hint``."""
-    if isinstance(hint, typing.NewType):
+    while isinstance(hint, typing.NewType):
         hint = hint.__supertype__
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
@@ -110,9 +167,9 @@ def _decoder(hint: Any) -> Callable[[Any], Any]:
     if dataclasses.is_dataclass(origin_class):
         return _dataclass_decoder(origin_class, hint)
     if hint is float:
-        return lambda plain: float(_expect(plain, (int, float)))
+        return _decode_float
     if hint in (int, str, bool):
-        return lambda plain: _expect(plain, hint)
+        return _scalar_decoder(hint)
     raise TypeError(f"the codec does not know {hint!r}")
 
 
@@ -121,6 +178,21 @@ def _expect(plain: Any, kind: Any) -> Any:
         name = getattr(kind, "__name__", str(kind))
         raise ValueError(f"expected {name}, found {type(plain).__name__}")
     return plain
+
+
+def _scalar_decoder(kind: type) -> Callable[[Any], Any]:
+    def decode(plain: Any) -> Any:
+        return plain if plain.__class__ is kind else _expect(plain, kind)
+
+    return decode
+
+
+def _decode_float(plain: Any) -> float:
+    if isinstance(plain, dict):
+        return float(_expect(plain["float"], str))
+    if isinstance(plain, bool):
+        raise ValueError("expected float, found bool")
+    return float(_expect(plain, (int, float)))
 
 
 def _decode_unavailable(plain: Any) -> Unavailable:
@@ -133,21 +205,34 @@ def _union_decoder(arms: tuple[Any, ...]) -> Callable[[Any], Any]:
     """`Unavailable` and None are told apart by shape; of the others the first that fits."""
     others = [_decoder(a) for a in arms if a is not Unavailable and a is not type(None)]
     with_none, with_missing = type(None) in arms, Unavailable in arms
+    # ``int | Unavailable`` is the commonest hint by far.
+    only = _plain_type(arms[0]) if len(others) == 1 and _plain_type(arms[0]) else None
 
     def decode(plain: Any) -> Any:
+        if plain.__class__ is only:
+            return plain
         if plain is None and with_none:
             return None
         if with_missing and isinstance(plain, dict) and "unavailable" in plain:
             return _decode_unavailable(plain)
+        if len(others) == 1:
+            return others[0](plain)
         problem: Exception = ValueError(f"unexpected {type(plain).__name__}")
         for decoder in others:
             try:
                 return decoder(plain)
-            except (TypeError, ValueError, KeyError, AttributeError) as error:
+            except _MALFORMED as error:
                 problem = error
         raise problem
 
     return decode
+
+
+def _plain_type(hint: Any) -> type | None:
+    """int, str or bool where JSON's value is the model's value; else None."""
+    while isinstance(hint, typing.NewType):
+        hint = hint.__supertype__
+    return hint if hint in (int, str, bool) else None
 
 
 def _tuple_decoder(args: tuple[Any, ...]) -> Callable[[Any], Any]:
@@ -177,8 +262,12 @@ def _dataclass_decoder(cls: Any, hint: Any) -> Callable[[Any], Any]:
                 if parameters:
                     field_hint = _substitute(field_hint, bound)
                 decoders[name] = _decoder(field_hint)
-        known = _expect(plain, dict)
-        return cls(**{name: decoders[name](known[name]) for name in decoders if name in known})
+        values = {}
+        for name, item in _expect(plain, dict).items():
+            decoder = decoders.get(name)
+            if decoder is not None:
+                values[name] = decoder(item)
+        return cls(**values)
 
     return decode
 

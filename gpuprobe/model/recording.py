@@ -27,7 +27,8 @@ class RankRecording:
     """What one process (one rank) recorded.
 
     ``end`` is None while the process is still running, or if it was killed. ``traces`` are
-    loaded on demand: `load_traces` yields one `MemoryTrace` per chunk (per step and device).
+    loaded on demand: `load_traces` yields one `MemoryTrace` per chunk (per step and device),
+    and `traces_of` only those of one step.
     """
 
     session: Session
@@ -38,6 +39,18 @@ class RankRecording:
     end: SessionEnd | None = None
     load_traces: Callable[[], Iterator[MemoryTrace]] = field(default=lambda: iter(()))
     truncated: bool = False  # the last line was torn: the writer was killed, or is writing
+    load_trace: Callable[[str], MemoryTrace] | None = None  # one chunk by its name
+
+    def traces_of(self, step: Step) -> Iterator[MemoryTrace]:
+        """The traces of one step, one per device, read now.
+
+        Raises DataError where a chunk is missing or damaged.
+        """
+        if self.load_trace is not None:
+            for name in step.traces:
+                yield self.load_trace(name)
+        else:
+            yield from (trace for trace in self.load_traces() if trace.step == step.index)
 
 
 @dataclass(slots=True)

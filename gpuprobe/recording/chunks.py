@@ -1,0 +1,271 @@
+"""Trace chunks: one `MemoryTrace` as compressed columns in a file.
+
+::
+
+    magic          8 bytes   89 "GPTRC" 0D 0A (the first byte is not ASCII, so no text is taken
+                             for a chunk, and a transfer that rewrites line ends is noticed)
+    version        2 × u16   major, minor
+    header length  u32       bytes
+    header crc32   u32
+    header         JSON      see `_header`
+    blobs                    zlib streams, in the order that the header lists them
+
+All integers are little-endian. The header gives every blob's typecode, number of rows, stored
+length and the crc32 of its unpacked bytes. A column that is zero in every row is left out.
+A reader skips columns it does not know; a new major version means it must not.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import zlib
+from array import array
+from itertools import chain
+from typing import Any, TypeVar
+
+from gpuprobe.errors import DataError, UnsupportedSchema
+from gpuprobe.model.codec import from_plain, to_plain
+from gpuprobe.model.memory import Category, Segment, TraceAction
+from gpuprobe.model.trace import (
+    COLUMNS,
+    AllocatorSettings,
+    EventColumns,
+    Frame,
+    LiveColumns,
+    MemoryTrace,
+    StackTable,
+)
+
+__all__ = ["CHUNK_VERSION", "decode_chunk", "encode_chunk"]
+
+CHUNK_VERSION = (1, 0)
+"""(major, minor). History: 1.0: first version."""
+
+_MAGIC = b"\x89GPTRC\r\n"
+_PREFIX = struct.Struct("<8sHHII")
+
+# zlib cannot expand further than this (zlib's technical notes: 1032:1). A header that claims
+# more is lying, and is refused before anything of that size is allocated.
+_MAX_EXPANSION = 1032
+
+# Level 1: half the size of level 0 in a fifth of the time of level 6, and it is spent between
+# two training steps.
+_LEVEL = 1
+
+_TYPECODES = frozenset("bBhHiIqQfd")
+"""Those whose size is the same everywhere. A column that is not known is skipped by its size."""
+
+T = TypeVar("T")
+
+
+def encode_chunk(trace: MemoryTrace) -> bytes:
+    """The bytes of a chunk file."""
+    blobs: list[bytes] = []
+    columns = []
+    for table, rows in (("events", trace.events), ("baseline", trace.baseline)):
+        for name, typecode in COLUMNS.items():
+            values: array[int] = getattr(rows, name)
+            raw = _little_endian(values)
+            if raw.count(0) == len(raw):
+                continue
+            columns.append(
+                {
+                    "table": table,
+                    "name": name,
+                    "typecode": typecode,
+                    "rows": len(values),
+                    **_pack(raw, blobs),
+                }
+            )
+    texts = {
+        "strings": trace.stacks.strings,
+        "frames": [list(frame) for frame in trace.stacks.frames],
+        "stacks": [list(stack) for stack in trace.stacks.stacks],
+        "segments": to_plain(trace.segments),
+    }
+    raw = _dumps(texts)
+    header = _dumps(
+        {
+            "device": trace.device,
+            "step": trace.step,
+            "complete": trace.complete,
+            "rows": {"events": len(trace.events), "baseline": len(trace.baseline)},
+            "pools": [list(pool) for pool in trace.pools],
+            "settings": to_plain(trace.settings),
+            "columns": columns,
+            "tables": {"length": len(raw), **_pack(raw, blobs)},
+        }
+    )
+    prefix = _PREFIX.pack(_MAGIC, *CHUNK_VERSION, len(header), zlib.crc32(header))
+    return b"".join((prefix, header, *blobs))
+
+
+def _dumps(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _pack(raw: bytes, blobs: list[bytes]) -> dict[str, int]:
+    blob = zlib.compress(raw, _LEVEL)
+    blobs.append(blob)
+    return {"stored": len(blob), "crc32": zlib.crc32(raw)}
+
+
+def _little_endian(values: array[int]) -> bytes:
+    if sys.byteorder == "big":  # pragma: no cover
+        values = values[:]
+        values.byteswap()
+    return values.tobytes()
+
+
+def decode_chunk(data: bytes, name: str) -> MemoryTrace:
+    """Read what `encode_chunk` made. ``name`` is the file's, for messages.
+
+    Raises UnsupportedSchema for a newer major version, DataError for anything that is not a
+    whole and consistent chunk. Allocates at most about `_MAX_EXPANSION` times ``len(data)``.
+    """
+    if len(data) < _PREFIX.size:
+        raise DataError(f"{name}: the trace chunk is cut off")
+    magic, major, minor, length, crc = _PREFIX.unpack_from(data)
+    if magic != _MAGIC:
+        raise DataError(f"{name}: not a trace chunk")
+    if major > CHUNK_VERSION[0]:
+        raise UnsupportedSchema(
+            f"{name}: trace format {major}.{minor} is newer than this gpuprobe can read",
+            hint="upgrade gpuprobe: pip install -U gpuprobe",
+        )
+    raw_header = data[_PREFIX.size : _PREFIX.size + length]
+    if len(raw_header) != length:
+        raise DataError(f"{name}: the trace chunk is cut off")
+    if zlib.crc32(raw_header) != crc:
+        raise DataError(f"{name}: the trace chunk is damaged (header)")
+    try:
+        return _decode(json.loads(raw_header), memoryview(data)[_PREFIX.size + length :])
+    except DataError as error:
+        raise DataError(f"{name}: the trace chunk is damaged ({error})") from error
+    except KeyError as error:
+        raise DataError(f"{name}: the trace chunk is damaged ({error} is missing)") from error
+    except (TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
+        raise DataError(f"{name}: the trace chunk is damaged ({error})") from error
+
+
+def _decode(header: dict[str, Any], body: memoryview) -> MemoryTrace:
+    position = 0
+
+    def unpack(entry: dict[str, Any], length: int) -> bytes:
+        nonlocal position
+        stored = _count(entry["stored"])
+        blob = body[position : position + stored]
+        if len(blob) != stored:
+            raise DataError("cut off")
+        if not 0 <= length <= stored * _MAX_EXPANSION:
+            raise DataError("a length that compression cannot have reached")
+        position += stored
+        unpacker = zlib.decompressobj()
+        try:
+            raw = unpacker.decompress(blob, length + 1)
+        except zlib.error as error:
+            raise DataError(str(error)) from error
+        if len(raw) != length or zlib.crc32(raw) != entry["crc32"]:
+            raise DataError("checksum")
+        return raw
+
+    trace = MemoryTrace(
+        device=_of(str, header["device"]),
+        events=EventColumns(),
+        baseline=LiveColumns(),
+        pools=[(int(a), int(b)) for a, b in header["pools"]],
+        settings=None
+        if header["settings"] is None
+        else from_plain(AllocatorSettings, header["settings"]),
+        complete=_of(bool, header["complete"]),
+        step=None if header["step"] is None else _of(int, header["step"]),
+    )
+    tables: dict[str, EventColumns] = {"events": trace.events, "baseline": trace.baseline}
+    rows = {table: _count(header["rows"][table]) for table in tables}
+    for entry in header["columns"]:
+        table, name, typecode = entry["table"], entry["name"], _of(str, entry["typecode"])
+        if typecode not in _TYPECODES:
+            raise DataError(f"column {name}")
+        values = array(typecode)
+        raw = unpack(entry, _count(entry["rows"]) * values.itemsize)
+        if table not in tables or name not in COLUMNS:
+            continue  # written by a newer minor version
+        if typecode != COLUMNS[name] or entry["rows"] != rows[table]:
+            raise DataError(f"column {name}")
+        values.frombytes(raw)
+        if sys.byteorder == "big":  # pragma: no cover
+            values.byteswap()
+        setattr(tables[table], name, values)
+    for table, columns in tables.items():
+        _restore_action(columns, rows[table], len(body))
+    texts = json.loads(unpack(header["tables"], _count(header["tables"]["length"])))
+    if position != len(body):
+        raise DataError("bytes after its end")
+    trace.stacks = _stack_table(texts)
+    trace.segments = tuple(from_plain(Segment, plain) for plain in texts["segments"])
+    _check_indices(trace)
+    return trace
+
+
+def _restore_action(columns: EventColumns, rows: int, budget: int) -> None:
+    """``action`` gives a table its length, so it is filled in where every row was zero.
+
+    A row always has some column that is not zero (an address or a size), so the number of
+    rows is bounded by the file as the columns are.
+    """
+    if len(columns.action) == rows:
+        return
+    if rows > budget * _MAX_EXPANSION:
+        raise DataError("a length that compression cannot have reached")
+    columns.action = array(COLUMNS["action"], bytes(rows))
+
+
+def _stack_table(texts: dict[str, Any]) -> StackTable:
+    strings = [_of(str, text) for text in texts["strings"]]
+    frames = [
+        Frame(_of(str, file), _of(int, line), _of(str, name))
+        for file, line, name in texts["frames"]
+    ]
+    stacks = [tuple(_of(list, stack)) for stack in texts["stacks"]]
+    if strings[:1] != [""] or frames[:1] != [Frame("", 0, "")] or stacks[:1] != [()]:
+        raise DataError("tables")
+    for index in chain.from_iterable(stacks):
+        if not 0 <= _of(int, index) < len(frames):
+            raise DataError("stacks")
+    return StackTable.of(strings, frames, stacks)
+
+
+def _check_indices(trace: MemoryTrace) -> None:
+    """Every index points into its table, so that no analysis has to check again."""
+    limits: dict[str, int] = {
+        "action": len(TraceAction),
+        "stack": len(trace.stacks.stacks),
+        "module": len(trace.stacks.strings),
+        "phase": len(trace.stacks.strings),
+        "pool": len(trace.pools),
+    }
+    categories = len(Category)
+    for columns in (trace.events, trace.baseline):
+        for name, limit in limits.items():
+            values: array[int] = getattr(columns, name)
+            if values and max(values) >= limit:
+                raise DataError(f"column {name}")
+        if columns.category and max(columns.category) >= categories:
+            # A category that a newer minor version added: unknown to this one.
+            known = bytes(code if code < categories else 0 for code in range(256))
+            columns.category = array("B", columns.category.tobytes().translate(known))
+
+
+def _count(value: object) -> int:
+    count = _of(int, value)
+    if count < 0:
+        raise DataError("a negative length")
+    return count
+
+
+def _of(kind: type[T], value: object) -> T:
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise DataError(f"expected {kind.__name__}, found {type(value).__name__}")
+    return value

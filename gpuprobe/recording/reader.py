@@ -1,0 +1,161 @@
+"""Reading a recording, finished or still being written.
+
+Files are opened, read and closed at every look, never mapped or watched: what another machine
+wrote is visible on a network file system once it is opened anew (close-to-open consistency).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from gpuprobe.errors import DataError, NotARecording
+from gpuprobe.model.recording import SCHEMA_VERSION, RankRecording, Recording
+from gpuprobe.model.session import BlindSpot, Step
+from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.recording.chunks import decode_chunk
+from gpuprobe.recording.layout import CHUNK_NAME, stream_names
+from gpuprobe.recording.stream import StreamParser
+
+__all__ = ["RecordingTail", "read_recording"]
+
+_PIECE = 1 << 20
+
+_HINT = "a recording is a directory written by 'gpuprobe run' or gpuprobe.record(...)"
+
+
+def read_recording(path: Path) -> Recording:
+    """Read the recording in the directory ``path`` as it is now. Traces are read on demand.
+
+    Raises NotARecording, UnsupportedSchema, or DataError where nothing of it can be read.
+    """
+    recording = RecordingTail(path).poll()
+    if not recording.ranks:
+        raise DataError(
+            f"the recording {path} is empty: it ends before its session begins",
+            hint="its writer was stopped while starting; record again",
+        )
+    return recording
+
+
+class RecordingTail:
+    """Follows a recording that may still be written; each `poll` parses only what is new."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self._streams: dict[int, _Stream] = {}
+
+    def poll(self) -> Recording:
+        """The recording as it is now.
+
+        A rank is in it from the moment its session is on disk, so there may be none yet.
+        Raises NotARecording where the directory holds no recording (any more), and what
+        `read_recording` raises.
+        """
+        try:
+            names = stream_names(self.path)
+            if not names:
+                raise self._nothing()
+            for rank in self._streams.keys() - names.keys():
+                del self._streams[rank]
+            for rank, name in names.items():
+                stream = self._streams.get(rank)
+                if stream is None:
+                    stream = self._streams[rank] = _Stream(self.path / name)
+                stream.read_on()
+        except FileNotFoundError as error:
+            raise self._nothing() from error
+        except NotADirectoryError as error:
+            raise NotARecording(f"{self.path} is not a recording: not a directory") from error
+        except OSError as error:
+            raise DataError(
+                f"cannot read the recording {self.path}: {error.strerror or error}"
+            ) from error
+        return Recording(str(self.path), self._version(), self._ranks())
+
+    def _nothing(self) -> NotARecording:
+        if self._streams:
+            return NotARecording(
+                f"the recording {self.path} was removed", hint="it was there a moment ago"
+            )
+        if not self.path.is_dir():
+            return NotARecording(f"there is no recording {self.path}", hint=_HINT)
+        return NotARecording(f"{self.path} is not a recording: no rank's stream in it", hint=_HINT)
+
+    def _version(self) -> tuple[int, int]:
+        headers = [stream.parser.header for stream in self._streams.values()]
+        return max((h.version for h in headers if h is not None), default=SCHEMA_VERSION)
+
+    def _ranks(self) -> tuple[RankRecording, ...]:
+        readable = [r for r in sorted(self._streams) if self._streams[r].parser.session is not None]
+        ranks = []
+        for rank in readable:
+            stream = self._streams[rank]
+            extra = self._missing_ranks(readable) if rank == readable[0] else ()
+            load = partial(_load_trace, self.path)
+            traces = partial(_load_traces, self.path)
+            ranks.append(stream.parser.result(traces, load, extra))
+        return tuple(ranks)
+
+    def _missing_ranks(self, readable: list[int]) -> tuple[BlindSpot, ...]:
+        """What is said where the recording has fewer ranks than its program had."""
+        headers = [self._streams[rank].parser.header for rank in readable]
+        world = max((h.world_size for h in headers if h is not None), default=1)
+        absent = world - len(readable)
+        if absent <= 0:
+            return ()
+        some = [str(rank) for rank in range(min(world, len(readable) + 5)) if rank not in readable]
+        names = ", ".join(some[:4]) + (", …" if absent > 4 else "")
+        return (
+            BlindSpot(
+                f"{absent} of {world} ranks left no record here (rank {names})",
+                "their memory is in no number of this recording",
+            ),
+        )
+
+
+class _Stream:
+    """A stream's file, and how far it was read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._inode = -1
+        self.parser = StreamParser(path.name)
+
+    def read_on(self) -> None:
+        """Parse what was appended. Raises OSError, and what `StreamParser.feed` raises."""
+        with self._path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_size < self._offset or self._inode not in (-1, status.st_ino):
+                # Replaced by a new recording (--force): begin again.
+                self._offset = 0
+                self.parser = StreamParser(self._path.name)
+            self._inode = status.st_ino
+            file.seek(self._offset)
+            while data := file.read(_PIECE):
+                self._offset += len(data)
+                self.parser.feed(data)
+
+
+def _load_trace(directory: Path, name: str) -> MemoryTrace:
+    """Read one chunk. Raises DataError, naming it."""
+    # The name comes from the stream: it must not lead out of the directory.
+    if not CHUNK_NAME.fullmatch(name):
+        raise DataError(f"not the name of a trace chunk: {name!r}")
+    try:
+        data = (directory / name).read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{name}: the trace chunk cannot be read: {error.strerror or error}"
+        ) from error
+    return decode_chunk(data, name)
+
+
+def _load_traces(directory: Path, steps: tuple[Step, ...]) -> Iterator[MemoryTrace]:
+    """The chunks that the steps name, in order, one at a time."""
+    for step in steps:
+        for name in step.traces:
+            yield _load_trace(directory, name)

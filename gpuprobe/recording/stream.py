@@ -1,0 +1,127 @@
+"""One rank's stream, parsed as its bytes arrive."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gpuprobe.errors import DataError, NotARecording
+from gpuprobe.model.codec import from_plain
+from gpuprobe.model.findings import Finding
+from gpuprobe.model.recording import RankRecording
+from gpuprobe.model.session import BlindSpot, Environment, Session, SessionEnd, Step
+from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.recording.layout import MAX_LINE, Header, decode_header, looks_like_stream
+
+__all__ = ["StreamParser"]
+
+
+class StreamParser:
+    """Turns the bytes of a stream, in pieces of any size, into a `RankRecording`.
+
+    ``name`` is the stream's file name, for messages. A line that is no record (torn by a full
+    disk, or damaged) is skipped and counted; a line without its end is kept until the rest
+    arrives, and until then the stream is *truncated*.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.header: Header | None = None
+        self.session: Session | None = None
+        self._environment: Environment | None = None
+        self._steps: dict[int, Step] = {}
+        self._findings: list[Finding] = []
+        self._blind_spots: list[BlindSpot] = []
+        self._end: SessionEnd | None = None
+        self._damaged = 0
+        self._pending = b""
+        self._take: dict[str, Callable[[dict[str, Any]], None]] = {
+            "environment": self._take_environment,
+            "session": self._take_session,
+            "step": self._take_step,
+            "finding": lambda plain: self._findings.append(from_plain(Finding, plain)),
+            "blind_spot": lambda plain: self._blind_spots.append(from_plain(BlindSpot, plain)),
+            "end": self._take_end,
+        }
+
+    def feed(self, data: bytes) -> None:
+        """Parse the next bytes of the stream.
+
+        Raises NotARecording, UnsupportedSchema or DataError where its header is wrong.
+        """
+        if not data:
+            return
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        for line in lines:
+            if self.header is None:
+                self.header = decode_header(line, self.name)
+            elif line:  # an empty line is where a torn record was given up
+                self._take_line(line)
+        if self.header is None and not looks_like_stream(self._pending[:64]):
+            raise NotARecording(
+                f"{self.name}: does not begin with the header of a gpuprobe recording"
+            )
+        if len(self._pending) > MAX_LINE:
+            raise DataError(f"{self.name}: a line of more than {MAX_LINE >> 20} MiB is no record")
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the last line has no end: the writer is writing it, or was killed."""
+        return bool(self._pending)
+
+    def result(
+        self,
+        load_traces: Callable[[tuple[Step, ...]], Iterator[MemoryTrace]],
+        load_trace: Callable[[str], MemoryTrace],
+        extra_blind_spots: tuple[BlindSpot, ...] = (),
+    ) -> RankRecording:
+        """What was parsed so far. Only where there is a `session`.
+
+        Steps are in the order of their index.
+        """
+        if self.session is None or self._environment is None:
+            raise DataError(f"{self.name}: the recording ends before its session begins")
+        steps = tuple(self._steps[index] for index in sorted(self._steps))
+        spots = tuple(self._blind_spots) + extra_blind_spots
+        if self._damaged:
+            lines = "1 damaged line" if self._damaged == 1 else f"{self._damaged} damaged lines"
+            spots += (
+                BlindSpot(
+                    f"{lines} in {self.name} (a full disk, or a damaged file)",
+                    "the steps or findings in them are missing from every number",
+                ),
+            )
+        return RankRecording(
+            session=self.session,
+            environment=self._environment,
+            steps=steps,
+            findings=tuple(self._findings),
+            blind_spots=spots,
+            end=self._end,
+            load_traces=lambda: load_traces(steps),
+            load_trace=load_trace,
+            truncated=self.truncated,
+        )
+
+    def _take_line(self, line: bytes) -> None:
+        try:
+            plain = json.loads(line)
+            take = self._take.get(plain["type"])
+            if take is not None:  # else a record that a newer minor version added
+                take(plain)
+        except (DataError, ValueError, TypeError, KeyError, RecursionError):
+            self._damaged += 1
+
+    def _take_environment(self, plain: dict[str, Any]) -> None:
+        self._environment = from_plain(Environment, plain)
+
+    def _take_session(self, plain: dict[str, Any]) -> None:
+        self.session = from_plain(Session, plain)
+
+    def _take_step(self, plain: dict[str, Any]) -> None:
+        step = from_plain(Step, plain)
+        self._steps[step.index] = step
+
+    def _take_end(self, plain: dict[str, Any]) -> None:
+        self._end = from_plain(SessionEnd, plain)

@@ -1,0 +1,253 @@
+"""Writing a recording: append-only lines, and trace chunks that appear whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from gpuprobe.errors import DataError, InternalError, UsageError
+from gpuprobe.model.codec import to_plain
+from gpuprobe.model.findings import Finding
+from gpuprobe.model.session import BlindSpot, Environment, Session, SessionEnd, Step
+from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.recording.chunks import encode_chunk
+from gpuprobe.recording.layout import (
+    CHUNK_NAME,
+    STREAM_NAME,
+    chunk_name,
+    decode_header,
+    encode_header,
+    looks_like_stream,
+    rank_of_stream,
+    stream_name,
+)
+
+__all__ = ["RecordingWriter"]
+
+_encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
+
+
+class RecordingWriter:
+    """Writes one rank's part of a recording. Get one from `create`.
+
+    Each record is one line, written with one ``write`` to a descriptor in append mode: a
+    process that is killed loses at most the line it was writing. Nothing is synced to the
+    disk: that guards against a crash of the machine, at milliseconds a step.
+
+    Methods may be called from any thread. They raise OSError where the file system refuses
+    (a full disk); the next record then starts on a fresh line, so that one torn line is all
+    that is lost. A process forked from the recorded one must not write: InternalError.
+    """
+
+    def __init__(self, path: Path, rank: int, descriptor: int) -> None:
+        self.path = path
+        self.rank = rank
+        self._descriptor = descriptor
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._torn = False
+        self._chunks = 0
+
+    @classmethod
+    def create(
+        cls, path: Path, *, rank: int = 0, world_size: int = 1, force: bool = False
+    ) -> RecordingWriter:
+        """Make the directory ``path`` (or join the one another rank made) and begin a stream.
+
+        ``force`` replaces what this rank recorded there before; only in a directory that holds
+        a recording and nothing else. Raises UsageError where the recording cannot be made
+        there; then nothing was changed.
+        """
+        path = Path(path)
+        if not 0 <= rank < world_size:
+            raise UsageError(f"rank {rank} does not exist in a world of {world_size}")
+        try:
+            for old in _in_the_way(path, rank, world_size, force):
+                old.unlink()
+            path.mkdir(exist_ok=True)
+            descriptor = os.open(
+                path / stream_name(rank),
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC,
+                0o666,
+            )
+        except FileExistsError as error:  # another process was faster
+            raise _exists(path) from error
+        except OSError as error:
+            raise UsageError(
+                f"cannot create the recording {path}: {error.strerror or error}",
+                hint="choose another place for the recording",
+            ) from error
+        writer = cls(path, rank, descriptor)
+        try:
+            writer._write(encode_header(rank, world_size))
+        except OSError as error:
+            writer.close()
+            raise UsageError(f"cannot write to {path}: {error.strerror or error}") from error
+        return writer
+
+    def session(self, session: Session, environment: Environment) -> None:
+        """The first record: who is watched, and where. Both lines or neither."""
+        self._write(_line("environment", environment) + _line("session", session))
+
+    def step(self, step: Step) -> None:
+        """A finished step. One with an index that was written before replaces it."""
+        self._write(_line("step", step))
+
+    def trace(self, trace: MemoryTrace) -> str:
+        """Write a chunk beside the stream; return its name, which belongs in `Step.traces`.
+
+        The chunk is complete on return: a step that names it is written afterwards.
+        """
+        self._check_process()
+        data = encode_chunk(trace)
+        with self._lock:
+            if self._descriptor < 0:
+                raise InternalError("a trace was written after the recording was closed")
+            name = chunk_name(self.rank, self._chunks)
+            temporary = self.path / f".{name}.tmp"
+            try:
+                with temporary.open("wb") as file:
+                    file.write(data)
+                temporary.replace(self.path / name)
+            except OSError:
+                temporary.unlink(missing_ok=True)  # give a full disk its space back
+                raise
+            self._chunks += 1
+        return name
+
+    def finding(self, finding: Finding) -> None:
+        self._write(_line("finding", finding))
+
+    def blind_spot(self, spot: BlindSpot) -> None:
+        self._write(_line("blind_spot", spot))
+
+    def end(self, end: SessionEnd) -> None:
+        """The last record. A recording without it reads as running, or killed."""
+        self._write(_line("end", end))
+
+    def close(self) -> None:
+        """Close the stream; a second call does nothing."""
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise InternalError(
+                f"the recording belongs to process {self._pid}; its child {os.getpid()} wrote to it"
+            )
+
+    def _write(self, data: bytes) -> None:
+        self._check_process()  # before the lock: a fork may have left that taken
+        with self._lock:
+            if self._descriptor < 0:
+                raise InternalError("a record was written after the recording was closed")
+            if self._torn:
+                data = b"\n" + data
+            rest = memoryview(data)
+            try:
+                while rest:
+                    # One call, unless the kernel takes less than the whole.
+                    rest = rest[os.write(self._descriptor, rest) :]
+                self._torn = False
+            except OSError:
+                if len(rest) < len(data):
+                    self._torn = True
+                raise
+
+
+def _line(kind: str, record: Any) -> bytes:
+    plain = {"type": kind}
+    plain.update(to_plain(record))
+    return _encode_json(plain).encode() + b"\n"
+
+
+def _exists(path: Path) -> UsageError:
+    return UsageError(
+        f"the recording {path} exists already",
+        hint="choose another name, or replace it with --force (force=True)",
+    )
+
+
+def _in_the_way(path: Path, rank: int, world_size: int, force: bool) -> list[Path]:
+    """What has to be deleted before this rank can write to ``path``: nothing, or with
+    ``force`` the recording that is there, streams first.
+
+    Raises UsageError where the recording cannot be made there, OSError.
+    """
+    if not path.exists() and not path.is_symlink():
+        if not path.parent.is_dir():
+            raise UsageError(
+                f"cannot create the recording {path}: there is no directory {path.parent}",
+                hint=f"mkdir -p {path.parent}",
+            )
+        return []
+    if not path.is_dir():
+        raise UsageError(
+            f"cannot create the recording {path}: it exists and is not a directory",
+            hint="choose another name",
+        )
+    present = sorted(path.iterdir())
+    if not present:
+        return []
+    foreign = [entry for entry in present if not _is_ours(entry)]
+    if foreign:
+        raise UsageError(
+            f"cannot create the recording {path}: the directory holds other files "
+            f"({foreign[0].name}{', …' if len(foreign) > 1 else ''})",
+            hint="choose another name; gpuprobe only replaces recordings",
+        )
+    if force:
+        return _to_replace(present, rank, world_size)
+    if world_size == 1 or any(_rank_of(entry) == rank for entry in present):
+        raise _exists(path)
+    for entry in present:
+        if rank_of_stream(entry.name) is not None and _world_size(entry) not in (None, world_size):
+            raise _exists(path)  # left over from another run
+    return []
+
+
+def _to_replace(present: list[Path], rank: int, world_size: int) -> list[Path]:
+    """With several ranks each replaces only its own files, as the others may already have
+    begun anew; the first also removes those of ranks that the new run does not have."""
+    doomed = []
+    for entry in present:
+        owner = _rank_of(entry)
+        if world_size == 1 or owner == rank or (rank == 0 and (owner or 0) >= world_size):
+            doomed.append(entry)
+    return sorted(doomed, key=lambda entry: rank_of_stream(entry.name) is None)
+
+
+def _rank_of(entry: Path) -> int | None:
+    """The rank a stream, a chunk or a leftover of a chunk belongs to; None for other files."""
+    name = entry.name
+    if name.startswith(".") and name.endswith(".tmp"):
+        name = name[1:-4]
+    found = STREAM_NAME.fullmatch(name) or CHUNK_NAME.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def _is_ours(entry: Path) -> bool:
+    """Whether ``entry`` is a file that this module wrote. Raises OSError."""
+    if entry.is_symlink() or not entry.is_file() or _rank_of(entry) is None:
+        return False
+    if rank_of_stream(entry.name) is None:
+        return True
+    with entry.open("rb") as file:
+        return looks_like_stream(file.read(64))
+
+
+def _world_size(stream: Path) -> int | None:
+    """The world size a stream says it is part of; None while its header is not complete."""
+    with stream.open("rb") as file:
+        line = file.readline(64 * 1024)
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        return decode_header(line, stream.name).world_size
+    except DataError:
+        return -1
