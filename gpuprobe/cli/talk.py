@@ -6,7 +6,7 @@ import sys
 
 from gpuprobe.model.text import visible
 
-__all__ = ["error", "say"]
+__all__ = ["error", "raw", "say", "warning"]
 
 
 def say(text: str) -> None:
@@ -23,3 +23,13 @@ def error(message: str, hint: str = "") -> None:
     say(f"gpuprobe: error: {visible(message)}")
     if hint:
         say(f"  hint: {visible(hint)}")
+
+
+def warning(message: str) -> None:
+    """One line about something that went wrong without ending anything."""
+    say(f"gpuprobe: warning: {visible(message)}")
+
+
+def raw(text: str) -> None:
+    """Text that is not ours to change, such as the traceback of the watched program."""
+    say(text.rstrip("\n"))

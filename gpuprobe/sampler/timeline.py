@@ -59,49 +59,41 @@ class Timeline:
         self._stack: list[_Level] = []
         self._rest = SETUP
         self._mark = read()
+        self.started_ns = self._mark.time_ns
         self._segments: list[Segment] = []
-
-    @property
-    def path(self) -> str:
-        """The phase that is on now."""
-        return "/".join(level.name for level in self._stack) or self._rest
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        """What was cut since the last `cut`."""
-        return tuple(self._segments)
+        self.path = SETUP
+        """The phase that is on now. An attribute: it is read at every allocation."""
 
     def enter(self, name: str) -> None:
         """Begin the phase ``name`` inside the one that is on."""
-        path = self.path
         if self._stack and self._stack[-1].sticky:
             if self._stack[-1].name == name:  # forward again: the same phase goes on
                 self._stack[-1].sticky = False
                 return
             self._stack.pop()
-        self._close(path)
+        self._close()
         self._rest = OTHER
         self._stack.append(_Level(name))
+        self._renew()
 
     def leave(self, *, sticky: bool = False) -> None:
         """End the innermost phase that is not already over."""
-        path = self.path
         if self._stack and self._stack[-1].sticky:
             self._stack.pop()  # it was over; what encloses it is left now
-        if not self._stack:
-            return
-        if sticky:
+        if self._stack and sticky:
             self._stack[-1].sticky = True
             return
-        self._close(path)
-        self._stack.pop()
-
-    def cut(self, *, keep_sticky: bool = False) -> list[Segment]:
-        """End the current segment here; return all segments since the last cut."""
-        path = self.path
-        if not keep_sticky and self._stack and self._stack[-1].sticky:
+        self._close()
+        if self._stack:
             self._stack.pop()
-        self._close(path)
+        self._renew()
+
+    def cut(self) -> list[Segment]:
+        """End the current segment here; return all segments since the last cut."""
+        if self._stack and self._stack[-1].sticky:
+            self._stack.pop()
+        self._close()
+        self._renew()
         segments, self._segments = self._segments, []
         return segments
 
@@ -109,10 +101,27 @@ class Timeline:
         """Forget the time since the last cut: it belongs to no step."""
         self.cut()
         self._rest = OTHER
+        self._renew()
 
-    def _close(self, path: str) -> None:
+    def put_back(self, segments: list[Segment]) -> None:
+        """Undo a `cut`: these segments are still to be counted."""
+        self._segments[:0] = segments
+
+    def restart(self) -> None:
+        """Take a new mark without a segment: what happened since the last one is not counted."""
+        self._mark = self._read()
+
+    @property
+    def last_ns(self) -> int:
+        """When the last mark was taken."""
+        return self._mark.time_ns
+
+    def _renew(self) -> None:
+        self.path = "/".join(level.name for level in self._stack) or self._rest
+
+    def _close(self) -> None:
         mark = self._read()
-        self._segments.append(Segment(path, self._mark, mark))
+        self._segments.append(Segment(self.path, self._mark, mark))
         self._mark = mark
 
 

@@ -1,0 +1,175 @@
+"""Recording a training run: `record` around code, `run` around a whole program."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpuprobe.errors import MissingExtra, UsageError
+
+if TYPE_CHECKING:
+    from gpuprobe.model.trace import MemoryTrace
+    from gpuprobe.sampler.program import Program
+    from gpuprobe.sampler.recorder import Recorder
+
+__all__ = ["RunResult", "default_output", "own_traceback", "program", "record", "run"]
+
+
+def record(
+    path: str | os.PathLike[str],
+    model: Any = None,
+    optimizer: Any = None,
+    level: str = "counters",
+    hazards: bool = False,
+    *,
+    force: bool = False,
+    warn: Callable[[str], None] | None = None,
+) -> Recorder:
+    """Record what the training steps inside this context do to memory.
+
+    ::
+
+        with gpuprobe.record("run.gpuprobe", model, optimizer) as rec:
+            for batch in loader:
+                with rec.step():
+                    loss = train(batch)
+
+    Without `rec.step()` (or `rec.wrap`) a step ends at each ``optimizer.step()``. ``model`` and
+    ``optimizer`` may be left out: they are found. ``level="counters"`` costs next to nothing;
+    ``"trace"`` follows every allocation. ``force`` replaces an existing recording.
+
+    Raises UsageError where ``path`` cannot be created or the level is unknown, MissingExtra
+    without torch. Nothing that goes wrong later ends the program.
+    """
+    if hazards:
+        raise UsageError(
+            "stream hazards are not detected yet", hint="leave out hazards=True in this version"
+        )
+    if find_spec("torch") is None:
+        raise MissingExtra("torch", "torch", why="recording needs it")
+    from gpuprobe.recording.writer import RecordingWriter
+    from gpuprobe.sampler.environment import ranks
+    from gpuprobe.sampler.recorder import LEVELS, Recorder
+
+    if level not in LEVELS:
+        raise UsageError(f"unknown level {level!r}", hint=f"one of: {', '.join(LEVELS)}")
+    rank, _, world_size = ranks()
+    writer = RecordingWriter.create(Path(path), rank=rank, world_size=world_size, force=force)
+    return Recorder(
+        writer,
+        model=model,
+        optimizer=optimizer,
+        level=level,
+        argv=tuple(sys.argv),
+        convert=_convert,
+        warn=warn or logging.getLogger("gpuprobe").warning,
+    )
+
+
+def _convert(snapshot: dict[str, Any], device: int) -> MemoryTrace:
+    from gpuprobe.recording.snapshot import trace_from_snapshot
+
+    return trace_from_snapshot(snapshot, device)
+
+
+class RunResult(NamedTuple):
+    """How a watched program ended. ``exit_code`` is the program's own; ``error`` what it
+    raised, None where it ended by itself or through ``sys.exit``.
+    """
+
+    exit_code: int
+    error: BaseException | None
+    imported_torch: bool
+
+
+def default_output(name: str) -> Path:
+    """A free name in the current directory: ``train.gpuprobe``, ``train.2.gpuprobe``, …
+
+    Under ``torchrun`` all ranks must agree without asking each other: the name carries the
+    run's id and port instead of a count.
+    """
+    stem = Path(name).stem or "program"
+    from gpuprobe.sampler.environment import ranks
+
+    if ranks()[2] > 1:
+        run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+        port = os.environ.get("MASTER_PORT", "0")
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        label = "".join(c if c.isalnum() else "-" for c in f"{run}-{port}-{restart}")
+        return Path(f"{stem}.{label}.gpuprobe")
+    path = Path(f"{stem}.gpuprobe")
+    count = 1
+    while path.exists():
+        count += 1
+        path = Path(f"{stem}.{count}.gpuprobe")
+    return path
+
+
+def program(target: str, arguments: Sequence[str], *, module: bool = False) -> Program:
+    """Load what is to be run, before anything is written.
+
+    Raises UsageError where there is no such script or module, ProgramFailed where it is not
+    valid Python.
+    """
+    from gpuprobe.sampler.program import load_module, load_script
+
+    return (load_module if module else load_script)(target, arguments)
+
+
+def run(
+    loaded: Program,
+    output: Path,
+    *,
+    level: str = "counters",
+    force: bool = False,
+    warn: Callable[[str], None] | None = None,
+) -> RunResult:
+    """Run a program in this process and record it into ``output``.
+
+    torch is imported when the program imports it, and watching begins there. Raises what
+    `record` raises; what the program raises is in the result.
+    """
+    from gpuprobe.sampler.program import when_imported
+
+    recorder = record(output, level=level, force=force, warn=warn)
+    recorder.set_argv(loaded.argv)
+    started = False
+
+    def start() -> None:
+        nonlocal started
+        started = True
+        recorder.start_guarded()
+
+    when_imported("torch", start)
+    error: BaseException | None = None
+    code = 0
+    try:
+        loaded.run()
+    except SystemExit as exit_:
+        code, error = _exit_code(exit_)
+    except BaseException as raised:  # noqa: BLE001 - handed to the caller, not swallowed
+        code, error = 1, raised
+    recorder.finish(error)
+    return RunResult(code, error, started)
+
+
+def _exit_code(exit_: SystemExit) -> tuple[int, BaseException | None]:
+    """What Python would exit with: a number, 0 for None, 1 and the text on stderr for others."""
+    if exit_.code is None:
+        return 0, None
+    if isinstance(exit_.code, int):
+        return exit_.code & 0xFF, None
+    sys.stderr.write(f"{exit_.code}\n")
+    return 1, None
+
+
+def own_traceback(error: BaseException) -> str:
+    """The traceback of a watched program's error, without gpuprobe's own frames."""
+    from gpuprobe.sampler.program import own_traceback as text_of
+
+    return text_of(error)

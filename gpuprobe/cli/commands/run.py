@@ -1,0 +1,71 @@
+"""Run a training script (or, with -m, a module) as Python would, and record its memory.
+
+Options for gpuprobe come before the script; everything after it is the script's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from gpuprobe.cli import exit_codes, talk
+from gpuprobe.errors import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "gpuprobe run [--level counters|trace] [-o DIR] [--force] [--quiet] "
+        "(SCRIPT | -m MODULE) [ARGS ...]"
+    )
+    parser.add_argument(
+        "--level",
+        choices=("counters", "trace"),
+        default="counters",
+        help="counters: next to no cost (default); trace: every allocation, with its line",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="DIR",
+        type=Path,
+        help="the recording to write (default: SCRIPT.gpuprobe in the current directory)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace the recording if it exists")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no summary at the end")
+    parser.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module"
+    )
+    parser.add_argument("script", nargs="?", metavar="SCRIPT")
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
+
+
+def run(args: argparse.Namespace) -> int:
+    from gpuprobe.api import watch
+
+    if args.module is not None:
+        if not args.module:
+            raise UsageError("-m needs the name of a module")
+        target, *arguments = args.module
+    elif args.script is not None:
+        target, arguments = args.script, args.args
+    else:
+        raise UsageError("nothing to run", hint="gpuprobe run SCRIPT, or gpuprobe run -m MODULE")
+    program = watch.program(target, arguments, module=args.module is not None)
+    output = args.output or watch.default_output(target)
+
+    result = watch.run(program, output, level=args.level, force=args.force, warn=talk.warning)
+
+    if isinstance(result.error, KeyboardInterrupt):
+        code = exit_codes.INTERRUPTED
+    elif result.error is not None:
+        code = exit_codes.PROGRAM_FAILED
+    else:
+        code = result.exit_code
+    sys.stdout.flush()
+    if result.error is not None:
+        talk.raw(watch.own_traceback(result.error))
+    if not args.quiet:
+        for line in watch.summary(output):
+            talk.say(line)
+    return code

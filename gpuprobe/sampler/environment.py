@@ -1,0 +1,88 @@
+"""Where and as what this process runs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+from gpuprobe._version import __version__
+from gpuprobe.model.session import Environment, Session
+from gpuprobe.model.values import Bytes, Unavailable
+
+__all__ = ["allocator_conf", "describe", "ranks", "session"]
+
+
+def allocator_conf(environ: Mapping[str, str] = os.environ) -> str:
+    """The allocator settings the program was started with.
+
+    torch 2.9 renamed the variable; where both are set the new name wins
+    (c10/core/AllocatorConfig).
+    """
+    return environ.get("PYTORCH_ALLOC_CONF") or environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+
+
+def ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int]:
+    """(rank, local rank, world size) as ``torchrun`` sets them; (0, 0, 1) without it."""
+
+    def number(name: str, default: int) -> int:
+        text = environ.get(name, "")
+        return int(text) if text.isdecimal() else default
+
+    return number("RANK", 0), number("LOCAL_RANK", 0), max(1, number("WORLD_SIZE", 1))
+
+
+def describe() -> Environment:
+    """This machine and its software. Imports torch only if the program has."""
+    torch = sys.modules.get("torch")
+    version: str | Unavailable
+    cuda: str | Unavailable = Unavailable("torch was not imported")
+    try:
+        version = metadata.version("torch") if torch is None else str(torch.__version__)
+    except metadata.PackageNotFoundError:
+        version = Unavailable("torch is not installed")
+    if torch is not None:
+        cuda = torch.version.cuda or Unavailable("this torch is built without CUDA")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    memory: Bytes | Unavailable
+    try:
+        memory = Bytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError, AttributeError) as error:
+        memory = Unavailable(f"total memory: {error}")
+    return Environment(
+        gpuprobe=__version__,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        hostname=socket.gethostname(),
+        torch=version,
+        cuda_runtime=cuda,
+        allocator_conf=allocator_conf(),
+        cuda_visible_devices=Unavailable("not set") if visible is None else visible,
+        cpu_count=os.cpu_count() or 0,
+        total_memory=memory,
+    )
+
+
+def session(argv: tuple[str, ...], level: str, devices: tuple[str, ...]) -> Session:
+    """This process, being watched from now on."""
+    rank, local_rank, world_size = ranks()
+    try:
+        cwd = str(Path.cwd())
+    except OSError:  # the directory was deleted under us
+        cwd = ""
+    return Session(
+        started_at=time.time(),
+        pid=os.getpid(),
+        argv=argv,
+        level=level,
+        devices=devices,
+        cwd=cwd,
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+    )

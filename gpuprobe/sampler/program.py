@@ -1,0 +1,188 @@
+"""Running somebody's script or module in this process as if Python had been told to.
+
+The new ``__main__`` is a module of its own, installed in ``sys.modules`` for good: threads,
+``atexit`` handlers, pickles and spawned workers of the program find it where they expect it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+from gpuprobe.errors import ProgramFailed, UsageError
+
+__all__ = ["Program", "load_module", "load_script", "own_traceback", "when_imported"]
+
+_PACKAGE = str(Path(__file__).resolve().parent.parent)
+
+
+class Program:
+    """Something to run: its compiled code, and what its ``__main__`` looks like."""
+
+    def __init__(
+        self,
+        code: CodeType,
+        argv: Sequence[str],
+        path0: str,
+        *,
+        file: str,
+        spec: importlib.machinery.ModuleSpec | None = None,
+        package: str | None = None,
+    ) -> None:
+        self.code = code
+        self.argv = list(argv)
+        self.path0 = path0  # what Python puts first on sys.path for this program
+        self.file = file
+        self.spec = spec
+        self.package = package
+
+    def run(self) -> None:
+        """Run it to its end. Whatever it raises, SystemExit included, passes through."""
+        main = ModuleType("__main__")
+        main.__dict__.update(
+            __file__=self.file,
+            __builtins__=builtins,
+            __spec__=self.spec,
+            __package__=self.package,
+            __loader__=None if self.spec is None else self.spec.loader,
+            __cached__=None,
+        )
+        sys.modules["__main__"] = main
+        sys.argv[:] = self.argv
+        # sys.path[0] is where the gpuprobe command lies; with -P there is no such entry.
+        if sys.path and not getattr(sys.flags, "safe_path", False):
+            sys.path[0] = self.path0
+        exec(self.code, main.__dict__)
+
+
+def load_script(script: str, arguments: Sequence[str]) -> Program:
+    """Compile a script.
+
+    Raises UsageError where it cannot be read, and ProgramFailed, with Python's own message
+    for it, where it is not Python.
+    """
+    path = Path(script)
+    if path.is_dir():
+        raise UsageError(f"{script} is a directory", hint="name a Python file, or use -m module")
+    try:
+        source = path.read_bytes()
+    except FileNotFoundError:
+        raise UsageError(f"no such file: {script}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {script}: {error.strerror}") from None
+    code = _compiled(source, script)
+    directory = os.path.dirname(os.path.realpath(script))  # noqa: PTH120 - as CPython does it
+    return Program(code, [script, *arguments], directory, file=script)
+
+
+def load_module(name: str, arguments: Sequence[str]) -> Program:
+    """Find and compile a module, or the ``__main__`` of a package, as ``python -m`` does.
+
+    Raises UsageError where there is none.
+    """
+    sys.path[0] = str(Path.cwd())
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            name = f"{name}.__main__"
+            spec = importlib.util.find_spec(name)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise UsageError(f"no module named {name}: {error}") from None
+    if spec is None or spec.loader is None:
+        raise UsageError(f"no module named {name}")
+    loader = spec.loader
+    if not isinstance(loader, importlib.abc.InspectLoader):
+        raise UsageError(f"{name} has no code that could be run")
+    try:
+        code = loader.get_code(name)
+    except SyntaxError as error:
+        raise _not_python(error, spec.origin or name) from None
+    if code is None:
+        raise UsageError(f"{name} has no code that could be run")
+    file = spec.origin or name
+    package = spec.name.rpartition(".")[0] or None
+    return Program(code, [file, *arguments], sys.path[0], file=file, spec=spec, package=package)
+
+
+def _compiled(source: bytes, name: str) -> CodeType:
+    try:
+        return compile(source, name, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise _not_python(error, name) from None
+
+
+def _not_python(error: Exception, name: str) -> ProgramFailed:
+    line = getattr(error, "lineno", None)
+    where = f"{name}:{line}" if line else name
+    message = getattr(error, "msg", None) or str(error)
+    return ProgramFailed(f"{type(error).__name__} in {where}: {message}")
+
+
+def own_traceback(error: BaseException) -> str:
+    """The traceback as the program's own: without the frames of gpuprobe that ran it."""
+    lines = traceback.format_exception(type(error), error, _without_ours(error.__traceback__))
+    return "".join(lines)
+
+
+def _without_ours(tb: TracebackType | None) -> TracebackType | None:
+    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        tb = tb.tb_next
+    return tb
+
+
+class _After(importlib.abc.Loader):
+    """A loader that does what another does, and then calls back."""
+
+    def __init__(self, loader: Any, callback: Callable[[], None]) -> None:
+        self._loader = loader
+        self._callback = callback
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The module must not see that another loader stood in for its own.
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._callback()
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, name: str, callback: Callable[[], None]) -> None:
+        self._name = name
+        self._callback = callback
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)  # once, whatever comes of it
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _After(spec.loader, self._callback)
+        return spec
+
+
+def when_imported(name: str, callback: Callable[[], None]) -> None:
+    """Call back as soon as the module has been imported; at once if it is already there.
+
+    So the program decides when torch is imported: what it sets in the environment before
+    (``CUDA_VISIBLE_DEVICES``, ``OMP_NUM_THREADS``) still counts.
+    """
+    if name in sys.modules:
+        callback()
+    else:
+        sys.meta_path.insert(0, _Finder(name, callback))

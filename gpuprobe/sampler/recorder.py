@@ -1,0 +1,505 @@
+"""The recorder: turns what hooks report into steps, and keeps out of the program's way.
+
+Every entry point that the program's code runs through is guarded: a fault inside gpuprobe
+switches the recorder off, is reported once, and the training goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+from gpuprobe.errors import UsageError
+from gpuprobe.model.session import BlindSpot, ProgramError, SessionEnd
+from gpuprobe.sampler import environment
+from gpuprobe.sampler.base import Sink
+from gpuprobe.sampler.sources import HostMemory, Reader
+from gpuprobe.sampler.timeline import OTHER, Segment, Timeline, assemble
+
+__all__ = ["LEVELS", "Recorder", "program_error"]
+
+LEVELS = ("counters", "trace")
+
+# Steps whose traces are always kept: the first, in which optimizer state is born, and two
+# warm ones. Later ones are kept when they set a new peak.
+_TRACED_STEPS = 3
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_log = logging.getLogger("gpuprobe")
+
+
+def _guarded(method: _F) -> _F:
+    """A method the program's own code runs through: it never raises."""
+
+    @functools.wraps(method)
+    def guarded(self: Recorder, *args: Any, **kwargs: Any) -> Any:
+        if not self._active or threading.get_ident() != self._thread:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - ours to survive: see the module docstring
+            self._fault(error)
+            return None
+
+    return guarded  # type: ignore[return-value]
+
+
+def program_error(error: BaseException) -> ProgramError:
+    """What ended the program, as data. Knows torch's out-of-memory error by its name, and
+    the allocation failure of the CPU by its text.
+    """
+    name = type(error).__name__
+    text = str(error)
+    out_of_memory = (
+        name in ("OutOfMemoryError", "MemoryError") or "not enough memory: you tried" in text
+    )
+    return ProgramError(type=name, message=text[:2000], out_of_memory=out_of_memory)
+
+
+class Recorder:
+    """Watches a program's training steps. A context manager; made by `gpuprobe.record`.
+
+    Steps are found by themselves, at each ``optimizer.step()``, unless the program marks them
+    with `step` or `wrap`. Phases are found by hooks; `phase` adds named ones.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        level: str = "counters",
+        argv: Sequence[str] = (),
+        convert: Callable[[dict[str, Any], int], Any] | None = None,
+        warn: Callable[[str], None] = _log.warning,
+    ) -> None:
+        """``model`` and ``optimizer`` may each be one or a list; without them they are found.
+
+        ``convert`` turns a torch snapshot into a trace (CUDA only); ``warn`` gets the one line
+        that is said when something of gpuprobe's fails. Raises UsageError for an unknown level.
+        """
+        if level not in LEVELS:
+            raise UsageError(f"unknown level {level!r}", hint=f"one of: {', '.join(LEVELS)}")
+        self._sink = sink
+        self._level = level
+        self._argv = tuple(argv)
+        self._convert = convert
+        self._warn = warn
+        self._given = None if model is None else _listed(model)
+        self._models: list[Any] = []
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet(_listed(optimizer))
+        self._active = False
+        self._thread = threading.get_ident()
+        self._pid = os.getpid()
+        self._faults: list[str] = []
+        self._lost_writes = 0
+        self._host: HostMemory | None = None
+        self._timeline: Any = None  # a Timeline from __enter__ on
+        self._finished = False
+        self._hooks: Any = None
+        self._cpu_trace: Any = None
+        self._cuda_trace: Any = None
+        # The step being recorded.
+        self._index = 0
+        self._manual = False
+        self._in_step = False
+        self._depth = 0  # of optimizers that step inside one another's step
+        self._engine = 0  # of backward passes inside one another (checkpointing)
+        self._last: list[Segment] = []
+        self._last_traces: tuple[str, ...] = ()
+        self._stepped: set[int] = set()
+        self._primary: int | None = None
+        self._peak = -1
+        self._seen_optimizers: set[int] = set()
+
+    # -- life
+
+    def __enter__(self) -> Recorder:
+        """Start watching. Imports torch. Raises OSError if nothing can be written at all."""
+        import torch
+
+        from gpuprobe.sampler.hooks import Hooks
+        from gpuprobe.sampler.sources import CpuCounters, CudaCounters
+
+        self._thread = threading.get_ident()
+        # device_count asks NVML, where it can: it creates no context and blocks no fork.
+        cuda = torch.version.cuda is not None and torch.cuda.device_count() > 0
+        self._host = HostMemory()
+        reader = Reader([], self._host)
+        devices: tuple[str, ...] = ("cpu",)
+        if cuda:
+            reader.sources.append(CudaCounters.of_torch())
+            devices = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
+        elif self._level == "counters":
+            reader.sources.append(CpuCounters())
+        self._timeline = Timeline(reader)
+        self._sink.session(
+            environment.session(self._argv, self._level, devices), environment.describe()
+        )
+        self._active = True
+        if self._level == "trace":
+            if cuda:
+                self._start_cuda_trace()
+            else:
+                self._start_cpu_trace(reader)
+        self._hooks = Hooks(self, self._given)
+        self._hooks.install(every_module=self._cpu_trace is not None)
+        if self._given is not None:
+            self.found_models(self._given)
+        _forget_in_children(self)
+        return self
+
+    def start_guarded(self) -> None:
+        """`__enter__` for a program that did not ask to be watched: a failure is one warning."""
+        try:
+            self.__enter__()
+        except Exception as error:  # noqa: BLE001 - the program must run, watched or not
+            self._fault(error)
+
+    def set_argv(self, argv: Sequence[str]) -> None:
+        """The command line to be recorded, where it is not this process's."""
+        self._argv = tuple(argv)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> Literal[False]:
+        self.finish(error)
+        return False
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Write what is left, take every hook out, close. Never raises; safe to call twice."""
+        if os.getpid() != self._pid or self._finished:
+            return
+        self._finished = True
+        if self._active:
+            self._thread = threading.get_ident()  # training may have run in another thread
+            self._end_of_session(error)
+        self._uninstall()
+        if self._host is None:  # never started: the program did not import torch
+            self._write(
+                lambda: self._sink.session(
+                    environment.session(self._argv, self._level, ()), environment.describe()
+                )
+            )
+        else:
+            self._host.close()
+        self._write(
+            lambda: self._sink.end(
+                SessionEnd(
+                    duration_ns=0
+                    if self._timeline is None
+                    else self._timeline.last_ns - self._timeline.started_ns,
+                    error=None if error is None else program_error(error),
+                    gpuprobe_faults=tuple(self._faults),
+                )
+            )
+        )
+        self._write(self._sink.close)
+
+    # -- what the program calls
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """One training step. Once used, steps are no longer found by themselves.
+
+        Raises UsageError inside another step: steps do not nest.
+        """
+        if self._in_step and self._active:
+            raise UsageError("a step is already open: steps do not nest")
+        self._begin_step()
+        try:
+            yield
+        finally:
+            self._end_step()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A phase of your own, inside whatever phase is on. ``/`` in the name is replaced."""
+        self._begin_phase(name)
+        try:
+            yield
+        finally:
+            self._end_phase()
+
+    def wrap(self, step_fn: _F) -> _F:
+        """A function that does what ``step_fn`` does, as one step."""
+
+        @functools.wraps(step_fn)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with self.step():
+                return step_fn(*args, **kwargs)
+
+        return wrapped  # type: ignore[return-value]
+
+    # -- what the hooks report
+
+    @_guarded
+    def begin(self, phase: str) -> None:
+        if phase == "backward":
+            self._engine += 1
+            if self._engine > 1:
+                return
+        elif self._engine:  # checkpointing runs the model again inside the backward pass
+            phase = "recompute" if phase == "forward" else phase
+        self._timeline.enter(phase)
+
+    @_guarded
+    def end(self, phase: str) -> None:
+        if phase == "backward":
+            self._engine -= 1
+            if self._engine:
+                return
+        self._timeline.leave(sticky=phase == "forward" and not self._engine)
+
+    @_guarded
+    def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._cpu_trace is not None:
+            self._cpu_trace.mark_inputs(args)
+            self._cpu_trace.mark_inputs(kwargs.values())
+
+    @_guarded
+    def found_models(self, models: list[Any]) -> None:
+        self._models = [weakref.ref(model) for model in models]
+        if self._cpu_trace is not None:
+            self._cpu_trace.name_modules(models)
+
+    @_guarded
+    def module_begins(self, module: Any) -> None:
+        self._cpu_trace.enter_module(module)
+
+    @_guarded
+    def module_ends(self, module: Any) -> None:
+        self._cpu_trace.leave_module()
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        if self._primary is None and self._active and os.getpid() == self._pid:
+            self._thread = threading.get_ident()  # whoever trains is who is watched
+        self._optimizer_begins(optimizer)
+
+    @_guarded
+    def _optimizer_begins(self, optimizer: Any) -> None:
+        self._depth += 1
+        if id(optimizer) not in self._seen_optimizers:
+            self._seen_optimizers.add(id(optimizer))
+            self._optimizers.add(optimizer)
+            self._hooks.look_again()
+        if self._depth == 1:
+            self._timeline.enter("optimizer")
+            if self._cpu_trace is not None:  # gradients may be gone when the step ends
+                self._cpu_trace.mark_known(self._walk())
+
+    @_guarded
+    def optimizer_ends(self, optimizer: Any) -> None:
+        self._depth -= 1
+        if self._depth > 0:
+            return
+        self._depth = 0
+        self._timeline.leave()
+        if self._manual:
+            return
+        key = id(optimizer)
+        if self._primary is None:
+            self._primary = key
+        # A second optimizer's step belongs to the step that the first one closed.
+        amends = bool(self._last) and key != self._primary and key not in self._stepped
+        if amends:
+            self._stepped.add(key)
+            self._index -= 1
+        else:
+            self._stepped = {key}
+            self._last, self._last_traces = [], ()
+        self._close_step("optimizer")
+
+    # -- steps
+
+    @_guarded
+    def _begin_step(self) -> None:
+        self._manual = self._in_step = True
+        self._timeline.skip()
+        if self._cpu_trace is not None:
+            self._cpu_trace.discard()
+
+    @_guarded
+    def _end_step(self) -> None:
+        self._in_step = False
+        self._last, self._last_traces = [], ()
+        self._close_step("user")
+
+    @_guarded
+    def _begin_phase(self, name: str) -> None:
+        self._timeline.enter(str(name).replace("/", "_") or "phase")
+
+    @_guarded
+    def _end_phase(self) -> None:
+        self._timeline.leave()
+
+    def _walk(self) -> dict[int, Any]:
+        from gpuprobe.sampler.tensors import walk
+
+        models = [model for model in (ref() for ref in self._models) if model is not None]
+        return walk(models, self._optimizers)
+
+    def _close_step(self, ended_by: str) -> None:
+        """End the step here and write it, together with what an earlier record of it had."""
+        from gpuprobe.sampler.tensors import known_tensors
+
+        segments = self._last + self._timeline.cut()
+        known = self._walk()
+        allocated = {m.device: m.counts.allocated for m in segments[-1].end.devices}
+        traces = self._last_traces + self._collect_traces(segments, known)
+        step = assemble(
+            self._index,
+            segments,
+            origin_ns=self._timeline.started_ns,
+            tensors=known_tensors(known, allocated),
+            traces=traces,
+            ended_by=ended_by,
+        )
+        self._write(lambda: self._sink.step(step))
+        self._last, self._last_traces = segments, traces
+        self._index += 1
+        if self._cuda_trace is not None and not self._cuda_trace.begin():
+            self._stop_cuda_trace()
+        self._timeline.restart()  # our own work is nobody's phase
+
+    def _collect_traces(self, segments: list[Segment], known: dict[int, Any]) -> tuple[str, ...]:
+        traces = []
+        if self._cpu_trace is not None:
+            self._cpu_trace.mark_known(known)
+            peak = _exact_peak(segments)
+            if self._index < _TRACED_STEPS or peak > self._peak:
+                traces.append(self._cpu_trace.collect(self._index))
+            else:
+                self._cpu_trace.discard()
+            self._peak = max(self._peak, peak)
+        elif self._cuda_trace is not None and self._index < _TRACED_STEPS:
+            traces.extend(self._cuda_trace.collect(self._index, known.values()))
+            if self._index == _TRACED_STEPS - 1:
+                self._stop_cuda_trace()
+        names: list[str] = []
+        for trace in traces:
+            self._write(lambda trace=trace: names.append(self._sink.trace(trace)))  # type: ignore[misc]
+        return tuple(names)
+
+    @_guarded
+    def _end_of_session(self, error: BaseException | None) -> None:
+        if self._manual and not self._in_step:
+            return
+        if self._index and error is None and not self._tail_matters():
+            return
+        if not self._models and self._hooks is not None:
+            self._hooks.look_again()
+        self._last, self._last_traces = [], ()
+        self._close_step("end")
+
+    def _tail_matters(self) -> bool:
+        """Whether anything happened after the last step: evaluation, say, or a new peak."""
+        segments = self._timeline.cut()
+        self._timeline.put_back(segments)
+        peak = _exact_peak(segments)
+        return peak > self._peak or any(s.path != OTHER for s in segments)
+
+    # -- starting and stopping
+
+    def _start_cpu_trace(self, reader: Reader) -> None:
+        from gpuprobe.sampler.cpu_trace import BLIND_SPOTS, CpuTrace
+        from gpuprobe.sampler.discover import live_tensors
+
+        timeline = self._timeline
+        self._cpu_trace = CpuTrace(lambda: timeline.path, self._fault)
+        self._cpu_trace.start(live_tensors())
+        reader.sources.append(self._cpu_trace)
+        timeline.restart()
+        self._blind(BLIND_SPOTS)
+
+    def _start_cuda_trace(self) -> None:
+        from gpuprobe.sampler.cuda_trace import BLIND_SPOTS, CudaTrace
+
+        if self._convert is None:
+            raise UsageError("level 'trace' on CUDA needs a snapshot converter")
+        self._cuda_trace = CudaTrace(self._convert)
+        self._blind(BLIND_SPOTS)
+        if not self._cuda_trace.begin():
+            self._stop_cuda_trace()
+
+    def _stop_cuda_trace(self) -> None:
+        from gpuprobe.sampler.cuda_trace import FOREIGN_HISTORY
+
+        if self._index < _TRACED_STEPS - 1:
+            self._blind((FOREIGN_HISTORY,))
+        self._cuda_trace.stop()
+        self._cuda_trace = None
+
+    def _blind(self, spots: Sequence[BlindSpot]) -> None:
+        for spot in spots:
+            self._write(lambda spot=spot: self._sink.blind_spot(spot))  # type: ignore[misc]
+
+    def _uninstall(self) -> None:
+        """Take every hook out of the program."""
+        self._active = False
+        try:
+            if self._hooks is not None:
+                self._hooks.remove()
+            if self._cpu_trace is not None and not self._cpu_trace.stop():
+                self._faults.append("the dispatch mode stays: another mode lies above it")
+            if self._cuda_trace is not None:
+                self._cuda_trace.stop()
+        except Exception as error:  # noqa: BLE001 - leaving must not end the program either
+            self._faults.append(f"{type(error).__name__}: {error}")
+
+    def _fault(self, error: Exception) -> None:
+        """Something of ours failed: say so once, get out of the way."""
+        text = f"{type(error).__name__}: {error}"
+        self._faults.append(text)
+        _log.debug("gpuprobe fault", exc_info=error)
+        self._uninstall()
+        self._warn(f"gpuprobe stopped recording, the program goes on: {text}")
+
+    def _write(self, action: Callable[[], object]) -> None:
+        """Write to the recording. A full disk costs what could not be written, no more."""
+        try:
+            action()
+        except OSError as error:
+            self._lost_writes += 1
+            if self._lost_writes == 1:
+                self._faults.append(f"writing the recording: {error}")
+                self._warn(f"gpuprobe cannot write its recording, the program goes on: {error}")
+
+
+def _exact_peak(segments: list[Segment]) -> int:
+    """The largest peak of any device that is known exactly; -1 where none is. Bytes."""
+    return max(
+        (m.exact_peak for s in segments for m in s.end.devices if m.exact_peak is not None),
+        default=-1,
+    )
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _forget_in_children(recorder: Recorder) -> None:
+    """A forked child (a DataLoader worker) shares our memory, not our recording."""
+    ref = weakref.ref(recorder)
+
+    def forget() -> None:
+        child = ref()
+        if child is not None:
+            child._active = False
+            if child._cpu_trace is not None:
+                child._cpu_trace.active = False
+
+    os.register_at_fork(after_in_child=forget)

@@ -1,0 +1,147 @@
+"""Which bytes belong to parameters, gradients, optimizer state and buffers.
+
+The tensors that a model and its optimizers hold are walked at step edges. Every storage is
+counted once, views and tied weights included; where one storage plays two roles, the first of
+parameter, gradient, optimizer state, buffer wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from gpuprobe.model.memory import Category
+from gpuprobe.model.session import KnownTensors
+from gpuprobe.model.values import Bytes, Unavailable
+
+__all__ = ["Known", "known_tensors", "plain_tensors", "walk"]
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class Known(NamedTuple):
+    """One storage that was recognised. ``address`` is its data pointer, ``nbytes`` its size."""
+
+    device: str
+    address: int
+    nbytes: int
+    category: Category
+
+
+def walk(models: Iterable[Any], optimizers: Iterable[Any]) -> dict[int, Known]:
+    """Every storage held by these modules and optimizers, by its identity (``_cdata``)."""
+    found: dict[int, Known] = {}
+    parameters: dict[int, Any] = {}
+    buffers: list[Any] = []
+    optimizers = list(optimizers)
+    for model in models:
+        for module in model.modules():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    parameters[id(parameter)] = parameter
+            buffers.extend(b for b in module._buffers.values() if b is not None)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameters[id(parameter)] = parameter
+    for parameter in parameters.values():
+        _note(found, parameter, Category.PARAMETER)
+    for parameter in parameters.values():
+        if parameter.is_leaf and parameter.grad is not None:
+            _note(found, parameter.grad, Category.GRADIENT)
+    for optimizer in optimizers:
+        for state in list(optimizer.state.values()):
+            for tensor in _tensors_in(state):
+                _note(found, tensor, Category.OPTIMIZER_STATE)
+    for buffer in buffers:
+        _note(found, buffer, Category.BUFFER)
+    return found
+
+
+def known_tensors(
+    found: Mapping[int, Known], allocated: Mapping[str, int | Unavailable]
+) -> tuple[KnownTensors, ...]:
+    """Sum what `walk` found by device and category. ``allocated``: bytes by device, for the
+    rest that no known tensor explains.
+    """
+    sums: dict[str, dict[Category, int]] = {}
+    for known in found.values():
+        by_category = sums.setdefault(known.device, {})
+        by_category[known.category] = by_category.get(known.category, 0) + known.nbytes
+    for device, total in allocated.items():
+        if not isinstance(total, Unavailable):
+            sums.setdefault(device, {})
+    unknown = Unavailable("the total is not known")
+    result = []
+    for device, by_category in sorted(sums.items()):
+        total = allocated.get(device, unknown)
+        result.append(
+            KnownTensors(
+                device=device,
+                by_category={c: Bytes(n) for c, n in sorted(by_category.items())},
+                rest=total
+                if isinstance(total, Unavailable)
+                else Bytes(total - sum(by_category.values())),
+            )
+        )
+    return tuple(result)
+
+
+def _note(found: dict[int, Known], tensor: Any, category: Category) -> None:
+    if type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_meta:
+        _note_plain(found, tensor, category)
+        return
+    for plain in plain_tensors(tensor):
+        _note_plain(found, plain, category)
+
+
+def _note_plain(found: dict[int, Known], tensor: Any, category: Category) -> None:
+    storage = tensor.untyped_storage()
+    key = storage._cdata
+    if key not in found:
+        nbytes = storage.nbytes()
+        if nbytes:
+            found[key] = Known(str(tensor.device), storage.data_ptr(), nbytes, category)
+
+
+def plain_tensors(tensor: Any) -> Iterator[Any]:
+    """The strided tensors with real storage that make up ``tensor``.
+
+    A sparse tensor is its indices and values; a wrapper subclass (DTensor, quantised weights)
+    is what it wraps; a meta or fake tensor has no memory at all.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    if isinstance(tensor, FakeTensor):
+        return
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        for name in names:
+            yield from plain_tensors(getattr(tensor, name))
+    elif tensor.layout is torch.strided:
+        if not tensor.is_meta:
+            yield tensor
+    elif tensor.layout is torch.sparse_coo:
+        # _indices/_values: the public ones refuse tensors that are not coalesced.
+        yield from plain_tensors(tensor._indices())
+        yield from plain_tensors(tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+
+
+def _tensors_in(value: Any, depth: int = 4) -> Iterator[Any]:
+    """The tensors in an optimizer's state: nested dicts and lists, to a sensible depth."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors_in(item, depth - 1)
+    elif depth and isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors_in(item, depth - 1)
