@@ -11,7 +11,7 @@
     blobs                    zlib streams, in the order that the header lists them
 
 All integers are little-endian. The header gives every blob's typecode, number of rows, stored
-length and the crc32 of its unpacked bytes. A column that is zero in every row is left out.
+length and the crc32 of its stored bytes. A column that is zero in every row is left out.
 A reader skips columns it does not know; a new major version means it must not.
 """
 
@@ -31,6 +31,7 @@ from gpuprobe.model.memory import Category, Segment, TraceAction
 from gpuprobe.model.trace import (
     COLUMNS,
     AllocatorSettings,
+    Annotation,
     EventColumns,
     Frame,
     LiveColumns,
@@ -84,6 +85,7 @@ def encode_chunk(trace: MemoryTrace) -> bytes:
         "frames": [list(frame) for frame in trace.stacks.frames],
         "stacks": [list(stack) for stack in trace.stacks.stacks],
         "segments": to_plain(trace.segments),
+        "annotations": [list(annotation) for annotation in trace.annotations],
     }
     raw = _dumps(texts)
     header = _dumps(
@@ -109,7 +111,7 @@ def _dumps(value: Any) -> bytes:
 def _pack(raw: bytes, blobs: list[bytes]) -> dict[str, int]:
     blob = zlib.compress(raw, _LEVEL)
     blobs.append(blob)
-    return {"stored": len(blob), "crc32": zlib.crc32(raw)}
+    return {"stored": len(blob), "crc32": zlib.crc32(blob)}
 
 
 def _little_endian(values: array[int]) -> bytes:
@@ -159,6 +161,8 @@ def _decode(header: dict[str, Any], body: memoryview) -> MemoryTrace:
         blob = body[position : position + stored]
         if len(blob) != stored:
             raise DataError("cut off")
+        if zlib.crc32(blob) != entry["crc32"]:
+            raise DataError("checksum")
         if not 0 <= length <= stored * _MAX_EXPANSION:
             raise DataError("a length that compression cannot have reached")
         position += stored
@@ -167,8 +171,8 @@ def _decode(header: dict[str, Any], body: memoryview) -> MemoryTrace:
             raw = unpacker.decompress(blob, length + 1)
         except zlib.error as error:
             raise DataError(str(error)) from error
-        if len(raw) != length or zlib.crc32(raw) != entry["crc32"]:
-            raise DataError("checksum")
+        if len(raw) != length or not unpacker.eof or unpacker.unused_data:
+            raise DataError("a blob that is not as long as the header says")
         return raw
 
     trace = MemoryTrace(
@@ -205,6 +209,10 @@ def _decode(header: dict[str, Any], body: memoryview) -> MemoryTrace:
         raise DataError("bytes after its end")
     trace.stacks = _stack_table(texts)
     trace.segments = tuple(from_plain(Segment, plain) for plain in texts["segments"])
+    trace.annotations = tuple(
+        Annotation(_of(str, stage), _of(str, label), _of(int, time_us))
+        for stage, label, time_us in texts.get("annotations", ())
+    )
     _check_indices(trace)
     return trace
 

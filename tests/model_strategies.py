@@ -1,0 +1,188 @@
+"""Hypothesis strategies for the model, derived from its type hints.
+
+A class that is added to the model is covered the moment it exists.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+import types
+import typing
+from enum import Enum
+from typing import Any
+
+from hypothesis import strategies as st
+
+import gpuprobe.model
+from gpuprobe.model.memory import Category, Segment, TraceAction
+from gpuprobe.model.trace import (
+    AllocatorSettings,
+    Annotation,
+    EventColumns,
+    Frame,
+    LiveColumns,
+    MemoryTrace,
+    StackTable,
+)
+
+TEXT = st.text(st.characters(), max_size=12)  # lone surrogates too: file names hold them
+INTEGERS = st.integers(-(2**70), 2**70)
+
+
+def model_classes() -> list[type]:
+    """Every dataclass of the model that the codec is for (columns have a format of their own)."""
+    found = []
+    for info in pkgutil.iter_modules(gpuprobe.model.__path__, "gpuprobe.model."):
+        module = importlib.import_module(info.name)
+        for value in vars(module).values():
+            if (
+                isinstance(value, type)
+                and dataclasses.is_dataclass(value)
+                and value.__module__ == info.name
+                and value.__name__ not in ("MemoryTrace", "Recording", "RankRecording", "Reading")
+            ):
+                found.append(value)
+    return found
+
+
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of a type hint."""
+    while isinstance(hint, typing.NewType):
+        hint = hint.__supertype__
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of([values_of(arg) for arg in args])
+    if origin is tuple:
+        if len(args) == 2 and args[1] is Ellipsis:
+            return st.lists(values_of(args[0]), max_size=2).map(tuple)
+        return st.tuples(*map(values_of, args))
+    if origin is list:
+        return st.lists(values_of(args[0]), max_size=2)
+    if origin is dict:
+        return st.dictionaries(values_of(args[0]), values_of(args[1]), max_size=2)
+    if hint in (None, type(None)):
+        return st.none()
+    if hint is bool:
+        return st.booleans()
+    if hint is int:
+        return INTEGERS
+    if hint is float:
+        return st.floats(allow_nan=False)  # NaN differs from itself; it has a test of its own
+    if hint is str:
+        return TEXT
+    if hint is Any:
+        return st.one_of(INTEGERS, TEXT)
+    cls = origin or hint
+    if issubclass(cls, Enum):
+        return st.sampled_from(cls)
+    bound = dict(zip(getattr(cls, "__parameters__", ()), args, strict=False))
+    hints = typing.get_type_hints(cls)
+
+    def field_values() -> st.SearchStrategy[Any]:
+        return st.fixed_dictionaries(
+            {},
+            optional={
+                f.name: values_of(_bind(hints[f.name], bound))
+                for f in dataclasses.fields(cls)
+                if f.init and _optional(f)
+            },
+        ).flatmap(
+            lambda given: st.builds(
+                cls,
+                **{k: st.just(v) for k, v in given.items()},
+                **{
+                    f.name: values_of(_bind(hints[f.name], bound))
+                    for f in dataclasses.fields(cls)
+                    if f.init and not _optional(f)
+                },
+            )
+        )
+
+    return st.deferred(field_values)
+
+
+def _optional(field: Any) -> bool:
+    missing = dataclasses.MISSING
+    return field.default is not missing or field.default_factory is not missing
+
+
+def _bind(hint: Any, bound: dict[Any, Any]) -> Any:
+    if isinstance(hint, typing.TypeVar):
+        return bound.get(hint, Any)
+    args = typing.get_args(hint)
+    if not args:
+        return hint
+    new = tuple(_bind(arg, bound) for arg in args)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.Union[new]  # noqa: UP007 - built from a tuple
+    return typing.get_origin(hint)[new]
+
+
+U64 = st.integers(0, 2**64 - 1)
+I64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@st.composite
+def stack_tables(draw: st.DrawFn) -> StackTable:
+    table = StackTable()
+    for text in draw(st.lists(TEXT, max_size=3)):
+        table.string(text)
+    for frame in draw(st.lists(st.builds(Frame, TEXT, INTEGERS, TEXT), max_size=3)):
+        table.frame(frame)
+    indices = st.lists(st.integers(0, len(table.frames) - 1), max_size=3).map(tuple)
+    for stack in draw(st.lists(indices, max_size=3)):
+        table.stack(stack)
+    return table
+
+
+@st.composite
+def memory_traces(draw: st.DrawFn) -> MemoryTrace:
+    """Traces whose columns hold anything their types can, in valid tables."""
+    stacks = draw(stack_tables())
+    pools = [(0, 0), *draw(st.lists(st.tuples(INTEGERS, INTEGERS), max_size=2))]
+
+    def row(actions: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[int, ...]]:
+        return st.tuples(
+            actions,
+            U64,
+            U64,
+            U64,
+            I64,
+            st.integers(0, len(stacks.stacks) - 1),
+            st.integers(0, len(Category) - 1),
+            st.integers(0, len(stacks.strings) - 1),
+            st.integers(0, len(stacks.strings) - 1),
+            st.integers(0, len(pools) - 1),
+            U64,
+        )
+
+    events, baseline = EventColumns(), LiveColumns()
+    for values in draw(st.lists(row(st.integers(0, len(TraceAction) - 1)), max_size=5)):
+        events.append(*values)
+    for values in draw(st.lists(row(st.just(TraceAction.ALLOC.code)), max_size=3)):
+        baseline.append(*values)
+    return MemoryTrace(
+        device=draw(TEXT),
+        events=events,
+        baseline=baseline,
+        stacks=stacks,
+        pools=pools,
+        segments=tuple(draw(st.lists(values_of(Segment), max_size=2))),
+        settings=draw(st.none() | values_of(AllocatorSettings)),
+        complete=draw(st.booleans()),
+        step=draw(st.none() | INTEGERS),
+        annotations=tuple(draw(st.lists(st.builds(Annotation, TEXT, TEXT, I64), max_size=2))),
+    )
+
+
+def same_trace(a: MemoryTrace, b: MemoryTrace) -> bool:
+    """Equal in every field; stack tables are compared by their contents."""
+    for f in dataclasses.fields(MemoryTrace):
+        x, y = getattr(a, f.name), getattr(b, f.name)
+        if f.name == "stacks":
+            x, y = ((t.strings, t.frames, t.stacks) for t in (x, y))
+        if type(x) is not type(y) or x != y:
+            return False
+    return True

@@ -1,0 +1,121 @@
+"""Model values survive the way to JSON text and back."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from model_strategies import model_classes, values_of
+
+from gpuprobe.errors import DataError
+from gpuprobe.model.codec import from_plain, to_plain
+from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.memory import Category
+from gpuprobe.model.session import Environment, HostWindow, KnownTensors, Session, Step
+from gpuprobe.model.trace import AllocatorSettings
+from gpuprobe.model.values import Bytes, Peak, ReadStatus, Unavailable
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+
+
+def through_text(value: Any) -> Any:
+    return json.loads(json.dumps(to_plain(value), allow_nan=False))
+
+
+@pytest.mark.parametrize("cls", model_classes(), ids=lambda cls: cls.__name__)
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_round_trip_of_every_model_class(cls: type, data: st.DataObject) -> None:
+    value = data.draw(values_of(cls))
+    back = from_plain(cls, through_text(value))
+    assert back == value
+    assert to_plain(back) == to_plain(value)
+
+
+def test_every_record_type_is_among_those_classes() -> None:
+    assert {Step, Session, Environment, Finding, Peak} <= set(model_classes())
+
+
+@settings(max_examples=150, deadline=None)
+@given(plain=JSON, data=st.data())
+def test_foreign_data_is_a_value_or_a_data_error(plain: Any, data: st.DataObject) -> None:
+    cls = data.draw(st.sampled_from([Step, Session, Finding, AllocatorSettings, KnownTensors]))
+    if isinstance(plain, dict) and plain:
+        # Keys that exist, with values that do not fit: those get furthest.
+        names = list(cls.__dataclass_fields__)
+        plain = dict(zip(names, plain.values(), strict=False))
+    try:
+        value = from_plain(cls, plain)
+    except DataError:
+        return
+    assert isinstance(value, cls)
+
+
+def test_defaults_are_left_out_and_unknown_keys_ignored() -> None:
+    step = Step(index=3, start_ns=0, duration_ns=5)
+    assert to_plain(step) == {"index": 3, "start_ns": 0, "duration_ns": 5}
+    assert from_plain(Step, {**to_plain(step), "added_in_1_7": [1]}) == step
+
+
+def test_unavailable_keeps_reason_and_status() -> None:
+    window = HostWindow(rss_start=Unavailable("not permitted", ReadStatus.DENIED))
+    plain = to_plain(window)
+    assert plain == {"rss_start": {"unavailable": "not permitted", "status": "denied"}}
+    assert from_plain(HostWindow, plain) == window
+
+
+def test_zero_is_not_confused_with_a_missing_value() -> None:
+    window = HostWindow(rss_start=Bytes(0))
+    assert to_plain(window) == {"rss_start": 0}
+    assert from_plain(HostWindow, {"rss_start": 0}).rss_start == 0
+
+
+def test_dict_keys_are_enum_values() -> None:
+    tensors = KnownTensors("cpu", {Category.PARAMETER: Bytes(4)}, rest=Bytes(1))
+    plain = to_plain(tensors)
+    assert plain["by_category"] == {"parameter": 4}
+    assert from_plain(KnownTensors, plain) == tensors
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+def test_floats_that_json_has_no_word_for(number: float) -> None:
+    settings = AllocatorSettings(garbage_collection_threshold=number)
+    back = from_plain(AllocatorSettings, through_text(settings))
+    assert repr(back.garbage_collection_threshold) == repr(number)
+
+
+@pytest.mark.parametrize(
+    ("cls", "plain", "message"),
+    [
+        (Step, [], "not a valid Step: expected dict, found list"),
+        (Step, {"index": "1", "start_ns": 0, "duration_ns": 0}, "expected int, found str"),
+        (Step, {"index": True, "start_ns": 0, "duration_ns": 0}, "expected int, found bool"),
+        (Step, {"index": 1}, "missing"),
+        (Session, {"started_at": 10**400}, "too large"),
+        (Peak, {"at_least": 1, "at_most": 1.5}, "expected int, found float"),
+        (KnownTensors, {"device": "cpu", "by_category": {"soul": 1}}, "soul"),
+        (Finding, {"rule": "", "kind": "", "message": "", "level": "loud"}, "loud"),
+        (HostWindow, {"rss_start": {"unavailable": 3, "status": "ok"}}, "expected str"),
+    ],
+)
+def test_what_is_wrong_is_said(cls: type, plain: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        from_plain(cls, plain)
+
+
+def test_values_outside_the_model_are_refused() -> None:
+    with pytest.raises(TypeError, match="not a model value: object"):
+        to_plain(object())
+
+
+def test_fingerprint_is_kept_as_written() -> None:
+    finding = Finding("GP001", "host-race", Level.ERROR, "message")
+    assert from_plain(Finding, to_plain(finding)).fingerprint == finding.fingerprint
