@@ -35,7 +35,8 @@ def train(steps: int, fixed: bool) -> None:
         optimizer.step()
         losses.append(loss.item() if fixed else loss)
         print(f"step {step} loss {loss.item()!r}", flush=True)
-    print(f"mean loss {float(sum(losses)) / steps!r}")
+    numbers = [loss.item() if isinstance(loss, torch.Tensor) else loss for loss in losses]
+    print(f"mean loss {sum(numbers) / steps!r}")
 
 
 def main() -> None:

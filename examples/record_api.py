@@ -1,7 +1,8 @@
 """Record a training loop from inside, and read the recording back.
 
 ``gpuprobe run`` needs no change to a script. Where you own the loop, ``gpuprobe.record`` lets
-you say what a step is and give its phases the names you use.
+you say what a step is and name phases of your own beside the forward, backward and optimizer
+phases, which are found by themselves.
 
     python examples/record_api.py own.gpuprobe
 """
@@ -30,14 +31,14 @@ def train(path: str, steps: int) -> None:
                 with rec.phase("data"):
                     inputs = functional.one_hot(labels, 64).float()
                     inputs += 0.5 * torch.randn(256, 64, device=device)
-                with rec.phase("forward"):
-                    loss = functional.cross_entropy(model(inputs), labels)
-                with rec.phase("backward"):
-                    loss.backward()
-                with rec.phase("optimizer"):
-                    optimizer.step()
-                    optimizer.zero_grad(set_to_none=True)
-            print(f"step {step} loss {loss.item()!r}", flush=True)
+                scores = model(inputs)
+                loss = functional.cross_entropy(scores, labels)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                with rec.phase("accuracy"):
+                    accuracy = (scores.argmax(dim=1) == labels).float().mean().item()
+            print(f"step {step} loss {loss.item()!r} accuracy {accuracy:.3f}", flush=True)
 
 
 def main() -> None:

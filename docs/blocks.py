@@ -1,0 +1,295 @@
+"""The code blocks of the documentation: find them, run them, compare what they print.
+
+A page is Markdown. Its ``console`` blocks hold commands, on lines that begin with ``$ ``, each
+followed by the output it prints, or by nothing where the output does not matter; ``python``
+blocks are whole programs. A page's commands run in order in one scratch directory that holds a
+copy of ``examples/``.
+
+An HTML comment just before a block changes how it is treated:
+
+* ``<!-- exit: 3 -->``, ``<!-- exit: 0 or 3 -->``: the exit code of its last command;
+* ``<!-- skip: reason -->``: it is not run (``tests/docs`` lists every such block);
+* ``<!-- output: reason -->``: it is run, but its output differs between machines.
+
+A line of output that is just ``...`` stands for any lines. Numbers, sizes, durations and bars
+are not compared: what a page promises is the shape and the words.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+PROJECT = "/home/me/project"  # what the pages call the scratch directory
+HOST = "myhost"
+
+_FENCE = re.compile(r"^(`{3,})(\w*)\s*$")
+_DIRECTIVE = re.compile(r"^<!-- (exit|skip|output): (.+?) -->$")
+
+
+@dataclass
+class Command:
+    """One command of a console block, and the lines of output shown below it."""
+
+    text: str
+    source: list[str]  # as written, with the prompt and continuation lines
+    shown: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Block:
+    """One fenced block. ``start`` and ``end`` are the indices of its fence lines."""
+
+    page: Path
+    language: str
+    start: int
+    end: int
+    lines: list[str]
+    directives: dict[str, str]
+
+    @property
+    def where(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.start + 1}"
+
+    @property
+    def exit_codes(self) -> tuple[int, ...]:
+        """The exit codes that are right for the block's last command."""
+        return tuple(int(text) for text in self.directives.get("exit", "0").split(" or "))
+
+    def commands(self) -> list[Command]:
+        """The commands of a console block, in order."""
+        found: list[Command] = []
+        open_ended = False
+        for line in self.lines:
+            if open_ended:
+                found[-1].text += "\n" + line.removeprefix("> ")
+                found[-1].source.append(line)
+            elif line.startswith("$ "):
+                found.append(Command(line[2:], [line]))
+            elif found:
+                found[-1].shown.append(line)
+                continue
+            else:
+                raise ValueError(f"{self.where}: output before the first command: {line!r}")
+            open_ended = line.endswith("\\")
+        return found
+
+
+def pages() -> list[Path]:
+    """README.md, CONTRIBUTING.md and every page under docs/, in a stable order."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+
+
+def blocks(page: Path) -> list[Block]:
+    """Every fenced block of a page. Raises ValueError for one that is not closed."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    found: list[Block] = []
+    directives: dict[str, str] = {}
+    index = 0
+    while index < len(lines):
+        line = lines[index]
+        if directive := _DIRECTIVE.match(line):
+            directives[directive[1]] = directive[2]
+        elif fence := _FENCE.match(line):
+            try:
+                end = lines.index(fence[1], index + 1)
+            except ValueError:
+                raise ValueError(f"{page}:{index + 1}: a block that is not closed") from None
+            body = lines[index + 1 : end]
+            found.append(Block(page, fence[2], index, end, body, directives))
+            directives = {}
+            index = end
+        elif line.strip() and directives:
+            raise ValueError(f"{page}:{index + 1}: a directive without a block")
+        index += 1
+    if directives:
+        raise ValueError(f"{page}: a directive without a block at the end")
+    return found
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command did: its exit code, and stdout and stderr as a terminal shows them."""
+
+    code: int
+    output: str
+
+    def lines(self) -> list[str]:
+        """The output, without blank lines at its ends or blanks at the ends of lines."""
+        return [line.rstrip() for line in self.output.strip("\n").splitlines()]
+
+
+class Runner:
+    """Runs commands in scratch directories under ``base``; remembers expensive ones.
+
+    Many pages begin with the same ``gpuprobe run``. It only adds files, so it is run once and
+    its files are copied into the directory of the next page that asks for it.
+    """
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self._made: dict[str, tuple[Result, Path]] = {}
+
+    def scratch(self, name: str) -> Path:
+        """A fresh directory with the examples in it."""
+        where = self.base / name
+        shutil.copytree(
+            ROOT / "examples", where / "examples", ignore=shutil.ignore_patterns("__pycache__")
+        )
+        return where
+
+    def shell(self, command: str, cwd: Path) -> Result:
+        """Run a command line as a user's shell would."""
+        if not command.startswith("gpuprobe run ") or re.search(r"[|<>;&]", command):
+            return self._call(["bash", "-c", command], cwd)
+        if command not in self._made:
+            before = set(cwd.iterdir())
+            result = self._call(["bash", "-c", command], cwd)
+            kept = self.base / f"made-{len(self._made)}"
+            kept.mkdir()
+            for made in set(cwd.iterdir()) - before:
+                shutil.copytree(made, kept / made.name)
+            self._made[command] = (result, kept)
+            return result
+        result, kept = self._made[command]
+        shutil.copytree(kept, cwd, dirs_exist_ok=True)
+        return result
+
+    def python(self, source: str, cwd: Path) -> Result:
+        """Run a Python block as a script of its own."""
+        (cwd / "block.py").write_text(source, encoding="utf-8")
+        return self._call([sys.executable, "block.py"], cwd)
+
+    def _call(self, argv: list[str], cwd: Path) -> Result:
+        env = {
+            # What a test runner sets for itself must not reach the programs that pages run.
+            **{k: v for k, v in os.environ.items() if not k.startswith(("COV_", "PYTEST_"))},
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "COLUMNS": "100",
+            "NO_COLOR": "1",
+            "PYTHONWARNINGS": "ignore:Failed to initialize NumPy",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "CUDA_VISIBLE_DEVICES": "",  # the pages show what every machine can run
+            "OMP_NUM_THREADS": "2",
+        }
+        done = subprocess.run(
+            argv,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            timeout=300,
+            check=False,
+        )
+        return Result(done.returncode, presentable(done.stdout, cwd))
+
+
+def presentable(output: str, cwd: Path) -> str:
+    """The output as a page shows it: nothing of the machine it was made on."""
+    for real, shown in (
+        (str(cwd.resolve()), PROJECT),
+        (str(cwd), PROJECT),
+        (str(ROOT), PROJECT),
+        (socket.gethostname(), HOST),
+    ):
+        output = re.sub(rf"(?<![\w.-]){re.escape(real)}(?![\w-])", shown, output)
+    return re.sub(r"[^\s\"']*/site-packages", "site-packages", output)
+
+
+_UNCOMPARED = (
+    (re.compile(r"[▁▂▃▄▅▆▇█▉▊▋▌▍▎▏░▒▓⣀-⣿]+"), " ▇ "),
+    (re.compile(r"[─━-]{3,}"), "───"),
+    (re.compile(r"0x[0-9a-f]+"), "#"),
+    (re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?"), "#"),
+    (re.compile(r"# ?(?:[KMGT]i)?B\b"), "# B"),
+    (re.compile(r"# ?(?:ns|µs|ms|s)\b"), "# s"),
+    (re.compile(r"[ \t]+"), " "),
+)
+
+
+def shape(line: str) -> str:
+    """The line without what differs between two good runs: numbers, units' scale, bars."""
+    for pattern, replacement in _UNCOMPARED:
+        line = pattern.sub(replacement, line)
+    return line.strip()
+
+
+def same_shape(shown: list[str], actual: list[str]) -> bool:
+    """Does the output a page shows have the shape of the actual output?"""
+    wanted = [shape(line) for line in _trimmed(shown)]
+    got = [shape(line) for line in _trimmed(actual)]
+
+    def match(i: int, j: int) -> bool:
+        while i < len(wanted) and wanted[i] != "...":
+            if j >= len(got) or wanted[i] != got[j]:
+                return False
+            i, j = i + 1, j + 1
+        if i == len(wanted):
+            return j == len(got)
+        return any(match(i + 1, k) for k in range(j, len(got) + 1))
+
+    return match(0, 0)
+
+
+def _trimmed(lines: list[str]) -> list[str]:
+    text = "\n".join(line.rstrip() for line in lines).strip("\n")
+    return text.split("\n") if text else []
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One command of a page, and what it did."""
+
+    block: Block
+    command: Command
+    result: Result
+    codes: tuple[int, ...]  # the right ones
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with it, or an empty string."""
+        said = f"{self.block.where}: {self.command.text}\n"
+        if self.result.code not in self.codes:
+            wanted = " or ".join(map(str, self.codes))
+            return f"{said}exit code {self.result.code}, not {wanted}:\n{self.result.output}"
+        shown = _trimmed(self.command.shown)
+        compared = shown and "output" not in self.block.directives
+        if compared and not same_shape(shown, self.result.lines()):
+            return (
+                f"{said}the page shows\n\n" + "\n".join(shown) + "\n\nbut it prints\n\n"
+                f"{self.result.output}\n(python docs/generate.py --pages brings it up to date)"
+            )
+        return ""
+
+
+def run_page(page: Path, runner: Runner) -> Iterator[Outcome]:
+    """Run everything on a page that is not skipped, in order."""
+    runnable = [
+        block
+        for block in blocks(page)
+        if block.language in ("console", "python") and "skip" not in block.directives
+    ]
+    if not runnable:
+        return
+    cwd = runner.scratch(re.sub(r"\W+", "-", str(page.relative_to(ROOT))))
+    for block in runnable:
+        if block.language == "python":
+            command = Command("python block", [])
+            result = runner.python("\n".join(block.lines) + "\n", cwd)
+            yield Outcome(block, command, result, block.exit_codes)
+            continue
+        commands = block.commands()
+        for command in commands:
+            codes = block.exit_codes if command is commands[-1] else (0,)
+            yield Outcome(block, command, runner.shell(command.text, cwd), codes)

@@ -1,0 +1,459 @@
+"""Bring the generated parts of the documentation up to date.
+
+    python docs/generate.py            the reference, from the code
+    python docs/generate.py --pages    also the outputs shown in console blocks, and the pictures
+    python docs/generate.py --check    change nothing; exit 1 if the reference is out of date
+
+A page holds generated text between ``<!-- generated: name -->`` and ``<!-- end -->``; the rest
+of it is written by hand. ``--pages`` runs every command of every page, and leaves alone the
+blocks that are skipped, that shorten their output with a line ``...``, or whose output still
+has the shape it should (see ``blocks.same_shape``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import importlib
+import inspect
+import io
+import re
+import sys
+import tempfile
+import textwrap
+import tokenize
+from collections.abc import Callable, Iterator
+from enum import EnumMeta
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import blocks
+import pictures
+
+_SECTION = re.compile(r"(<!-- generated: ([\w./:-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+# -- the command line
+
+
+def command_list() -> str:
+    """The commands, with the line that ``gpuprobe --help`` has for each."""
+    rows = [(f"[`{name}`](#gpuprobe-{name})", text) for name, (_, text) in _commands().items()]
+    return table(("command", "what it does"), rows)
+
+
+def command_reference() -> str:
+    """Every command with its arguments, as argparse knows them."""
+    return "\n\n".join(_command(name, home) for name, (home, _) in _commands().items())
+
+
+def _commands() -> dict[str, tuple[str, str]]:
+    from gpuprobe.cli.commands import COMMANDS
+
+    return COMMANDS
+
+
+def _command(name: str, home: str) -> str:
+    module = importlib.import_module(home)
+    parser = argparse.ArgumentParser(prog=f"gpuprobe {name}", description=module.__doc__)
+    module.add_arguments(parser)
+    actions = [a for a in parser._actions if a.help != argparse.SUPPRESS]
+    options = [a for a in actions if a.option_strings]
+    positionals = [a for a in actions if not a.option_strings]
+    usage = parser.usage or " ".join(
+        [parser.prog, "[options]", *(_positional(action) for action in positionals)]
+    )
+    parts = [
+        f"## gpuprobe {name}",
+        f"```text\n{usage % {'prog': parser.prog}}\n```",
+        docstring(parser.description),
+        table(
+            ("argument", "meaning"),
+            [(f"`{_spelling(a)}`", _help(parser, a)) for a in (*positionals, *options)],
+        ),
+    ]
+    if parser.epilog:
+        parts.append(docstring(parser.epilog))
+    return "\n\n".join(parts)
+
+
+def _metavar(action: argparse.Action) -> str:
+    if isinstance(action.metavar, str):
+        return action.metavar
+    if action.choices is not None:
+        return "{" + ",".join(map(str, action.choices)) + "}"
+    return action.dest.upper()
+
+
+def _positional(action: argparse.Action) -> str:
+    shown = _metavar(action)
+    return {
+        "?": f"[{shown}]",
+        "*": f"[{shown} ...]",
+        "+": f"{shown} [{shown} ...]",
+        argparse.REMAINDER: f"[{shown} ...]",
+    }.get(str(action.nargs), shown)
+
+
+def _spelling(action: argparse.Action) -> str:
+    if not action.option_strings:
+        return _metavar(action)
+    takes_value = action.nargs != 0
+    value = f" {_metavar(action)}" if takes_value else ""
+    return ", ".join(action.option_strings) + value
+
+
+def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    values = {**vars(action), "prog": parser.prog}
+    text = (action.help or "") % values
+    default = action.default
+    worth_saying = isinstance(default, (str, int, float)) and not isinstance(default, bool)
+    worth_saying = worth_saying and default not in ("", argparse.SUPPRESS)
+    if action.option_strings and worth_saying and "default" not in text:
+        text += f" (default: {default})"
+    return text
+
+
+# -- exit codes
+
+
+def exit_code_table() -> str:
+    """The codes of ``gpuprobe.cli.exit_codes``, and the errors that become each."""
+    from gpuprobe import errors
+    from gpuprobe.cli import exit_codes
+
+    comments = _comments(inspect.getsource(exit_codes))
+    raised: dict[int, list[str]] = {}
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        if kind is not errors.GpuprobeError:
+            code = exit_codes.of(kind("", "") if kind is errors.MissingExtra else kind(""))
+            raised.setdefault(code, []).append(f"`{name}`")
+    rows = []
+    for name, value in vars(exit_codes).items():
+        if name.isupper() and isinstance(value, int):
+            meaning = name.lower().replace("_", " ")
+            comment = comments.get(name, "")
+            if comment:
+                meaning = comment if comment.startswith(meaning) else f"{meaning}: {comment}"
+            rows.append((str(value), meaning, ", ".join(raised.get(value, []))))
+    return table(("code", "meaning", "errors of the Python API"), rows)
+
+
+def error_table() -> str:
+    """Every public error with the first line of its docstring."""
+    from gpuprobe import errors
+
+    rows = []
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        base = kind.__bases__[0].__name__
+        rows.append((f"`{name}`", f"`{base}`", _first_paragraph(kind.__doc__)))
+    return table(("error", "is a", "meaning"), rows)
+
+
+# -- the Python API
+
+
+def python_api() -> str:
+    """Every public name of ``gpuprobe``, then the classes that they hand out."""
+    import gpuprobe
+
+    names = [name for name in gpuprobe.__all__ if name != "__version__"]
+    public = [getattr(gpuprobe, name) for name in names]
+    functions = [item for item in public if not inspect.isclass(item)]
+    classes = [item for item in public if inspect.isclass(item)]
+    parts = [f"## gpuprobe.{item.__name__}\n\n{_function(item)}" for item in functions]
+    parts += [f"## {item.__name__}\n\n{_class(item)}" for item in classes + _handed_out(classes)]
+    return "\n\n".join(parts)
+
+
+def _handed_out(known: list[type]) -> list[type]:
+    """Classes that public functions return or yield, which are not public names themselves."""
+    found = []
+    for path in ("gpuprobe.sampler.recorder:Recorder",):
+        module, _, name = path.partition(":")
+        found.append(getattr(importlib.import_module(module), name))
+    return [item for item in found if item not in known]
+
+
+def _function(item: Any, name: str = "") -> str:
+    node = _node(item)
+    assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)), item
+    return f"```text\n{_signature(node, name or 'gpuprobe.' + node.name)}\n```\n\n" + docstring(
+        inspect.getdoc(item)
+    )
+
+
+def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> str:
+    arguments = ast.parse(ast.unparse(node)).body[0].args  # type: ignore[attr-defined]
+    for group in (arguments.posonlyargs, arguments.args):
+        if group and group[0].arg in ("self", "cls"):
+            del group[0]
+    text = ast.unparse(arguments)
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
+    if len(name) + len(text) + len(returns) > 88:
+        pieces = _split_arguments(text)
+        return f"{name}(\n" + "".join(f"    {piece},\n" for piece in pieces) + f"){returns}"
+    return f"{name}({text}){returns}"
+
+
+def _split_arguments(text: str) -> list[str]:
+    pieces, depth, start = [], 0, 0
+    for index, char in enumerate(text):
+        depth += (char in "([{") - (char in ")]}")
+        if char == "," and depth == 0:
+            pieces.append(text[start:index].strip())
+            start = index + 1
+    return [*pieces, text[start:].strip()]
+
+
+def _class(item: type) -> str:
+    parts = [docstring(item.__doc__)]
+    if dataclasses.is_dataclass(item):
+        parts.append(fields(item))
+    for name, member in vars(item).items():
+        if name.startswith("_"):
+            continue
+        if isinstance(member, property) and inspect.getdoc(member):
+            parts.append(f"* `{name}`: " + " ".join((inspect.getdoc(member) or "").split()))
+        elif inspect.isfunction(member) and inspect.getdoc(member) and not _internal(member):
+            function = inspect.unwrap(member)
+            parts.append(f"### {item.__name__}.{name}\n\n" + _function(function, name))
+    return "\n\n".join(part for part in parts if part)
+
+
+# What the sampler's own hooks call is public to them, not to users.
+_RECORDER_CALLS = {"step", "phase", "wrap", "finish"}
+
+
+def _internal(member: Any) -> bool:
+    home, _, name = member.__qualname__.rpartition(".")
+    return home == "Recorder" and name not in _RECORDER_CALLS
+
+
+# -- the recording format
+
+
+def fields(cls: type) -> str:
+    """The fields of a dataclass, with the comment behind each."""
+    node = _node(cls)
+    assert isinstance(node, ast.ClassDef)
+    comments = _comments(textwrap.dedent(inspect.getsource(cls)))
+    names = vars(sys.modules[cls.__module__])
+    rows = []
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            name = statement.target.id
+            default = "" if statement.value is None else _default(statement.value)
+            kind = ast.unparse(statement.annotation)
+            meaning = comments.get(name, "")
+            enum = names.get(kind)
+            if isinstance(enum, EnumMeta):
+                values = ", ".join(f"`{member.value}`" for member in enum)
+                meaning = f"{meaning}; {values}" if meaning else values
+            rows.append((f"`{name}`", f"`{kind}`", default, meaning))
+    return table(("field", "type", "default", "meaning"), rows)
+
+
+def _default(value: ast.expr) -> str:
+    text = ast.unparse(value)
+    if (made := re.fullmatch(r"field\(default(?:_factory)?=(.*)\)", text)) is not None:
+        text = {"dict": "{}", "list": "[]", "tuple": "()"}.get(made[1], made[1])
+    if text.startswith("_"):  # a constant that says "not collected"
+        return "unavailable"
+    if re.fullmatch(r"(lambda\b.*|[A-Z]\w*)", text) and text not in ("None", "True", "False"):
+        return ""
+    return f"`{text}`"
+
+
+def record(path: str) -> str:
+    """One record of the format: what its dataclass says, and its fields."""
+    module, _, name = path.rpartition(".")
+    cls = getattr(importlib.import_module(f"gpuprobe.model.{module}"), name)
+    return docstring(cls.__doc__) + "\n\n" + fields(cls)
+
+
+def trace_columns() -> str:
+    """The columns of a trace chunk."""
+    from gpuprobe.model import trace
+
+    source = inspect.getsource(trace)
+    body = source[source.index("COLUMNS: dict[str, str] = {") :].splitlines()[1:]
+    rows = []
+    for line in body:
+        entry = re.match(r'\s+"(\w+)": "(\w)",\s*(?:# (.*))?$', line)
+        if entry is None:
+            break
+        rows.append((f"`{entry[1]}`", f"`{entry[2]}`", entry[3] or ""))
+    assert [row[0].strip("`") for row in rows] == list(trace.COLUMNS)
+    return table(("column", "typecode", "meaning"), rows)
+
+
+def codes(path: str) -> str:
+    """The numbers an enum has in trace columns."""
+    module, _, name = path.rpartition(".")
+    enum = getattr(importlib.import_module(f"gpuprobe.model.{module}"), name)
+    rows = [(str(member.code), f"`{member.value}`") for member in enum]
+    return table(("code", "name"), sorted(rows, key=lambda row: int(row[0])))
+
+
+def module_doc(name: str) -> str:
+    """A module's docstring."""
+    return docstring(importlib.import_module(f"gpuprobe.{name}").__doc__)
+
+
+# -- helpers
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A Markdown table. Columns that are empty in every row are left out."""
+    used = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    lines = [[head[i] for i in used], ["---"] * len(used)]
+    lines += [[row[i].replace("|", "\\|") for i in used] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def docstring(text: str | None) -> str:
+    """A docstring as Markdown: reST's literals become code, its literal blocks fenced ones."""
+    clean = inspect.cleandoc(text or "").strip()
+    out: list[str] = []
+    literal = False
+    for paragraph in clean.split("\n\n"):
+        if literal and paragraph.startswith("    "):
+            code = textwrap.dedent(paragraph)
+            if out and out[-1].startswith("```text"):  # a blank line within the literal block
+                out[-1] = f"{out[-1].removesuffix('```')}\n{code}\n```"
+            else:
+                out.append(f"```text\n{code}\n```")
+            continue
+        literal = paragraph.endswith("::")
+        prose = paragraph.removesuffix("::") + (":" if len(paragraph) > 2 and literal else "")
+        if prose:
+            out.append(re.sub(r"``([^`]+)``", r"`\1`", prose))
+    return "\n\n".join(out)
+
+
+def _first_paragraph(text: str | None) -> str:
+    return " ".join(docstring(text).split("\n\n")[0].split())
+
+
+def _node(item: Any) -> ast.stmt:
+    return ast.parse(textwrap.dedent(inspect.getsource(item))).body[0]
+
+
+def _comments(source: str) -> dict[str, str]:
+    """name -> the comment behind its assignment or annotation, else the lines of comment above."""
+    names: dict[int, tuple[str, int]] = {}
+    for node in ast.walk(ast.parse(source)):
+        target = node.target if isinstance(node, ast.AnnAssign) else None
+        if isinstance(node, ast.Assign):
+            target = node.targets[0]
+        if isinstance(node, (ast.AnnAssign, ast.Assign)) and isinstance(target, ast.Name):
+            names[node.end_lineno or node.lineno] = (target.id, node.lineno)
+    behind: dict[int, str] = {}
+    alone: dict[int, str] = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            own_line = not token.line[: token.start[1]].strip()
+            (alone if own_line else behind)[token.start[0]] = token.string.lstrip("# ")
+    found = {}
+    for end, (name, start) in names.items():
+        above: list[str] = []
+        while start - 1 - len(above) in alone:
+            above.insert(0, alone[start - 1 - len(above)])
+        text = behind.get(end) or " ".join(above)
+        if text:
+            found[name] = text
+    return found
+
+
+# -- putting it together
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "commands": command_list,
+    "command-reference": command_reference,
+    "exit-codes": exit_code_table,
+    "errors": error_table,
+    "python-api": python_api,
+    "trace-columns": trace_columns,
+}
+
+WITH_ARGUMENT: dict[str, Callable[[str], str]] = {
+    "record": record,
+    "codes": codes,
+    "module": module_doc,
+}
+
+
+def generated(text: str) -> str:
+    """A page with its generated sections up to date. Raises KeyError for an unknown section."""
+
+    def fill(match: re.Match[str]) -> str:
+        name, _, argument = match[2].partition(":")
+        body = WITH_ARGUMENT[name](argument) if argument else SECTIONS[name]()
+        return f"{match[1]}{body}\n{match[3]}"
+
+    return _SECTION.sub(fill, text)
+
+
+def stale() -> Iterator[tuple[Path, str]]:
+    """Pages whose generated sections are out of date, with the text they should have."""
+    for page in blocks.pages():
+        text = page.read_text(encoding="utf-8")
+        wanted = generated(text)
+        if wanted != text:
+            yield page, wanted
+
+
+def refresh_outputs(page: Path, runner: blocks.Runner) -> bool:
+    """Run a page and rewrite the outputs that have another shape now. True if it changed."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    outcomes = list(blocks.run_page(page, runner))
+    fresh: dict[int, list[str]] = {}
+    changed = False
+    for outcome in outcomes:
+        block, shown = outcome.block, outcome.command.shown
+        if block.language != "console":
+            continue
+        keep = not any(line.strip() for line in shown) or "..." in shown
+        keep = keep or "output" in block.directives
+        keep = keep or blocks.same_shape(shown, outcome.result.lines())
+        body = fresh.setdefault(block.start, [])
+        body += outcome.command.source + (shown if keep else outcome.result.lines())
+        changed = changed or not keep
+    for block in reversed(blocks.blocks(page)):
+        if block.start in fresh:
+            lines[block.start + 1 : block.end] = fresh[block.start]
+    if changed:
+        page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return changed
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, add_help=True)
+    parser.add_argument("--check", action="store_true", help="change nothing; 1 if out of date")
+    parser.add_argument("--pages", action="store_true", help="also outputs and pictures")
+    args = parser.parse_args(argv)
+    found = list(stale())
+    for page, text in found:
+        sys.stdout.write(f"{'out of date' if args.check else 'written'}: {page}\n")
+        if not args.check:
+            page.write_text(text, encoding="utf-8")
+    if args.check:
+        return 1 if found else 0
+    if args.pages:
+        with tempfile.TemporaryDirectory() as scratch:
+            runner = blocks.Runner(Path(scratch))
+            for page in blocks.pages():
+                if refresh_outputs(page, runner):
+                    sys.stdout.write(f"outputs written: {page}\n")
+            pictures.write(runner)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,84 @@
+"""The pictures of the documentation: a terminal as SVG that needs no font or file from afar."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
+
+import blocks
+
+REPORT = blocks.DOCS / "images" / "report.svg"
+
+# What the picture shows, and what has to run before it.
+BEFORE = "gpuprobe run --level trace --output gpt.gpuprobe examples/train_gpt.py --steps 8"
+COMMAND = "gpuprobe report gpt.gpuprobe"
+
+# Pixels of a character cell: the usual 0.6 em of a monospace font, and room between lines.
+_FONT_SIZE, _CELL, _LINE = 14, 8.4, 19
+_MARGIN, _TITLE = 18, 34
+
+
+def report_lines(runner: blocks.Runner, scratch: str = "picture") -> list[str]:
+    """The terminal that the picture shows: the prompt, and what the command prints."""
+    cwd = runner.scratch(scratch)
+    for command in (BEFORE, COMMAND):
+        result = runner.shell(command, cwd)
+        if result.code != 0:
+            raise RuntimeError(f"{command}: exit code {result.code}\n{result.output}")
+    return [f"$ {COMMAND}", *result.lines()]
+
+
+def svg(lines: list[str], title: str) -> str:
+    """A terminal window with these lines in it. ``textLength`` holds every font to the grid."""
+    width = round(2 * _MARGIN + _CELL * max(map(len, lines)))
+    height = _TITLE + _LINE * len(lines) + _MARGIN
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}" role="img">',
+        f"<title>{escape(title)}</title>",
+        "<style>text { font: 14px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; "
+        "fill: #d8dee9; white-space: pre } .head { font-weight: bold; fill: #a3d4ff }</style>",
+        f'<rect width="{width}" height="{height}" rx="8" fill="#1b1f27"/>',
+    ]
+    for x, color in ((20, "#ff5f57"), (38, "#febc2e"), (56, "#28c840")):
+        out.append(f'<circle cx="{x}" cy="17" r="5.5" fill="{color}"/>')
+    for number, line in enumerate(lines):
+        if not line:
+            continue
+        indent = len(line) - len(line.lstrip())
+        text = line.strip()
+        head = ' class="head"' if _is_head(line) else ""
+        out.append(
+            f'<text data-row="{number}" data-indent="{indent}" xml:space="preserve"{head} '
+            f'x="{_MARGIN + _CELL * indent:.1f}" y="{_TITLE + _LINE * number + _FONT_SIZE}" '
+            f'textLength="{_CELL * len(text):.1f}" lengthAdjust="spacingAndGlyphs">'
+            f"{escape(text)}</text>"
+        )
+    return "\n".join([*out, "</svg>"]) + "\n"
+
+
+def _is_head(line: str) -> bool:
+    return line.startswith("$ ") or re.match(r"\S", line) is not None
+
+
+def text_of(picture: str) -> list[str]:
+    """The lines of text in an SVG made here, without the empty ones."""
+    root = ElementTree.fromstring(picture)
+    found = root.iter("{http://www.w3.org/2000/svg}text")
+    return [" " * int(e.attrib["data-indent"]) + "".join(e.itertext()) for e in found]
+
+
+def current(lines: list[str], picture: str) -> bool:
+    """Does the picture show these lines, up to what differs between two good runs?"""
+    return blocks.same_shape(text_of(picture), [line for line in lines if line])
+
+
+def write(runner: blocks.Runner, where: Path = REPORT) -> None:
+    """Make the picture anew, if what it shows has changed its shape."""
+    lines = report_lines(runner)
+    if where.exists() and current(lines, where.read_text(encoding="utf-8")):
+        return
+    where.parent.mkdir(exist_ok=True)
+    where.write_text(svg(lines, "gpuprobe report"), encoding="utf-8")
