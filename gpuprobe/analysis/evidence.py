@@ -1,0 +1,212 @@
+"""What a stack says about the block it allocated: marks, before lifetimes are looked at.
+
+The names are PyTorch's own: file paths under ``torch/`` and functions of its Python and C++
+sources (2.1 to 2.13). A mark is given for a name that means one thing only; a name that could
+mean two gives none.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import chain, pairwise, repeat
+
+from gpuprobe.analysis.ledger import Ledger
+from gpuprobe.model.trace import Frame, MemoryTrace, StackTable
+
+__all__ = [
+    "ACCUMULATE",
+    "BACKWARD",
+    "COPY",
+    "CUBLAS_WORKSPACE_BYTES",
+    "DATA",
+    "INIT",
+    "MODULE_CALL",
+    "OPTIMIZER",
+    "WORKSPACE",
+    "Marks",
+    "Runs",
+    "optimizer_steps",
+]
+
+WORKSPACE = 1  # library scratch memory
+OPTIMIZER = 2  # inside an optimizer's step
+BACKWARD = 4  # inside the autograd engine
+ACCUMULATE = 8  # AccumulateGrad: the node that writes .grad
+INIT = 16  # a module being built, moved, initialised or loaded
+MODULE_CALL = 32  # inside a module's forward
+DATA = 64  # torch.utils.data
+COPY = 128  # Tensor.to / .cuda: a copy to the device
+
+CUBLAS_WORKSPACE_BYTES = 8_519_680
+"""cuBLAS's default workspace per handle and stream (``:4096:2:16:8``, in KiB times counts),
+as PyTorch allocates it on GPUs other than sm_90 and newer. An odd enough number to be
+evidence by itself; the 32 MiB of newer GPUs is not."""
+
+_WORKSPACE_NAMES = (
+    "getNewWorkspace",
+    "CUDABlasWorkspace",
+    "CUDABlasLtWorkspace",
+    "getCurrentCUDABlasHandle",
+    "getCurrentCUDABlasLtWorkspace",
+    "cudnnWorkspace",
+)
+_ENGINE_NAMES = ("torch::autograd::Engine", "torch::autograd::Node::operator()")
+_COPY_NAMES = ("at::native::_to_copy", "at::_ops::_to_copy", "THPVariable_to", "THPVariable_cuda")
+_INIT_FUNCTIONS = frozenset(
+    (
+        "__init__",
+        "__new__",
+        "_apply",
+        "_load_from_state_dict",
+        "load_state_dict",
+        "reset_parameters",
+        "to",
+        "to_empty",
+    )
+)
+_CALL_FUNCTIONS = frozenset(("_call_impl", "_wrapped_call_impl", "_slow_forward", "forward"))
+
+
+def _frame_marks(frame: Frame) -> int:
+    name, file = frame.name, frame.filename.replace("\\", "/")
+    if not file.endswith(".py"):
+        if name.startswith(_ENGINE_NAMES):
+            return BACKWARD
+        if "AccumulateGrad" in name:
+            return ACCUMULATE | BACKWARD
+        if name.startswith(_COPY_NAMES):
+            return COPY
+        return WORKSPACE if any(word in name for word in _WORKSPACE_NAMES) else 0
+    _, found, inside = file.rpartition("/torch/")
+    if not found:
+        return 0
+    if inside.startswith("optim/"):
+        if "lr_scheduler" in inside or name in ("zero_grad", "__init__", "add_param_group"):
+            return 0
+        return OPTIMIZER
+    if inside.startswith("nn/"):
+        if inside.startswith("nn/modules/") and name in _CALL_FUNCTIONS:
+            return MODULE_CALL
+        if inside == "nn/init.py" or name in _INIT_FUNCTIONS:
+            return INIT
+        return 0
+    if inside.startswith("utils/data/"):
+        return DATA
+    if name == "_engine_run_backward" or (
+        inside in ("autograd/__init__.py", "_tensor.py", "utils/checkpoint.py")
+        and name in ("backward", "grad", "recompute_fn", "unpack_hook")
+    ):
+        return BACKWARD
+    return 0
+
+
+class Marks:
+    """The marks of each stack, each frame and each stack looked at once."""
+
+    def __init__(self, stacks: StackTable) -> None:
+        self._stacks = stacks
+        self._by_frame: dict[int, int] = {}
+        self._by_stack: dict[int, int] = {}
+
+    def of(self, stack: int) -> int:
+        marks = self._by_stack.get(stack)
+        if marks is None:
+            marks = 0
+            by_frame, frames = self._by_frame, self._stacks.frames
+            for index in self._stacks.stacks[stack]:
+                known = by_frame.get(index)
+                if known is None:
+                    known = by_frame[index] = _frame_marks(frames[index])
+                marks |= known
+            self._by_stack[stack] = marks
+        return marks
+
+
+_PHASES = {
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "forward": "forward",
+    "data": "data",
+}
+
+
+class Runs:
+    """The trace cut into stretches of forward, backward, optimizer or data work.
+
+    A stretch begins with the first allocation of its kind and lasts until the next stretch
+    begins, so a free belongs to the work that was last seen to allocate. Kinds come from, in
+    this order: the recorded phase; torch's annotations of ``Optimizer.step``; the marks of
+    the stack. In a trace that records stacks, an allocation without any frame was made on a
+    thread without Python, which is the autograd engine's: that counts as backward.
+    """
+
+    def __init__(self, book: Ledger, marks: Marks) -> None:
+        made = book.made
+        stacks = book.stack[:made]
+        seen = set(stacks)
+        known = len(stacks) - stacks.count(0)
+        self.seen = known > 0 or any(book.phase[:made]) or bool(book.trace.annotations)
+        no_stack = "backward" if known * 2 > made else ""
+        kind_of = {stack: _kind(marks.of(stack)) for stack in seen}
+        kind_of[0] = no_stack
+        kinds = [kind_of[stack] for stack in stacks]
+        strings = book.trace.stacks.strings
+        phases = set(book.phase[:made])
+        if phases - {0}:
+            by_phase = {p: _PHASES.get(strings[p].partition("/")[0], "") for p in phases}
+            kinds = [
+                by_phase[phase] or kind
+                for phase, kind in zip(book.phase[:made], kinds, strict=True)
+            ]
+        for first, last in optimizer_steps(book.trace):
+            low = bisect_left(book.start, first, 0, made)
+            high = bisect_left(book.start, last, 0, made)
+            kinds[low:high] = repeat("optimizer", high - low)
+        self._start: list[int] = []
+        self._kind: list[str] = []
+        current = ""
+        # Changes only: comparing neighbours is much cheaper than looking at every row.
+        changes = (row for row, (a, b) in enumerate(pairwise(kinds), 1) if a != b)
+        for row in chain([0] if made else [], changes):
+            if kinds[row] and kinds[row] != current:
+                current = kinds[row]
+                self._start.append(book.start[row])
+                self._kind.append(current)
+
+    def at(self, event: int) -> int:
+        """The number of the stretch ``event`` is in; -1 before the first."""
+        return bisect_right(self._start, event) - 1
+
+    def kind(self, run: int) -> str:
+        """``forward``, ``backward``, ``optimizer``, ``data``; ``""`` before the first."""
+        return self._kind[run] if run >= 0 else ""
+
+    def __len__(self) -> int:
+        return len(self._start)
+
+
+def _kind(marks: int) -> str:
+    if marks & BACKWARD:
+        return "backward"
+    return "optimizer" if marks & OPTIMIZER else "forward"
+
+
+def optimizer_steps(trace: MemoryTrace) -> tuple[tuple[int, int], ...]:
+    """The optimizer steps that torch annotated, as ranges of events [first, end)."""
+    times = trace.events.column("time_us")
+    found = []
+    began: dict[str, int] = {}
+    for stage, name, time_us in trace.annotations:
+        if not name.startswith("Optimizer.step#"):
+            continue
+        if stage == "START":
+            began[name] = time_us
+        elif name in began:
+            first = _position(times, began.pop(name))
+            found.append((first, _position(times, time_us, after=True)))
+    return tuple(found)
+
+
+def _position(times: Sequence[int], time_us: int, after: bool = False) -> int:
+    return bisect_right(times, time_us) if after else bisect_left(times, time_us)
