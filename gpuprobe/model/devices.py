@@ -378,7 +378,7 @@ class SourceStatus:
 class Disagreement:
     """Two sources (or a source and the environment) that tell different stories.
 
-    ``kind``: ``order``, ``hidden``, ``invalid-selection``, ``total``, ``name``,
+    ``kind``: ``order``, ``hidden``, ``selection``, ``invalid-selection``, ``total``, ``name``,
     ``capability``, ``unmatched``. ``expected``: there is an ordinary explanation, which the
     message gives; nothing needs to be done unless the user meant otherwise.
     """

@@ -1,0 +1,205 @@
+"""The CUDA driver itself (``libcuda``), through ctypes: which GPU is which CUDA ordinal.
+
+``cuInit`` and the ``cuDevice…`` queries create no context and hold no device memory. They do
+initialise the driver in this process for good: it reads ``CUDA_VISIBLE_DEVICES`` then and never
+again, and CUDA does not work in processes forked afterwards. So the command line asks this
+source by default, a library call only on request.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from gpuprobe.model.devices import (
+    Device,
+    DeviceIdentity,
+    DeviceMemory,
+    DriverInfo,
+    ProbeError,
+    SourceStatus,
+)
+from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
+from gpuprobe.probes.base import Detail, SourceView
+from gpuprobe.probes.nvml_calls import pci_bus_id
+
+__all__ = ["CudaDriverSource"]
+
+_LIBRARY = "libcuda.so.1"
+
+# cuda.h, CUresult: what the failures of cuInit mean.
+_INIT = {
+    3: "the driver is not initialised, or is shutting down (it does not survive a fork)",
+    34: "the library is a stub without a driver behind it",
+    46: "the GPU is busy or unavailable",
+    100: "no CUDA-capable device is visible",
+    101: "an invalid device was selected",
+    802: "the system is not ready yet (is nvidia-fabricmanager running?)",
+    803: "the kernel driver and libcuda are of different versions",
+    804: "the forward-compatibility libcuda does not support this GPU",
+    999: "unknown error (a driver in a bad state, or no access to /dev/nvidia*)",
+}
+
+# cuda.h, CUdevice_attribute: those that a PyTorch user has a question about.
+_ATTRIBUTES = {
+    "max_threads_per_block": 1,
+    "max_shared_memory_per_block": 8,
+    "warp_size": 10,
+    "max_registers_per_block": 12,
+    "clock_rate": 13,
+    "multiprocessor_count": 16,
+    "kernel_exec_timeout": 17,
+    "integrated": 18,
+    "compute_mode": 20,
+    "ecc_enabled": 32,
+    "memory_clock_rate": 36,
+    "global_memory_bus_width": 37,
+    "l2_cache_size": 38,
+    "max_threads_per_multiprocessor": 39,
+    "async_engine_count": 40,
+    "unified_addressing": 41,
+    "compute_capability_major": 75,
+    "compute_capability_minor": 76,
+    "max_shared_memory_per_multiprocessor": 81,
+    "managed_memory": 83,
+    "cooperative_launch": 95,
+    "max_shared_memory_per_block_optin": 97,
+    "virtual_memory_management_supported": 102,
+    "memory_pools_supported": 115,
+}
+
+
+class CudaDriverSource:
+    """Asks libcuda, loaded when first asked. ``load`` opens a shared library by name."""
+
+    name = "cuda"
+
+    def __init__(self, load: Callable[[str], Any] | None = None) -> None:
+        self._load = load
+        self._library: Any = None
+        self._status: SourceStatus | None = None
+
+    def status(self) -> SourceStatus:
+        if self._status is None:
+            reason = self._start()
+            self._status = SourceStatus("cuda", available=not reason, reason=reason)
+        return self._status
+
+    def _start(self) -> str:
+        try:
+            self._library = (self._load or ctypes.CDLL)(_LIBRARY)
+            code = self._library.cuInit(0)
+        except OSError:
+            return f"the CUDA driver library ({_LIBRARY}) is not installed"
+        except AttributeError as error:
+            return f"{_LIBRARY} is not a CUDA driver: {error}"
+        return "" if code == 0 else f"cuInit: {_INIT.get(code, 'failed')} (error {code})"
+
+    def collect(self, detail: Detail = "full") -> SourceView:
+        errors: list[ProbeError] = []
+        number = self._integer(errors, "", "cuDeviceGetCount")
+        version = self._integer(errors, "", "cuDriverGetVersion")
+        cuda = version
+        text: str | Unavailable
+        if isinstance(cuda, Unavailable):
+            text = cuda
+        else:
+            text = f"{cuda // 1000}.{cuda % 1000 // 10}"
+        devices = tuple(
+            self._device(ordinal, errors, detail)
+            for ordinal in range(0 if isinstance(number, Unavailable) else number)
+        )
+        driver = DriverInfo(cuda=Reading(text, "cuda"))
+        return SourceView("cuda", devices, driver=driver, errors=tuple(errors))
+
+    def _call(
+        self, errors: list[ProbeError], key: str, name: str, *args: Any
+    ) -> Unavailable | None:
+        """Call ``name``; None if it worked."""
+        function = getattr(self._library, name, None)
+        if function is None:
+            return Unavailable(f"libcuda has no {name}", ReadStatus.UNSUPPORTED)
+        code = function(*args)
+        if code == 0:
+            return None
+        if code == 1 and name == "cuDeviceGetAttribute":  # INVALID_VALUE: a newer attribute
+            return Unavailable("this driver has no such attribute", ReadStatus.UNSUPPORTED)
+        missing = Unavailable(f"{name}: CUDA error {code}")
+        errors.append(ProbeError("cuda", missing.status, missing.reason, key, name))
+        return missing
+
+    def _integer(
+        self, errors: list[ProbeError], key: str, name: str, *args: Any
+    ) -> int | Unavailable:
+        value = ctypes.c_int()
+        failed = self._call(errors, key, name, ctypes.byref(value), *args)
+        return value.value if failed is None else failed
+
+    def _device(self, ordinal: int, errors: list[ProbeError], detail: Detail) -> Device:
+        spot = f"cuda-{ordinal}"
+        handle = ctypes.c_int()
+        failed = self._call(errors, spot, "cuDeviceGet", ctypes.byref(handle), ordinal)
+        if failed is not None:
+            return Device(DeviceIdentity(cuda_ordinal=ordinal, uuid=failed, pci_bus_id=failed))
+
+        def attribute(number: int) -> int | Unavailable:
+            return self._integer(errors, spot, "cuDeviceGetAttribute", number, handle)
+
+        major, minor = attribute(75), attribute(76)
+        capability: tuple[int, int] | Unavailable
+        if isinstance(major, Unavailable):
+            capability = major
+        elif isinstance(minor, Unavailable):
+            capability = minor
+        else:
+            capability = (major, minor)
+        attributes = _ATTRIBUTES if detail == "full" else {}
+        return Device(
+            DeviceIdentity(
+                uuid=self._uuid(errors, spot, handle),
+                pci_bus_id=self._bus(errors, spot, handle),
+                cuda_ordinal=ordinal,
+            ),
+            name=Reading(self._name(errors, spot, handle), "cuda"),
+            compute_capability=Reading(capability, "cuda"),
+            sm_count=Reading(attribute(16), "cuda"),
+            memory=DeviceMemory(total=Reading(self._total(errors, spot, handle), "cuda")),
+            attributes={n: Reading(attribute(code), "cuda") for n, code in attributes.items()},
+        )
+
+    def _uuid(self, errors: list[ProbeError], key: str, handle: Any) -> str | Unavailable:
+        raw = (ctypes.c_ubyte * 16)()
+        # Version 2 gives a MIG instance its own UUID; version 1 its parent's.
+        for name in ("cuDeviceGetUuid_v2", "cuDeviceGetUuid"):
+            if getattr(self._library, name, None) is None:
+                continue
+            failed = self._call(errors, key, name, ctypes.byref(raw), handle)
+            if failed is not None:
+                return failed
+            digits = bytes(raw).hex()
+            groups = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
+            return "GPU-" + "-".join(groups)
+        return Unavailable("libcuda has no cuDeviceGetUuid", ReadStatus.UNSUPPORTED)
+
+    def _bus(self, errors: list[ProbeError], key: str, handle: Any) -> str | Unavailable:
+        buffer = ctypes.create_string_buffer(32)
+        failed = self._call(errors, key, "cuDeviceGetPCIBusId", buffer, len(buffer), handle)
+        if failed is not None:
+            return failed
+        try:
+            return pci_bus_id(buffer.value)
+        except ValueError as error:
+            return Unavailable(str(error))
+
+    def _name(self, errors: list[ProbeError], key: str, handle: Any) -> str | Unavailable:
+        buffer = ctypes.create_string_buffer(256)
+        failed = self._call(errors, key, "cuDeviceGetName", buffer, len(buffer), handle)
+        if failed is not None:
+            return failed
+        return buffer.value.decode("utf-8", "surrogateescape")
+
+    def _total(self, errors: list[ProbeError], key: str, handle: Any) -> Bytes | Unavailable:
+        value = ctypes.c_size_t()
+        failed = self._call(errors, key, "cuDeviceTotalMem_v2", ctypes.byref(value), handle)
+        return Bytes(value.value) if failed is None else failed

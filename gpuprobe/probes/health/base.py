@@ -1,0 +1,213 @@
+"""A rule, the facts it reads, and running all of them.
+
+A rule is a generator over `Facts`: it yields a `Finding` for each thing that is wrong and an
+`Unavailable` for each thing it could not look at. Yielding nothing means: looked, all well.
+A rule never raises for a value it cannot read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from gpuprobe.model.devices import Device, Inventory
+from gpuprobe.model.diagnosis import NotChecked, RuleInfo
+from gpuprobe.model.findings import Finding, Fix, Level
+from gpuprobe.model.values import Bytes, Reading, ReadStatus, T, Unavailable
+
+__all__ = [
+    "Check",
+    "Facts",
+    "KernelMessage",
+    "LibraryFile",
+    "Outcome",
+    "Rule",
+    "SharedMemory",
+    "TorchFacts",
+    "examine",
+    "name_of",
+    "rule",
+    "unread",
+]
+
+NOT_GATHERED = Unavailable("not gathered", ReadStatus.NOT_COLLECTED)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchFacts:
+    """What the installed torch says of itself, asked in a process of its own.
+
+    ``nccl_built`` is the version torch was compiled against, ``nccl_loaded`` the library that
+    a process with torch has in use.
+    """
+
+    version: str
+    cuda: str | Unavailable  # the CUDA runtime it was built with, as "12.8"
+    hip: str | Unavailable = NOT_GATHERED
+    archs: tuple[str, ...] | Unavailable = NOT_GATHERED  # "sm_90", "compute_90", …
+    nccl_built: str | Unavailable = NOT_GATHERED
+    nccl_loaded: str | Unavailable = NOT_GATHERED
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """``/dev/shm``: size and free bytes, and whether this process may write to it."""
+
+    total: Bytes
+    free: Bytes
+    writable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryFile:
+    """A driver library the dynamic loader would take. ``path`` is resolved."""
+
+    name: str
+    path: str
+    stub: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KernelMessage:
+    """A line of the kernel log. ``seconds`` since boot."""
+
+    seconds: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything the rules may read. What could not be read says why.
+
+    ``memlock`` is the soft limit in bytes, -1 for none. ``packages`` maps distribution names
+    (as their metadata spells them, in lower case) to versions. ``pycuda_cuda`` is the CUDA
+    version pycuda was compiled against, ``libraries`` the driver libraries found.
+    """
+
+    inventory: Inventory | Unavailable = NOT_GATHERED
+    environ: Mapping[str, str] | Unavailable = NOT_GATHERED
+    torch: TorchFacts | Unavailable = NOT_GATHERED
+    shared_memory: SharedMemory | Unavailable = NOT_GATHERED
+    memlock: int | Unavailable = NOT_GATHERED
+    kernel_log: tuple[KernelMessage, ...] | Unavailable = NOT_GATHERED
+    packages: Mapping[str, str] | Unavailable = NOT_GATHERED
+    pycuda_cuda: str | Unavailable = NOT_GATHERED
+    libraries: tuple[LibraryFile, ...] | Unavailable = NOT_GATHERED
+    in_container: bool | Unavailable = NOT_GATHERED
+    uid: int | Unavailable = NOT_GATHERED
+    cpu_count: int | Unavailable = NOT_GATHERED
+
+
+Check = Callable[[Facts], Iterator[Finding | Unavailable]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One check with a stable id. ``doc`` is the text of the reference page."""
+
+    info: RuleInfo
+    levels: tuple[Level, ...]  # that its findings can have
+    reads: tuple[str, ...]
+    doc: str
+    check: Check = field(repr=False)
+
+    def finding(
+        self,
+        message: str,
+        *evidence: tuple[str, object],
+        fix: str,
+        code: str = "",
+        subject: str = "",
+        level: Level | None = None,
+        count: int = 1,
+    ) -> Finding:
+        """A finding of this rule, at its first level unless another is given."""
+        return Finding(
+            self.info.id,
+            self.info.kind,
+            level or self.levels[0],
+            message,
+            tuple((name, str(value)) for name, value in evidence),
+            fix=Fix(fix, code),
+            subject=subject,
+            count=count,
+        )
+
+
+RuleCheck = Callable[[Rule, Facts], Iterator[Finding | Unavailable]]
+
+
+def rule(
+    id: str, kind: str, title: str, levels: tuple[Level, ...] | Level, reads: str
+) -> Callable[[RuleCheck], Rule]:
+    """Make a `Rule` of a generator function; its docstring becomes the rule's documentation."""
+
+    def decorate(function: RuleCheck) -> Rule:
+        def check(facts: Facts) -> Iterator[Finding | Unavailable]:
+            return function(made, facts)
+
+        import inspect  # only in the documentation's text: 0 ms here, textual brings it anyway
+
+        made = Rule(
+            RuleInfo(id, kind, title),
+            (levels,) if isinstance(levels, Level) else levels,
+            tuple(part.strip() for part in reads.split(",")),
+            inspect.cleandoc(function.__doc__ or ""),
+            check,
+        )
+        return made
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a set of rules found."""
+
+    findings: tuple[Finding, ...]
+    passed: tuple[RuleInfo, ...]
+    not_checked: tuple[NotChecked, ...]
+
+
+_SEVERITY = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
+
+
+def examine(rules: Iterable[Rule], facts: Facts) -> Outcome:
+    """Run ``rules``. Findings come worst first, in the order of the rules otherwise."""
+    findings: list[Finding] = []
+    passed: list[RuleInfo] = []
+    not_checked: list[NotChecked] = []
+    for each in rules:
+        clean = True
+        reasons: dict[str, None] = {}  # the same reason for eight GPUs is said once
+        for result in each.check(facts):
+            clean = False
+            if isinstance(result, Unavailable):
+                reasons.setdefault(result.reason)
+            else:
+                findings.append(result)
+        not_checked += [NotChecked(each.info, reason) for reason in reasons]
+        if clean:
+            passed.append(each.info)
+    findings.sort(key=lambda found: _SEVERITY[found.level])
+    return Outcome(tuple(findings), tuple(passed), tuple(not_checked))
+
+
+def unread(reading: Reading[T], what: str) -> Unavailable | None:
+    """The reason to report where a reading that should be there is missing.
+
+    A value that the device simply does not have is no gap in the check: None.
+    """
+    if isinstance(reading.value, Unavailable):
+        if reading.value.status is ReadStatus.UNSUPPORTED:
+            return None
+        return Unavailable(f"{what}: {reading.value.reason}", reading.value.status)
+    return None
+
+
+def name_of(device: Device) -> str:
+    """How findings call a device: ``GPU 3 (NVIDIA H100)``, by NVML's index."""
+    index = device.identity.nvml_index
+    label = device.key if isinstance(index, Unavailable) else f"GPU {index}"
+    name = device.name.value
+    return label if isinstance(name, Unavailable) else f"{label} ({name})"

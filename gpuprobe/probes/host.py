@@ -1,0 +1,310 @@
+"""The machine and the processes on it, from ``/proc`` and package metadata.
+
+Reads ``/proc`` itself: importing psutil for it would cost more than all the reads together.
+The folder can be another one (a host's ``/proc`` mounted into a container, or a test's tree):
+`proc_root` says which.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpuprobe.model.devices import Container, GpuProcess, HostInfo
+from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
+
+__all__ = ["ProcTree", "container_of", "describe_host", "describe_processes", "proc_root"]
+
+# The inode of the first PID namespace: PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h.
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+
+# Where launchers put the rank, the usual one first: torchrun, Open MPI, Slurm, PMI.
+_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
+_LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID")
+
+_HEX_ID = re.compile(r"[0-9a-f]{12,64}")
+_POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
+_SLURM_JOB = re.compile(r"job_(\d+)(?:/step_([^/]+))?")
+_RUNTIMES = (
+    ("docker-", "docker"),
+    ("libpod-", "podman"),
+    ("cri-containerd-", "containerd"),
+    ("crio-", "crio"),
+)
+
+
+def proc_root(environ: Mapping[str, str] = os.environ) -> Path:
+    """``/proc``, or the folder that ``GPUPROBE_PROCFS`` names instead."""
+    return Path(environ.get("GPUPROBE_PROCFS") or "/proc")
+
+
+def container_of(cgroup: str) -> Container | None:
+    """The container, pod or job that the text of a ``/proc/PID/cgroup`` names, or None.
+
+    Knows cgroup v1 and v2 paths of docker, podman, containerd, CRI-O, kubernetes, LXC and
+    Slurm, in the cgroupfs form (``/docker/<id>``) and systemd's (``docker-<id>.scope``).
+    """
+    runtime = identifier = pod = job = ""
+    for line in cgroup.splitlines():
+        path = line.split(":", 2)[-1]
+        parts = path.split("/")
+        match = _POD.search(path)
+        if match:
+            pod = pod or match.group(1).replace("_", "-")
+        match = _SLURM_JOB.search(path)
+        if match:
+            job = job or match.group(1) + (f".{match.group(2)}" if match.group(2) else "")
+        for position, part in enumerate(parts):
+            name = part.removesuffix(".scope")
+            for prefix, known in _RUNTIMES:
+                if name.startswith(prefix) and _HEX_ID.fullmatch(name[len(prefix) :]):
+                    runtime, identifier = runtime or known, identifier or name[len(prefix) :]
+            if position and _HEX_ID.fullmatch(part) and len(part) == 64:
+                parent = parts[position - 1]
+                if parent in ("docker", "libpod", "podman") or pod:
+                    known = {"libpod": "podman"}.get(parent, parent)
+                    runtime = runtime or (known if known in ("docker", "podman") else "")
+                    identifier = identifier or part
+            if parts[position - 1] in ("lxc", "lxc.payload") and part:
+                runtime, identifier = runtime or "lxc", identifier or part
+            if part.startswith("lxc.payload."):
+                runtime = runtime or "lxc"
+                identifier = identifier or part.removeprefix("lxc.payload.")
+    if pod:
+        runtime = "kubernetes"
+    elif job and not runtime:
+        runtime = "slurm"
+    return Container(runtime, identifier, pod, job) if runtime else None
+
+
+class ProcTree:
+    """One ``/proc`` folder."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = proc_root() if root is None else root
+        self._users: dict[int, str] | None = None
+        self._boot: float | Unavailable | None = None
+        self._real = str(self.root) == "/proc"
+
+    def read(self, *parts: str) -> str | Unavailable:
+        """A file's text; bytes that are no text are kept (surrogateescape)."""
+        path = "/".join((str(self.root), *parts))
+        try:
+            # Not Path.open: this runs for several files of every process.
+            with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+                return file.read().decode("utf-8", "surrogateescape")
+        except PermissionError:
+            return Unavailable(f"no permission to read {parts[-1]}", ReadStatus.DENIED)
+        except (FileNotFoundError, ProcessLookupError):
+            return Unavailable("no such process", ReadStatus.ERROR)
+        except OSError as error:
+            return Unavailable(f"{parts[-1]}: {error.strerror}", ReadStatus.ERROR)
+
+    def in_first_namespace(self) -> bool | Unavailable:
+        """Whether the PIDs seen here are those of the whole machine."""
+        try:
+            return os.readlink(f"{self.root}/self/ns/pid") == _FIRST_PID_NAMESPACE  # noqa: PTH115
+        except OSError as error:
+            return Unavailable(f"PID namespace: {error.strerror}")
+
+    def user(self, uid: int) -> str:
+        """The user's name, or the number as text where nobody has it."""
+        if self._real:
+            import pwd
+
+            try:
+                return pwd.getpwuid(uid).pw_name
+            except KeyError:
+                return str(uid)
+        if self._users is None:
+            # The passwd file of the machine the tree belongs to, mounted beside it.
+            self._users = {}
+            text = self.read("..", "etc", "passwd")
+            for line in "" if isinstance(text, Unavailable) else text.split("\n"):
+                fields = line.split(":")
+                if len(fields) > 2 and fields[2].isdecimal():
+                    self._users.setdefault(int(fields[2]), fields[0])
+        return self._users.get(uid, str(uid))
+
+    def started_at(self, stat: str) -> float | Unavailable:
+        """A process's start in seconds since the Unix epoch, from its ``stat`` line."""
+        if self._boot is None:
+            text = self.read("stat")
+            match = None if isinstance(text, Unavailable) else re.search(r"^btime (\d+)", text, 8)
+            self._boot = float(match.group(1)) if match else Unavailable("boot time not known")
+        if isinstance(self._boot, Unavailable):
+            return self._boot
+        # Field 22 counts from the field after the name, which may hold spaces and brackets.
+        fields = stat.rpartition(")")[2].split()
+        if len(fields) < 20 or not fields[19].isdecimal():
+            return Unavailable("the stat line has no start time")
+        return self._boot + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def describe_processes(
+    processes: tuple[GpuProcess, ...], proc: ProcTree | None = None, *, full: bool = True
+) -> tuple[GpuProcess, ...]:
+    """Add user, command, start, container and rank to the processes that NVML listed."""
+    if not processes:
+        return ()
+    tree = ProcTree() if proc is None else proc
+    known: dict[int, dict[str, Any]] = {}
+    described = []
+    for process in processes:
+        if process.pid not in known:
+            known[process.pid] = _describe(tree, process.pid, full)
+        described.append(_with(process, known[process.pid]))
+    return tuple(described)
+
+
+def _with(process: GpuProcess, facts: dict[str, Any]) -> GpuProcess:
+    return GpuProcess(
+        process.pid,
+        process.device,
+        process.kinds,
+        process.memory,
+        process.mig,
+        process.own,
+        **facts,
+    )
+
+
+def _describe(tree: ProcTree, pid: int, full: bool) -> dict[str, Any]:
+    status = tree.read(str(pid), "status")
+    if isinstance(status, Unavailable):
+        return _unseen(tree, status)
+    user_id = re.search(r"^Uid:\s+(\d+)", status, re.M)
+    uid: int | Unavailable = int(user_id.group(1)) if user_id else Unavailable("no Uid line")
+    stat = tree.read(str(pid), "stat")
+    command = tree.read(str(pid), "cmdline")
+    name = re.match(r"Name:\t(.*)", status)
+    facts: dict[str, Any] = {
+        "uid": uid,
+        "user": uid if isinstance(uid, Unavailable) else tree.user(uid),
+        "name": name.group(1) if name else Unavailable("no Name line"),
+        "command": command if isinstance(command, Unavailable) else _command(command),
+    }
+    if isinstance(facts["command"], str) and not facts["command"]:
+        facts["command"] = facts["name"]  # a kernel thread or a zombie has no arguments
+    if full:
+        facts["started_at"] = stat if isinstance(stat, Unavailable) else tree.started_at(stat)
+        cgroup = tree.read(str(pid), "cgroup")
+        facts["container"] = cgroup if isinstance(cgroup, Unavailable) else _container(cgroup)
+        environ = tree.read(str(pid), "environ")
+        facts["rank"] = _number(environ, _RANK)
+        facts["local_rank"] = _number(environ, _LOCAL_RANK)
+    return {key: Reading(value, "host") for key, value in facts.items()}
+
+
+def _unseen(tree: ProcTree, missing: Unavailable) -> dict[str, Any]:
+    first = tree.in_first_namespace()
+    hidden = first is False and missing.status is ReadStatus.ERROR
+    if hidden:
+        reason = Unavailable("hidden by the PID namespace", ReadStatus.DENIED)
+    elif missing.status is ReadStatus.DENIED:
+        reason = missing
+    else:
+        reason = Unavailable("no such process: it ended, or it is hidden", ReadStatus.ERROR)
+        if first is True:
+            reason = Unavailable("no such process: it ended and still holds memory")
+    reading: Reading[Any] = Reading(reason, "host")
+    names = ("user", "uid", "name", "command", "started_at", "container", "rank", "local_rank")
+    return {"hidden": hidden, **dict.fromkeys(names, reading)}
+
+
+def _command(raw: str) -> str:
+    """Arguments are separated by NULs; some programs write one text with trailing NULs."""
+    return raw.rstrip("\0").replace("\0", " ")
+
+
+def _container(cgroup: str) -> Container | Unavailable:
+    found = container_of(cgroup)
+    return found or Unavailable("not in a container", ReadStatus.UNSUPPORTED)
+
+
+def _number(environ: str | Unavailable, names: tuple[str, ...]) -> int | Unavailable:
+    if isinstance(environ, Unavailable):
+        return environ
+    values = dict(entry.partition("=")[::2] for entry in environ.split("\0"))
+    for name in names:
+        text = values.get(name, "")
+        if text.isdecimal() and text.isascii():
+            return int(text)
+    return Unavailable("the environment sets no rank", ReadStatus.UNSUPPORTED)
+
+
+def describe_host(proc: ProcTree | None = None, *, full: bool = True) -> HostInfo:
+    """This machine and this process; imports no package to learn its version."""
+    tree = ProcTree() if proc is None else proc
+    torch = _version("torch")
+    names = os.uname()
+    memory = tree.read("meminfo") if full else Unavailable("", ReadStatus.NOT_COLLECTED)
+    cgroup = tree.read("self", "cgroup") if full else Unavailable("", ReadStatus.NOT_COLLECTED)
+    return HostInfo(
+        hostname=names.nodename,
+        platform=f"{names.sysname} {names.release} {names.machine}",
+        python=".".join(map(str, sys.version_info[:3])),
+        pid=os.getpid(),
+        cpu_count=os.cpu_count() or 0,
+        memory_total=_meminfo(memory, "MemTotal"),
+        memory_available=_meminfo(memory, "MemAvailable"),
+        container=Reading(
+            cgroup if isinstance(cgroup, Unavailable) else _container(cgroup), "host"
+        ),
+        torch=torch,
+        torch_cuda=_torch_cuda(torch),
+        pycuda=_version("pycuda"),
+        nvidia_ml_py=_version("nvidia-ml-py"),
+    )
+
+
+def _meminfo(text: str | Unavailable, name: str) -> Reading[Bytes]:
+    if isinstance(text, Unavailable):
+        return Reading(text, "host")
+    match = re.search(rf"^{name}:\s+(\d+) kB", text, re.M)
+    value = Bytes(int(match.group(1)) * 1024) if match else Unavailable(f"no {name} line")
+    return Reading(value, "host")
+
+
+def _version(distribution: str) -> Reading[str]:
+    """A package's version from the folder its installer wrote, without importing anything.
+
+    ``importlib.metadata`` takes 20 ms to import (it brings ``email``); the version is in the
+    name of the ``.dist-info`` folder, as the wheel specification (PEP 427) has it.
+    """
+    wanted = distribution.replace("-", "_").lower() + "-"
+    for entry in sys.path:
+        try:
+            names = os.listdir(entry or ".")  # noqa: PTH208 (hundreds of names, no paths needed)
+        except OSError:
+            continue  # sys.path may name folders that do not exist, and zip files
+        for name in names:
+            if name.endswith(".dist-info") and name.lower().startswith(wanted):
+                return Reading(name[len(wanted) : -len(".dist-info")], "metadata")
+    missing = Unavailable(f"{distribution} is not installed", ReadStatus.UNSUPPORTED)
+    return Reading(missing, "metadata")
+
+
+def _torch_cuda(torch: Reading[str]) -> Reading[str]:
+    """The CUDA runtime a torch wheel was built with, from its local version: ``+cu126``.
+
+    PyPI's wheels have no local version; there the ``nvidia-cuda-runtime`` package that they
+    depend on tells.
+    """
+    if isinstance(torch.value, Unavailable):
+        return torch
+    local = torch.value.partition("+")[2]
+    if local == "cpu":
+        return Reading(Unavailable("this torch is built without CUDA"), "metadata")
+    match = re.fullmatch(r"cu(\d+)(\d)", local)
+    if match:
+        return Reading(f"{match.group(1)}.{match.group(2)}", "metadata")
+    for package in ("nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu11"):
+        runtime = _version(package)
+        if not isinstance(runtime.value, Unavailable):
+            return Reading(".".join(runtime.value.split(".")[:2]), "metadata")
+    return Reading(Unavailable("the package metadata does not tell"), "metadata")

@@ -1,0 +1,100 @@
+"""Where one GPU's memory is, from the bottom up, with nothing left over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpuprobe.model.devices import Device, GpuProcess, MemoryWaterfall, WaterfallPart
+from gpuprobe.model.values import Bytes, Unavailable
+
+__all__ = ["waterfall"]
+
+
+def waterfall(device: Device, processes: Iterable[GpuProcess], own_uid: int) -> MemoryWaterfall:
+    """Divide ``device``'s total into `WaterfallPart`s that sum to it exactly.
+
+    ``own_uid`` is the numeric id of the user who asks: it tells "your other processes" from
+    other users'. A part that could not be seen stays in ``unexplained``, with a note.
+    """
+    total = device.memory.total.value
+    if isinstance(total, Unavailable):
+        return MemoryWaterfall(device.key, total, {}, (f"total memory: {total.reason}",))
+    notes: list[str] = []
+    here = [p for p in processes if p.device == device.key]
+    own = [p for p in here if p.own]
+    foreign = [p for p in here if not p.own]
+    mine = [p for p in foreign if p.uid.value == own_uid]
+    others = [p for p in foreign if p.uid.value != own_uid]
+    unknown = sum(1 for p in others if isinstance(p.uid.value, Unavailable))
+    if unknown:
+        notes.append(f"the owner of {_processes(unknown)} is not visible: counted as other users'")
+
+    parts: dict[WaterfallPart, Bytes | Unavailable] = {
+        WaterfallPart.DRIVER: device.memory.reserved.value,
+        WaterfallPart.OTHER_USERS: _sum(others, "other users' processes", notes),
+        WaterfallPart.OWN_PROCESSES: _sum(mine, "your other processes", notes),
+    }
+    parts.update(_this_process(device, own, notes))
+    parts[WaterfallPart.FREE] = device.memory.free.value
+    for part, value in parts.items():
+        if isinstance(value, Unavailable) and part in (WaterfallPart.DRIVER, WaterfallPart.FREE):
+            notes.append(f"{part.value.replace('_', ' ')}: {value.reason}")
+    known = sum(value for value in parts.values() if not isinstance(value, Unavailable))
+    unexplained = Bytes(total - known)
+    parts[WaterfallPart.UNEXPLAINED] = unexplained
+    if unexplained < 0:
+        notes.append("the parts exceed the total: they overlap, or changed while being read")
+    ordered = {part: parts[part] for part in WaterfallPart}
+    return MemoryWaterfall(device.key, total, ordered, tuple(notes))
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
+
+
+def _sum(processes: list[GpuProcess], whose: str, notes: list[str]) -> Bytes | Unavailable:
+    known = [p.memory.value for p in processes if not isinstance(p.memory.value, Unavailable)]
+    silent = len(processes) - len(known)
+    if silent:
+        notes.append(f"{whose}: the driver does not tell the share of {_processes(silent)}")
+        if not known:
+            return Unavailable("the driver does not tell their share")
+    return Bytes(sum(known))
+
+
+def _this_process(
+    device: Device, own: list[GpuProcess], notes: list[str]
+) -> dict[WaterfallPart, Bytes | Unavailable]:
+    """This process's memory: torch's allocator tells its two parts, the rest is the context
+    (with code, and whatever was allocated past torch's allocator).
+    """
+    allocated, reserved = device.torch.allocated.value, device.torch.reserved.value
+    held = _sum(own, "this process", notes)
+    if isinstance(allocated, Unavailable) or isinstance(reserved, Unavailable):
+        if not own:
+            # This process holds nothing here: neither does torch in it.
+            nothing = Bytes(0)
+            return dict.fromkeys(
+                (WaterfallPart.CONTEXT, WaterfallPart.CACHED, WaterfallPart.ALLOCATED), nothing
+            )
+        notes.append("torch was not asked: this process's tensors are counted with its context")
+        missing = Unavailable("torch was not asked")
+        return {
+            WaterfallPart.CONTEXT: held,
+            WaterfallPart.CACHED: missing,
+            WaterfallPart.ALLOCATED: missing,
+        }
+    context: Bytes | Unavailable
+    if isinstance(held, Unavailable):
+        context = held
+    elif not own and reserved:
+        # In a container NVML lists this process under a PID of another namespace.
+        context = Unavailable("NVML does not list this process under its own PID")
+        notes.append("NVML does not list this process: its context is counted elsewhere")
+    else:
+        context = Bytes(max(0, held - reserved))
+    return {
+        WaterfallPart.CONTEXT: context,
+        WaterfallPart.CACHED: Bytes(reserved - allocated),
+        WaterfallPart.ALLOCATED: allocated,
+    }
