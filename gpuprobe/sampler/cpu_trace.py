@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpuprobe.model.memory import AllocatorCounts, Category, TraceAction
 from gpuprobe.model.session import BlindSpot
 from gpuprobe.model.trace import Frame, LiveColumns, MemoryTrace, StackTable
-from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
+from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.sampler.base import DeviceMark
 from gpuprobe.sampler.tensors import Known, plain_tensors
 
@@ -44,7 +44,10 @@ BLIND_SPOTS = (
     ),
 )
 
-_NO_CACHE = Unavailable("the CPU allocator keeps no cache statistics", ReadStatus.UNSUPPORTED)
+# What a `DeviceWindow` holds by default: the CPU allocator has no cache to report on, and a
+# reason repeated in every window would be most of a recording.
+_NO_CACHE = Unavailable("not collected")
+_NO_RESERVED = AllocatorCounts().reserved
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 _ALLOC = TraceAction.ALLOC.code
 _FREE = TraceAction.FREE_COMPLETED.code
@@ -141,7 +144,7 @@ class CpuTrace(TorchDispatchMode):
     def read(self) -> tuple[DeviceMark, ...]:
         allocated = Bytes(self._allocated)
         peak, self._peak = self._peak, self._allocated
-        counts = AllocatorCounts(allocated, allocated, _NO_CACHE, allocated)
+        counts = AllocatorCounts(allocated, allocated, _NO_RESERVED, allocated)
         return (DeviceMark("cpu", counts, _NO_CACHE, _NO_CACHE, _NO_CACHE, exact_peak=peak),)
 
     def mark_known(self, known: Mapping[int, Known]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import sys
+from types import FunctionType
 from typing import Any
 
 import torch
 
-__all__ = ["live_roots", "live_tensors"]
+__all__ = ["compile_in_use", "live_roots", "live_tensors"]
 
 
 def live_roots() -> list[Any]:
@@ -37,3 +39,27 @@ def live_tensors() -> list[Any]:
     """Every tensor that has a Python object now."""
     tensor_class = torch.Tensor
     return [o for o in gc.get_objects() if issubclass(type(o), tensor_class)]
+
+
+def compile_in_use() -> bool:
+    """Whether ``torch.compile`` was asked for before now: a compiled frame, module or function.
+
+    Dynamo marks what it wraps with ``_torchdynamo_orig_callable``; functions it was told to
+    leave alone carry ``_torchdynamo_disable`` as well.
+    """
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None:
+        return False
+    if dynamo.utils.counters["frames"]:
+        return True
+    for found in gc.get_objects():
+        if type(found) is FunctionType:
+            marks = found.__dict__
+            if "_torchdynamo_orig_callable" in marks and not marks.get("_torchdynamo_disable"):
+                return True
+        elif issubclass(type(found), torch.nn.Module) and (
+            type(found).__name__ == "OptimizedModule"
+            or found.__dict__.get("_compiled_call_impl") is not None
+        ):
+            return True
+    return False

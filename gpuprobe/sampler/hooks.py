@@ -1,19 +1,24 @@
 """Where gpuprobe holds on to torch: optimizer hooks, the autograd engine, DataLoader, modules.
 
-Each hook only reports what begins and ends; the `Listener` decides what it means. Inside code
-that ``torch.compile`` is tracing every hook is empty (``torch.compiler.is_compiling()`` is a
-constant there), so it adds no graph break. `Hooks.remove` puts everything back.
+Each hook only reports what begins and ends; the `Listener` decides what it means.
+`Hooks.remove` puts everything back.
+
+``torch.compile`` guards on a module's hooks: one that comes or goes makes it compile again. So
+as soon as the program asks for compilation, every module hook is taken out, and the forward
+phase is inferred. The other hooks stay: inside code that is being traced they are empty
+(``torch.compiler.is_compiling()`` is a constant there) and add no graph break.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
-from gpuprobe.sampler.discover import live_roots
+from gpuprobe.sampler.discover import compile_in_use, live_roots
 
 __all__ = ["Hooks", "Listener"]
 
@@ -29,6 +34,7 @@ class Listener(Protocol):
     def module_begins(self, module: Any) -> None: ...
     def module_ends(self, module: Any) -> None: ...
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+    def compiles(self) -> None: ...
 
 
 class Hooks:
@@ -38,6 +44,8 @@ class Hooks:
         self._listener = listener
         self._models = models
         self._handles: list[Any] = []
+        self._module_handles: list[Any] = []
+        self._compiles = False
         self._restore: list[Callable[[], None]] = []
         self._first_call: Any = None
         self._hooked: set[int] = set()
@@ -53,13 +61,17 @@ class Hooks:
         self._handles.append(register_optimizer_step_post_hook(self._after_step))
         self._wrap(torch.autograd, "_engine_run_backward", "backward")
         self._wrap(torch.utils.data.dataloader._BaseDataLoaderIter, "__next__", "data")
-        if self._models is not None:
+        self._watch_for_compile(torch)
+        self._watch_for_compile(torch.nn.Module)
+        if compile_in_use():
+            self._compile_seen()
+        elif self._models is not None:
             self.watch(self._models)
         else:
             from torch.nn.modules.module import register_module_forward_pre_hook
 
             self._first_call = register_module_forward_pre_hook(self._on_first_call)
-        if every_module:
+        if every_module and not self._compiles:
             self._install_module_hooks()
 
     def remove(self) -> None:
@@ -67,19 +79,19 @@ class Hooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._forget_first_call()
+        self._remove_module_hooks()
         while self._restore:
             self._restore.pop()()
-        self._hooked.clear()
 
     def watch(self, models: list[Any]) -> None:
         """Report the forward pass of these modules as a phase."""
+        if self._compiles:
+            return
         for model in models:
-            # A module compiled in place runs its hooks inside the compiled frame: leave it.
-            if id(model) in self._hooked or getattr(model, "_compiled_call_impl", None):
+            if id(model) in self._hooked:
                 continue
             self._hooked.add(id(model))
-            self._handles.append(
+            self._module_handles.append(
                 model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
             )
             # always_call: a forward that raises ends its phase too.
@@ -106,12 +118,40 @@ class Hooks:
                 listener.end(phase)
 
         reported.__wrapped__ = original  # type: ignore[attr-defined]
-        setattr(owner, name, reported)
+        self._replace(owner, name, reported)
+
+    def _watch_for_compile(self, owner: Any) -> None:
+        """Notice ``owner.compile`` being called, before it does anything."""
+        original = owner.compile
+
+        @functools.wraps(original)
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            self._compile_seen()
+            return original(*args, **kwargs)
+
+        self._replace(owner, "compile", compile)
+
+    def _compile_seen(self) -> None:
+        if not self._compiles:
+            self._compiles = True
+            self._remove_module_hooks()
+            self._listener.compiles()
+
+    def _remove_module_hooks(self) -> None:
+        self._forget_first_call()
+        for handle in self._module_handles:
+            handle.remove()
+        self._module_handles.clear()
+        self._hooked.clear()
+
+    def _replace(self, owner: Any, name: str, replacement: Any) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, replacement)
 
         def restore() -> None:
             # Someone may have wrapped it again since: then theirs must stay, and ours inside
             # it only passes calls on, because the listener has been switched off.
-            if getattr(owner, name) is reported:
+            if getattr(owner, name) is replacement:
                 setattr(owner, name, original)
 
         self._restore.append(restore)
@@ -122,8 +162,10 @@ class Hooks:
             register_module_forward_pre_hook,
         )
 
-        self._handles.append(register_module_forward_pre_hook(self._before_module))
-        self._handles.append(register_module_forward_hook(self._after_module, always_call=True))
+        self._module_handles.append(register_module_forward_pre_hook(self._before_module))
+        self._module_handles.append(
+            register_module_forward_hook(self._after_module, always_call=True)
+        )
 
     # Hooks proper. Each returns None: it changes neither arguments nor results.
 

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from gpuprobe.errors import UsageError
 from gpuprobe.model.session import BlindSpot, ProgramError, SessionEnd
+from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.sampler import environment
 from gpuprobe.sampler.base import Sink
 from gpuprobe.sampler.sources import HostMemory, Reader
@@ -30,6 +31,17 @@ LEVELS = ("counters", "trace")
 # Steps whose traces are always kept: the first, in which optimizer state is born, and two
 # warm ones. Later ones are kept when they set a new peak.
 _TRACED_STEPS = 3
+
+_NO_CPU_COUNTERS = Unavailable(
+    "torch keeps no allocator statistics on the CPU; level 'trace' counts every storage",
+    ReadStatus.NOT_COLLECTED,
+)
+
+_COMPILED = BlindSpot(
+    "module calls: the program uses torch.compile, and hooks would make it compile again",
+    "'forward' is all that happens between loading data (or the optimizer) and the backward "
+    "pass; memory is not attributed to modules, and not at all inside compiled kernels",
+)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _log = logging.getLogger("gpuprobe")
@@ -57,9 +69,7 @@ def program_error(error: BaseException) -> ProgramError:
     """
     name = type(error).__name__
     text = str(error)
-    out_of_memory = (
-        name in ("OutOfMemoryError", "MemoryError") or "not enough memory: you tried" in text
-    )
+    out_of_memory = name in ("OutOfMemoryError", "MemoryError") or "you tried to allocate" in text
     return ProgramError(type=name, message=text[:2000], out_of_memory=out_of_memory)
 
 
@@ -112,6 +122,7 @@ class Recorder:
         self._manual = False
         self._in_step = False
         self._depth = 0  # of optimizers that step inside one another's step
+        self._infer_forward = False
         self._engine = 0  # of backward passes inside one another (checkpointing)
         self._last: list[Segment] = []
         self._last_traces: tuple[str, ...] = ()
@@ -127,7 +138,7 @@ class Recorder:
         import torch
 
         from gpuprobe.sampler.hooks import Hooks
-        from gpuprobe.sampler.sources import CpuCounters, CudaCounters
+        from gpuprobe.sampler.sources import CudaCounters
 
         self._thread = threading.get_ident()
         # device_count asks NVML, where it can: it creates no context and blocks no fork.
@@ -138,8 +149,6 @@ class Recorder:
         if cuda:
             reader.sources.append(CudaCounters.of_torch())
             devices = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
-        elif self._level == "counters":
-            reader.sources.append(CpuCounters())
         self._timeline = Timeline(reader)
         self._sink.session(
             environment.session(self._argv, self._level, devices), environment.describe()
@@ -261,6 +270,8 @@ class Recorder:
             if self._engine:
                 return
         self._timeline.leave(sticky=phase == "forward" and not self._engine)
+        if phase == "data" and self._infer_forward:
+            self._forward_from_here()
 
     @_guarded
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -273,6 +284,16 @@ class Recorder:
         self._models = [weakref.ref(model) for model in models]
         if self._cpu_trace is not None:
             self._cpu_trace.name_modules(models)
+
+    @_guarded
+    def compiles(self) -> None:
+        """The program uses torch.compile: no module hooks from here on."""
+        self._infer_forward = True
+        self._blind((_COMPILED,))
+
+    def _forward_from_here(self) -> None:
+        self._timeline.enter("forward")
+        self._timeline.leave(sticky=True)
 
     @_guarded
     def module_begins(self, module: Any) -> None:
@@ -356,7 +377,10 @@ class Recorder:
 
         segments = self._last + self._timeline.cut()
         known = self._walk()
-        allocated = {m.device: m.counts.allocated for m in segments[-1].end.devices}
+        allocated: dict[str, int | Unavailable] = {
+            m.device: m.counts.allocated for m in segments[-1].end.devices
+        }
+        allocated.setdefault("cpu", _NO_CPU_COUNTERS)
         traces = self._last_traces + self._collect_traces(segments, known)
         step = assemble(
             self._index,
@@ -372,6 +396,8 @@ class Recorder:
         if self._cuda_trace is not None and not self._cuda_trace.begin():
             self._stop_cuda_trace()
         self._timeline.restart()  # our own work is nobody's phase
+        if self._infer_forward and not self._manual:
+            self._forward_from_here()
 
     def _collect_traces(self, segments: list[Segment], known: dict[int, Any]) -> tuple[str, ...]:
         traces = []
@@ -408,7 +434,10 @@ class Recorder:
         segments = self._timeline.cut()
         self._timeline.put_back(segments)
         peak = _exact_peak(segments)
-        return peak > self._peak or any(s.path != OTHER for s in segments)
+        # The last thing a DataLoader does is to say that there is no more; and a forward phase
+        # that is only inferred always follows an optimizer.
+        idle = {OTHER, "data"} | ({"forward"} if self._infer_forward else set())
+        return peak > self._peak or any(s.path not in idle for s in segments)
 
     # -- starting and stopping
 

@@ -13,12 +13,7 @@ from gpuprobe.model.session import AllocatorActivity
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.sampler.base import DeviceMark, Mark, MemorySource
 
-__all__ = ["CpuCounters", "CudaCounters", "HostMemory", "Reader"]
-
-_NO_CPU_COUNTERS = Unavailable(
-    "torch keeps no allocator statistics on the CPU; level 'trace' counts every storage",
-    ReadStatus.NOT_COLLECTED,
-)
+__all__ = ["CudaCounters", "HostMemory", "Reader"]
 
 
 class HostMemory:
@@ -65,23 +60,6 @@ class HostMemory:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-class CpuCounters:
-    """The CPU at level ``counters``: torch has no statistics to read, and says so."""
-
-    _MARK = (
-        DeviceMark(
-            "cpu",
-            AllocatorCounts(_NO_CPU_COUNTERS, _NO_CPU_COUNTERS, _NO_CPU_COUNTERS, _NO_CPU_COUNTERS),
-            _NO_CPU_COUNTERS,
-            _NO_CPU_COUNTERS,
-            _NO_CPU_COUNTERS,
-        ),
-    )
-
-    def read(self) -> tuple[DeviceMark, ...]:
-        return self._MARK
 
 
 class CudaCounters:

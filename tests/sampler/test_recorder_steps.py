@@ -1,0 +1,270 @@
+"""Which steps and phases the recorder finds, and that they add up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from models import Checkpointed, Mlp, seeded, train
+from sinks import KeepingSink
+
+from gpuprobe.errors import UsageError
+from gpuprobe.model.memory import Category
+from gpuprobe.model.session import Step
+from gpuprobe.model.values import Unavailable
+from gpuprobe.sampler.recorder import Recorder
+
+LEVELS = pytest.mark.parametrize("level", ["counters", "trace"])
+
+
+def paths(step: Step) -> list[str]:
+    return [phase.path for phase in step.phases]
+
+
+def check_cover(step: Step) -> None:
+    """Phases of depth one cover the step; children stay inside their parents."""
+    tops = [phase for phase in step.phases if "/" not in phase.path]
+    assert sum(phase.duration_ns for phase in tops) == step.duration_ns
+    by_path = {phase.path: phase for phase in step.phases}
+    for phase in step.phases:
+        if "/" in phase.path:
+            assert phase.duration_ns <= by_path[phase.path.rpartition("/")[0]].duration_ns
+
+
+@LEVELS
+def test_steps_are_found_at_each_optimizer_step(level: str) -> None:
+    sink = KeepingSink()
+    model = seeded(Mlp)
+    with Recorder(sink, level=level):
+        train(model, torch.optim.AdamW(model.parameters()), 4)
+    assert [step.index for step in sink.steps] == [0, 1, 2, 3]
+    assert {step.ended_by for step in sink.steps} == {"optimizer"}
+    for step in sink.steps:
+        check_cover(step)
+        assert {"forward", "backward", "optimizer"} <= set(paths(step))
+    assert "setup" in paths(sink.steps[0])
+    assert "setup" not in paths(sink.steps[1])
+    assert sink.closed
+    assert sink.ends[0].error is None
+
+
+def test_the_loss_is_part_of_the_forward_phase() -> None:
+    sink = KeepingSink()
+    model = seeded(Mlp)
+    with Recorder(sink, level="trace"):
+        train(model, torch.optim.SGD(model.parameters(), 0.1), 2)
+    trace = list(sink.traces.values())[1]
+    strings = trace.stacks.strings
+    # mean() makes a scalar: 4 bytes, after the model has returned.
+    scalars = [row for row in trace.events.rows() if row.size == 4 and row.action.value == "alloc"]
+    assert scalars
+    assert strings[scalars[0].phase] == "forward"
+
+
+@LEVELS
+def test_the_program_may_mark_its_own_steps_and_phases(level: str) -> None:
+    sink = KeepingSink()
+    model = seeded(Mlp)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with Recorder(sink, model=model, optimizer=optimizer, level=level) as rec:
+        for _ in range(3):
+            with rec.step():
+                with rec.phase("load"):
+                    x = torch.randn(8, 16)
+                with rec.phase("learn"):
+                    model(x).sum().backward()
+                    optimizer.step()
+    assert len(sink.steps) == 3
+    assert {step.ended_by for step in sink.steps} == {"user"}
+    for step in sink.steps:
+        check_cover(step)
+        assert {"load", "learn", "learn/forward", "learn/backward", "learn/optimizer"} <= set(
+            paths(step)
+        )
+
+
+def test_wrap_makes_each_call_a_step_and_passes_results_on() -> None:
+    sink = KeepingSink()
+    model = seeded(Mlp)
+    with Recorder(sink, model=model) as rec:
+
+        @rec.wrap
+        def step(scale: float) -> float:
+            """A step."""
+            return model(torch.ones(2, 16)).sum().item() * scale
+
+        values = [step(scale=2.0), step(1.0)]
+    assert values[0] == 2 * values[1]
+    assert step.__doc__ == "A step."
+    assert len(sink.steps) == 2
+
+
+def test_steps_do_not_nest() -> None:
+    with (
+        Recorder(KeepingSink()) as rec,
+        rec.step(),
+        pytest.raises(UsageError, match="do not nest"),
+        rec.step(),
+    ):
+        pass
+
+
+@LEVELS
+def test_two_optimizers_in_one_iteration_are_one_step(level: str) -> None:
+    sink = KeepingSink()
+    critic, maker = seeded(Mlp), seeded(Mlp)
+    first = torch.optim.Adam(critic.parameters())
+    second = torch.optim.Adam(maker.parameters())
+    with Recorder(sink, level=level):
+        for _ in range(3):
+            for model, optimizer in ((critic, first), (maker, second)):
+                optimizer.zero_grad()
+                model(torch.randn(4, 16)).sum().backward()
+                optimizer.step()
+    assert [step.index for step in sink.steps] == [0, 1, 2]
+    for step in sink.steps:
+        check_cover(step)
+        by_path = {phase.path: phase for phase in step.phases}
+        assert by_path["optimizer"].entries == 2
+        assert by_path["backward"].entries == 2
+    if level == "trace":
+        assert [len(step.traces) for step in sink.steps] == [2, 2, 2]
+
+
+def test_an_optimizer_that_steps_more_often_still_makes_steps() -> None:
+    sink = KeepingSink()
+    model = seeded(Mlp)
+    often = torch.optim.SGD(model.parameters(), 0.1)
+    seldom = torch.optim.SGD(model.parameters(), 0.1)
+    with Recorder(sink):
+        for _ in range(2):
+            for _ in range(3):
+                model(torch.randn(4, 16)).sum().backward()
+                often.step()
+            seldom.step()
+    assert len(sink.steps) == 6
+
+
+def test_gradient_accumulation_stays_in_one_step() -> None:
+    sink = KeepingSink()
+    model = seeded(Mlp)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with Recorder(sink):
+        for _ in range(2):
+            for _ in range(4):
+                model(torch.randn(4, 16)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(sink.steps) == 2
+    by_path = {phase.path: phase for phase in sink.steps[1].phases}
+    assert by_path["forward"].entries == 4
+    assert by_path["backward"].entries == 4
+
+
+def test_a_closure_nests_forward_and_backward_in_the_optimizer() -> None:
+    sink = KeepingSink()
+    model = seeded(Mlp)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+    x = torch.randn(8, 16)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    with Recorder(sink):
+        for _ in range(2):
+            optimizer.step(closure)
+    assert len(sink.steps) == 2
+    for step in sink.steps:
+        check_cover(step)
+    assert {"optimizer/forward", "optimizer/backward"} <= set(paths(sink.steps[1]))
+
+
+def test_an_optimizer_that_wraps_another_is_one_optimizer() -> None:
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            super().__init__(inner.param_groups, {})
+            self.inner = inner
+
+        def step(self, closure: object = None) -> None:
+            self.inner.step()
+
+    sink = KeepingSink()
+    model = seeded(Mlp)
+    with Recorder(sink):
+        train(model, Wrapper(torch.optim.SGD(model.parameters(), 0.1)), 3)
+    assert len(sink.steps) == 3
+
+
+def test_checkpointing_recomputes_inside_the_backward_phase() -> None:
+    sink = KeepingSink()
+    model = seeded(Checkpointed)
+    with Recorder(sink, level="trace"):
+        train(model, torch.optim.SGD(model.parameters(), 0.1), 2)
+    assert len(sink.steps) == 2
+    check_cover(sink.steps[1])
+    by_path = {phase.path: phase for phase in sink.steps[1].phases}
+    assert by_path["backward"].entries == 1
+    assert by_path["forward"].entries == 1
+
+
+def test_the_data_phase_is_the_wait_for_the_loader() -> None:
+    sink = KeepingSink()
+    model = seeded(Mlp)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = torch.utils.data.DataLoader(list(torch.randn(12, 16)), batch_size=4)
+    with Recorder(sink):
+        for x in loader:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+    assert len(sink.steps) == 3
+    assert "data" in paths(sink.steps[1])
+
+
+def test_evaluation_after_training_is_kept_as_a_step_of_its_own() -> None:
+    sink = KeepingSink()
+    model = seeded(Mlp)
+    with Recorder(sink):
+        train(model, torch.optim.SGD(model.parameters(), 0.1), 2)
+        with torch.no_grad():
+            model(torch.randn(64, 16))
+    assert [step.ended_by for step in sink.steps] == ["optimizer", "optimizer", "end"]
+
+
+def test_a_program_without_an_optimizer_is_one_step() -> None:
+    sink = KeepingSink()
+    model = seeded(Mlp)
+    with Recorder(sink, level="trace"), torch.no_grad():
+        model(torch.randn(64, 16))
+    assert [step.ended_by for step in sink.steps] == ["end"]
+    assert "forward" in paths(sink.steps[0])
+
+
+@LEVELS
+def test_known_tensors_are_the_real_ones(level: str) -> None:
+    sink = KeepingSink()
+    model = seeded(Mlp)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with Recorder(sink, level=level):
+        train(model, optimizer, 2)
+    parameters = sum(p.nbytes for p in model.parameters())
+    (tensors,) = sink.steps[1].tensors
+    assert tensors.by_category[Category.PARAMETER] == parameters
+    assert tensors.by_category[Category.GRADIENT] == parameters
+    scalars = 4 * len(list(model.parameters()))  # AdamW's step counts
+    assert tensors.by_category[Category.OPTIMIZER_STATE] == 2 * parameters + scalars
+    assert tensors.by_category[Category.BUFFER] == sum(b.nbytes for b in model.buffers())
+    if level == "trace":
+        end = sink.steps[1].windows[0].end.allocated
+        assert not isinstance(end, Unavailable)
+        assert not isinstance(tensors.rest, Unavailable)
+        assert tensors.known + tensors.rest == end
+    else:
+        assert isinstance(tensors.rest, Unavailable)
+
+
+def test_an_unknown_level_is_refused() -> None:
+    with pytest.raises(UsageError, match="everything"):
+        Recorder(KeepingSink(), level="everything")
