@@ -1,0 +1,274 @@
+"""What to try first: rules that each need evidence in the recording.
+
+No rule fires without a measured reason, none suggests a setting that is already on, and each
+says what it saw. They are sorted by how much memory is at stake.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from gpuprobe.analysis.growth import Growth
+from gpuprobe.analysis.highwater import HighWater, Share, by_category, by_line
+from gpuprobe.analysis.peaks import PeakSite, window_of
+from gpuprobe.model.memory import Category
+from gpuprobe.model.session import DeviceWindow
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.values import Unavailable
+
+__all__ = ["Advice", "Evidence", "advise"]
+
+_DOMINATES = 0.4
+"""The share of the peak from which a category is worth attacking: below that, halving it
+changes the peak by less than a fifth."""
+
+_MUCH_CACHED = 0.2
+"""The share of reserved memory that may lie unused before fragmentation is worth a word."""
+
+_MUCH_CACHED_BYTES = 256 * 1024 * 1024
+"""And the amount. The allocator's large segments are 20 MiB: a few of them are no problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One thing to try. ``bytes`` is the memory it is about (not a promise to save it all)."""
+
+    id: str
+    text: str
+    code: str
+    evidence: str
+    bytes: int
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What the rules look at: the peak, what was live then, and growth."""
+
+    site: PeakSite
+    mark: HighWater | Unavailable
+    growth: Growth | None = None
+    shares: dict[Category, int] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mark, Unavailable):
+            self.shares = {Category(s.key): s.bytes for s in by_category(self.mark)}
+
+    @property
+    def peak(self) -> int:
+        """Bytes that were allocated at the peak, at least; 0 where that was not measured."""
+        amount = self.site.amount
+        if isinstance(amount, Unavailable) or not self.site.device:
+            return 0
+        return amount.at_least
+
+    def share(self, *categories: Category) -> tuple[int, float]:
+        """Bytes of some categories at the peak, and their share of what was live then."""
+        count = sum(self.shares.get(category, 0) for category in categories)
+        total = sum(self.shares.values())
+        return count, count / total if total else 0.0
+
+    def line(self, category: Category) -> Share | None:
+        """The line of user code with the most memory of a category at the peak."""
+        if isinstance(self.mark, Unavailable):
+            return None
+        lines = by_line(_only(self.mark, category))
+        return next((line for line in lines if not line.key.startswith("(")), None)
+
+    def ran(self, file: str) -> bool:
+        """Whether code in a file of this name (``torch/utils/checkpoint.py``) allocated."""
+        return not isinstance(self.mark, Unavailable) and any(
+            frame.filename.replace("\\", "/").endswith(file) for frame in self.mark.stacks.frames
+        )
+
+    def window(self) -> DeviceWindow | None:
+        """The window of the step that the peak is in."""
+        step = self.site.step
+        return None if step is None else window_of(step.windows, self.site.device)
+
+
+def advise(evidence: Evidence) -> list[Advice]:
+    """Everything worth trying, the most memory first."""
+    found = [advice for rule in _RULES for advice in rule(evidence)]
+    return sorted(found, key=lambda advice: -advice.bytes)
+
+
+def _only(mark: HighWater, category: Category) -> HighWater:
+    """The blocks of one category."""
+    rows = [i for i, code in enumerate(mark.category) if code == category.code]
+    columns = ("address", "size", "requested", "stack", "category", "module", "block_phase")
+    picked = {}
+    for name in (*columns, "is_baseline"):
+        column = getattr(mark, name)
+        picked[name] = type(column)(column.typecode, [column[i] for i in rows])
+    return replace(mark, allocated=sum(picked["size"]), **picked)
+
+
+def _percent(part: float) -> str:
+    return f"{part:.0%}"
+
+
+def _growing(evidence: Evidence) -> Iterator[Advice]:
+    growth = evidence.growth
+    if growth is None:
+        return
+    seen = (
+        f"{human_bytes(growth.bytes)} more is allocated at the end of step {growth.last} than at "
+        f"the end of step {growth.first}: {human_bytes(growth.per_step)} a step"
+    )
+    line = next((s for s in growth.lines if s.bytes > 0 and not s.key.startswith("(")), None)
+    if line is not None:
+        text = (
+            f"Look at what keeps the tensors made at {line.key} alive from one step to the next "
+            "(a list of losses that was not detached, a cache without a limit)."
+        )
+        seen += f"; that line held {human_bytes(line.bytes)} more"
+    else:
+        text = (
+            "Look for tensors that are kept from one step to the next: a list of losses that was "
+            "not detached (use loss.item()), a cache without a limit."
+        )
+    # Growth has no end: whatever its size by now, it comes first.
+    yield Advice("growth", text, "", seen, max(evidence.peak, growth.bytes) + 1)
+
+
+def _fragmented(evidence: Evidence) -> Iterator[Advice]:
+    window = evidence.window()
+    if window is None or not evidence.site.device.startswith("cuda"):
+        return
+    if isinstance(window.peak_reserved, Unavailable) or isinstance(
+        window.peak_allocated, Unavailable
+    ):
+        return
+    reserved = window.peak_reserved.at_least
+    unused = reserved - window.peak_allocated.at_most
+    if unused < max(_MUCH_CACHED * reserved, _MUCH_CACHED_BYTES):
+        return
+    conf = evidence.site.rank.environment.allocator_conf
+    if re.search(r"expandable_segments\s*:\s*true", conf, re.IGNORECASE):
+        return
+    others = re.sub(r",?\s*expandable_segments\s*:\s*\w+", "", conf).strip(", ")
+    seen = (
+        f"{human_bytes(unused)} of {human_bytes(reserved)} reserved from the driver were not "
+        "allocated even at the step's peak"
+    )
+    if not isinstance(window.activity, Unavailable) and window.activity.alloc_retries:
+        seen += f"; the allocator emptied its cache {window.activity.alloc_retries}× in that step"
+    yield Advice(
+        "expandable-segments",
+        "Let segments grow in place, so that free blocks of different sizes can be joined.",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" + (f",{others}" if others else ""),
+        seen,
+        unused,
+    )
+
+
+def _gradients_in_forward(evidence: Evidence) -> Iterator[Advice]:
+    count, share = evidence.share(Category.GRADIENT)
+    if evidence.site.phase.partition("/")[0] != "forward" or share < 0.05:
+        return
+    yield Advice(
+        "zero-grad",
+        "Free the gradients before the forward pass rather than after it (unless they are being "
+        "accumulated on purpose).",
+        "optimizer.zero_grad(set_to_none=True)",
+        f"{human_bytes(count)} of gradients ({_percent(share)}) were alive at the peak, which is "
+        "in the forward pass",
+        count,
+    )
+
+
+def _activations(evidence: Evidence) -> Iterator[Advice]:
+    count, share = evidence.share(Category.ACTIVATION)
+    if share < _DOMINATES:
+        return
+    line = evidence.line(Category.ACTIVATION)
+    seen = f"activations are {human_bytes(count)} of the peak ({_percent(share)})"
+    if line is not None:
+        seen += f", {human_bytes(line.bytes)} of them made at {line.key}"
+    if not evidence.ran("torch/utils/checkpoint.py"):
+        yield Advice(
+            "checkpoint",
+            "Recompute activations in the backward pass instead of keeping them, for the modules "
+            "that hold most of them.",
+            "torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)",
+            seen,
+            count,
+        )
+    yield Advice(
+        "smaller-batch",
+        "If the batch can be halved: do, and accumulate gradients over two of them. Activations "
+        "shrink with it.",
+        "",
+        seen,
+        count // 2,
+    )
+
+
+def _temporaries(evidence: Evidence) -> Iterator[Advice]:
+    count, share = evidence.share(Category.TEMPORARY, Category.AUTOGRAD_DETAIL)
+    line = evidence.line(Category.TEMPORARY)
+    if share < _DOMINATES or line is None:
+        return
+    yield Advice(
+        "temporaries",
+        f"Work in smaller pieces, or in place, at {line.key}.",
+        "",
+        f"temporary results are {human_bytes(count)} of the peak ({_percent(share)}), "
+        f"{human_bytes(line.bytes)} of them made there",
+        line.bytes,
+    )
+
+
+def _optimizer_state(evidence: Evidence) -> Iterator[Advice]:
+    count, share = evidence.share(Category.OPTIMIZER_STATE)
+    parameters, _ = evidence.share(Category.PARAMETER)
+    # Adam in the parameters' precision keeps twice their size; less than that once is what
+    # SGD with momentum or 8-bit states take, and little is left to gain.
+    if share < _DOMINATES or count < 1.5 * parameters or not parameters:
+        return
+    text = "Use an optimizer with less state: 8-bit Adam, Adafactor, or SGD with momentum."
+    if evidence.site.rank.session.world_size > 1:
+        text = "Shard the optimizer state over the ranks, or use 8-bit Adam or Adafactor."
+    yield Advice(
+        "optimizer-state",
+        text,
+        "",
+        f"optimizer state is {human_bytes(count)} of the peak ({_percent(share)}), "
+        f"{count / parameters:.1f} × the parameters",
+        count,
+    )
+
+
+def _trace_it(evidence: Evidence) -> Iterator[Advice]:
+    if evidence.site.rank.session.level != "counters" or evidence.site.step is None:
+        return
+    step = evidence.site.step
+    known = sum(t.known for t in step.tensors if t.device == evidence.site.device)
+    if evidence.peak and known > (1 - _DOMINATES) * evidence.peak:
+        return
+    seen = "at level 'counters' only parameters, gradients and optimizer state have names"
+    if evidence.peak and known:
+        seen = (
+            f"tensors with a name explain {human_bytes(known)} of the "
+            f"{human_bytes(evidence.peak)} at the peak"
+        )
+    yield Advice(
+        "trace",
+        "Record again at level 'trace': it shows which lines and modules the memory belongs to.",
+        "gpuprobe run --level trace …",
+        seen,
+        max(evidence.peak - known, 0),
+    )
+
+
+_RULES: tuple[Callable[[Evidence], Iterator[Advice]], ...] = (
+    _growing,
+    _fragmented,
+    _gradients_in_forward,
+    _activations,
+    _temporaries,
+    _optimizer_state,
+    _trace_it,
+)

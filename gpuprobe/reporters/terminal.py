@@ -1,0 +1,90 @@
+"""What the stream can show: width, Unicode, colour; and text fitted to it."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TextIO
+
+from gpuprobe.model.text import visible
+
+__all__ = ["Style"]
+
+_BOLD, _RESET = "\x1b[1m", "\x1b[0m"
+
+# What is used when the stream cannot encode the character.
+_ASCII = str.maketrans(
+    {"…": "~", "·": "-", "×": "x", "µ": "u", "–": "-", "≥": ">=", "█": "#", "→": "->"}
+)
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How to write to one stream. ``cwd`` is left out of paths below it."""
+
+    width: int = 80
+    unicode: bool = True
+    colour: bool = False
+    cwd: str = ""
+
+    @classmethod
+    def of(cls, stream: TextIO, *, cwd: str = "", environ: Mapping[str, str] = os.environ) -> Style:
+        """The style a stream can show. Colour only on a terminal, and never with NO_COLOR set
+        (https://no-color.org) or on a dumb terminal.
+        """
+        terminal = stream.isatty()
+        plain = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
+        encoding = getattr(stream, "encoding", None) or "ascii"
+        try:
+            "█▏…·×µ".encode(encoding)
+        except (UnicodeEncodeError, LookupError):
+            drawn = False
+        else:
+            drawn = True
+        return cls(unicode=drawn, colour=terminal and not plain, cwd=cwd)
+
+    def heading(self, text: str) -> str:
+        return f"{_BOLD}{self.text(text)}{_RESET}" if self.colour else self.text(text)
+
+    def text(self, text: str) -> str:
+        """Untrusted text on one line, in characters the stream has."""
+        shown = visible(text)
+        if self.unicode:
+            return shown
+        shown = shown.translate(_ASCII)
+        return shown.encode("ascii", "backslashreplace").decode("ascii")
+
+    def path(self, text: str) -> str:
+        """A path, or text that begins with one, relative to ``cwd`` where it is below."""
+        if self.cwd and text.startswith(self.cwd.rstrip("/\\") + os.sep):
+            text = text[len(self.cwd.rstrip("/\\")) + 1 :]
+        return text
+
+    def fit(self, text: str, width: int) -> str:
+        """The end of a long text: of a path or a dotted name that is what tells most."""
+        text = self.text(text)
+        if len(text) <= width:
+            return text
+        dots = "…" if self.unicode else "..."
+        return dots + text[len(text) - width + len(dots) :]
+
+    def bar(self, share: float, width: int) -> str:
+        """A bar of ``share`` (0 to 1) of ``width`` cells."""
+        share = min(max(share, 0.0), 1.0)
+        if not self.unicode:
+            return "#" * round(share * width)
+        eighths = round(share * width * 8)
+        return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).rstrip()
+
+    def wrapped(self, text: str, *, first: str = "", rest: str = "") -> Iterable[str]:
+        """Lines of at most ``width`` columns. ``first`` and ``rest`` begin them."""
+        return textwrap.wrap(
+            self.text(text),
+            self.width,
+            initial_indent=first,
+            subsequent_indent=rest,
+            break_on_hyphens=False,
+        )

@@ -1,0 +1,308 @@
+"""The report as text: what the user needs first, in 80 columns.
+
+Reads only the report document (`gpuprobe.report`); everything that came from elsewhere (paths,
+names, messages) is made visible before it is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO
+
+from gpuprobe.model.text import human_bytes, human_delta, human_ns
+from gpuprobe.reporters.terminal import Style
+
+__all__ = ["headline", "render", "write"]
+
+Report = dict[str, Any]
+
+_STATUS = {
+    "complete": "complete",
+    "failed": "the program failed",
+    "killed": "the program was killed",
+    "running": "still running",
+    "unfinished": "no end on record: running, or killed",
+}
+_BAR = 24
+
+
+def write(report: Report, stream: TextIO) -> None:
+    """Write the report to ``stream``, in the characters and colours that it has."""
+    style = Style.of(stream, cwd=report["session"]["cwd"])
+    stream.write("\n".join(render(report, style)) + "\n")
+
+
+def render(report: Report, style: Style) -> Iterator[str]:
+    """The lines of the report."""
+    yield from _title(report, style)
+    sections: tuple[tuple[str, Iterable[str]], ...] = (
+        ("Peak", _peak(report, style)),
+        (_categories_title(report["categories"]), _shares(report["categories"], style)),
+        ("Lines at the peak", _shares(report["top_lines"], style)),
+        ("Modules at the peak", _shares(report["top_modules"], style)),
+        ("Growth", _growth(report["growth"], style)),
+        ("Devices", _devices(report, style)),
+        ("Steps", _steps(report, style)),
+        ("Findings", _findings(report["findings"], style)),
+        ("What this could not see", _blind_spots(report, style)),
+        ("First thing to try", _advice(report["advice"], style)),
+    )
+    for title, lines in sections:
+        body = list(lines)
+        if body:
+            yield ""
+            yield style.heading(title)
+            yield from body
+
+
+def headline(report: Report, style: Style) -> list[str]:
+    """A few lines for the end of a run: the peak, where it was, and of what."""
+    lines = [line.strip() for line in _peak(report, style)][:1]
+    for name, title in (("categories", "mostly"), ("top_lines", "at")):
+        table = report[name]
+        rows = [row for row in table.get("rows", ()) if row["bytes"]][:3]
+        if rows:
+            parts = ", ".join(f"{style.path(r['key'])} {human_bytes(r['bytes'])}" for r in rows)
+            lines += style.wrapped(f"{title} {parts}", rest="  ")
+    return lines
+
+
+# -- title
+
+
+def _title(report: Report, style: Style) -> Iterator[str]:
+    recording, session = report["recording"], report["session"]
+    yield style.heading(f"{recording['name']} · {_STATUS[recording['status']]}")
+    if session["argv"]:
+        yield from style.wrapped(" ".join(session["argv"]), first="  ", rest="  ")
+    environment = report["environment"]
+    facts = [f"torch {_known(environment['torch'])}", f"Python {environment['python']}"]
+    facts += [", ".join(session["devices"])] if session["devices"] else []
+    facts += [f"level {session['level']}"] if recording["kind"] == "recording" else ["snapshot"]
+    if len(report["ranks"]) > 1:
+        facts.append(f"{len(report['ranks'])} ranks")
+    duration = report["ranks"][0]["duration_ns"]
+    steps = report["ranks"][0]["steps"]
+    if steps:
+        facts.append(f"{steps} step{'s' if steps > 1 else ''}")
+    if isinstance(duration, int) and recording["kind"] == "recording":
+        facts.append(human_ns(duration))
+    yield from style.wrapped(" · ".join(facts), first="  ", rest="  ")
+    error = recording["error"]
+    if error is not None:
+        where = f" (rank {error['rank']})" if len(report["ranks"]) > 1 else ""
+        text = f"{error['type']}: {error['message']}{where}"
+        yield from style.wrapped(text, first="  ", rest="    ")
+
+
+def _known(value: Any) -> str:
+    return value["unavailable"] if isinstance(value, dict) else str(value)
+
+
+# -- peak
+
+
+def _peak(report: Report, style: Style) -> Iterator[str]:
+    peak = report["peak"]
+    if peak["measure"] is None:
+        yield from style.wrapped(
+            "nothing was measured: the recording has no steps and no trace", first="  ", rest="  "
+        )
+        return
+    resident = peak["measure"] == "host_rss"
+    amount = peak["host_rss"] if resident else peak["allocated"]
+    what = "resident in the process" if resident else f"allocated on {peak['device']}"
+    where = []
+    if len(report["ranks"]) > 1:
+        where.append(f"rank {peak['rank']}")
+    if peak["phase"]:
+        where.append(f"phase {peak['phase']}")
+    if peak["step"] is not None:
+        where.append(f"step {peak['step']}")
+    place = f", in {', '.join(where)}" if where else ""
+    yield from style.wrapped(f"{_amount(amount)} {what}{place}", first="  ", rest="    ")
+    if not peak["certain"]:
+        yield from style.wrapped(
+            "Peaks are known only between bounds here: another step or phase may have been higher.",
+            first="  ",
+            rest="  ",
+        )
+    if isinstance(peak["before_trace"], int) and peak["before_trace"]:
+        share = f"{human_bytes(peak['before_trace'])} of it was alive before the trace of that step"
+        yield from style.wrapped(share, first="  ", rest="  ")
+    for name, value in (("reserved", peak["reserved"]), ("resident", peak["host_rss"])):
+        if "at_least" in value and not (resident and name == "resident"):
+            yield from style.wrapped(f"{name}: at most {_amount(value)}", first="  ", rest="    ")
+    if resident and "unavailable" in peak["allocated"]:
+        reason = f"allocated: not known ({peak['allocated']['unavailable']})"
+        yield from style.wrapped(reason, first="  ", rest="    ")
+
+
+def _amount(bounds: dict[str, Any]) -> str:
+    """A peak for people: exact, or between its bounds."""
+    if "unavailable" in bounds:
+        return "-"
+    if bounds["exact"]:
+        return human_bytes(bounds["at_least"])
+    return f"{human_bytes(bounds['at_least'])} to {human_bytes(bounds['at_most'])}"
+
+
+def _short(bounds: dict[str, Any]) -> str:
+    """A peak in a narrow column: ``≥`` where only the least is known."""
+    if "unavailable" in bounds:
+        return "-"
+    return ("" if bounds["exact"] else "≥") + human_bytes(bounds["at_least"])
+
+
+# -- tables
+
+
+def _categories_title(table: Report) -> str:
+    if table.get("at") == "step_end":
+        return f"Categories at the end of step {table['step']}"
+    return "Categories at the peak"
+
+
+def _shares(table: Report, style: Style) -> Iterator[str]:
+    """Bytes, share, and what; with a bar where there is room. The last row is the total."""
+    if "unavailable" in table:
+        yield from style.wrapped(f"not known: {table['unavailable']}", first="  ", rest="  ")
+        return
+    total, remainder = table["total"], table["remainder"]
+    rows = [(row["key"], row["bytes"]) for row in table["rows"]]
+    if isinstance(remainder["bytes"], int) and remainder["bytes"]:
+        rows.append((f"({remainder['what']})", remainder["bytes"]))
+    if not rows:
+        yield "  nothing was allocated"
+        return
+    whole = total if isinstance(total, int) else sum(count for _, count in rows)
+    short = all(len(key) <= 34 for key, _ in rows)
+    for key, count in rows:
+        share = count / whole if whole else 0.0
+        percent = f"{share:6.1%}" if isinstance(total, int) else " " * 6
+        start = f"  {human_bytes(count):>10} {percent}  "
+        name = style.path(key)
+        if short:
+            bar = style.bar(share, _BAR)
+            yield f"{start}{style.fit(name, 34):<34} {bar}".rstrip()
+        else:
+            yield start + style.fit(name, style.width - len(start))
+    if isinstance(total, int):
+        yield f"  {human_bytes(total):>10}         total"
+    else:
+        reason = f"the rest is not known: {total['unavailable']}"
+        yield from style.wrapped(reason, first="  ", rest="  ")
+
+
+def _growth(growth: Report | None, style: Style) -> Iterator[str]:
+    if growth is None:
+        return
+    text = (
+        f"{human_delta(growth['bytes'])} from the end of step {growth['first_step']} to the end "
+        f"of step {growth['last_step']}: {human_delta(growth['bytes_per_step'])} a step"
+    )
+    yield from style.wrapped(text, first="  ", rest="  ")
+    if growth["lines"] is not None:
+        for row in growth["lines"]["rows"][:3]:
+            if row["bytes"] > 0:
+                start = f"  {human_delta(row['bytes']):>10}         "
+                yield start + style.fit(style.path(row["key"]), style.width - len(start))
+
+
+# -- devices and steps
+
+
+def _devices(report: Report, style: Style) -> Iterator[str]:
+    """Only where there is more than one: the peak has said it all otherwise."""
+    rows = report["devices"]
+    if len(rows) < 2:
+        return
+    yield f"  {'rank':>5} {'device':<9}{'peak':>12}{'reserved':>12}{'step':>7}  phase"
+    for row in rows:
+        step = "-" if row["step"] is None else row["step"]
+        line = (
+            f"  {row['rank']:>5} {style.fit(row['device'] or '-', 9):<9}"
+            f"{_short(row['peak_allocated']):>12}{_short(row['peak_reserved']):>12}{step:>7}  "
+        )
+        yield style.text(line) + style.fit(row["phase"] or "-", style.width - len(line))
+
+
+def _steps(report: Report, style: Style) -> Iterator[str]:
+    marks = report["steps"]["highlights"]
+    if marks is None:
+        return
+    named: dict[int, list[str]] = {}
+    for name in ("first", "worst", "slowest", "last"):
+        named.setdefault(marks[name], []).append("peak" if name == "worst" else name)
+    resident = marks["device"] is None
+    memory = "resident peak" if resident else "peak"
+    yield f"  {'step':>6}{'time':>11}{memory:>14}{'at end':>12}   longest phase"
+    rows = {r["index"]: r for r in report["steps"]["rows"] if r["rank"] == marks["rank"]}
+    for index in sorted(named):
+        row = rows[index]
+        device = next((d for d in row["devices"] if d["device"] == marks["device"]), None)
+        peak = row["host_rss_peak"] if device is None else device["peak_allocated"]
+        end = "-" if device is None else _count(device["end"]["allocated"])
+        line = (
+            f"  {index:>6}{human_ns(row['duration_ns']):>11}{_short(peak):>14}{end:>12}   "
+            f"{_longest(row)} ({', '.join(named[index])})"
+        )
+        yield style.text(line)[: style.width].rstrip()
+
+
+def _count(value: Any) -> str:
+    return human_bytes(value) if isinstance(value, int) else "-"
+
+
+def _longest(row: Report) -> str:
+    outer = [phase for phase in row["phases"] if "/" not in phase["path"]]
+    if not outer or not row["duration_ns"]:
+        return "-"
+    phase = max(outer, key=lambda p: p["duration_ns"])
+    return f"{phase['path']} {phase['duration_ns'] / row['duration_ns']:.0%}"
+
+
+# -- words
+
+
+def _findings(findings: list[Report], style: Style) -> Iterator[str]:
+    for finding in findings:
+        text = f"{finding['rule']} {finding['level']}: {finding['message']}"
+        location = finding.get("location")
+        if location:
+            text += f" ({style.path(location['file'])}:{location['line']})"
+        yield from style.wrapped(text, first="  ", rest="    ")
+
+
+def _blind_spots(report: Report, style: Style) -> Iterator[str]:
+    several = len(report["ranks"]) > 1
+    for spot in report["blind_spots"]:
+        text = f"{spot['what']}: {spot['consequence']}"
+        if several and len(spot["ranks"]) < len(report["ranks"]):
+            text += f" (rank {', '.join(map(str, spot['ranks']))})"
+        yield from style.wrapped(text, first="  - ", rest="    ")
+
+
+def _advice(advice: list[Report], style: Style) -> Iterator[str]:
+    for number, item in enumerate(advice[:3], 1):
+        yield from style.wrapped(
+            _relative(item["text"], style), first=f"  {number}. ", rest="     "
+        )
+        if item["code"]:
+            yield (
+                f"     $ {style.text(item['code'])}"
+                if _is_command(item["code"])
+                else (f"     {style.text(item['code'])}")
+            )
+        why = f"because {_relative(item['evidence'], style)}"
+        yield from style.wrapped(why, first="     ", rest="     ")
+
+
+def _is_command(code: str) -> bool:
+    return code.startswith("gpuprobe ")
+
+
+def _relative(text: str, style: Style) -> str:
+    """A sentence with the working directory left out of the paths in it."""
+    prefix = style.path(style.cwd) and f"{style.cwd.rstrip('/')}/"
+    return text.replace(prefix, "") if prefix and prefix != "/" else text
