@@ -32,7 +32,7 @@ from collections.abc import Iterable, Sequence
 
 from gpuprobe.analysis import evidence
 from gpuprobe.analysis.evidence import Marks, Runs
-from gpuprobe.analysis.ledger import Ledger, picked
+from gpuprobe.analysis.ledger import Ledger
 from gpuprobe.model.memory import Category
 
 __all__ = ["Judge", "categories"]
@@ -50,9 +50,9 @@ _WORKSPACE = Category.WORKSPACE.code
 
 def categories(book: Ledger, rows: Sequence[int]) -> tuple[int, ...]:
     """The `Category.code` of each of ``rows``, in their order."""
-    recorded = picked(book.category, rows)
+    recorded = book.values("category", rows)
     if _UNKNOWN not in recorded:
-        return recorded
+        return tuple(recorded)
     judge = Judge(book)
     return tuple(known or judge.category(row) for known, row in zip(recorded, rows, strict=True))
 
@@ -70,7 +70,7 @@ class Judge:
     def category(self, row: int) -> int:
         """The `Category.code` of a row; the recorded one where there is one."""
         book = self._book
-        recorded = book.category[row]
+        recorded = book.value("category", row)
         if recorded:
             return recorded
         stack = book.stack[row]
@@ -159,7 +159,9 @@ class Judge:
         kept = Counter(
             book.requested[row]
             for row in range(book.made, len(book))
-            if not book.stack[row] and not book.category[row] and book.freed[row] >= book.events
+            if not book.stack[row]
+            and not book.value("category", row)
+            and book.freed[row] >= book.events
         )
         gradients: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for row in range(book.made):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import chain, pairwise, repeat
+from itertools import chain, compress, islice, repeat
+from operator import ne
 
 from gpuprobe.analysis.ledger import Ledger
 from gpuprobe.model.trace import Frame, MemoryTrace, StackTable
@@ -146,19 +147,18 @@ class Runs:
         stacks = book.stack[:made]
         seen = set(stacks)
         known = len(stacks) - stacks.count(0)
-        self.seen = known > 0 or any(book.phase[:made]) or bool(book.trace.annotations)
+        recorded = book.trace.events.phase
+        has_phases = len(recorded) == book.events and any(recorded)
+        self.seen = known > 0 or has_phases or bool(book.trace.annotations)
         no_stack = "backward" if known * 2 > made else ""
         kind_of = {stack: _kind(marks.of(stack)) for stack in seen}
         kind_of[0] = no_stack
-        kinds = [kind_of[stack] for stack in stacks]
-        strings = book.trace.stacks.strings
-        phases = set(book.phase[:made])
-        if phases - {0}:
-            by_phase = {p: _PHASES.get(strings[p].partition("/")[0], "") for p in phases}
-            kinds = [
-                by_phase[phase] or kind
-                for phase, kind in zip(book.phase[:made], kinds, strict=True)
-            ]
+        kinds = list(map(kind_of.__getitem__, stacks))
+        if has_phases:
+            strings = book.trace.stacks.strings
+            phases = [recorded[event] for event in book.start[:made]]
+            by_phase = {p: _PHASES.get(strings[p].partition("/")[0], "") for p in set(phases)}
+            kinds = [by_phase[p] or kind for p, kind in zip(phases, kinds, strict=True)]
         for first, last in optimizer_steps(book.trace):
             low = bisect_left(book.start, first, 0, made)
             high = bisect_left(book.start, last, 0, made)
@@ -167,7 +167,7 @@ class Runs:
         self._kind: list[str] = []
         current = ""
         # Changes only: comparing neighbours is much cheaper than looking at every row.
-        changes = (row for row, (a, b) in enumerate(pairwise(kinds), 1) if a != b)
+        changes = compress(range(1, made), map(ne, kinds, islice(kinds, 1, None)))
         for row in chain([0] if made else [], changes):
             if kinds[row] and kinds[row] != current:
                 current = kinds[row]
@@ -181,6 +181,22 @@ class Runs:
     def kind(self, run: int) -> str:
         """``forward``, ``backward``, ``optimizer``, ``data``; ``""`` before the first."""
         return self._kind[run] if run >= 0 else ""
+
+    def ends_of(self, kind: str) -> list[int]:
+        """The event before which each stretch of ``kind`` gives way to another."""
+        return [
+            later
+            for found, later in zip(self._kind, self._start[1:], strict=False)
+            if found == kind
+        ]
+
+    def only(self, kind: str, first: int, end: int, starts: Sequence[int]) -> bool:
+        """Whether every allocation (``starts``, sorted) in events [first, end) is of ``kind``."""
+        low, high = bisect_left(starts, first), bisect_left(starts, end)
+        return low == high or (
+            self.kind(self.at(starts[low])) == kind
+            and self.at(starts[low]) == self.at(starts[high - 1])
+        )
 
     def __len__(self) -> int:
         return len(self._start)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gpuprobe.analysis.categories import categories
+from gpuprobe.analysis.columns import picked
 from gpuprobe.analysis.frames import (
     BEFORE_THE_TRACE,
     UNKNOWN,
@@ -19,8 +20,7 @@ from gpuprobe.analysis.frames import (
     folded,
     is_user_frame,
 )
-from gpuprobe.analysis.ledger import Ledger, ledger, picked
-from gpuprobe.analysis.timeline import allocated_after
+from gpuprobe.analysis.ledger import Ledger, ledger
 from gpuprobe.model.memory import Category
 from gpuprobe.model.trace import MemoryTrace, StackTable
 
@@ -85,7 +85,7 @@ def high_water(trace: MemoryTrace | Ledger) -> HighWater:
     instant: where nothing rises above it, ``event`` is -1.
     """
     book = ledger(trace)
-    totals = allocated_after(book)
+    totals = book.allocated_after()
     return live_at(book, totals.index(max(totals)) - 1)
 
 
@@ -108,13 +108,13 @@ def live_at(trace: MemoryTrace | Ledger, event: int) -> HighWater:
         time_us=events.column("time_us")[at] if book.events else 0,
         baseline_bytes=sum(size[first_baseline:]),
         stacks=book.trace.stacks,
-        address=array("Q", picked(book.address, rows)),
+        address=array("Q", book.values("address", rows)),
         size=size,
         requested=requested,
         stack=array("I", picked(book.stack, rows)),
         category=array("B", categories(book, rows)),
-        module=array("I", picked(book.module, rows)),
-        block_phase=array("I", picked(book.phase, rows)),
+        module=array("I", book.values("module", rows)),
+        block_phase=array("I", book.values("phase", rows)),
         is_baseline=array("B", bytes(first_baseline) + b"\1" * (len(rows) - first_baseline)),
     )
 

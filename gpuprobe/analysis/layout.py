@@ -14,39 +14,20 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import compress
 
+from gpuprobe.allocator.rules import SMALL_LIMIT, limit, round_size
+from gpuprobe.analysis.columns import selector
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
-__all__ = ["BlockSizes", "rounded_size"]
+__all__ = ["BlockSizes"]
 
-_MIB = 1024 * 1024
-MIN_BLOCK = 512
-SMALL_LIMIT = _MIB  # rounded sizes up to this go to the small pool
-SPLIT_LIMIT = _MIB  # the large pool splits off a remainder only above this
+SPLIT_LIMIT = SMALL_LIMIT
+"""The large pool splits off a remainder only above this (``should_split``)."""
 
 _SEGMENT_ALLOC = TraceAction.SEGMENT_ALLOC.code
 _SEGMENT_FREE = TraceAction.SEGMENT_FREE.code
-
-
-def rounded_size(size: int, divisions: dict[int, int]) -> int:
-    """A request in bytes as the allocator rounds it, before any slack.
-
-    ``divisions`` is ``AllocatorSettings.roundup_power2_divisions``.
-    """
-    if size < MIN_BLOCK:
-        return MIN_BLOCK
-    if divisions:
-        # Classes are the powers of two from 1 MiB to 32 GiB; beyond, the nearest one counts.
-        power = min(max(size.bit_length() - 1 - 20, 0), 15)
-        parts = divisions.get(1 << power, 0)
-        if parts > 1 and size > MIN_BLOCK * parts:
-            floor = 1 << (size.bit_length() - 1)
-            if floor == size:
-                return size
-            step = floor >> (parts.bit_length() - 1)
-            return 2 * floor if step == 0 else (size + step - 1) // step * step
-    return (size + MIN_BLOCK - 1) // MIN_BLOCK * MIN_BLOCK
 
 
 class BlockSizes:
@@ -63,20 +44,21 @@ class BlockSizes:
         trace: MemoryTrace,
         start: array[int],
         done: Sequence[int],
-        address: array[int],
         requested: array[int],
+        baseline: array[int],  # addresses of the baseline's rows
         final: dict[int, int],
     ) -> None:
         settings = trace.settings or AllocatorSettings()
-        divisions = {k: v for k, v in settings.roundup_power2_divisions.items() if v > 1}
-        rounding = {size: rounded_size(size, divisions) for size in set(requested)}
+        rounding = {size: round_size(size, settings) for size in set(requested)}
         self.size = array("Q", map(rounding.__getitem__, requested))
         self.resized = 0
         self.assumed = 0
-        self._max_split = settings.max_split_size if settings.max_split_size > 0 else 1 << 63
-        big = [row for row, size in enumerate(self.size) if size > SMALL_LIMIT]
-        if big:
-            self._follow(trace, big, start, done, address, final)
+        self._max_split = limit(settings.max_split_size)
+        large = {size for size, rounded in rounding.items() if rounded > SMALL_LIMIT}
+        if large:
+            big = list(compress(range(len(requested)), map(large.__contains__, requested)))
+            made = len(start) - len(baseline)
+            self._follow(trace, big, start, done, made, baseline, final)
         for row, size in final.items():
             if self.size[row] != size:
                 self.resized += 1
@@ -88,81 +70,72 @@ class BlockSizes:
         big: Sequence[int],
         start: array[int],
         done: Sequence[int],
-        address: array[int],
+        made: int,
+        baseline: array[int],
         final: dict[int, int],
     ) -> None:
         """Follow the free space of the large pool through the trace."""
         size = self.size
         events = trace.events
         count = len(events)
-        # What happens at which event: a row is made (row), is returned (~row), or a segment.
-        todo: dict[int, int] = {}
-        for row in big:
-            if start[row] >= 0:
-                todo[start[row]] = row
-            if done[row] < count:
-                # A row made at the event that implies the old one's end comes after it.
-                if todo.get(done[row], -1) >= 0:
-                    continue
-                todo[done[row]] = ~row
-        segment_events = [
-            event
-            for event, action in enumerate(events.action)
-            if action in (_SEGMENT_ALLOC, _SEGMENT_FREE)
-        ]
+        segment_events = list(
+            compress(range(count), selector(events.action, _SEGMENT_ALLOC, _SEGMENT_FREE))
+        )
+        # What happens at which event: a row is made (row), is returned (~row), or, where
+        # there is neither, a segment comes or goes.
+        first = bisect_left(big, made)
+        todo = {done[row]: ~row for row in big}
+        todo.pop(count, None)
+        # After the ends: at an event that implies an end, the new row is what counts.
+        todo.update((start[row], row) for row in big[:first])
         segments = _segments_at_start(trace, segment_events)
-        edges, ends = set(segments), {}
-        begins: dict[int, int] = {}
-        holes = self._holes_at_start(segments, big, start, address, final)
-        for begin, end in holes:
-            ends[begin] = end
-            begins[end] = begin
+        edges = set(segments)
+        before = [(baseline[row - made], row) for row in big[first:]]
+        ends = dict(self._holes_at_start(segments, before, final))
+        begins = {end: begin for begin, end in ends.items()}
         hole_starts = sorted(ends)
+        uncertain = self._before
         max_split = self._max_split
-        at_segment = set(segment_events)
-        limit = SPLIT_LIMIT
+        split_limit = SPLIT_LIMIT
+        addresses = events.address
         for event in sorted([*todo, *segment_events]):
-            if event in at_segment:
-                begin = events.address[event]
+            at = addresses[event]
+            row = todo.get(event, count)
+            if row == count:
                 if events.action[event] == _SEGMENT_ALLOC:
-                    end = begin + events.size[event]
-                    edges.add(begin)
-                    ends[begin] = end
-                    begins[end] = begin
+                    end = at + events.size[event]
+                    edges.add(at)
+                    ends[at] = end
+                    begins[end] = at
                 else:
-                    edges.discard(begin)
-                    gone = ends.pop(begin, None)
-                    if gone is not None:
-                        begins.pop(gone, None)
-                continue
-            row = todo[event]
-            if row >= 0:
-                at = address[row]
-                rounded = size[row]
+                    edges.discard(at)
+                    begins.pop(ends.pop(at, 0), None)
+            elif row >= 0:
                 if at not in ends and not self._shift_hole(at, hole_starts, ends, begins):
                     continue  # not in a segment that is followed
                 end = ends.pop(at)
-                if self._before.pop(at, -1) >= 0:  # so the block before it had no slack
-                    self.assumed -= 1
+                rounded = size[row]
                 rest = end - at - rounded
-                if rest > limit and rounded < max_split:
+                if rest > split_limit and rounded < max_split:
                     ends[at + rounded] = end
                     begins[end] = at + rounded
                 else:
-                    del begins[end]
+                    begins.pop(end, None)
                     if rest > 0:
                         size[row] = end - at
-                continue
-            row = ~row
-            begin = address[row]
-            end = begin + size[row]
-            self._before.pop(end, None)  # too late to tell
-            if begin not in edges and begin in begins:
-                begin = begins.pop(begin)
-            if end not in edges and end in ends:
-                end = ends.pop(end)
-            ends[begin] = end
-            begins[end] = begin
+                if at in uncertain:  # taken from its start: the block before had no slack
+                    del uncertain[at]
+                    self.assumed -= 1
+            else:
+                end = at + size[~row]
+                if uncertain:
+                    uncertain.pop(end, None)  # too late to tell
+                if at not in edges and at in begins:
+                    at = begins.pop(at)
+                if end not in edges and end in ends:
+                    end = ends.pop(end)
+                ends[at] = end
+                begins[end] = at
 
     def _shift_hole(
         self, at: int, hole_starts: list[int], ends: dict[int, int], begins: dict[int, int]
@@ -186,17 +159,18 @@ class BlockSizes:
     def _holes_at_start(
         self,
         segments: dict[int, int],
-        big: Sequence[int],
-        start: array[int],
-        address: array[int],
+        before: Sequence[tuple[int, int]],
         final: dict[int, int],
     ) -> list[tuple[int, int]]:
-        """The free ranges of the large pool before the first event."""
+        """The free ranges of the large pool before the first event.
+
+        ``before`` is (address, row) of each block of the large pool in the baseline.
+        """
         size = self.size
         holes = []
         # Baseline blocks whose end is only known to be within the hole behind them.
         self._before: dict[int, int] = {}
-        rows = sorted((address[row], row) for row in big if start[row] < 0)
+        rows = sorted(before)
         starts = [at for at, _ in rows]
         for begin, end in segments.items():
             first, last = bisect_left(starts, begin), bisect_left(starts, end)

@@ -17,16 +17,18 @@ events: the CPU) have neither rounding nor slack.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
-from operator import itemgetter
+from itertools import accumulate, compress
+from operator import sub
 
+from gpuprobe.analysis.columns import selector
 from gpuprobe.analysis.layout import BlockSizes
 from gpuprobe.model.memory import BlockState, TraceAction
-from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.trace import COLUMNS, EventColumns, LiveColumns, MemoryTrace
 
-__all__ = ["Checks", "Ledger", "ledger", "picked", "selector"]
+__all__ = ["Checks", "Ledger", "ledger"]
 
 _ALLOC = TraceAction.ALLOC.code
 _FREE_REQUESTED = TraceAction.FREE_REQUESTED.code
@@ -58,51 +60,85 @@ class Checks:
 
 @dataclass(slots=True)
 class Ledger:
-    """The allocations of one trace, in columns of equal length.
+    """The allocations of one trace: rows, in columns of equal length.
 
     Rows ``0 … made - 1`` were made by events, in order; the rest are the baseline: alive
     before the first event, ``start`` -1. ``freed`` is the event at which *allocated* drops
     (the free was requested), ``done`` the one at which *active* drops (it completed); both
     are ``events`` for what was still alive at the end. A baseline row with ``freed`` -1 was
     already pending: active, not allocated. Sizes in bytes.
+
+    ``stack`` is a column like these; what few ask for is looked up by `values`.
     """
 
     trace: MemoryTrace
     events: int
     made: int
     start: array[int]
-    freed: array[int]
-    done: array[int]
-    address: array[int]
+    freed: list[int]
+    done: list[int]
     requested: array[int]
     size: array[int]
     stack: array[int]
-    category: array[int]
-    module: array[int]
-    phase: array[int]
-    stream: array[int]
-    pool: array[int]
+    baseline: LiveColumns  # the trace's, with what else was found to be alive before it
     by_allocator: bool  # the caching allocator's rules were applied
     checks: Checks
+    _allocated: array[int] | None = None
 
     def __len__(self) -> int:
         return len(self.start)
 
     def alive(self, event: int) -> list[int]:
         """The rows allocated just after ``event``; -1 means before the first one."""
-        return [
-            row
-            for row, (start, freed) in enumerate(zip(self.start, self.freed, strict=True))
-            if start <= event < freed
-        ]
+        last = bisect_right(self.start, event, 0, self.made)
+        made = [row for row, freed in enumerate(self.freed[:last]) if freed > event]
+        base = self.made
+        return made + [row for row, freed in enumerate(self.freed[base:], base) if freed > event]
 
+    def value(self, name: str, row: int) -> int:
+        """A row's value of a trace column, such as ``address`` or ``phase``."""
+        if row < self.made:
+            return self.trace.events.column(name)[self.start[row]]
+        return self.baseline.column(name)[row - self.made]
 
-def selector(actions: array[int], *codes: int) -> bytes:
-    """A byte per event: 1 where the action is one of ``codes``. For `itertools.compress`."""
-    table = bytearray(256)
-    for code in codes:
-        table[code] = 1
-    return actions.tobytes().translate(bytes(table))
+    def values(self, name: str, rows: Sequence[int]) -> list[int]:
+        """`value` for many rows."""
+        made, start = self.made, self.start
+        recorded, before = self.trace.events.column(name), self.baseline.column(name)
+        return [recorded[start[row]] if row < made else before[row - made] for row in rows]
+
+    def allocated_after(self) -> array[int]:
+        """Allocated bytes: at 0 before the first event, at ``i + 1`` after event ``i``."""
+        if self._allocated is None:
+            self._allocated = self.running(self.freed)
+        return self._allocated
+
+    def active_after(self) -> array[int]:
+        """Active bytes likewise: allocated, and freed blocks that a stream still uses."""
+        waited = list(map(sub, self.done, self.freed))
+        if not set(waited) <= {0, 1}:
+            return self.running(self.done)
+        # No event lies between request and completion, so the two curves differ only there.
+        allocated = self.allocated_after()
+        active = allocated[:]
+        for freed in compress(self.freed, waited):
+            active[freed + 1] = allocated[freed]
+        return active
+
+    def running(self, ends: Sequence[int]) -> array[int]:
+        """The running total of ``size`` over rows that each last from ``start`` to their end."""
+        # One place more than there are events: blocks that stay alive end there.
+        delta = [0] * (self.events + 1)
+        for start, end, size in zip(self.start[: self.made], ends, self.size, strict=False):
+            delta[start] = size
+            delta[end] -= size
+        held = 0
+        for end, size in zip(ends[self.made :], self.size[self.made :], strict=True):
+            if end >= 0:
+                held += size
+                delta[end] -= size
+        delta.pop()
+        return array("q", accumulate(delta, initial=held))
 
 
 def ledger(trace: MemoryTrace | Ledger) -> Ledger:
@@ -112,50 +148,40 @@ def ledger(trace: MemoryTrace | Ledger) -> Ledger:
     """
     if isinstance(trace, Ledger):
         return trace
-    events, baseline = trace.events, trace.baseline
+    events = trace.events
     count = len(events)
     checks = Checks()
     is_alloc = selector(events.action, _ALLOC)
     start = array("q", compress(range(count), is_alloc))
-    made = len(start)
-
-    address = array("Q", compress(events.address, is_alloc))
     requested = array("Q", compress(events.size, is_alloc))
-    others = {
-        name: array(typecode, compress(events.column(name), is_alloc))
-        for name, typecode in _CARRIED.items()
-    }
-    # The baseline rows follow the made ones.
+    made = len(start)
+    baseline = LiveColumns()
+    for name in COLUMNS:
+        getattr(baseline, name).extend(trace.baseline.column(name))
     listed = len(baseline)
-    start.extend([-1] * listed)
-    address.extend(baseline.address)
-    requested.extend(baseline.size)
-    for name, column in others.items():
-        column.extend(baseline.column(name))
+    by_allocator = (
+        bool(trace.segments)
+        or trace.settings is not None
+        or any(code in events.action for code in _SEGMENT_ACTIONS)
+    )
 
     freed = [count] * (made + listed)
     done = [count] * (made + listed)
+    # Address -> row. The later of two baseline rows with one address counts as the live one.
     opened = dict(zip(baseline.address, range(made, made + listed), strict=True))
 
-    def unlisted(at: int, size: int, event: int, **known: int) -> int:
+    def unlisted(address: int, size: int, until: int, **known: int) -> int:
         """Add a baseline row for memory that only its end gave away."""
         checks.unlisted += 1
-        start.append(-1)
-        address.append(at)
-        requested.append(size)
-        for name, column in others.items():
-            column.append(known.get(name, 0))
-        freed.append(event)
+        baseline.append(_ALLOC, address, size, **known)
+        freed.append(until)
         done.append(count)
-        return len(start) - 1
+        return made + len(baseline) - 1
 
-    is_segment = any(code in _SEGMENT_ACTIONS for code in set(events.action))
-    by_allocator = bool(trace.segments) or trace.settings is not None or is_segment
     row = 0
-    streams, pools = events.column("stream"), events.column("pool")
     for event, action, at in zip(range(count), events.action, events.address, strict=True):
         if action == _ALLOC:
-            if at in opened:
+            if at in opened:  # given out again: the free was not seen, or did not complete
                 old = opened[at]
                 done[old] = event
                 if freed[old] == count:
@@ -167,9 +193,7 @@ def ledger(trace: MemoryTrace | Ledger) -> Ledger:
             if at in opened:
                 freed[opened[at]] = event
             else:
-                opened[at] = unlisted(
-                    at, events.size[event], event, stream=streams[event], pool=pools[event]
-                )
+                opened[at] = unlisted(at, events.size[event], event, **_where(events, event))
         elif action == _FREE_COMPLETED:
             if at in opened:
                 old = opened.pop(at)
@@ -180,12 +204,9 @@ def ledger(trace: MemoryTrace | Ledger) -> Ledger:
                 # Torch records both halves of a free. Where only the second is in the trace,
                 # the block was already pending when the trace began.
                 when = -1 if by_allocator else event
-                old = unlisted(
-                    at, events.size[event], when, stream=streams[event], pool=pools[event]
-                )
-                done[old] = event
+                done[unlisted(at, events.size[event], when, **_where(events, event))] = event
 
-    final: dict[int, int] = {}
+    final: dict[int, int] = {}  # row -> size of its block
     if trace.segments:
         pool_index = {pool: index for index, pool in enumerate(trace.pools)}
         for segment in trace.segments:
@@ -194,11 +215,10 @@ def ledger(trace: MemoryTrace | Ledger) -> Ledger:
                     continue
                 at = block.address
                 if at not in opened:
-                    pending = block.state is BlockState.PENDING_FREE
                     opened[at] = unlisted(
                         at,
                         block.requested_size or block.size,
-                        -1 if pending else count,
+                        -1 if block.state is BlockState.PENDING_FREE else count,
                         stack=block.stack,
                         stream=segment.stream,
                         pool=pool_index.get(segment.pool_id, 0),
@@ -206,44 +226,30 @@ def ledger(trace: MemoryTrace | Ledger) -> Ledger:
                 final[opened[at]] = block.size
         checks.lost = len(opened) - len(final)
 
-    result = Ledger(
+    stack = array("I", compress(events.column("stack"), is_alloc))
+    stack.extend(baseline.stack)
+    start.extend([-1] * len(baseline))
+    requested.extend(baseline.size)
+    book = Ledger(
         trace=trace,
         events=count,
         made=made,
         start=start,
-        freed=array("q", freed),
-        done=array("q", done),
-        address=address,
+        freed=freed,
+        done=done,
         requested=requested,
         size=requested,
-        stack=others["stack"],
-        category=others["category"],
-        module=others["module"],
-        phase=others["phase"],
-        stream=others["stream"],
-        pool=others["pool"],
+        stack=stack,
+        baseline=baseline,
         by_allocator=by_allocator,
         checks=checks,
     )
     if by_allocator:
-        sizes = BlockSizes(trace, start, done, address, requested, final)
-        result.size = sizes.size
+        sizes = BlockSizes(trace, start, done, requested, baseline.address, final)
+        book.size = sizes.size
         checks.resized, checks.assumed_slack = sizes.resized, sizes.assumed
-    return result
+    return book
 
 
-_CARRIED = {
-    "stack": "I",
-    "category": "B",
-    "module": "I",
-    "phase": "I",
-    "stream": "Q",
-    "pool": "I",
-}
-
-
-def picked(column: Sequence[int], rows: Sequence[int]) -> tuple[int, ...]:
-    """The values of ``column`` at ``rows``."""
-    if len(rows) < 2:
-        return tuple(column[row] for row in rows)
-    return tuple(itemgetter(*rows)(column))
+def _where(events: EventColumns, event: int) -> dict[str, int]:
+    return {"stream": events.column("stream")[event], "pool": events.column("pool")[event]}

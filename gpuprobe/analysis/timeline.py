@@ -5,14 +5,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import compress
 
-from gpuprobe.analysis.ledger import Ledger, ledger, selector
+from gpuprobe.analysis.columns import selector
+from gpuprobe.analysis.ledger import Ledger, ledger
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
 
-__all__ = ["Timeline", "allocated_after", "thin", "timeline"]
+__all__ = ["Timeline", "thin", "timeline"]
 
 
 @dataclass(slots=True)
@@ -35,40 +36,17 @@ class Timeline:
         return len(self.allocated)
 
 
-def allocated_after(book: Ledger) -> array[int]:
-    """Allocated bytes: at index 0 before the first event, at ``i + 1`` after event ``i``."""
-    return _running(book, book.freed)
-
-
-def _running(book: Ledger, ends: Sequence[int]) -> array[int]:
-    """The running total of ``size`` from each row's start to its end."""
-    # One place more than there are events: ends at ``events`` are blocks that stay alive.
-    delta = [0] * (book.events + 1)
-    made = book.made
-    for start, end, size in zip(book.start[:made], ends[:made], book.size[:made], strict=True):
-        delta[start] += size
-        delta[end] -= size
-    held = 0
-    for end, size in zip(ends[made:], book.size[made:], strict=True):
-        if end >= 0:
-            held += size
-            delta[end] -= size
-    delta.pop()
-    return array("q", accumulate(delta, initial=held))
-
-
 def timeline(trace: MemoryTrace | Ledger) -> Timeline:
     """Every point of the trace. `thin` makes fewer of them for a screen."""
     book = ledger(trace)
     events = book.trace.events
-    times = events.column("time_us")
-    first = times[:1] if len(times) else (0,)
+    times = array("q", events.time_us) or array("q", bytes(8 * book.events))
     return Timeline(
         device=book.trace.device,
         event=range(-1, book.events),
-        time_us=array("q", [*first, *times]),
-        allocated=allocated_after(book),
-        active=_running(book, book.done),
+        time_us=times[:1] + times if times else array("q", [0]),
+        allocated=book.allocated_after(),
+        active=book.active_after(),
         reserved=_reserved(book),
     )
 
@@ -87,14 +65,15 @@ def _reserved(book: Ledger) -> Sequence[int] | Unavailable:
             ReadStatus.NOT_COLLECTED,
         )
     events = trace.events
-    delta = [0] * book.events
-    marked = selector(events.action, *_SIGN)
-    at = marked.find(1)
-    while at >= 0:
-        delta[at] = _SIGN[events.action[at]] * events.size[at]
-        at = marked.find(1, at + 1)
-    final = sum(segment.total_size for segment in trace.segments)
-    return array("q", accumulate(delta, initial=final - sum(delta)))
+    marked = list(compress(range(book.events), selector(events.action, *_SIGN)))
+    changes = [_SIGN[events.action[event]] * events.size[event] for event in marked]
+    level = sum(segment.total_size for segment in trace.segments) - sum(changes)
+    found = array("q")
+    for event, change in zip(marked, changes, strict=True):
+        found += array("q", [level]) * (event + 1 - len(found))
+        level += change
+    found += array("q", [level]) * (book.events + 1 - len(found))
+    return found
 
 
 def thin(line: Timeline, points: int) -> Timeline:

@@ -1,0 +1,232 @@
+"""Memory that outlives training steps, by line, with the steps that left it behind.
+
+No slope is fitted. A block counts when it was made in a step, is still alive at the end, and
+at least ``survive`` step boundaries passed over it. A line *leaks* when it left such blocks in
+several different steps, late ones among them, and holds more at the end than half way. A cache
+that fills during warm-up and then stops, or that gives back as much as it takes, does not.
+
+Conservation: the bytes of all lines (leaking or not) sum to the bytes of all such blocks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpuprobe.analysis.evidence import Marks, Runs, optimizer_steps
+from gpuprobe.analysis.frames import Lines, UserFrame, is_user_frame
+from gpuprobe.analysis.ledger import Ledger, ledger
+from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.values import ReadStatus, Unavailable
+
+__all__ = ["Leaks", "Survivor", "leaks", "leaks_over_steps", "step_boundaries"]
+
+
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    """A line whose blocks outlived steps. ``steps[i]`` left ``bytes_by_step[i]`` behind.
+
+    ``per_step`` is the bytes left behind per step, over all steps that could be judged (those
+    with enough boundaries after them), rounded down.
+    """
+
+    line: str
+    bytes: int
+    blocks: int
+    steps: tuple[int, ...]
+    bytes_by_step: tuple[int, ...]
+    per_step: int
+    leaking: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Leaks:
+    """``lines`` are all survivors, most bytes first; `leaking` those that keep growing."""
+
+    device: str
+    source: str  # what the step boundaries were taken from
+    steps: int  # steps looked at
+    survive: int  # boundaries a block had to outlive
+    lines: tuple[Survivor, ...]
+
+    @property
+    def leaking(self) -> tuple[Survivor, ...]:
+        return tuple(line for line in self.lines if line.leaking)
+
+
+def step_boundaries(trace: MemoryTrace | Ledger) -> tuple[tuple[int, ...], str] | Unavailable:
+    """The events before which a new step begins, and what says so.
+
+    Torch's annotations of ``Optimizer.step`` first; where there are none, stacks inside an
+    optimizer. Steps of several optimizers with no other allocation between them are one.
+    """
+    book = ledger(trace)
+    ends = [end for _, end in optimizer_steps(book.trace)]
+    source = "torch's annotations of Optimizer.step"
+    runs = Runs(book, Marks(book.trace.stacks))
+    if not ends:
+        source = "stacks inside an optimizer's step"
+        ends = runs.ends_of("optimizer")
+    if not ends:
+        return Unavailable(
+            "nothing in this trace says where a step ends: no Optimizer.step annotation and "
+            "no stack inside an optimizer",
+            ReadStatus.NOT_COLLECTED,
+        )
+    made = book.start[: book.made]
+    merged: list[int] = []
+    for end in ends:
+        if merged and runs.only("optimizer", merged[-1], end, made):
+            merged[-1] = end
+        else:
+            merged.append(end)
+    return tuple(merged), source
+
+
+def leaks(
+    trace: MemoryTrace | Ledger,
+    boundaries: Sequence[int] | None = None,
+    *,
+    survive: int = 2,
+    is_user: UserFrame = is_user_frame,
+) -> Leaks | Unavailable:
+    """Survivors of one trace that covers several steps.
+
+    ``boundaries`` are the events before which a new step begins; found by `step_boundaries`
+    where not given. `Unavailable` where there are too few of them to tell growth from a
+    one-time allocation.
+    """
+    book = ledger(trace)
+    source = "given boundaries"
+    if boundaries is None:
+        found = step_boundaries(book)
+        if isinstance(found, Unavailable):
+            return found
+        boundaries, source = found
+    boundaries = sorted(boundaries)
+    last = len(boundaries)
+    lines = Lines(book.trace.stacks, is_user)
+    judged = _Tally(last, survive)
+    # A row made before event b belongs to the step that ends there.
+    end = book.events
+    start, freed, stack, size = book.start, book.freed, book.stack, book.size
+    for row in range(book.made):
+        step = bisect_right(boundaries, start[row])
+        if last - step >= survive and bisect_left(boundaries, freed[row]) - step >= survive:
+            gone = last + 1 if freed[row] >= end else bisect_left(boundaries, freed[row])
+            judged.add(lines.line(stack[row]), step, gone, size[row])
+    return judged.result(book.trace.device, source, last + 1)
+
+
+def leaks_over_steps(
+    traces: Iterable[MemoryTrace],
+    *,
+    survive: int = 2,
+    is_user: UserFrame = is_user_frame,
+) -> Leaks | Unavailable:
+    """Survivors over a recording: one trace per step of one device, in order of steps.
+
+    Blocks are followed from step to step by address. What was alive before the first trace,
+    or was made in a step without a trace, has no birth step and is left out.
+    """
+    alive: dict[int, tuple[int, str, int]] = {}  # address -> (step of birth, line, size)
+    ended: list[tuple[int, int, str, int]] = []  # born, gone, line, size
+    device, count, numbers = "", 0, []
+    for number, trace in enumerate(traces):
+        device, count = trace.device, number + 1
+        numbers.append(trace.step if trace.step is not None else number)
+        book = ledger(trace)
+        lines = Lines(trace.stacks, is_user)
+        following: dict[int, tuple[int, str, int]] = {}
+        carried = set()
+        addresses = book.values("address", range(len(book)))
+        for row, address in enumerate(addresses):
+            is_made = row < book.made
+            born = (number, lines.line(book.stack[row]), book.size[row])
+            if not is_made:
+                if address not in alive:
+                    continue
+                carried.add(address)
+                born = alive[address]
+            if book.freed[row] >= book.events:
+                following[address] = born
+            elif not is_made:
+                ended.append((born[0], number, born[1], born[2]))
+        # Gone without a free that was seen: between the traces.
+        ended += [
+            (born[0], number, born[1], born[2])
+            for address, born in alive.items()
+            if address not in carried
+        ]
+        alive = following
+    if not count:
+        return Unavailable("no step of this recording has a trace", ReadStatus.NOT_COLLECTED)
+    judged = _Tally(count - 1, survive)
+    for born_in, line, size in alive.values():
+        judged.add(line, born_in, count, size)
+    for born_in, gone, line, size in ended:
+        judged.add(line, born_in, gone, size)
+    return judged.result(device, "the recording's steps", count, numbers)
+
+
+class _Tally:
+    """Blocks by line and step of birth, and the verdict on each line.
+
+    Steps are 0 … ``last``; boundary *i* lies between step *i* and *i + 1*. A block that is
+    ``gone`` in step g outlived the boundaries from its birth to g - 1; alive is ``last + 1``.
+    """
+
+    def __init__(self, last: int, survive: int) -> None:
+        self._last = last
+        self._survive = max(1, survive)
+        self._left: dict[str, Counter[int]] = defaultdict(Counter)
+        self._blocks: Counter[str] = Counter()
+        self._spans: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+
+    def add(self, line: str, born: int, gone: int, size: int) -> None:
+        if min(gone, self._last) - born < self._survive:
+            return
+        self._spans[line].append((born, gone, size))
+        if gone > self._last:
+            self._left[line][born] += size
+            self._blocks[line] += 1
+
+    def result(
+        self, device: str, source: str, steps: int, numbers: Sequence[int] = ()
+    ) -> Leaks | Unavailable:
+        judged = self._last + 1 - self._survive  # steps with enough boundaries after them
+        if judged < 2:
+            return Unavailable(
+                f"{steps} steps are too few: growth needs at least {self._survive + 2} "
+                f"(two that {self._survive} boundaries follow)",
+                ReadStatus.NOT_COLLECTED,
+            )
+        found = []
+        for line, left in self._left.items():
+            born = sorted(left)
+            found.append(
+                Survivor(
+                    line=line,
+                    bytes=sum(left.values()),
+                    blocks=self._blocks[line],
+                    steps=tuple(numbers[step] if numbers else step for step in born),
+                    bytes_by_step=tuple(left[step] for step in born),
+                    per_step=sum(left.values()) // judged,
+                    leaking=self._is_leaking(line, born, judged),
+                )
+            )
+        found.sort(key=lambda item: (not item.leaking, -item.bytes, item.line))
+        return Leaks(device, source, steps, self._survive, tuple(found))
+
+    def _is_leaking(self, line: str, born: Sequence[int], judged: int) -> bool:
+        """Left behind in two steps or more, the later half among them, and still growing."""
+        late = judged // 2
+        if len(born) < 2 or born[-1] < late:
+            return False
+
+        def held(boundary: int) -> int:
+            return sum(s for b, gone, s in self._spans[line] if b <= boundary < gone)
+
+        return held(judged - 1) > held(max(0, late - 1))
