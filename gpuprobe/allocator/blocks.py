@@ -1,0 +1,178 @@
+"""Blocks, free lists and pools.
+
+A free list holds the free blocks of one pool and stream, ordered by (size, tie). The tie is
+the address, as in torch up to mid-2026 (``BlockComparatorSize``); later versions break ties by
+the order in which the blocks came to be (``BlockComparatorRegistrationCounter``). Both are one
+integer per block, ``size << 64 | tie``, so that a sorted list and ``bisect`` do the work.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from gpuprobe.errors import InternalError
+
+__all__ = ["KEY_SHIFT", "Block", "BlockPool", "ExpandableRange", "FreeList", "PrivatePool"]
+
+KEY_SHIFT = 64
+
+
+class Block:
+    """A part of a segment, linked to its neighbours. Sizes and addresses in bytes.
+
+    ``active`` is allocated or waiting for a stream; ``stream_uses`` are the other streams
+    that used it (None for none), ``events`` the uses that have not finished yet.
+    """
+
+    __slots__ = (
+        "active",
+        "address",
+        "allocated",
+        "events",
+        "expandable",
+        "free_list",
+        "gc_base",
+        "mapped",
+        "next",
+        "order",
+        "prev",
+        "requested",
+        "size",
+        "stream_uses",
+    )
+
+    def __init__(self, address: int, size: int, free_list: FreeList, order: int) -> None:
+        self.address = address
+        self.size = size
+        self.free_list = free_list
+        self.order = order
+        self.requested = 0
+        self.allocated = False
+        self.active = False
+        self.mapped = True
+        self.prev: Block | None = None
+        self.next: Block | None = None
+        self.expandable: ExpandableRange | None = None
+        self.events = 0
+        self.stream_uses: set[int] | None = None
+        self.gc_base = 0
+
+    def __repr__(self) -> str:
+        state = "allocated" if self.allocated else "pending" if self.active else "free"
+        return f"<Block {self.address:#x} {self.size} {state if self.mapped else 'unmapped'}>"
+
+
+class FreeList:
+    """The free blocks of one pool and stream: sorted keys, and the block of each key."""
+
+    __slots__ = ("blocks", "by_address", "keys", "pool", "stream", "unmapped")
+
+    def __init__(self, pool: BlockPool, stream: int, by_address: bool) -> None:
+        self.pool = pool
+        self.stream = stream
+        self.by_address = by_address
+        self.keys: list[int] = []
+        self.blocks: dict[int, Block] = {}
+        self.unmapped: list[Block] = []  # of expandable segments, by address
+
+    def key(self, block: Block) -> int:
+        return block.size << KEY_SHIFT | (block.address if self.by_address else block.order)
+
+    def add(self, block: Block) -> None:
+        """Put a free block in; its age counts from now."""
+        block.gc_base = self.pool.searches
+        key = self.key(block)
+        insort(self.keys, key)
+        self.blocks[key] = block
+
+    def remove(self, block: Block) -> None:
+        """Take a free block out. Raises InternalError where it is not here."""
+        key = self.key(block)
+        at = bisect_left(self.keys, key)
+        if at == len(self.keys) or self.keys[at] != key:
+            raise InternalError(f"{block!r} is not in its free list")
+        del self.keys[at]
+        del self.blocks[key]
+
+    def add_unmapped(self, block: Block) -> None:
+        insort(self.unmapped, block, key=_address)
+
+    def remove_unmapped(self, block: Block) -> None:
+        self.unmapped.remove(block)
+
+    def __iter__(self) -> Iterator[Block]:
+        """Smallest first. A copy: the list may change while it is walked."""
+        blocks = self.blocks
+        return iter([blocks[key] for key in self.keys])
+
+
+def _address(block: Block) -> int:
+    return block.address
+
+
+class BlockPool:
+    """The small or the large half of a pool; a free list per stream.
+
+    ``searches`` counts the searches since the start, the clock of garbage collection
+    (``get_free_blocks_call_count``).
+    """
+
+    __slots__ = ("by_address", "owner", "searches", "small", "streams")
+
+    def __init__(self, small: bool, owner: PrivatePool, by_address: bool) -> None:
+        self.small = small
+        self.owner = owner
+        self.by_address = by_address
+        self.searches = 0
+        self.streams: dict[int, FreeList] = {}
+
+    def stream(self, stream: int) -> FreeList:
+        """The free list of a stream, made on first use."""
+        found = self.streams.get(stream)
+        if found is None:
+            found = self.streams[stream] = FreeList(self, stream, self.by_address)
+        return found
+
+    def free_blocks(self) -> list[Block]:
+        """All free blocks in the order of torch's set: by stream, size and tie."""
+        return [block for stream in sorted(self.streams) for block in self.streams[stream]]
+
+
+class PrivatePool:
+    """The two halves of a pool: the default one (index 0), a CUDA graph's, or a ``MemPool``.
+
+    ``own_allocator``: made with a custom allocator, which never uses expandable segments.
+    ``freeable``: no graph and no ``MemPool`` holds it any more, so its cache may be returned.
+    """
+
+    __slots__ = (
+        "freeable",
+        "index",
+        "large",
+        "no_split",
+        "own_allocator",
+        "small",
+        "use_on_oom",
+    )
+
+    def __init__(self, index: int, by_address: bool) -> None:
+        self.index = index
+        self.small = BlockPool(True, self, by_address)
+        self.large = BlockPool(False, self, by_address)
+        self.own_allocator = False
+        self.no_split = False
+        self.use_on_oom = False
+        self.freeable = False
+
+
+class ExpandableRange:
+    """The address range of one expandable segment. ``base`` is None until it is first mapped
+    (the driver picks it); then pages lie at ``base + n * page``."""
+
+    __slots__ = ("base", "page", "span")
+
+    def __init__(self, base: int, span: int, page: int) -> None:
+        self.base = base
+        self.span = span
+        self.page = page

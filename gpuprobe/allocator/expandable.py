@@ -1,0 +1,219 @@
+"""Expandable segments: address ranges that memory is mapped into page by page.
+
+Rules from ``find_expandable_block``, ``map_block``, ``try_allocate_expandable_block``,
+``unmap_block`` and ``ExpandableSegment`` in PyTorch's ``c10/cuda/CUDACachingAllocator.cpp``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from gpuprobe.allocator.blocks import Block, ExpandableRange, FreeList
+from gpuprobe.allocator.rules import PAGE_SMALL, expandable_span, round_up
+from gpuprobe.errors import InternalError
+from gpuprobe.model.memory import TraceAction
+
+if TYPE_CHECKING:
+    from gpuprobe.allocator.simulator import Simulator
+
+__all__ = ["allocate", "best_fit", "merge", "new_range", "page_size", "release_range", "unmap"]
+
+_MAP: Final = TraceAction.SEGMENT_MAP.code
+_UNMAP: Final = TraceAction.SEGMENT_UNMAP.code
+
+
+def page_size(small: bool, large_segment_size: int) -> int:
+    """Bytes of one page of a new expandable segment."""
+    return PAGE_SMALL if small else large_segment_size
+
+
+def best_fit(free_list: FreeList, at: int, growable: bool) -> Block | None:
+    """Best fit where the first candidate, ``keys[at]``, is in an expandable segment.
+
+    A block at the end of the mapped part counts with the room it could grow into; walk on
+    while the next one is smaller by that measure. Without expandable segments (switched off
+    after some were made) skip such blocks.
+    """
+    keys, blocks = free_list.keys, free_list.blocks
+    if not growable:
+        at += 1
+        while at < len(keys) and blocks[keys[at]].expandable is not None:
+            at += 1
+        return blocks[keys[at]] if at < len(keys) else None
+    block = blocks[keys[at]]
+    while block.expandable is not None and at + 1 < len(keys):
+        candidate = blocks[keys[at + 1]]
+        if _potential(candidate) >= _potential(block):
+            break
+        block = candidate
+        at += 1
+    return block
+
+
+def _potential(block: Block) -> int:
+    follower = block.next
+    if follower is not None and not follower.mapped:
+        return block.size + follower.size
+    return block.size
+
+
+def allocate(sim: Simulator, free_list: FreeList, size: int) -> Block | None:
+    """Map enough pages for ``size`` bytes at the lowest place that has room
+    (``try_allocate_expandable_block``). The block returned is in no free list; None where
+    the driver is out of memory."""
+    found = _find_room(sim, free_list, size)
+    if found is None:
+        return None
+    block = found
+    if not block.mapped and not _map(sim, block, min(block.size, size)):
+        return None
+    while block.size < size:
+        follower = block.next
+        if follower is None:
+            raise InternalError(f"{block!r} was thought to have room for {size}")
+        # Mapping merges the free block into the newly mapped one.
+        if not _map(sim, follower, min(size - block.size, follower.size)):
+            return None
+        block = follower
+    free_list.remove(block)
+    return block
+
+
+def _find_room(sim: Simulator, free_list: FreeList, size: int) -> Block | None:
+    """The lowest run of unmapped (and adjacent free) blocks with ``size`` bytes of addresses,
+    in a new address range where there is none (``find_expandable_block``)."""
+    for block in free_list.unmapped:
+        start = block
+        if block.prev is not None and not block.prev.active:
+            start = block.prev
+        room = 0
+        walk: Block | None = start
+        while room < size and walk is not None and not walk.active:
+            room += walk.size
+            walk = walk.next
+        if room >= size:
+            return start
+    page = page_size(free_list.pool.small, sim.settings.large_segment_size)
+    span = expandable_span(sim.device_memory, page)
+    base = sim.driver.reserve(span, free_list.stream, free_list.pool.owner.index)
+    if base is None:
+        return None
+    return new_range(sim, free_list, ExpandableRange(base, span, page))
+
+
+def new_range(sim: Simulator, free_list: FreeList, where: ExpandableRange) -> Block:
+    """One unmapped block over a whole new address range."""
+    block = Block(where.base, where.span, free_list, sim._next_order())
+    block.mapped = False
+    block.expandable = where
+    free_list.add_unmapped(block)
+    return block
+
+
+def _map(sim: Simulator, block: Block, size: int) -> bool:
+    """Map the pages that cover the first ``size`` bytes of an unmapped block, and put it into
+    the free list, merged with its free neighbours (``map_block``)."""
+    where = block.expandable
+    if where is None or block.mapped:
+        raise InternalError(f"{block!r} cannot be mapped")
+    mapped = round_up(size, where.page)
+    if not sim.driver.map(block.address, mapped):
+        return False
+    address = block.address
+    free_list = block.free_list
+    free_list.remove_unmapped(block)
+    block.mapped = True
+    if mapped < block.size:
+        rest = Block(address + mapped, block.size - mapped, free_list, sim._next_order())
+        rest.mapped = False
+        rest.expandable = where
+        _link(rest, block, block.next)
+        block.size = mapped
+        free_list.add_unmapped(rest)
+    merge(block, block.prev)
+    merge(block, block.next)
+    free_list.add(block)
+    sim.grow(mapped)
+    sim.device_allocs += 1
+    if sim.listener is not None:
+        pool = free_list.pool.owner.index
+        sim.listener(_MAP, address, mapped, free_list.stream, pool)
+    return True
+
+
+def unmap(sim: Simulator, block: Block) -> None:
+    """Unmap the whole pages inside a free block; what is left at its ends stays cached
+    (``unmap_block``)."""
+    where = block.expandable
+    if where is None:
+        raise InternalError(f"{block!r} is not expandable")
+    page = where.page
+    start = where.base + round_up(block.address - where.base, page)
+    end = where.base + (block.address + block.size - where.base) // page * page
+    if start >= end:
+        return
+    free_list = block.free_list
+    free_list.remove(block)
+    sim.driver.unmap(start, end - start)
+    if block.address < start:
+        before = Block(block.address, start - block.address, free_list, sim._next_order())
+        before.expandable = where
+        _link(before, block.prev, block)
+        free_list.add(before)
+    tail = block.address + block.size - end
+    if tail:
+        after = Block(end, tail, free_list, sim._next_order())
+        after.expandable = where
+        _link(after, block, block.next)
+        free_list.add(after)
+    block.address = start
+    block.size = end - start
+    block.mapped = False
+    merge(block, block.prev)
+    merge(block, block.next)
+    free_list.add_unmapped(block)
+    owner = free_list.pool.owner
+    sim.reserved -= end - start
+    sim.device_frees += 1
+    if sim.listener is not None:
+        sim.listener(_UNMAP, start, end - start, free_list.stream, owner.index)
+
+
+def release_range(block: Block) -> None:
+    """Give an address range back once nothing in it is mapped
+    (``release_expandable_segment``)."""
+    where = block.expandable
+    if where is None or block.mapped or block.size != where.span:
+        raise InternalError(f"{block!r} does not cover its whole range")
+    block.free_list.remove_unmapped(block)
+
+
+def merge(block: Block, other: Block | None) -> int:
+    """Absorb a free neighbour that is mapped or unmapped alike (``try_merge_blocks``).
+    ``block`` is in no list; ``other`` leaves its own. Returns the bytes gained."""
+    if other is None or other.active or other.mapped != block.mapped:
+        return 0
+    if other.mapped:
+        other.free_list.remove(other)
+    else:
+        other.free_list.remove_unmapped(other)
+    if block.prev is other:
+        block.address = other.address
+        block.prev = other.prev
+        if block.prev is not None:
+            block.prev.next = block
+    else:
+        block.next = other.next
+        if block.next is not None:
+            block.next.prev = block
+    block.size += other.size
+    return other.size
+
+
+def _link(block: Block, before: Block | None, after: Block | None) -> None:
+    """Put ``block`` between two neighbours."""
+    block.prev, block.next = before, after
+    if before is not None:
+        before.next = block
+    if after is not None:
+        after.prev = block

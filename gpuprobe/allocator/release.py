@@ -1,0 +1,167 @@
+"""Giving cached memory back to the driver.
+
+Rules from ``garbage_collect_cached_blocks``, ``release_available_cached_blocks``,
+``release_cached_blocks``, ``release_blocks`` and ``release_block`` in PyTorch's
+``c10/cuda/CUDACachingAllocator.cpp``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Final
+
+from gpuprobe.allocator import expandable
+from gpuprobe.allocator.blocks import KEY_SHIFT, Block, BlockPool, FreeList, PrivatePool
+from gpuprobe.allocator.rules import NO_LIMIT
+from gpuprobe.model.memory import TraceAction
+
+if TYPE_CHECKING:
+    from gpuprobe.allocator.simulator import Simulator
+
+__all__ = [
+    "available_to_release",
+    "collect_garbage",
+    "garbage_round",
+    "release_available",
+    "release_cached",
+    "release_half",
+    "release_segment",
+]
+
+_SEGMENT_FREE: Final = TraceAction.SEGMENT_FREE.code
+
+
+def collect_garbage(sim: Simulator) -> None:
+    """Free the older whole cached segments of the default large pool until reserved memory
+    is back under the threshold (``garbage_collect_cached_blocks``).
+
+    Each round frees every segment at least as old as the mean, even past the target.
+    """
+    if sim.allowed_maximum is None:
+        return
+    threshold = int(sim.settings.garbage_collection_threshold * sim.allowed_maximum)
+    if sim.reserved <= threshold:
+        return
+    target = sim.reserved - threshold
+    half = sim.pools[0].large
+    ages = {b: _age(b) for b in half.free_blocks() if not _is_split(b)}
+    total = sum(ages.values())
+    count = len(ages)
+    reclaimed = 0
+    while reclaimed < target and count > 0:
+        freed = garbage_round(half, total, count)
+        if not freed:
+            return
+        for block in freed:
+            reclaimed += block.size
+            total -= ages[block]
+            count -= 1
+            release_segment(sim, block)
+
+
+def garbage_round(half: BlockPool, total_age: int, count: int) -> list[Block]:
+    """What one round of garbage collection frees, in order. Unmapped-able (expandable)
+    blocks count towards the mean but are never freed, as in torch."""
+    mean = total_age / count
+    return [
+        b
+        for b in half.free_blocks()
+        if not _is_split(b) and b.expandable is None and _age(b) >= mean
+    ]
+
+
+def _age(block: Block) -> int:
+    return block.free_list.pool.searches - block.gc_base
+
+
+def _is_split(block: Block) -> bool:
+    return block.prev is not None or block.next is not None
+
+
+def available_to_release(sim: Simulator, free_list: FreeList, size: int) -> list[Block] | None:
+    """The oversize cached blocks that ``release_available_cached_blocks`` frees for a request
+    of ``size`` bytes, in order; the flag is whether they are enough.
+
+    Returns None where nothing is freed; see `release_available` for the outcome.
+    """
+    if sim.max_split == NO_LIMIT:
+        return None
+    wanted = max(size, sim.max_split)
+    at = bisect_left(free_list.keys, wanted << KEY_SHIFT)
+    if at < len(free_list.keys):
+        block = free_list.blocks[free_list.keys[at]]
+        if block.expandable is None:
+            return [block]
+    freed: list[Block] = []
+    total = 0
+    # Torch walks back over all streams in one set and stops at another stream's block.
+    for key in reversed(free_list.keys[:at]):
+        block = free_list.blocks[key]
+        if total >= wanted or block.size < sim.max_split:
+            break
+        if block.expandable is None:
+            total += block.size
+            freed.append(block)
+    return freed or None
+
+
+def release_available(sim: Simulator, free_list: FreeList, size: int) -> bool:
+    """Free one oversize cached block that is large enough, or the largest ones until they
+    are together (``release_available_cached_blocks``). True: worth trying again."""
+    blocks = available_to_release(sim, free_list, size)
+    if blocks is None:
+        return False
+    for block in blocks:
+        release_segment(sim, block)
+    return sum(block.size for block in blocks) >= max(size, sim.max_split)
+
+
+def release_cached(sim: Simulator, pool: int) -> None:
+    """Free all unsplit cached segments and unmap all empty pages (``release_cached_blocks``):
+    of the default pool and of the private pools nobody holds, or of one private pool."""
+    if pool == 0 and not sim.captures:
+        sim.synchronize_events()
+        default = sim.pools[0]
+        release_half(sim, default.large)
+        release_half(sim, default.small)
+    for owner in list(sim.pools.values()):
+        if not owner.freeable:
+            continue
+        if pool != 0:
+            if owner.index != pool:
+                continue
+            sim.synchronize_events(owner)
+        release_pool(sim, owner)
+
+
+def release_pool(sim: Simulator, owner: PrivatePool) -> None:
+    """The cache of one private pool."""
+    release_half(sim, owner.small)
+    release_half(sim, owner.large)
+
+
+def release_half(sim: Simulator, half: BlockPool) -> None:
+    """Whole segments first, then pages (``release_blocks``)."""
+    to_unmap = []
+    for block in half.free_blocks():
+        if block.expandable is not None:
+            to_unmap.append(block)
+        elif not _is_split(block):
+            release_segment(sim, block)
+    for block in to_unmap:
+        expandable.unmap(sim, block)
+        if not _is_split(block):
+            expandable.release_range(block)
+
+
+def release_segment(sim: Simulator, block: Block) -> None:
+    """``cudaFree`` one whole cached segment (``release_block``)."""
+    free_list = block.free_list
+    owner = free_list.pool.owner
+    if sim.listener is not None:
+        sim.listener(_SEGMENT_FREE, block.address, block.size, free_list.stream, owner.index)
+    sim.driver.release(block.address, block.size)
+    free_list.remove(block)
+    sim.segments_alive -= 1
+    sim.reserved -= block.size
+    sim.device_frees += 1

@@ -1,0 +1,500 @@
+"""The caching allocator: one device's blocks, pools, streams and counters.
+
+Rules from ``DeviceCachingAllocator`` in PyTorch's ``c10/cuda/CUDACachingAllocator.cpp``; each
+method names the function it follows. `malloc` and `complete` are the hot path of replay: they
+repeat a few lines of `FreeList` on purpose (a call costs more than the work).
+
+Where an order is unspecified in torch (hash sets), this uses insertion order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from gpuprobe.allocator import expandable, release
+from gpuprobe.allocator.blocks import KEY_SHIFT, Block, BlockPool, FreeList, PrivatePool
+from gpuprobe.allocator.driver import Driver, SimulatedDriver
+from gpuprobe.allocator.rules import (
+    MIN_BLOCK,
+    NO_LIMIT,
+    SMALL_LIMIT,
+    allocation_size,
+    limit,
+    round_size,
+)
+from gpuprobe.allocator.settings import memory_fraction
+from gpuprobe.errors import InternalError
+from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.trace import AllocatorSettings
+
+__all__ = ["Listener", "Simulator"]
+
+_ALLOC: Final = TraceAction.ALLOC.code
+_FREE_REQUESTED: Final = TraceAction.FREE_REQUESTED.code
+_FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
+_SEGMENT_ALLOC: Final = TraceAction.SEGMENT_ALLOC.code
+_OOM: Final = TraceAction.OOM.code
+
+Listener = Callable[[int, int, int, int, int], None]
+"""Called with (action code, address, size, stream, pool index) for each trace entry that torch
+would record, in torch's order."""
+
+# What an expandable segment is sized by where the device's memory is not known: 1 TiB, more
+# than any device has, so that the range never fills up.
+_UNKNOWN_DEVICE: Final = 1 << 40
+
+
+class Simulator:
+    """One device's caching allocator.
+
+    ``device_memory`` (bytes, None: unknown) sizes expandable segments, and with
+    ``per_process_memory_fraction`` the allowed maximum that garbage collection needs.
+    ``tie_by_address`` picks the older rule for equal blocks; see ``blocks``.
+
+    Counters, in bytes: ``allocated``, ``active`` (allocated and pending), ``requested``
+    (before rounding, of active blocks), ``reserved``; in calls: ``device_allocs``,
+    ``device_frees``, ``retries``, ``ooms``. ``live`` maps addresses to active blocks.
+    """
+
+    def __init__(
+        self,
+        settings: AllocatorSettings | None = None,
+        driver: Driver | None = None,
+        *,
+        device_memory: int | None = None,
+        tie_by_address: bool = True,
+        listener: Listener | None = None,
+    ) -> None:
+        self.settings = settings if settings is not None else AllocatorSettings()
+        self.driver: Driver = driver if driver is not None else SimulatedDriver()
+        self.listener = listener
+        self.tie_by_address = tie_by_address
+        self.device_memory = device_memory if device_memory is not None else _UNKNOWN_DEVICE
+        fraction = memory_fraction(self.settings)
+        self.allowed_maximum: int | None = None
+        if fraction < 1.0 and device_memory is not None:
+            self.allowed_maximum = int(fraction * device_memory)
+        self.gc_enabled = (
+            self.allowed_maximum is not None and self.settings.garbage_collection_threshold > 0
+        )
+        self.max_split = limit(self.settings.max_split_size)
+        self._plain_rounding = not any(self.settings.roundup_power2_divisions.values())
+        # The short search serves while nothing but size and tie decides.
+        self.plain_search = (
+            not self.settings.expandable_segments
+            and self.max_split == NO_LIMIT
+            and not self.gc_enabled
+        )
+        default = PrivatePool(0, tie_by_address)
+        self.pools: dict[int, PrivatePool] = {0: default}
+        self.live: dict[int, Block] = {}
+        self.captures: list[tuple[int, frozenset[int] | None]] = []
+        self._queues: dict[int, deque[tuple[int, Block]]] = {}
+        self._finished: dict[int, int] = {}
+        self._tickets = 0
+        self._deferred: dict[Block, None] = {}
+        self._capture_uses: dict[Block, set[int]] = {}
+        self._orders = 0
+
+        self.allocated = 0
+        self.active = 0
+        self.requested = 0
+        self.reserved = 0
+        self.peak_allocated = 0
+        self.peak_reserved = 0
+        self.active_at_peak = 0  # active bytes when reserved first reached its peak
+        self.segments_alive = 0
+        self.device_allocs = 0
+        self.device_frees = 0
+        self.retries = 0
+        self.ooms = 0
+
+    # -- requests ---------------------------------------------------------------------------
+
+    def malloc(self, requested: int, stream: int = 0, pool: int = 0) -> Block | None:
+        """Allocate (``malloc`` and ``alloc_found_block``). None: out of memory.
+
+        ``pool`` is the index of the pool that the program has directed this stream to, 0
+        for the default one.
+        """
+        if self._queues or self._deferred:
+            if not self.captures:
+                self.process_events()
+        if self._plain_rounding:
+            size = (requested + 511) & -512 or MIN_BLOCK
+        else:
+            size = round_size(requested, self.settings)
+        owner = self.pools.get(pool)
+        if owner is None:
+            owner = self.pool(pool)
+        small = size <= SMALL_LIMIT
+        half = owner.small if small else owner.large
+        free_list = half.streams.get(stream)
+        if free_list is None:
+            free_list = half.stream(stream)
+        always_split = small
+        if self.plain_search:
+            keys = free_list.keys
+            at = bisect_left(keys, size << KEY_SHIFT)
+            if at < len(keys):
+                block = free_list.blocks.pop(keys.pop(at))
+            else:
+                found = self._miss(free_list, size)
+                if found is None:
+                    return None
+                block = found
+        else:
+            growable = self.settings.expandable_segments and not owner.own_allocator
+            found = self.search(free_list, size, growable) or self._miss(free_list, size)
+            if found is None:
+                return None
+            block = found
+            if block.free_list is not free_list:  # it came from a pool marked use_on_oom
+                free_list = block.free_list
+                owner = free_list.pool.owner
+                growable = False
+            always_split = small or growable
+
+        remaining = block.size - size
+        if remaining and (
+            remaining >= MIN_BLOCK
+            if always_split
+            else (remaining > SMALL_LIMIT and size < self.max_split)
+        ):
+            if not owner.no_split:
+                rest = block
+                block = Block(rest.address, size, free_list, self._next_order())
+                block.expandable = rest.expandable
+                prev = block.prev = rest.prev
+                if prev is not None:
+                    prev.next = block
+                block.next = rest
+                rest.prev = block
+                rest.address += size
+                rest.size = remaining
+                rest.gc_base = half.searches
+                key = remaining << KEY_SHIFT | (rest.address if self.tie_by_address else rest.order)
+                insort(free_list.keys, key)
+                free_list.blocks[key] = rest
+
+        block.allocated = block.active = True
+        block.requested = requested
+        self.live[block.address] = block
+        got = block.size
+        self.active += got
+        self.requested += requested
+        allocated = self.allocated = self.allocated + got
+        if allocated > self.peak_allocated:
+            self.peak_allocated = allocated
+        if self.listener is not None:
+            self.listener(_ALLOC, block.address, requested, stream, owner.index)
+        return block
+
+    def free(self, block: Block) -> None:
+        """Free an allocated block (``free``): at once, or when the streams that used it are
+        done. Raises InternalError for a block that is not allocated."""
+        self.request_free(block)
+        if not block.stream_uses:
+            self.complete(block)
+        elif self.captures:
+            self._deferred[block] = None
+        else:
+            self._insert_events(block)
+
+    def request_free(self, block: Block) -> None:
+        """The first half of a free: the owner is done with the block."""
+        if not block.allocated:
+            raise InternalError(f"{block!r} is not allocated")
+        block.allocated = False
+        self.allocated -= block.size
+        self._tell(_FREE_REQUESTED, block)
+
+    def complete(self, block: Block) -> None:
+        """The second half of a free (``free_block``): merge with the free neighbours and
+        return to the free list."""
+        if self.listener is not None:
+            self._tell(_FREE_COMPLETED, block)
+        size = block.size
+        self.active -= size
+        self.requested -= block.requested
+        del self.live[block.address]
+        block.active = False
+        free_list = block.free_list
+        keys = free_list.keys
+        blocks = free_list.blocks
+        by_address = self.tie_by_address
+        other = block.prev
+        if other is not None and not other.active and other.mapped:
+            key = other.size << KEY_SHIFT | (other.address if by_address else other.order)
+            del blocks[key]
+            del keys[bisect_left(keys, key)]
+            size += other.size
+            block.address = other.address
+            prev = block.prev = other.prev
+            if prev is not None:
+                prev.next = block
+        other = block.next
+        if other is not None and not other.active and other.mapped:
+            key = other.size << KEY_SHIFT | (other.address if by_address else other.order)
+            del blocks[key]
+            del keys[bisect_left(keys, key)]
+            size += other.size
+            follower = block.next = other.next
+            if follower is not None:
+                follower.prev = block
+        block.size = size
+        block.gc_base = free_list.pool.searches
+        key = size << KEY_SHIFT | (block.address if by_address else block.order)
+        insort(keys, key)
+        blocks[key] = block
+
+    def record_stream(self, block: Block, stream: int) -> None:
+        """Another stream uses the block (``recordStream``); its own stream is ignored."""
+        if stream == block.free_list.stream:
+            return
+        if block.stream_uses is None:
+            block.stream_uses = set()
+        block.stream_uses.add(stream)
+        if self.captures:
+            self._capture_uses.setdefault(block, set()).add(stream)
+
+    def empty_cache(self, pool: int = 0) -> None:
+        """Return cached memory to the driver (``emptyCache``)."""
+        release.release_cached(self, pool)
+
+    # -- searching --------------------------------------------------------------------------
+
+    def search(self, free_list: FreeList, size: int, growable: bool) -> Block | None:
+        """Take the best fitting free block (``get_free_block``); None where there is none,
+        or where the one candidate is refused by the split limits."""
+        if self.gc_enabled:
+            free_list.pool.searches += 1
+        block = self.find(free_list, size, growable)
+        if block is not None:
+            free_list.remove(block)
+        return block
+
+    def find(self, free_list: FreeList, size: int, growable: bool) -> Block | None:
+        """What `search` would take, left where it is."""
+        keys = free_list.keys
+        at = bisect_left(keys, size << KEY_SHIFT)
+        if at == len(keys):
+            return None
+        block = free_list.blocks[keys[at]]
+        if block.expandable is not None:
+            found = expandable.best_fit(free_list, at, growable)
+            if found is None:
+                return None
+            block = found
+        # Two refusals, tested on this candidate only.
+        if size < self.max_split:
+            if block.size >= self.max_split:
+                return None
+        elif block.size >= size + self.settings.max_non_split_rounding:
+            return None
+        return block
+
+    def _miss(self, free_list: FreeList, size: int) -> Block | None:
+        """No cached block fits: torch's ladder, in order. None: out of memory.
+
+        Free-memory callbacks are not simulated: torch registers none that free memory of
+        the default allocator.
+        """
+        peak = self.peak_reserved
+        if self.gc_enabled:
+            self._collect()
+        block = self._new_segment(free_list, size)
+        if block is None and free_list.pool.owner.index == 0:
+            block = self._overflow(free_list, size)
+        if block is None and self._release_available(free_list, size):
+            block = self._new_segment(free_list, size)
+        if block is None and self._may_flush(free_list):
+            self._flush()
+            self.retries += 1
+            block = self._new_segment(free_list, size)
+        if block is None:
+            self.ooms += 1
+            if self.listener is not None:
+                pool = free_list.pool.owner.index
+                self.listener(_OOM, 0, size, free_list.stream, pool)
+        elif self.peak_reserved > peak:
+            # The request that made memory grow belongs to what was in use at the peak.
+            self.active_at_peak += size
+        return block
+
+    def _collect(self) -> None:
+        release.collect_garbage(self)
+
+    def _release_available(self, free_list: FreeList, size: int) -> bool:
+        return release.release_available(self, free_list, size)
+
+    def _flush(self) -> None:
+        release.release_cached(self, 0)
+
+    def _may_flush(self, free_list: FreeList) -> bool:
+        """All cached memory may be released unless a capture is underway."""
+        return not self.captures
+
+    def _overflow(self, free_list: FreeList, size: int) -> Block | None:
+        """A cached block of a pool marked ``use_on_oom`` (``try_mempool_fallback``)."""
+        for owner in self.pools.values():
+            if owner.use_on_oom and owner.index != 0:
+                half = owner.small if size <= SMALL_LIMIT else owner.large
+                block = self.search(half.stream(free_list.stream), size, False)
+                if block is not None:
+                    return block
+        return None
+
+    def _new_segment(self, free_list: FreeList, size: int) -> Block | None:
+        """Memory from the driver (``alloc_block``): a block not in any free list."""
+        wanted = allocation_size(size, self.settings.large_segment_size)
+        if self.allowed_maximum is not None and self.reserved + wanted > self.allowed_maximum:
+            return None
+        owner = free_list.pool.owner
+        if self.settings.expandable_segments and not owner.own_allocator:
+            return expandable.allocate(self, free_list, size)
+        address = self.driver.allocate(wanted, free_list.stream, owner.index)
+        if address is None:
+            return None
+        block = Block(address, wanted, free_list, self._next_order())
+        self.segments_alive += 1
+        self.device_allocs += 1
+        self.grow(wanted)
+        if self.listener is not None:
+            self.listener(_SEGMENT_ALLOC, address, wanted, free_list.stream, owner.index)
+        return block
+
+    def grow(self, size: int) -> None:
+        """Count ``size`` more reserved bytes."""
+        self.reserved += size
+        if self.reserved > self.peak_reserved:
+            self.peak_reserved = self.reserved
+            self.active_at_peak = self.active
+
+    # -- streams ----------------------------------------------------------------------------
+
+    def finish(self, stream: int) -> None:
+        """The work queued on ``stream`` so far is done: its events will be seen at the next
+        poll."""
+        self._finished[stream] = self._tickets
+
+    def process_events(self) -> None:
+        """Poll the events, oldest first per stream, and free what is done
+        (``process_events``)."""
+        self._insert_deferred()
+        for stream in list(self._queues):
+            queue = self._queues[stream]
+            done = self._finished.get(stream, 0)
+            while queue and queue[0][0] <= done:
+                self._event_done(queue.popleft()[1])
+            if not queue:
+                del self._queues[stream]
+
+    def synchronize_events(self, owner: PrivatePool | None = None) -> None:
+        """Wait for all events (of one pool) and free what they held
+        (``synchronize_and_free_events``)."""
+        self._insert_deferred()
+        for stream in list(self._queues):
+            kept: deque[tuple[int, Block]] = deque()
+            for ticket, block in self._queues[stream]:
+                if owner is not None and block.free_list.pool.owner is not owner:
+                    kept.append((ticket, block))
+                else:
+                    self._event_done(block)
+            if kept:
+                self._queues[stream] = kept
+            else:
+                del self._queues[stream]
+
+    def _event_done(self, block: Block) -> None:
+        block.events -= 1
+        if block.events == 0:
+            self.complete(block)
+
+    def _insert_events(self, block: Block) -> None:
+        """An event on every stream that used the block (``insert_events``)."""
+        streams = sorted(block.stream_uses or ())
+        block.stream_uses = None
+        for stream in streams:
+            self._tickets += 1
+            block.events += 1
+            self._queues.setdefault(stream, deque()).append((self._tickets, block))
+
+    def _insert_deferred(self) -> None:
+        """Frees put off while capturing (``insert_events_deferred_until_no_capture``): uses
+        made during the capture are over, earlier ones get events."""
+        for block in list(self._deferred):
+            if block.stream_uses:
+                block.stream_uses -= self._capture_uses.pop(block, set())
+            self._insert_events(block)
+            if block.events == 0:
+                self.complete(block)
+        self._deferred.clear()
+
+    # -- pools ------------------------------------------------------------------------------
+
+    def pool(
+        self,
+        index: int,
+        *,
+        own_allocator: bool = False,
+        no_split: bool = False,
+        use_on_oom: bool = False,
+    ) -> PrivatePool:
+        """The pool with this index, made on first use with these traits."""
+        found = self.pools.get(index)
+        if found is None:
+            found = self.pools[index] = PrivatePool(index, self.tie_by_address)
+            found.own_allocator = own_allocator
+            found.no_split = no_split
+            found.use_on_oom = use_on_oom
+        return found
+
+    def begin_capture(self, pool: int, streams: frozenset[int] | None = None) -> None:
+        """Allocations of these streams (None: all) go to ``pool`` (``beginAllocateToPool``)."""
+        owner = self.pool(pool)
+        owner.freeable = False
+        self.captures.append((pool, streams))
+
+    def end_capture(self, pool: int) -> None:
+        """End what `begin_capture` began (``endAllocateToPool``)."""
+        for entry in self.captures:
+            if entry[0] == pool:
+                self.captures.remove(entry)
+                return
+        raise InternalError(f"no capture into pool {pool} is underway")
+
+    def pool_of(self, stream: int) -> int:
+        """Where an allocation on ``stream`` goes now (``get_pool``): the last capture wins."""
+        for pool, streams in reversed(self.captures):
+            if streams is None or stream in streams:
+                return pool
+        return 0
+
+    def release_pool(self, pool: int) -> None:
+        """Nobody holds the pool any more (``releasePool``): its cache may be returned."""
+        self.pools[pool].freeable = True
+
+    # -- the rest ---------------------------------------------------------------------------
+
+    def halves(self) -> list[BlockPool]:
+        """The small and large half of every pool."""
+        return [half for owner in self.pools.values() for half in (owner.small, owner.large)]
+
+    def _next_order(self) -> int:
+        self._orders += 1
+        return self._orders
+
+    def _tell(self, action: int, block: Block) -> None:
+        if self.listener is not None:
+            free_list = block.free_list
+            self.listener(
+                action,
+                block.address,
+                block.requested,
+                free_list.stream,
+                free_list.pool.owner.index,
+            )

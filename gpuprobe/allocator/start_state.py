@@ -1,0 +1,394 @@
+"""The layout before a trace's first event, from the events and the layout after the last.
+
+An address whose first event is a free was in use before the trace; so was one that is in use
+at the end and has no event at all. Segments are found the same way. What remains open is the
+size of some blocks: the events tell what was requested, and a block of the large pool may hold
+up to 1 MiB more than that. The holes next to it settle the question where they can:
+
+* no room up to the next block: no slack; room of at most 1 MiB: all of it is slack, since the
+  large pool has no free blocks of that size;
+* a later allocation that starts inside that room starts where the block ends, because an
+  allocation always takes the low end of a free block.
+
+Where neither applies the block is taken to be exactly as large as its rounded request, and the
+place is listed in `StartState.open_slack`: replay proves or disproves it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpuprobe.allocator.layout import PlacedBlock, PlacedRange, PlacedSegment
+from gpuprobe.allocator.rules import (
+    PAGE_SMALL,
+    SMALL_LIMIT,
+    SMALL_SEGMENT,
+    expandable_span,
+    max_slack,
+    round_size,
+)
+from gpuprobe.model.memory import BlockState, TraceAction
+from gpuprobe.model.trace import AllocatorSettings, LiveColumns, MemoryTrace
+
+__all__ = ["StartState", "live_before", "pool_indices", "start_state"]
+
+_ALLOC: Final = TraceAction.ALLOC.code
+_FREE_REQUESTED: Final = TraceAction.FREE_REQUESTED.code
+_FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
+_SEGMENT_ALLOC: Final = TraceAction.SEGMENT_ALLOC.code
+_SEGMENT_FREE: Final = TraceAction.SEGMENT_FREE.code
+_MAP: Final = TraceAction.SEGMENT_MAP.code
+_UNMAP: Final = TraceAction.SEGMENT_UNMAP.code
+
+
+@dataclass(slots=True)
+class _Old:
+    """A block from before the trace. ``size`` is 0 until it is known."""
+
+    address: int
+    requested: int
+    stream: int
+    pool: int
+    pending: bool
+    size: int = 0
+    stack: int = 0
+    freed_at: int = -1  # index of its first event; -1: it outlives the trace
+
+
+@dataclass(slots=True)
+class StartState:
+    """The layout before the first event.
+
+    ``homeless`` are blocks for which no segment is known: with any of them the state is not
+    exact. ``open_slack`` maps the address of a block to the most bytes it may extend into the
+    hole after it, where the events do not settle that.
+    """
+
+    segments: list[PlacedSegment] = field(default_factory=list)
+    ranges: list[PlacedRange] = field(default_factory=list)
+    homeless: list[PlacedBlock] = field(default_factory=list)
+    open_slack: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        return not (self.segments or self.ranges or self.homeless)
+
+
+def pool_indices(trace: MemoryTrace) -> dict[tuple[int, int], int]:
+    """The index of every pool id of the trace's layout; ids no event names come last."""
+    found = {pool: index for index, pool in reversed(list(enumerate(trace.pools)))}
+    found[(0, 0)] = 0
+    for segment in trace.segments:
+        if segment.pool_id not in found:
+            found[segment.pool_id] = max(len(trace.pools), *found.values()) + 1
+    return found
+
+
+def live_before(trace: MemoryTrace) -> LiveColumns:
+    """The blocks that were allocated before the trace's first event, by address.
+
+    ``size`` is the requested size, as for ``alloc`` events. The stack is known only for
+    blocks that outlive the trace (a free does not name the allocation's stack), else 0.
+    Blocks already waiting for a stream are left out: their owner had freed them.
+    """
+    columns = LiveColumns()
+    for old in _old_blocks(trace):
+        if not old.pending:
+            columns.append(
+                _ALLOC,
+                old.address,
+                old.requested,
+                stream=old.stream,
+                stack=old.stack,
+                pool=old.pool if old.pool < len(trace.pools) else 0,
+            )
+    return columns
+
+
+def start_state(
+    trace: MemoryTrace, settings: AllocatorSettings, device_memory: int | None = None
+) -> StartState:
+    """Rebuild the layout before the first event. ``device_memory`` (bytes) sizes the address
+    ranges of expandable segments; None where it is not known."""
+    state = StartState()
+    olds = _old_blocks(trace)
+    state.segments = _old_segments(trace)
+    state.ranges = _old_ranges(trace, settings, device_memory)
+    homes = sorted(
+        [*state.segments, *(part for where in state.ranges for part in where.parts)],
+        key=lambda home: home.address,
+    )
+    starts = [home.address for home in homes]
+    housed: list[tuple[_Old, PlacedSegment]] = []
+    for old in olds:
+        at = bisect_right(starts, old.address) - 1
+        home = homes[at] if at >= 0 else None
+        if home is None or old.address >= home.address + home.size:
+            size = old.size or round_size(old.requested, settings)
+            state.homeless.append(PlacedBlock(old.address, size, old.requested, old.pending))
+        else:
+            housed.append((old, home))
+    _settle_sizes(trace, settings, housed, state)
+    for old, home in housed:
+        home.blocks.append(PlacedBlock(old.address, old.size, old.requested, old.pending))
+    return state
+
+
+def _old_blocks(trace: MemoryTrace) -> list[_Old]:
+    """Every active block from before the trace, by address."""
+    events = trace.events
+    seen: set[int] = set()
+    olds: list[_Old] = []
+    firsts: list[int] = []
+    add = seen.add
+    index = 0
+    for code, address in zip(events.action, events.address, strict=True):
+        if code == _ALLOC:
+            add(address)
+        elif code <= _FREE_COMPLETED and address not in seen:
+            add(address)
+            firsts.append(index)
+        index += 1
+    streams, pools = events.column("stream"), events.column("pool")
+    for index in firsts:
+        olds.append(
+            _Old(
+                address=events.address[index],
+                requested=events.size[index],
+                stream=streams[index],
+                pool=pools[index],
+                pending=events.action[index] == _FREE_COMPLETED,
+                freed_at=index,
+            )
+        )
+    indices = pool_indices(trace)
+    for segment in trace.segments:
+        for block in segment.blocks:
+            if block.state is not BlockState.INACTIVE and block.address not in seen:
+                olds.append(
+                    _Old(
+                        address=block.address,
+                        requested=block.requested_size,
+                        stream=segment.stream,
+                        pool=indices[segment.pool_id],
+                        pending=block.state is BlockState.PENDING_FREE,
+                        size=block.size,
+                        stack=block.stack,
+                    )
+                )
+    olds.sort(key=lambda old: old.address)
+    return olds
+
+
+def _old_segments(trace: MemoryTrace) -> list[PlacedSegment]:
+    """The ``cudaMalloc`` segments from before the trace."""
+    events = trace.events
+    streams, pools = events.column("stream"), events.column("pool")
+    seen: set[int] = set()
+    found = []
+    for index, code in _device_events(trace):
+        if code not in (_SEGMENT_ALLOC, _SEGMENT_FREE):
+            continue
+        address = events.address[index]
+        if address in seen:
+            continue
+        seen.add(address)
+        if code == _SEGMENT_FREE:
+            size = events.size[index]
+            found.append(
+                PlacedSegment(
+                    address=address,
+                    size=size,
+                    stream=streams[index],
+                    pool=pools[index],
+                    # large_segment_size_mb must exceed 10: no large segment is this small.
+                    small=size == SMALL_SEGMENT,
+                )
+            )
+    indices = pool_indices(trace)
+    for segment in trace.segments:
+        if segment.address not in seen and not segment.is_expandable:
+            found.append(
+                PlacedSegment(
+                    address=segment.address,
+                    size=segment.total_size,
+                    stream=segment.stream,
+                    pool=indices[segment.pool_id],
+                    small=segment.segment_type == "small",
+                )
+            )
+    found.sort(key=lambda segment: segment.address)
+    return found
+
+
+def _device_events(trace: MemoryTrace) -> list[tuple[int, int]]:
+    """(index, code) of the events about segments and pages."""
+    first, last = _SEGMENT_ALLOC, _UNMAP
+    return [(i, c) for i, c in enumerate(trace.events.action) if first <= c <= last]
+
+
+_Owner = tuple[int, int]  # (stream, pool index)
+
+
+def _old_ranges(
+    trace: MemoryTrace, settings: AllocatorSettings, device_memory: int | None
+) -> list[PlacedRange]:
+    """The expandable segments from before the trace: pages mapped at the end, less those
+    mapped and plus those unmapped during the trace."""
+    events = trace.events
+    streams, pools = events.column("stream"), events.column("pool")
+    changes = [(i, c) for i, c in _device_events(trace) if c in (_MAP, _UNMAP)]
+    indices = pool_indices(trace)
+    pages: dict[int, _Owner] = {}
+    small_pages: dict[int, bool] = {}
+    for segment in trace.segments:
+        if segment.is_expandable:
+            owner = (segment.stream, indices[segment.pool_id])
+            for page in _pages(segment.address, segment.total_size):
+                pages[page] = owner
+                small_pages[page] = segment.segment_type == "small"
+    if not pages and not changes:
+        return []
+    touched = set(pages)
+    for index, code in reversed(changes):
+        for page in _pages(events.address[index], events.size[index]):
+            touched.add(page)
+            if code == _MAP:
+                pages.pop(page, None)
+            else:
+                pages[page] = (streams[index], pools[index])
+    if not pages:
+        return []
+    _learn_page_kinds(trace, settings, touched, small_pages)
+
+    runs = _runs(pages, small_pages, settings)
+    grouped: dict[tuple[_Owner, bool], list[PlacedSegment]] = {}
+    for run in runs:
+        grouped.setdefault(((run.stream, run.pool), run.small), []).append(run)
+    ranges = []
+    for ((stream, pool), small), parts in grouped.items():
+        page = PAGE_SMALL if small else settings.large_segment_size
+        base = _lowest(trace, parts[0], changes, (stream, pool), small, small_pages, page)
+        span = expandable_span(device_memory if device_memory is not None else 1 << 40, page)
+        last = parts[-1]
+        if last.address + last.size > base + span:
+            span = last.address + last.size - base
+        ranges.append(PlacedRange(base=base, span=span, page=page, parts=parts))
+    return ranges
+
+
+def _pages(address: int, size: int) -> range:
+    return range(address // PAGE_SMALL, (address + size) // PAGE_SMALL)
+
+
+def _learn_page_kinds(
+    trace: MemoryTrace,
+    settings: AllocatorSettings,
+    touched: set[int],
+    small_pages: dict[int, bool],
+) -> None:
+    """Blocks of up to 1 MiB are in the small pool, larger ones in the large pool: so what
+    lives in a page tells what kind it is."""
+    events = trace.events
+    for code, address, size in zip(events.action, events.address, events.size, strict=True):
+        if code <= _FREE_COMPLETED:
+            page = address // PAGE_SMALL
+            if page in touched and page not in small_pages:
+                rounded = round_size(size, settings)
+                small = rounded <= SMALL_LIMIT
+                for covered in _pages(address, max(rounded, PAGE_SMALL)):
+                    small_pages.setdefault(covered, small)
+
+
+def _runs(
+    pages: dict[int, _Owner], small_pages: dict[int, bool], settings: AllocatorSettings
+) -> list[PlacedSegment]:
+    """Contiguous mapped pages of one owner and kind, by address."""
+    runs: list[list[int]] = []
+    for page in sorted(pages):
+        if runs and page == runs[-1][-1] + 1 and pages[page] == pages[runs[-1][-1]]:
+            known = [small_pages[p] for p in runs[-1] if p in small_pages]
+            if not known or small_pages.get(page, known[0]) == known[0]:
+                runs[-1].append(page)
+                continue
+        runs.append([page])
+    found = []
+    for run in runs:
+        known = [small_pages[p] for p in run if p in small_pages]
+        size = len(run) * PAGE_SMALL
+        small = known[0] if known else size % settings.large_segment_size != 0
+        stream, pool = pages[run[0]]
+        found.append(PlacedSegment(run[0] * PAGE_SMALL, size, stream, pool, small, expandable=True))
+    return found
+
+
+def _lowest(
+    trace: MemoryTrace,
+    first: PlacedSegment,
+    changes: list[tuple[int, int]],
+    owner: _Owner,
+    small: bool,
+    small_pages: dict[int, bool],
+    page: int,
+) -> int:
+    """Where the range begins: pages are mapped from its low end, so the lowest address that
+    is ever mapped for this owner, as long as it lies whole pages below the first one."""
+    events = trace.events
+    streams, pools = events.column("stream"), events.column("pool")
+    base = first.address
+    for index, _ in changes:
+        address = events.address[index]
+        if (streams[index], pools[index]) == owner and address < base:
+            kind = small_pages.get(address // PAGE_SMALL, small)
+            if kind == small and (base - address) % page == 0 and base - address < 1 << 40:
+                base = address
+    return base
+
+
+def _settle_sizes(
+    trace: MemoryTrace,
+    settings: AllocatorSettings,
+    housed: list[tuple[_Old, PlacedSegment]],
+    state: StartState,
+) -> None:
+    """Find the size of every block that is freed during the trace."""
+    windows: list[tuple[int, int, _Old]] = []  # (first, last address it may end at, block)
+    for position, (old, home) in enumerate(housed):
+        if old.size:
+            continue
+        rounded = round_size(old.requested, settings)
+        old.size = rounded
+        end = home.address + home.size
+        if position + 1 < len(housed) and housed[position + 1][1] is home:
+            end = housed[position + 1][0].address
+        room = end - (old.address + rounded)
+        most = max_slack(rounded, small=home.small, expandable=home.expandable, settings=settings)
+        if room <= 0 or most == 0:
+            continue
+        if room <= most:
+            old.size += room
+            continue
+        windows.append((old.address + rounded, old.address + rounded + most, old))
+    if not windows:
+        return
+    # The first allocation inside a block's window, while the block lives, starts at its end.
+    # Windows do not overlap: the next block is further away than each window is long.
+    windows.sort(key=lambda window: window[0])
+    lows = [low for low, _, _ in windows]
+    settled: set[int] = set()
+    events = trace.events
+    index = 0
+    for code, address in zip(events.action, events.address, strict=True):
+        if code == _ALLOC:
+            at = bisect_right(lows, address) - 1
+            if at >= 0 and at not in settled:
+                low, high, old = windows[at]
+                if address <= high and index < old.freed_at:
+                    old.size += address - low
+                    settled.add(at)
+        index += 1
+    for at, (low, high, old) in enumerate(windows):
+        if at not in settled:
+            state.open_slack[old.address] = high - low
