@@ -93,13 +93,28 @@ class StackTable:
         frames = self.frames
         return tuple(frames[i] for i in self.stacks[stack])
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StackTable):
+            return NotImplemented
+        return (self.strings, self.frames, self.stacks) == (
+            other.strings,
+            other.frames,
+            other.stacks,
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
 
 # name -> array typecode. 'Q' 8-byte unsigned, 'q' 8-byte signed, 'I' 4-byte unsigned,
 # 'B' one byte. Additions append; a reader treats a missing column as all zero.
 COLUMNS: dict[str, str] = {
     "action": "B",  # TraceAction.code
     "address": "Q",  # device pointer; for oom: 0
-    "size": "Q",  # bytes; requested size for alloc and free, as torch records it
+    # Bytes. For alloc, free_… and oom the *requested* size, not the block's: torch records
+    # ``block->requested_size`` (CUDACachingAllocator.cpp since 2.1), and in real snapshots it
+    # equals the final blocks' requested_size where that differs from their size. For segment_…
+    # the bytes taken from or given back to the driver.
+    "size": "Q",
     "stream": "Q",  # cudaStream_t
     "time_us": "q",  # microseconds since the Unix epoch; 0 where unknown
     "stack": "I",  # index into StackTable.stacks

@@ -1,0 +1,114 @@
+"""Turning lists of frame dictionaries into interned stacks, quickly.
+
+A snapshot has a list of frames per event, and many of these lists are equal. torch shares the
+frame dictionaries (and, within one dump, often the lists), and pickle keeps that sharing. So a
+list that was seen before is known by its identity, and equal lists of the same dictionaries
+are compared by identity of their items, which C does at a nanosecond each.
+"""
+
+from __future__ import annotations
+
+from array import array
+from operator import itemgetter
+from typing import Any
+
+from gpuprobe.model.trace import Frame, StackTable
+
+__all__ = ["StackInterner"]
+
+_CROWDED = 8
+"""So many stacks that look alike at three frames are told apart by a key of all frames."""
+
+
+class StackInterner:
+    """Fills a `StackTable`. The dictionaries and lists it was given must stay alive and
+    unchanged as long as it is used, since it knows them by identity.
+    """
+
+    def __init__(self, table: StackTable) -> None:
+        self._table = table
+        self._frames: dict[int, int] = {}  # id of a frame's dict -> frame index
+        self._lists: dict[int, int] = {}  # id of a list -> stack index
+
+    def one(self, frames: Any) -> int:
+        """The stack index of one list of frames."""
+        found = self._lists.get(id(frames))
+        if found is None:
+            found = self._lists[id(frames)] = self._add(frames)
+        return found
+
+    def column(self, events: list[Any]) -> array[int]:
+        """The stack index of every event; empty where none has frames."""
+        try:
+            lists = list(map(itemgetter("frames"), events))
+        except KeyError:
+            empty: list[Any] = []
+            lists = [event.get("frames") or empty for event in events]
+            if not any(lists):
+                return array("I")
+        if len(set(map(id, lists))) * 2 <= len(lists):
+            return array("I", map(self.one, lists))
+        return self._unshared(lists)
+
+    def _unshared(self, lists: list[Any]) -> array[int]:
+        """Most events have a list of their own."""
+        result: list[int] = []
+        append = result.append
+        # What a list looks like at three frames -> pairs (list, stack index).
+        looks: dict[Any, Any] = {}
+        exact: dict[tuple[int, ...], int] = {}
+        last: Any = None
+        index = 0
+        for frames in lists:
+            if frames == last:  # both halves of a free have the stack of the first
+                append(index)
+                continue
+            last = frames
+            count = len(frames)
+            if not count:
+                index = self.one(frames)
+                append(index)
+                continue
+            look = (count, id(frames[0]), id(frames[count >> 2]), id(frames[count >> 1]))
+            alike = looks.get(look)
+            if alike is None:
+                index = self._add(frames)
+                looks[look] = [(frames, index)]
+            elif len(alike) > _CROWDED:
+                key = tuple(map(id, frames))
+                known = exact.get(key)
+                if known is None:
+                    known = exact[key] = self._add(frames)
+                index = known
+            else:
+                for seen, index in alike:  # noqa: B007
+                    if seen == frames:
+                        break
+                else:
+                    index = self._add(frames)
+                    alike.append((frames, index))
+            append(index)
+        return array("I", result)
+
+    def _add(self, frames: Any) -> int:
+        if not isinstance(frames, (list, tuple)):
+            raise TypeError(f"frames are a {type(frames).__name__}, not a list")
+        known = self._frames
+        ids = []
+        for frame in frames:
+            index = known.get(id(frame))
+            if index is None:
+                index = known[id(frame)] = self._table.frame(_frame(frame))
+            ids.append(index)
+        return self._table.stack(tuple(ids))
+
+
+def _frame(plain: Any) -> Frame:
+    if not isinstance(plain, dict):
+        raise TypeError(f"a frame is a {type(plain).__name__}, not a dictionary")
+    filename, line, name = plain["filename"], plain["line"], plain["name"]
+    if not isinstance(filename, str) or not isinstance(name, str) or line.__class__ is not int:
+        raise TypeError("a frame's filename, line or name is of the wrong type")
+    if not -(1 << 63) <= line < 1 << 63:
+        raise ValueError("a frame's line is out of range")
+    return Frame(filename, line, name)

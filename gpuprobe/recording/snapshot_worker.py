@@ -1,0 +1,291 @@
+"""Reading a snapshot in a process of its own.
+
+Why: a snapshot is a pickle from elsewhere. Even where no name is looked up, a few bytes can
+crash the interpreter or make it ask for all memory (see `snapshot_pickle`). Here the damage is
+limited to a child process with a limit on memory and on processor time. It also is the
+cheaper way: the child never frees the millions of dictionaries it read, it just ends, and the
+parent never holds them.
+
+The child gets the file as its standard input and answers on its standard output::
+
+    magic      8 bytes  "GPSNAP1\\n"
+    length     u64      of the JSON that follows
+    JSON                {"error": …, "hint": …} or {"traces": […], "foreign": {…}}
+    columns             raw arrays in machine byte order, as the JSON lists them
+
+The bytes never leave the machine and both ends are the same installation, so there is no
+version. They are checked all the same: the child has read a hostile file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from array import array
+from typing import IO, Any
+
+from gpuprobe.errors import DataError, InternalError, SnapshotError
+from gpuprobe.model.codec import from_plain, to_plain
+from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
+from gpuprobe.model.trace import (
+    COLUMNS,
+    AllocatorSettings,
+    Annotation,
+    EventColumns,
+    Frame,
+    MemoryTrace,
+    StackTable,
+)
+from gpuprobe.recording.snapshot_decode import Decoded, decode
+from gpuprobe.recording.snapshot_pickle import gc_paused, load_plain
+
+__all__ = ["decode_stream", "read_in_child", "receive", "send"]
+
+_MAGIC = b"GPSNAP1\n"
+_LENGTH = struct.Struct("<Q")
+_MIB = 1024 * 1024
+
+MEMORY_PER_BYTE = 24
+"""How many times its size a snapshot may take in memory. Measured: 4.8 for events with stacks of
+their own, 13 for events without stacks (nine dictionary entries from some 40 bytes)."""
+
+MEMORY_FLOOR = 512 * _MIB
+"""On top of that: the interpreter, its libraries and its allocator's reserve."""
+
+SECONDS_FLOOR = 60
+"""Processor seconds, plus one per megabyte of file: a hundred times what is needed."""
+
+_SMALLEST_ENTRY = 8
+"""No event or block takes fewer bytes in a pickle, so a file bounds how many there are."""
+
+_START = (
+    "import sys; sys.path[:] = {path!r}; "
+    "from gpuprobe.recording.snapshot_worker import main; main({size})"
+)
+
+
+def decode_stream(stream: IO[bytes], size: int) -> Decoded:
+    """Read and decode in this process. Raises SnapshotError."""
+    with gc_paused():
+        plain = load_plain(stream, size)
+        return decode(plain, limit=size // _SMALLEST_ENTRY + 1024)
+
+
+def read_in_child(stream: IO[bytes], size: int) -> Decoded:
+    """Read and decode in a child process. ``stream`` is a real file at its start.
+
+    Raises SnapshotError for whatever is wrong with the file, also where the child was ended
+    by it; InternalError where the child could not be run.
+    """
+    if not sys.executable:  # an embedded interpreter: there is no program to start
+        return decode_stream(stream, size)
+    code = _START.format(path=[str(entry) for entry in sys.path], size=size)
+    try:
+        child = subprocess.Popen(
+            # -S and -E: the child needs no site packages; sys.path is handed over.
+            [sys.executable, "-S", "-E", "-X", "utf8", "-c", code],
+            stdin=stream,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+    except OSError as error:
+        raise InternalError(f"cannot start a process to read the snapshot: {error}") from error
+    assert child.stdout is not None
+    assert child.stderr is not None
+    with child:
+        answer: Decoded | SnapshotError | None
+        try:
+            with gc_paused():
+                answer = receive(child.stdout)
+        except EOFError:
+            answer = None
+        except BaseException:
+            child.kill()
+            raise
+        child.stdout.close()
+        talk = child.stderr.read(10_000).decode("utf-8", "replace").strip()
+        child.stderr.close()
+        code_of_child = child.wait()
+    if isinstance(answer, SnapshotError):
+        raise answer
+    if answer is not None and code_of_child == 0:
+        return answer
+    if code_of_child < 0 or "MemoryError" in talk:
+        raise SnapshotError(
+            "the file made its reader crash or run out of its limits: torch did not write this",
+            hint="do not load this file with pickle",
+        )
+    last = talk.splitlines()[-1] if talk else f"exit code {code_of_child}"
+    raise InternalError(f"the process that reads snapshots failed: {last}")
+
+
+def main(size: int) -> None:
+    """The child."""
+    _limit(size)
+    output = sys.stdout.buffer
+    try:
+        answer: Decoded | SnapshotError = decode_stream(sys.stdin.buffer, size)
+    except SnapshotError as error:
+        answer = error
+    try:
+        send(answer, output)
+        output.flush()
+    except BrokenPipeError:  # the parent lost interest
+        os._exit(0)
+    # Not sys.exit: that would free everything, object by object.
+    os._exit(0)
+
+
+def _limit(size: int) -> None:
+    try:
+        import resource
+    except ImportError:  # pragma: no cover - not a POSIX system
+        return
+    memory = MEMORY_FLOOR + MEMORY_PER_BYTE * size
+    seconds = SECONDS_FLOOR + size // 1_000_000
+    for what, value in (
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),  # it writes to a pipe only
+    ):
+        hard = resource.getrlimit(what)[1]
+        if hard == resource.RLIM_INFINITY or value < hard:
+            resource.setrlimit(what, (value, value))
+
+
+def send(answer: Decoded | SnapshotError, stream: IO[bytes]) -> None:
+    """Write what `receive` reads."""
+    arrays: list[array[int]] = []
+    if isinstance(answer, SnapshotError):
+        plain: dict[str, Any] = {"error": str(answer), "hint": answer.hint}
+    else:
+        plain = {
+            "traces": [_plain_trace(trace, arrays) for trace in answer.traces],
+            "foreign": answer.foreign,
+        }
+    raw = json.dumps(plain, separators=(",", ":")).encode()
+    stream.write(_MAGIC + _LENGTH.pack(len(raw)))
+    stream.write(raw)
+    for values in arrays:
+        stream.write(values)
+
+
+def _plain_trace(trace: MemoryTrace, arrays: list[array[int]]) -> dict[str, Any]:
+    columns = []
+    for table in ("events", "baseline"):
+        for name in COLUMNS:
+            values: array[int] = getattr(getattr(trace, table), name)
+            if values:
+                columns.append([table, name, len(values)])
+                arrays.append(values)
+    return {
+        "device": trace.device,
+        "complete": trace.complete,
+        "pools": trace.pools,
+        "settings": to_plain(trace.settings),
+        "annotations": trace.annotations,
+        "strings": trace.stacks.strings,
+        "frames": trace.stacks.frames,
+        "stacks": trace.stacks.stacks,
+        "segments": [_plain_segment(segment) for segment in trace.segments],
+        "columns": columns,
+    }
+
+
+def _plain_segment(segment: Segment) -> list[Any]:
+    """Without field names: a snapshot can have a hundred thousand blocks."""
+    return [
+        segment.device,
+        segment.address,
+        segment.total_size,
+        segment.stream,
+        segment.segment_type,
+        segment.pool_id,
+        segment.is_expandable,
+        segment.stack,
+        [(b.address, b.size, b.requested_size, b.state.value, b.stack) for b in segment.blocks],
+    ]
+
+
+def receive(stream: IO[bytes]) -> Decoded | SnapshotError:
+    """Read what `send` wrote. Raises EOFError where it ends early, InternalError for anything
+    that `send` does not write.
+    """
+    try:
+        start = _exactly(stream, len(_MAGIC) + _LENGTH.size)
+        if not start.startswith(_MAGIC):
+            raise ValueError("the answer does not begin as it should")
+        plain = json.loads(_exactly(stream, _LENGTH.unpack_from(start, len(_MAGIC))[0]))
+        if "error" in plain:
+            return SnapshotError(str(plain["error"]), hint=str(plain["hint"]))
+        traces = [_trace(entry, stream) for entry in plain["traces"]]
+        if stream.read(1):
+            raise ValueError("the answer does not end where it should")
+        return Decoded(traces, {str(k): int(v) for k, v in plain["foreign"].items()})
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, DataError) as error:
+        raise InternalError(
+            f"the process that reads snapshots answered nonsense: {error}"
+        ) from error
+
+
+def _exactly(stream: IO[bytes], count: int) -> bytes:
+    data = stream.read(count)
+    if len(data) != count:
+        raise EOFError
+    return data
+
+
+def _trace(plain: dict[str, Any], stream: IO[bytes]) -> MemoryTrace:
+    stacks = StackTable.of(
+        plain["strings"],
+        [Frame(file, line, name) for file, line, name in plain["frames"]],
+        [tuple(stack) for stack in plain["stacks"]],
+    )
+    if any(index >= len(stacks.frames) for stack in stacks.stacks for index in stack):
+        raise ValueError("a stack's frame")
+    trace = MemoryTrace(
+        device=plain["device"],
+        stacks=stacks,
+        pools=[(low, high) for low, high in plain["pools"]],
+        segments=tuple(_segment(entry) for entry in plain["segments"]),
+        settings=None
+        if plain["settings"] is None
+        else from_plain(AllocatorSettings, plain["settings"]),
+        complete=plain["complete"],
+        annotations=tuple(Annotation(*entry) for entry in plain["annotations"]),
+    )
+    tables: dict[str, EventColumns] = {"events": trace.events, "baseline": trace.baseline}
+    limits = {
+        "action": len(TraceAction),
+        "stack": len(stacks.stacks),
+        "module": len(stacks.strings),
+        "phase": len(stacks.strings),
+        "pool": len(trace.pools),
+    }
+    for table, name, rows in plain["columns"]:
+        values = array(COLUMNS[name])
+        values.fromfile(stream, rows)
+        if name in limits and max(values) >= limits[name]:
+            raise ValueError(f"column {name}")
+        setattr(tables[table], name, values)
+    return trace
+
+
+def _segment(plain: list[Any]) -> Segment:
+    device, address, total, stream, kind, (low, high), expandable, stack, blocks = plain
+    states = {state.value: state for state in BlockState}
+    return Segment(
+        device=device,
+        address=address,
+        total_size=total,
+        stream=stream,
+        segment_type=kind,
+        pool_id=(low, high),
+        is_expandable=expandable,
+        blocks=tuple(Block(at, size, asked, states[s], st) for at, size, asked, s, st in blocks),
+        stack=stack,
+    )
