@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpuprobe.sampler.program import Program
     from gpuprobe.sampler.recorder import Recorder
 
-__all__ = ["RunResult", "default_output", "own_traceback", "program", "record", "run"]
+__all__ = ["RunResult", "default_output", "own_traceback", "program", "record", "run", "summary"]
 
 
 def record(
@@ -173,3 +173,27 @@ def own_traceback(error: BaseException) -> str:
     from gpuprobe.sampler.program import own_traceback as text_of
 
     return text_of(error)
+
+
+def summary(output: Path, width: int = 80) -> list[str]:
+    """What the user needs first at the end of a run: the peak, where it was, its biggest
+    causes, what to try, and where the recording lies. Lines of text, no control characters.
+
+    Raises DataError where the recording cannot be read back.
+    """
+    from gpuprobe.api.recordings import load, report
+    from gpuprobe.reporters.terminal import Style
+    from gpuprobe.reporters.text import headline
+
+    document = report(load(output), top=3)
+    style = Style(width=width, cwd=document["session"]["cwd"])
+    lines = []
+    if document["peak"]["measure"] is None:
+        lines.append("nothing was recorded: the program made no training step that torch saw")
+    else:
+        first, *rest = headline(document, style)
+        lines += [f"peak: {first}", *rest]
+        lines += [f"try: {item['text']}" for item in document["advice"][:1]]
+    shown = style.text(style.path(str(output)))
+    lines.append(f"recording: {shown}   (gpuprobe report {shown})")
+    return [line for text in lines for line in style.wrapped(text, rest="  ")]

@@ -69,4 +69,13 @@ def dispatch(arguments: Sequence[str]) -> int:
         # does not complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_codes.OK
+    except Exception as error:  # noqa: BLE001 - the last stop: a bug of ours, shown in full
+        import traceback
+
+        talk.raw(traceback.format_exc())
+        talk.error(
+            f"internal error: {type(error).__name__}: {error}",
+            hint="this is a bug in gpuprobe; the lines above are what a report of it needs",
+        )
+        return exit_codes.INTERNAL
     return code

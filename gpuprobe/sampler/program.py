@@ -53,9 +53,13 @@ class Program:
             __builtins__=builtins,
             __spec__=self.spec,
             __package__=self.package,
-            __loader__=None if self.spec is None else self.spec.loader,
-            __cached__=None,
+            __loader__=importlib.machinery.SourceFileLoader("__main__", self.file)
+            if self.spec is None
+            else self.spec.loader,
+            __cached__=None if self.spec is None else self.spec.cached,
         )
+        if sys.version_info < (3, 14):  # from then on they are made when they are asked for
+            main.__annotations__ = {}
         sys.modules["__main__"] = main
         sys.argv[:] = self.argv
         # sys.path[0] is where the gpuprobe command lies; with -P there is no such entry.
@@ -79,9 +83,12 @@ def load_script(script: str, arguments: Sequence[str]) -> Program:
         raise UsageError(f"no such file: {script}") from None
     except OSError as error:
         raise UsageError(f"cannot read {script}: {error.strerror}") from None
-    code = _compiled(source, script)
-    directory = os.path.dirname(os.path.realpath(script))  # noqa: PTH120 - as CPython does it
-    return Program(code, [script, *arguments], directory, file=script)
+    # As CPython does it: __file__ is absolute, sys.argv[0] as it was given, and sys.path[0] is
+    # the directory of what a symbolic link points to.
+    file = os.path.abspath(script)  # noqa: PTH100 - Path.absolute keeps ".."
+    code = _compiled(source, file, script)
+    directory = str(Path(script).resolve().parent)
+    return Program(code, [script, *arguments], directory, file=file)
 
 
 def load_module(name: str, arguments: Sequence[str]) -> Program:
@@ -113,11 +120,11 @@ def load_module(name: str, arguments: Sequence[str]) -> Program:
     return Program(code, [file, *arguments], sys.path[0], file=file, spec=spec, package=package)
 
 
-def _compiled(source: bytes, name: str) -> CodeType:
+def _compiled(source: bytes, file: str, shown: str) -> CodeType:
     try:
-        return compile(source, name, "exec", dont_inherit=True)
+        return compile(source, file, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
-        raise _not_python(error, name) from None
+        raise _not_python(error, shown) from None
 
 
 def _not_python(error: Exception, name: str) -> ProgramFailed:

@@ -66,6 +66,15 @@ def run(args: argparse.Namespace) -> int:
     if result.error is not None:
         talk.raw(watch.own_traceback(result.error))
     if not args.quiet:
-        for line in watch.summary(output):
-            talk.say(line)
+        _summarize(output)
     return code
+
+
+def _summarize(output: Path) -> None:
+    from gpuprobe.api import watch
+
+    try:
+        for line in watch.summary(output):
+            talk.say(f"gpuprobe: {line}")
+    except Exception as error:  # noqa: BLE001 - the program has run: its exit code stands
+        talk.warning(f"no summary of {output}: {type(error).__name__}: {error}")

@@ -1,0 +1,270 @@
+"""``gpuprobe run``: the script runs as Python would run it, and its run is recorded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuprobe.recording.reader import read_recording
+
+ROOT = Path(__file__).resolve().parents[2]
+GPT = ROOT / "examples" / "train_gpt.py"
+
+
+def gpuprobe(
+    *args: object, cwd: Path, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return run_python("-m", "gpuprobe", *args, cwd=cwd, env=env)
+
+
+def run_python(
+    *args: object, cwd: Path, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, args)],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def script(folder: Path, text: str, name: str = "script.py") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+TINY = """
+import sys, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 3):
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(repr(loss.item()))
+"""
+
+
+@pytest.mark.parametrize("level", ["counters", "trace"])
+def test_the_gpt_example_prints_the_same_losses(tmp_path: Path, level: str) -> None:
+    plain = run_python(GPT, "--steps", 3, "--layers", 2, cwd=tmp_path)
+    watched = gpuprobe(
+        "run", "--level", level, "-o", "r.gpuprobe", GPT, "--steps", 3, "--layers", 2, cwd=tmp_path
+    )
+    assert plain.returncode == watched.returncode == 0
+    assert watched.stdout == plain.stdout
+    assert "loss" in plain.stdout
+    (rank,) = read_recording(tmp_path / "r.gpuprobe").ranks
+    assert [step.index for step in rank.steps] == [0, 1, 2]
+    assert rank.session.level == level
+    assert rank.end is not None
+    assert rank.end.error is None
+
+
+def test_the_summary_names_peak_phase_and_path(tmp_path: Path) -> None:
+    script(tmp_path, TINY)
+    result = gpuprobe("run", "--level", "trace", "script.py", "4", cwd=tmp_path)
+    assert result.returncode == 0
+    assert result.stdout.count("\n") == 4
+    assert "peak" in result.stderr
+    assert "optimizer" in result.stderr  # AdamW's first step of a tiny model is its peak
+    assert "script.gpuprobe" in result.stderr
+    again = gpuprobe("run", "-q", "script.py", cwd=tmp_path)
+    assert again.returncode == 0
+    assert again.stderr == "" or "gpuprobe" not in again.stderr
+    assert (tmp_path / "script.2.gpuprobe").is_dir()
+
+
+INTROSPECTION = """
+import pickle, sys, __main__
+
+class Mine:
+    pass
+
+print(__name__, sys.argv, __file__, __spec__, __package__)
+print(sys.path[0])
+print(__main__.Mine is Mine, type(pickle.loads(pickle.dumps(Mine()))) is Mine)
+print(sorted(k for k in globals() if k.startswith("__")))
+print(sys.modules["__main__"] is __main__, __builtins__)
+"""
+
+
+def test_a_script_sees_what_python_would_show_it(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    script(tmp_path / "sub", INTROSPECTION)
+    plain = run_python("sub/script.py", "--level", "x", "-m", "--", "a b", cwd=tmp_path)
+    watched = gpuprobe(
+        "run", "-q", "sub/script.py", "--level", "x", "-m", "--", "a b", cwd=tmp_path
+    )
+    assert plain.returncode == 0, plain.stderr
+    assert watched.stdout == plain.stdout
+
+
+def test_a_module_sees_what_python_would_show_it(tmp_path: Path) -> None:
+    package = tmp_path / "pack"
+    package.mkdir()
+    script(package, "", "__init__.py")
+    text = "import sys\nfrom . import other\nprint(__name__, sys.argv, __package__, __spec__.name)"
+    script(package, text + "\nprint(sys.path[0], other.X)", "__main__.py")
+    script(package, "X = 5", "other.py")
+    for name in ("pack", "pack.other"):
+        plain = run_python("-m", name, "--flag", cwd=tmp_path)
+        watched = gpuprobe("run", "-q", "-m", name, "--flag", cwd=tmp_path)
+        assert (watched.returncode, watched.stdout) == (plain.returncode, plain.stdout)
+        assert plain.returncode == 0, plain.stderr
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("sys.exit()", 0),
+        ("sys.exit(0)", 0),
+        ("sys.exit(7)", 7),
+        ("sys.exit(True)", 1),
+        ("sys.exit(-1)", 255),
+        ("sys.exit('a reason')", 1),
+        ("raise SystemExit", 0),
+        ("pass", 0),
+    ],
+)
+def test_the_exit_code_is_the_scripts(tmp_path: Path, ending: str, code: int) -> None:
+    script(tmp_path, f"import sys\nprint('here')\n{ending}\n")
+    plain = run_python("script.py", cwd=tmp_path)
+    watched = gpuprobe("run", "-q", "script.py", cwd=tmp_path)
+    assert plain.returncode == code
+    assert (watched.returncode, watched.stdout) == (plain.returncode, plain.stdout)
+    assert watched.stderr == plain.stderr
+
+
+def test_an_exception_keeps_its_own_traceback_and_exits_5(tmp_path: Path) -> None:
+    script(tmp_path, TINY + "\ndef deep():\n    raise KeyError('mine')\n\ndeep()\n")
+    plain = run_python("script.py", cwd=tmp_path)
+    watched = gpuprobe("run", "-q", "script.py", cwd=tmp_path)
+    assert plain.returncode == 1
+    assert watched.returncode == 5
+    trace = plain.stderr[plain.stderr.index("Traceback") :]
+    assert watched.stderr[watched.stderr.index("Traceback") :] == trace
+    assert "KeyError: 'mine'" in trace
+    (rank,) = read_recording(tmp_path / "script.gpuprobe").ranks
+    assert rank.end is not None
+    assert rank.end.error is not None
+    assert (rank.end.error.type, rank.end.error.message) == ("KeyError", "'mine'")
+    assert len(rank.steps) >= 3
+
+
+def test_ctrl_c_exits_130_and_keeps_the_recording(tmp_path: Path) -> None:
+    script(
+        tmp_path, TINY + "\nimport os, signal\nos.kill(os.getpid(), signal.SIGINT)\nwhile 1: 1\n"
+    )
+    watched = gpuprobe("run", "-q", "script.py", cwd=tmp_path)
+    assert watched.returncode == 128 + signal.SIGINT
+    assert "KeyboardInterrupt" in watched.stderr
+    assert len(read_recording(tmp_path / "script.gpuprobe").ranks[0].steps) >= 3
+
+
+def test_a_killed_script_leaves_its_steps(tmp_path: Path) -> None:
+    script(tmp_path, TINY + "\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    watched = gpuprobe("run", "-q", "script.py", cwd=tmp_path)
+    assert watched.returncode == -signal.SIGKILL
+    (rank,) = read_recording(tmp_path / "script.gpuprobe").ranks
+    assert [step.index for step in rank.steps] == [0, 1, 2]
+    assert rank.end is None
+
+
+def test_spawned_workers_find_what_they_need(tmp_path: Path) -> None:
+    text = """
+import multiprocessing, sys
+
+def square(x):
+    return x * x
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        print(pool.map(square, [1, 2, 3]))
+"""
+    script(tmp_path, text)
+    watched = gpuprobe("run", "-q", "script.py", cwd=tmp_path)
+    assert watched.returncode == 0, watched.stderr
+    assert watched.stdout == "[1, 4, 9]\n"
+
+
+def test_the_script_decides_when_torch_is_imported(tmp_path: Path) -> None:
+    text = """
+import sys
+assert "torch" not in sys.modules
+import torch
+assert torch.__spec__.loader is torch.__loader__
+assert type(torch.__loader__).__module__.startswith(("_frozen", "importlib", "<frozen")), \
+    torch.__loader__
+print("fine")
+"""
+    script(tmp_path, text)
+    watched = gpuprobe("run", "-q", "script.py", cwd=tmp_path)
+    assert (watched.returncode, watched.stdout) == (0, "fine\n"), watched.stderr
+
+
+def test_a_script_without_torch_is_recorded_as_such(tmp_path: Path) -> None:
+    script(tmp_path, "print('plain')")
+    watched = gpuprobe("run", "script.py", cwd=tmp_path)
+    assert (watched.returncode, watched.stdout) == (0, "plain\n")
+    assert "torch" in watched.stderr
+    assert read_recording(tmp_path / "script.gpuprobe").steps == ()
+
+
+BAD = [
+    (["run", "missing.py"], 2, "no such file: missing.py"),
+    (["run", "."], 2, "is a directory"),
+    (["run"], 2, "nothing to run"),
+    (["run", "-m"], 2, "-m needs the name of a module"),
+    (["run", "-m", "no_such_module"], 2, "no module named no_such_module"),
+    (["run", "broken.py"], 5, "SyntaxError in broken.py:2"),
+    (["run", "nul.py"], 5, "nul.py"),
+    (["run", "--level", "all", "good.py"], 2, "--level"),
+    (["run", "-o", "no/such/parent.gpuprobe", "good.py"], 2, "no/such"),
+    (["run", "-o", "taken.gpuprobe", "good.py"], 2, "taken.gpuprobe"),
+    (["run", "-o", "good.py", "good.py"], 2, "good.py"),
+    (["run", "--force", "-o", "keep", "good.py"], 2, "keep"),
+]
+
+
+@pytest.mark.parametrize(("args", "code", "says"), BAD, ids=[" ".join(b[0]) for b in BAD])
+def test_bad_input_is_one_clear_line(tmp_path: Path, args: list[str], code: int, says: str) -> None:
+    script(tmp_path, "print('ran')", "good.py")
+    script(tmp_path, "x = 1\nx = = 2\n", "broken.py")
+    (tmp_path / "nul.py").write_bytes(b"x = 1\0\n")
+    (tmp_path / "taken.gpuprobe").mkdir()
+    (tmp_path / "taken.gpuprobe" / "rank-00000.jsonl").write_text("{}\n")
+    (tmp_path / "keep").mkdir()
+    (tmp_path / "keep" / "precious.txt").write_text("mine")
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    result = gpuprobe(*args, cwd=tmp_path)
+    assert result.returncode == code, result.stderr
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert lines[0].startswith("gpuprobe: error: ")
+    assert says in lines[0]
+    assert len(lines) <= 2
+    assert "Traceback" not in result.stderr
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_help_and_version(tmp_path: Path) -> None:
+    for args in (["--help"], ["run", "--help"], ["--version"]):
+        result = gpuprobe(*args, cwd=tmp_path)
+        assert result.returncode == 0
+        assert result.stderr == ""
+    assert gpuprobe(cwd=tmp_path).returncode == 2
+    unknown = gpuprobe("rnu", cwd=tmp_path)
+    assert unknown.returncode == 2
+    assert "did you mean 'run'?" in unknown.stderr

@@ -1,0 +1,168 @@
+"""The phase timeline: pure code, property-tested."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuprobe.model.memory import AllocatorCounts
+from gpuprobe.model.session import AllocatorActivity
+from gpuprobe.model.values import Bytes, Peak, Unavailable
+from gpuprobe.sampler.base import DeviceMark, Mark
+from gpuprobe.sampler.timeline import SETUP, Timeline, assemble
+
+
+@dataclass
+class Machine:
+    """A clock that ticks at every reading, and an allocator with lifetime peak counters."""
+
+    now: int = 0
+    allocated: int = 0
+    peak: int = 0
+    allocs: int = 0
+
+    def use(self, allocated: int) -> None:
+        self.allocated = allocated
+        self.peak = max(self.peak, allocated)
+        self.allocs += 1
+
+    def read(self) -> Mark:
+        self.now += 1
+        size = Bytes(self.allocated)
+        return Mark(
+            self.now,
+            Bytes(1000 + self.allocated),
+            Bytes(1000 + self.peak),
+            (
+                DeviceMark(
+                    "cuda:0",
+                    AllocatorCounts(size, size, size, size),
+                    self.peak,
+                    self.peak,
+                    AllocatorActivity(device_allocs=self.allocs),
+                ),
+            ),
+        )
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("enter"), st.sampled_from(["forward", "backward", "data", "mine"])),
+        st.tuples(st.just("leave"), st.booleans()),
+        st.tuples(st.just("use"), st.integers(0, 1000)),
+    ),
+    max_size=50,
+)
+
+
+@given(st.lists(actions, min_size=1, max_size=4))
+def test_phases_cover_every_step_and_peaks_hold(steps: list[list[tuple[str, object]]]) -> None:
+    machine = Machine()
+    timeline = Timeline(machine.read)
+    origin = timeline.started_ns
+    end = origin
+    for index, program in enumerate(steps):
+        true_peak = machine.allocated
+        allocs = machine.allocs
+        for name, argument in program:
+            if name == "enter":
+                timeline.enter(str(argument))
+            elif name == "leave":
+                timeline.leave(sticky=bool(argument))
+            else:
+                assert isinstance(argument, int)
+                machine.use(argument)
+                true_peak = max(true_peak, argument)
+        segments = timeline.cut()
+        step = assemble(index, segments, origin_ns=origin)
+        # No gaps, no overlaps: each segment starts at the very mark the last one ended with.
+        assert segments[0].start.time_ns == end
+        for one, two in itertools.pairwise(segments):
+            assert one.end is two.start
+        end = segments[-1].end.time_ns
+        tops = [phase for phase in step.phases if "/" not in phase.path]
+        assert sum(phase.duration_ns for phase in tops) == step.duration_ns
+        assert step.start_ns + step.duration_ns == end - origin
+        # The bounds hold the true peak; where they meet, they are it.
+        (window,) = step.windows
+        assert isinstance(window.peak_allocated, Peak)
+        assert window.peak_allocated.at_least <= true_peak <= window.peak_allocated.at_most
+        assert isinstance(window.activity, AllocatorActivity)
+        assert window.activity.device_allocs == machine.allocs - allocs
+        for phase in step.phases:
+            parent = phase.path.rpartition("/")[0]
+            if parent:
+                (outer,) = (p for p in step.phases if p.path == parent)
+                assert phase.duration_ns <= outer.duration_ns
+
+
+def test_setup_is_what_comes_before_training() -> None:
+    timeline = Timeline(Machine().read)
+    timeline.enter("forward")
+    timeline.leave()
+    assert [segment.path for segment in timeline.cut()] == [SETUP, "forward", "other"]
+
+
+def test_a_sticky_phase_lasts_until_the_next_one_begins() -> None:
+    timeline = Timeline(Machine().read)
+    timeline.enter("forward")
+    timeline.leave(sticky=True)
+    assert timeline.path == "forward"
+    timeline.enter("backward")
+    assert timeline.path == "backward"
+    timeline.leave()
+    assert timeline.path == "other"
+    assert [s.path for s in timeline.cut()] == [SETUP, "forward", "backward", "other"]
+
+
+def test_a_sticky_phase_ends_with_what_encloses_it() -> None:
+    timeline = Timeline(Machine().read)
+    timeline.enter("mine")
+    timeline.enter("forward")
+    timeline.leave(sticky=True)
+    timeline.leave()
+    assert timeline.path == "other"
+
+
+def test_a_counter_that_the_program_reset_gives_bounds() -> None:
+    machine = Machine()
+    machine.use(500)
+    timeline = Timeline(machine.read)
+    machine.use(100)
+    machine.peak = machine.allocated  # torch.cuda.reset_peak_memory_stats()
+    machine.use(300)
+    machine.use(50)
+    (window,) = assemble(0, timeline.cut(), origin_ns=0).windows
+    assert window.peak_allocated == Peak(500, 500)
+
+
+def test_a_device_first_used_in_a_step_starts_from_nothing() -> None:
+    machine = Machine()
+    with_device = [False]
+
+    def read() -> Mark:
+        mark = machine.read()
+        return mark if with_device[0] else mark._replace(devices=())
+
+    timeline = Timeline(read)
+    with_device[0] = True
+    machine.use(700)
+    (window,) = assemble(0, timeline.cut(), origin_ns=0).windows
+    assert window.start.allocated == 0
+    assert window.end.allocated == 700
+    assert window.peak_allocated == Peak.exactly(700)
+
+
+def test_what_cannot_be_read_stays_unavailable() -> None:
+    reason = Unavailable("no such counter")
+
+    def read() -> Mark:
+        return Mark(0, reason, reason, ())
+
+    step = assemble(0, Timeline(read).cut(), origin_ns=0)
+    assert step.host.rss_start == reason
+    assert step.host.rss_peak == reason
+    assert step.windows == ()
