@@ -1,0 +1,143 @@
+"""What ``gpuprobe doctor`` found: the findings, what passed, and what could not be checked.
+
+`Diagnosis` is about one machine; `RankDiagnosis` about the ranks of one distributed job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Advice",
+    "ClockSkew",
+    "Diagnosis",
+    "NotChecked",
+    "RankDiagnosis",
+    "RankPlace",
+    "RuleInfo",
+    "TransferSpeed",
+]
+
+SCHEMA_VERSION = (1, 0)
+"""(major, minor) of the JSON document. A newer minor only adds keys.
+
+History:
+* 1.0: first version.
+"""
+
+_NOT_COLLECTED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleInfo:
+    """A rule, as reports and the reference describe it."""
+
+    id: str  # GP1xx, never used again for another rule
+    kind: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotChecked:
+    """A rule (or a part of one) that could not look, and why."""
+
+    rule: RuleInfo
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What a kernel log message of the driver means, and what to do about it."""
+
+    meaning: str
+    action: str
+    level: Level
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What the rules say of this machine. ``taken_at`` in seconds since the Unix epoch.
+
+    ``driver`` is the driver's version, or why there is none. A rule is in ``passed`` when it
+    looked at everything it reads and found nothing; a rule that could look at a part only is
+    in ``not_checked``, beside its findings.
+    """
+
+    taken_at: float
+    gpuprobe: str
+    driver: str | Unavailable = _NOT_COLLECTED
+    torch: str | Unavailable = _NOT_COLLECTED
+    devices: int | Unavailable = _NOT_COLLECTED
+    findings: tuple[Finding, ...] = ()
+    passed: tuple[RuleInfo, ...] = ()
+    not_checked: tuple[NotChecked, ...] = ()
+    demo: str = ""  # the fake fleet's name, empty for real hardware
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing was found at the level of a warning or an error."""
+        return all(finding.level is Level.NOTE for finding in self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Where one rank runs. ``device`` is a GPU's UUID, or ``cpu``."""
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSpeed:
+    """All-reduces of one size. ``latency_ns``: the mean of one, on the slowest rank.
+
+    ``bus_bandwidth`` in bytes per second follows nccl-tests: 2(n-1)/n times size over time,
+    which does not depend on the number of ranks n where the links are the limit.
+    """
+
+    size: Bytes
+    rounds: int
+    latency_ns: int
+    bus_bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSkew:
+    """How far a rank's clock is ahead of rank 0's, in nanoseconds, give or take ``error_ns``
+    (half the fastest round trip: the answer was made some time within it).
+    """
+
+    rank: int
+    ahead_ns: int
+    error_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankDiagnosis:
+    """What the ranks of a job found together. Made by rank 0; other ranks know ``findings``
+    only in part. ``world_size`` is what rank 0 was told; ``steps`` are the checks that ran and
+    passed, in order.
+    """
+
+    rank: int
+    world_size: int | Unavailable = _NOT_COLLECTED
+    backend: str | Unavailable = _NOT_COLLECTED
+    joined: tuple[RankPlace, ...] = ()
+    missing: tuple[int, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    steps: tuple[str, ...] = ()
+    not_checked: tuple[NotChecked, ...] = ()
+    speeds: tuple[TransferSpeed, ...] = ()
+    skews: tuple[ClockSkew, ...] = field(default=())
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing was found at the level of a warning or an error."""
+        return all(finding.level is Level.NOTE for finding in self.findings)

@@ -1,0 +1,324 @@
+"""Rules about the driver, and about torch and pycuda against it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpuprobe.model.devices import Inventory, SourceStatus
+from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.values import ReadStatus, Unavailable
+from gpuprobe.probes.health.base import Facts, Rule, name_of, rule, unread
+
+__all__ = ["RULES", "driver_status", "runs_on", "version_pair"]
+
+_COMPATIBILITY = "docs.nvidia.com/deploy/cuda-compatibility"
+
+
+def driver_status(inventory: Inventory) -> SourceStatus | Unavailable:
+    """How NVML, the source that stands for the driver, answered."""
+    for source in inventory.sources:
+        if source.name == "nvml":
+            return source
+    return Unavailable("NVML was not asked", ReadStatus.NOT_COLLECTED)
+
+
+def version_pair(text: str) -> tuple[int, int] | None:
+    """``12.8.1`` as (12, 8), None where the text is no version."""
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return (int(match.group(1)), int(match.group(2))) if match else None
+
+
+@rule("GP101", "driver-missing", "A working NVIDIA driver", Level.ERROR, "nvml, container")
+def driver_missing(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+    """Nothing can run on a GPU where the driver is not installed, not loaded, of another
+    version than its libraries, or not passed into the container. The evidence is the answer
+    of NVML (`libnvidia-ml.so.1`), the driver's management library.
+    """
+    if isinstance(facts.inventory, Unavailable):
+        yield facts.inventory
+        return
+    status = driver_status(facts.inventory)
+    if isinstance(status, Unavailable):
+        yield status
+    elif not status.available:
+        if "nvidia-ml-py" in status.reason:
+            yield Unavailable(status.reason)
+            return
+        if "different versions" in status.reason:
+            fix, code = "Reboot, or unload and reload the driver.", "sudo reboot"
+        elif facts.in_container is True:
+            fix = "Give the container the GPUs: install nvidia-container-toolkit on the host."
+            code = "docker run --gpus all ..."
+        elif "not loaded" in status.reason:
+            fix = "Load the kernel module; the kernel log says why where that fails."
+            code = "sudo modprobe nvidia && nvidia-smi"
+        else:
+            fix = "Install the NVIDIA driver of your distribution, and reboot. Without an NVIDIA "
+            fix += "GPU in this machine there is nothing to fix."
+            code = "nvidia-smi"
+        yield self.finding(
+            "no NVIDIA driver answers on this machine",
+            ("NVML says", status.reason),
+            ("inside a container", _yes_no(facts.in_container)),
+            fix=fix,
+            code=code,
+        )
+
+
+def _yes_no(value: bool | Unavailable) -> str:
+    return "not known" if isinstance(value, Unavailable) else "yes" if value else "no"
+
+
+@rule("GP102", "driver-stub", "The driver libraries are real ones", Level.ERROR, "driver libraries")
+def driver_stub(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+    """The CUDA toolkit ships *stub* libraries to link against where there is no driver. When
+    the loader finds one of them first, every call fails although the driver is fine. A stub
+    is told by its folder (`stubs`), or by its size: the real libraries have megabytes.
+    """
+    if isinstance(facts.libraries, Unavailable):
+        yield facts.libraries
+        return
+    for library in facts.libraries:
+        if library.stub:
+            yield self.finding(
+                f"{library.name} is a stub, not the driver's library",
+                ("found at", library.path),
+                fix="Take the toolkit's stubs folder out of LD_LIBRARY_PATH and of "
+                "/etc/ld.so.conf.d, then run ldconfig.",
+                code=f"ldconfig -p | grep {library.name}",
+                subject=library.name,
+            )
+
+
+@rule(
+    "GP103",
+    "driver-too-old",
+    "The driver supports torch's CUDA runtime",
+    (Level.ERROR, Level.NOTE),
+    "nvml, torch, driver libraries",
+)
+def driver_too_old(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+    """A driver runs programs built for its own CUDA version and older ones. Since CUDA 11, a
+    program built for a newer *minor* version of the same major version runs too, with limits
+    (no just-in-time compilation of its PTX): that is a note. A newer major version is an
+    error, unless NVIDIA's forward-compatibility package is in use, which is a note again.
+    Source: NVIDIA, CUDA Compatibility.
+    """
+    runtime, driver = _torch_runtime(facts), _driver_cuda(facts)
+    for value in (runtime, driver):
+        if isinstance(value, Unavailable):
+            yield value
+            return
+    assert isinstance(runtime, str)
+    assert isinstance(driver, str)
+    built, supported = version_pair(runtime), version_pair(driver)
+    if built is None or supported is None:
+        yield Unavailable(f"no versions to compare: torch {runtime!r}, driver {driver!r}")
+        return
+    if supported >= built:
+        return
+    evidence = (("torch's CUDA runtime", runtime), ("newest CUDA of the driver", driver))
+    compat = not isinstance(facts.libraries, Unavailable) and any(
+        "/compat" in library.path for library in facts.libraries
+    )
+    minor_only = supported[0] == built[0] and built[0] >= 11
+    if minor_only or compat:
+        why = "of the same major version" if minor_only else "with the compatibility package"
+        yield self.finding(
+            f"torch was built for CUDA {runtime}, the driver is from CUDA {driver}: {why}, "
+            "this works within limits",
+            *evidence,
+            fix=f"Nothing, unless kernels fail to compile at run time; see {_COMPATIBILITY}.",
+            level=Level.NOTE,
+        )
+        return
+    yield self.finding(
+        f"the driver is too old for torch: it supports CUDA {driver}, torch needs {runtime}",
+        *evidence,
+        fix=f"Update the driver, or install a torch built for CUDA {supported[0]} "
+        "(pytorch.org/get-started/previous-versions).",
+        code=f"pip install torch --index-url https://download.pytorch.org/whl/cu{supported[0]}"
+        f"{supported[1]}",
+    )
+
+
+def _driver_cuda(facts: Facts) -> str | Unavailable:
+    if isinstance(facts.inventory, Unavailable):
+        return facts.inventory
+    status = driver_status(facts.inventory)
+    if isinstance(status, SourceStatus) and not status.available:
+        return Unavailable("no driver to compare with")
+    cuda = facts.inventory.driver.cuda
+    return unread(cuda, "driver's CUDA version") or cuda.value
+
+
+def _torch_runtime(facts: Facts) -> str | Unavailable:
+    return facts.torch if isinstance(facts.torch, Unavailable) else facts.torch.cuda
+
+
+def _gpus(facts: Facts) -> int | Unavailable:
+    """How many NVIDIA GPUs the machine has."""
+    if isinstance(facts.inventory, Unavailable):
+        return facts.inventory
+    status = driver_status(facts.inventory)
+    if isinstance(status, Unavailable):
+        return status
+    if not status.available and not facts.inventory.devices:
+        return Unavailable("no driver: not known whether there is a GPU")
+    return len(facts.inventory.devices)
+
+
+@rule("GP104", "torch-without-cuda", "torch is built with CUDA", Level.ERROR, "torch, nvml")
+def torch_without_cuda(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+    """A CPU-only torch on a machine with an NVIDIA GPU: `torch.cuda.is_available()` is False
+    and training silently runs on the CPU. Usually pip took a wheel for the wrong platform or
+    from the CPU index.
+    """
+    gpus = _gpus(facts)
+    if isinstance(facts.torch, Unavailable):
+        yield facts.torch
+    elif isinstance(gpus, Unavailable):
+        yield gpus
+    elif (
+        gpus and isinstance(facts.torch.cuda, Unavailable) and not isinstance(facts.torch.hip, str)
+    ):
+        yield self.finding(
+            f"torch {facts.torch.version} has no CUDA, and this machine has {gpus} NVIDIA GPU"
+            + ("s" if gpus > 1 else ""),
+            ("torch", facts.torch.version),
+            ("torch.version.cuda", facts.torch.cuda.reason),
+            fix="Install a torch with CUDA: pytorch.org/get-started has the command.",
+            code="pip install --force-reinstall torch --index-url "
+            "https://download.pytorch.org/whl/cu126",
+        )
+
+
+def runs_on(arch: str, capability: tuple[int, int]) -> bool:
+    """Whether code for ``arch`` (``sm_90``, ``compute_80``, ``sm_90a``) runs on a GPU of this
+    compute capability.
+
+    Source: CUDA C++ Programming Guide, "Application Compatibility": binary code runs on later
+    minor versions of its major version; PTX on every later one; ``a`` only on exactly its
+    own; ``f`` within its major version.
+    """
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
+    if match is None:
+        return False
+    kind, suffix = match.group(1), match.group(4)
+    target = (int(match.group(2)), int(match.group(3)))
+    if suffix == "a":
+        return target == capability
+    if kind == "sm" or suffix == "f":
+        return target[0] == capability[0] and target[1] <= capability[1]
+    return target <= capability
+
+
+@rule("GP105", "torch-arch-missing", "torch has code for every GPU", Level.ERROR, "torch, nvml")
+def torch_arch_missing(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+    """torch's wheels hold machine code for a list of GPU architectures
+    (`torch.cuda.get_arch_list()`). A GPU that none of them fits fails at the first kernel:
+    "no kernel image is available for execution on the device". Very old and very new GPUs
+    are concerned.
+    """
+    if isinstance(facts.torch, Unavailable):
+        yield facts.torch
+        return
+    if isinstance(facts.inventory, Unavailable):
+        yield facts.inventory
+        return
+    if isinstance(facts.torch.archs, Unavailable):
+        yield facts.torch.archs
+        return
+    if not facts.inventory.devices:
+        yield Unavailable("no GPU to compare with")
+    archs = facts.torch.archs
+    for device in facts.inventory.devices:
+        capability = device.compute_capability.value
+        if isinstance(capability, Unavailable):
+            yield Unavailable(f"{name_of(device)}: compute capability: {capability.reason}")
+            continue
+        major, minor = capability
+        if not any(runs_on(arch, (major, minor)) for arch in archs):
+            yield self.finding(
+                f"torch {facts.torch.version} has no code for {name_of(device)}, "
+                f"compute capability {major}.{minor}",
+                ("compute capability", f"{major}.{minor}"),
+                ("torch's architectures", " ".join(archs)),
+                fix="Install a torch whose wheel has this architecture: a newer one for a newer "
+                "GPU, an older one for an older GPU; or build torch with TORCH_CUDA_ARCH_LIST.",
+                code=f"TORCH_CUDA_ARCH_LIST={major}.{minor}",
+                subject=device.key,
+            )
+
+
+@rule("GP106", "torch-broken", "torch can be imported", Level.ERROR, "torch")
+def torch_broken(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+    """torch is installed, but a fresh process cannot import it, or does not finish in time.
+    Mixed CUDA packages, a foreign `LD_LIBRARY_PATH` or `LD_PRELOAD`, or a file named
+    `torch.py` are the usual causes.
+    """
+    if not isinstance(facts.torch, Unavailable):
+        return
+    if facts.torch.status is not ReadStatus.ERROR:
+        yield facts.torch
+        return
+    yield self.finding(
+        "torch is installed and cannot be imported",
+        ("a fresh process says", facts.torch.reason),
+        fix="Try it by hand; with LD_LIBRARY_PATH and LD_PRELOAD unset, then in a new "
+        "virtual environment.",
+        code="python -c 'import torch'",
+    )
+
+
+@rule(
+    "GP170",
+    "pycuda-mismatch",
+    "pycuda fits the driver",
+    (Level.ERROR, Level.NOTE),
+    "pycuda, nvml, torch",
+)
+def pycuda_mismatch(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+    """pycuda is compiled where it is installed, against one CUDA version. A driver older than
+    that lacks entry points pycuda calls. Another *major* version than torch's is a note: both
+    work, but their runtime libraries cannot share a process safely.
+    """
+    if isinstance(facts.pycuda_cuda, Unavailable):
+        yield facts.pycuda_cuda
+        return
+    built = version_pair(facts.pycuda_cuda)
+    driver = _driver_cuda(facts)
+    if isinstance(driver, Unavailable):
+        yield driver
+    elif built and (supported := version_pair(driver)) and built > supported:
+        yield self.finding(
+            f"pycuda was built for CUDA {facts.pycuda_cuda}, the driver supports {driver}",
+            ("pycuda's CUDA", facts.pycuda_cuda),
+            ("newest CUDA of the driver", driver),
+            fix="Update the driver, or rebuild pycuda with the CUDA toolkit of the driver.",
+            code="pip install --no-cache-dir --no-binary pycuda --force-reinstall pycuda",
+        )
+    runtime = _torch_runtime(facts)
+    if built and isinstance(runtime, str):
+        torch_version = version_pair(runtime)
+        if torch_version and torch_version[0] != built[0]:
+            yield self.finding(
+                f"pycuda was built for CUDA {facts.pycuda_cuda}, torch for {runtime}",
+                ("pycuda's CUDA", facts.pycuda_cuda),
+                ("torch's CUDA runtime", runtime),
+                fix="Rebuild pycuda with the CUDA toolkit that torch was built with, if both "
+                "are used in one program.",
+                level=Level.NOTE,
+            )
+
+
+RULES = (
+    driver_missing,
+    driver_stub,
+    driver_too_old,
+    torch_without_cuda,
+    torch_arch_missing,
+    torch_broken,
+    pycuda_mismatch,
+)

@@ -1,0 +1,267 @@
+"""Rules about the host and the environment of the program: variables, limits, NCCL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.values import Unavailable
+from gpuprobe.probes.health.base import Facts, Rule, rule
+from gpuprobe.probes.health.driver import version_pair
+
+__all__ = ["RULES"]
+
+_MIB = 1024**2
+_SHM_SMALL = 1024 * _MIB  # docker's default is 64 MiB; one batch of images is easily 100
+_SHM_FREE = 256 * _MIB
+_MEMLOCK_RDMA = 1024 * _MIB  # what NCCL may register for one communicator, with room
+
+
+@dataclass(frozen=True, slots=True)
+class _Switch:
+    """A variable that changes how programs run, the values that switch it on, and the cost."""
+
+    name: str
+    on: tuple[str, ...]  # lower case; empty: any value other than off
+    effect: str
+    level: Level = Level.WARNING
+
+
+_TRUE = ("1", "true", "yes", "on", "y", "t")
+_FALSE = frozenset({"", "0", "false", "no", "off", "n", "f"})
+
+# Sources: the CUDA programming guide (environment variables), torch's CUDA environment
+# variables and debugging pages, NCCL's environment variables page.
+_SWITCHES = (
+    _Switch("CUDA_LAUNCH_BLOCKING", _TRUE, "every kernel launch waits for the kernel: slow"),
+    _Switch(
+        "PYTORCH_NO_CUDA_MEMORY_CACHING", (), "every tensor calls cudaMalloc and cudaFree: slow"
+    ),
+    _Switch("PYTORCH_NO_HIP_MEMORY_CACHING", (), "every tensor calls hipMalloc and hipFree: slow"),
+    _Switch("TORCH_CUDA_SANITIZER", _TRUE, "torch checks every operation for races: slow"),
+    _Switch("CUDA_FORCE_PTX_JIT", _TRUE, "all device code is compiled again at load time"),
+    _Switch("CUDA_CACHE_DISABLE", _TRUE, "compiled kernels are not kept between runs"),
+    _Switch("NVIDIA_TF32_OVERRIDE", ("0",), "TF32 is off in every NVIDIA library: slow matmuls"),
+    _Switch("CUDA_INJECTION64_PATH", (), "a tool is loaded into every CUDA program"),
+    _Switch("CUDA_DEBUGGER_SOFTWARE_PREEMPTION", _TRUE, "the CUDA debugger's mode is on"),
+    _Switch("TORCHDYNAMO_DISABLE", _TRUE, "torch.compile does nothing"),
+    _Switch("TORCH_COMPILE_DISABLE", _TRUE, "torch.compile does nothing"),
+    _Switch("TORCH_COMPILE_DEBUG", _TRUE, "torch.compile writes its debug files: slow"),
+    _Switch("TORCHINDUCTOR_FORCE_DISABLE_CACHES", _TRUE, "compiled code is not kept"),
+    _Switch("PYTORCH_JIT", ("0",), "TorchScript is off"),
+    _Switch("TORCH_DISTRIBUTED_DEBUG", ("detail",), "every collective is checked: slow"),
+    _Switch("TORCH_DISTRIBUTED_DEBUG", ("info",), "DDP checks and logs more", Level.NOTE),
+    _Switch("TORCH_NCCL_BLOCKING_WAIT", _TRUE, "collectives block the host until they end"),
+    _Switch("NCCL_BLOCKING_WAIT", _TRUE, "collectives block the host until they end"),
+    _Switch("NCCL_DEBUG", ("trace",), "NCCL logs every call: slow"),
+    _Switch("NCCL_DEBUG", ("info",), "NCCL logs its set-up", Level.NOTE),
+    _Switch("NCCL_P2P_DISABLE", (), "NCCL does not use NVLink or PCIe peer access: slow"),
+    _Switch("NCCL_SHM_DISABLE", (), "NCCL does not use shared memory within the machine"),
+    _Switch("NCCL_IB_DISABLE", (), "NCCL does not use InfiniBand or RoCE", Level.NOTE),
+    _Switch("TORCH_SHOW_CPP_STACKTRACES", _TRUE, "errors carry C++ stacks", Level.NOTE),
+    _Switch("TORCH_LOGS", (), "torch writes debug logs", Level.NOTE),
+    _Switch("CUDA_ENABLE_COREDUMP_ON_EXCEPTION", _TRUE, "GPU faults write core dumps", Level.NOTE),
+    _Switch("CUBLAS_LOGINFO_DBG", _TRUE, "cuBLAS logs every call"),
+    _Switch("CUDNN_LOGINFO_DBG", _TRUE, "cuDNN logs every call"),
+    _Switch("PYTHONDEVMODE", _TRUE, "Python's development mode is on: slow", Level.NOTE),
+)
+_SANITIZERS = ("libasan", "libtsan", "libubsan", "libcompute-sanitizer", "libSanitizerCollection")
+
+
+@rule(
+    "GP143",
+    "debug-variable",
+    "No debug variable is left on",
+    (Level.WARNING, Level.NOTE),
+    "environment",
+)
+def debug_variable(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+    """Variables that are set to find a bug and then forgotten in a shell profile, a container
+    image or a job template. Those that make programs slower or switch something off are
+    warnings; those that only log are notes.
+    """
+    if isinstance(facts.environ, Unavailable):
+        yield facts.environ
+        return
+    for switch in _SWITCHES:
+        value = facts.environ.get(switch.name)
+        if value is None:
+            continue
+        text = value.strip().lower()
+        if text in switch.on if switch.on else text not in _FALSE:
+            yield self.finding(
+                f"{switch.name}={value}: {switch.effect}",
+                (switch.name, value),
+                fix="Unset it, unless you are looking for a bug.",
+                code=f"unset {switch.name}",
+                subject=switch.name,
+                level=switch.level,
+            )
+    preloaded = facts.environ.get("LD_PRELOAD", "")
+    if any(name in preloaded for name in _SANITIZERS):
+        yield self.finding(
+            "a sanitizer is loaded into every program (LD_PRELOAD)",
+            ("LD_PRELOAD", preloaded),
+            fix="Unset it, unless you are looking for a bug.",
+            code="unset LD_PRELOAD",
+            subject="LD_PRELOAD",
+        )
+
+
+@rule(
+    "GP150",
+    "shared-memory-small",
+    "/dev/shm has room for DataLoader workers",
+    (Level.ERROR, Level.WARNING),
+    "/dev/shm, container",
+)
+def shared_memory_small(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+    """DataLoader workers hand batches over through shared memory. Where it is too small they
+    die with "bus error ... insufficient shared memory (shm)"; containers begin with 64 MiB.
+    A warning below 1 GiB in all or 256 MiB free, an error where it cannot be written.
+    """
+    shm = facts.shared_memory
+    if isinstance(shm, Unavailable):
+        yield shm
+        return
+    fix, code = "Make it larger.", "sudo mount -o remount,size=8G /dev/shm"
+    if facts.in_container is True:
+        fix = "Start the container with more: --shm-size, or --ipc=host; in Kubernetes mount an "
+        fix += "emptyDir with medium: Memory at /dev/shm."
+        code = "docker run --shm-size=8g ..."
+    evidence = (("size", human_bytes(shm.total)), ("free", human_bytes(shm.free)))
+    if not shm.writable:
+        yield self.finding(
+            "/dev/shm cannot be written: DataLoader workers and NCCL will fail",
+            *evidence,
+            fix="Give this user the right to write there (mode 1777).",
+            code="sudo chmod 1777 /dev/shm",
+        )
+    elif shm.total < _SHM_SMALL:
+        yield self.finding(
+            f"/dev/shm is small: {human_bytes(shm.total)}",
+            *evidence,
+            fix=fix,
+            code=code,
+            level=Level.WARNING,
+        )
+    elif shm.free < _SHM_FREE:
+        yield self.finding(
+            f"/dev/shm is nearly full: {human_bytes(shm.free)} of {human_bytes(shm.total)} free",
+            *evidence,
+            fix="Remove what killed programs left there, or make it larger.",
+            code="ls -l /dev/shm",
+            level=Level.WARNING,
+        )
+
+
+@rule(
+    "GP151",
+    "locked-memory-limit",
+    "RDMA may lock enough memory",
+    Level.WARNING,
+    "locked-memory limit, /sys/class/infiniband",
+)
+def locked_memory(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+    """InfiniBand and RoCE transfers need locked memory; with a low limit (`ulimit -l`) NCCL
+    fails with "ibv_reg_mr ... Cannot allocate memory". Only machines with such a device are
+    looked at: CUDA's own pinned memory does not count against the limit.
+    """
+    if isinstance(facts.rdma_devices, Unavailable):
+        yield facts.rdma_devices
+    elif isinstance(facts.memlock, Unavailable):
+        yield facts.memlock
+    elif facts.rdma_devices and 0 <= facts.memlock < _MEMLOCK_RDMA:
+        yield self.finding(
+            f"only {human_bytes(facts.memlock)} may be locked, and this machine has RDMA devices",
+            ("limit", human_bytes(facts.memlock)),
+            ("RDMA devices", ", ".join(facts.rdma_devices)),
+            fix="Raise the limit: 'memlock unlimited' in /etc/security/limits.conf, "
+            "LimitMEMLOCK=infinity for a service, --ulimit memlock=-1 for a container.",
+            code="ulimit -l unlimited",
+        )
+
+
+@rule(
+    "GP160",
+    "nccl-missing",
+    "torch has NCCL where there are several GPUs",
+    Level.WARNING,
+    "torch, nvml",
+)
+def nccl_missing(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+    """Training on several GPUs needs NCCL; without it torch is left with gloo, which copies
+    through the host.
+    """
+    if isinstance(facts.torch, Unavailable):
+        yield facts.torch
+        return
+    if isinstance(facts.inventory, Unavailable):
+        yield facts.inventory
+        return
+    if isinstance(facts.torch.cuda, Unavailable) or len(facts.inventory.devices) < 2:
+        return
+    for version in (facts.torch.nccl_built, facts.torch.nccl_loaded):
+        if isinstance(version, Unavailable):
+            yield self.finding(
+                f"torch {facts.torch.version} has no NCCL for {len(facts.inventory.devices)} GPUs",
+                ("torch says", version.reason),
+                fix="Install torch's own NCCL package, or a torch wheel for Linux with CUDA.",
+                code="pip install --upgrade nvidia-nccl-cu"
+                f"{(version_pair(facts.torch.cuda) or (12, 0))[0]}",
+            )
+            return
+
+
+@rule(
+    "GP161",
+    "nccl-mismatch",
+    "torch uses the NCCL it was built with",
+    (Level.WARNING, Level.NOTE),
+    "torch, packages",
+)
+def nccl_mismatch(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+    """The NCCL that is loaded is another one than torch was built with: from another package,
+    `LD_LIBRARY_PATH` or `LD_PRELOAD`. An older one lacks functions torch calls, and ranks on
+    several machines must all have the same. A newer one is a note.
+    """
+    if isinstance(facts.torch, Unavailable):
+        yield facts.torch
+        return
+    built, loaded = facts.torch.nccl_built, facts.torch.nccl_loaded
+    if isinstance(built, Unavailable):
+        return  # a torch without NCCL: GP160's business
+    if isinstance(loaded, Unavailable):
+        yield loaded
+        return
+    if loaded == built:
+        return
+    packages = {} if isinstance(facts.packages, Unavailable) else facts.packages
+    newer = _numbers(loaded) > _numbers(built)
+    yield self.finding(
+        f"torch was built with NCCL {built} and uses {loaded}",
+        ("built with", built),
+        ("in use", loaded),
+        *((name, version) for name, version in packages.items() if name.startswith("nvidia-nccl")),
+        fix="Nothing, if this is meant and the same on every machine."
+        if newer
+        else "Remove the older NCCL from LD_LIBRARY_PATH and LD_PRELOAD, or reinstall torch with "
+        "its dependencies.",
+        code=f"pip install nvidia-nccl-cu12=={built}",
+        level=Level.NOTE if newer else Level.WARNING,
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())
+
+
+RULES = (
+    debug_variable,
+    shared_memory_small,
+    locked_memory,
+    nccl_missing,
+    nccl_mismatch,
+)

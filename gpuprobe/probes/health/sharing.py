@@ -1,0 +1,243 @@
+"""Rules about which GPUs this program will see, and who else is on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.values import ReadStatus, Unavailable
+from gpuprobe.probes.health.base import Facts, Rule, name_of, rule, unread
+from gpuprobe.probes.health.devices import answering
+
+__all__ = ["RULES"]
+
+_UNOWNED = 512 * 1024**2  # bytes: the driver itself may use this much beside "reserved"
+
+
+@rule(
+    "GP110",
+    "selection-invalid",
+    "CUDA_VISIBLE_DEVICES names GPUs that exist",
+    (Level.ERROR, Level.WARNING),
+    "environment, nvml",
+)
+def selection_invalid(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+    """CUDA reads `CUDA_VISIBLE_DEVICES` from the left and stops at the first entry it cannot
+    match: that entry and everything after it is hidden, without a message. An error where no
+    GPU is left. Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
+    """
+    inventory = answering(facts)
+    if isinstance(inventory, Unavailable):
+        yield inventory
+        return
+    seen = inventory.visibility
+    bad = [entry for entry in seen.entries if entry.reason]
+    if seen.setting is None or not (bad or seen.problems):
+        return
+    if not seen.setting.strip():  # hides everything on purpose: GP111's business
+        return
+    left = None if isinstance(seen.devices, Unavailable) else len(seen.devices)
+    shown = "" if left is None else f"; CUDA sees {left} of {len(inventory.devices)} GPUs"
+    yield self.finding(
+        f"CUDA_VISIBLE_DEVICES={seen.setting} is not what it seems{shown}",
+        *((f"entry '{entry.text}'", entry.reason) for entry in bad),
+        *(("problem", problem) for problem in seen.problems),
+        fix="Name GPUs by the UUIDs that 'gpuprobe info' lists, or unset the variable.",
+        code="unset CUDA_VISIBLE_DEVICES",
+        subject="CUDA_VISIBLE_DEVICES",
+        level=Level.ERROR if left == 0 else Level.WARNING,
+    )
+
+
+@rule(
+    "GP111",
+    "gpus-hidden",
+    "No GPU is hidden",
+    (Level.WARNING, Level.NOTE),
+    "environment, nvml",
+)
+def gpus_hidden(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+    """`CUDA_VISIBLE_DEVICES` hides GPUs from every CUDA program. On a shared machine this is
+    on purpose, so it is a note; that *all* are hidden is a warning.
+    """
+    inventory = answering(facts)
+    if isinstance(inventory, Unavailable):
+        yield inventory
+        return
+    seen = inventory.visibility
+    if seen.setting is None or not inventory.devices:
+        return
+    if isinstance(seen.devices, Unavailable):
+        yield seen.devices
+        return
+    shown = set(seen.devices)
+    hidden = [
+        device
+        for device in inventory.devices
+        if device.key not in shown
+        and not shown & {instance.uuid for instance in device.identity.mig_instances}
+    ]
+    if not hidden:
+        return
+    everything = not shown
+    yield self.finding(
+        ("all" if everything else f"{len(hidden)} of {len(inventory.devices)}")
+        + " GPUs are hidden by CUDA_VISIBLE_DEVICES",
+        ("CUDA_VISIBLE_DEVICES", f"'{seen.setting}'"),
+        ("hidden", ", ".join(name_of(device) for device in hidden)),
+        fix="Unset the variable to see them."
+        if everything
+        else "Nothing, if this is meant; otherwise unset the variable.",
+        code="unset CUDA_VISIBLE_DEVICES",
+        subject="CUDA_VISIBLE_DEVICES",
+        level=Level.WARNING if everything else Level.NOTE,
+    )
+
+
+@rule(
+    "GP112",
+    "device-order",
+    "CUDA and nvidia-smi number the GPUs alike",
+    (Level.WARNING, Level.NOTE),
+    "environment, nvml",
+)
+def device_order(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+    """CUDA numbers the fastest GPU 0, `nvidia-smi` and NVML number by PCI bus. On a machine
+    with different models, `cuda:0` is then another GPU than `nvidia-smi`'s 0. A selection by
+    `CUDA_VISIBLE_DEVICES` renumbers too, which is expected and a note.
+    """
+    inventory = answering(facts)
+    if isinstance(inventory, Unavailable):
+        yield inventory
+        return
+    for difference in inventory.disagreements:
+        if difference.kind == "order":
+            yield self.finding(
+                difference.message,
+                *difference.evidence,
+                fix="Number by PCI bus everywhere, or name GPUs by UUID.",
+                code="export CUDA_DEVICE_ORDER=PCI_BUS_ID",
+                subject=",".join(difference.devices),
+                level=Level.NOTE if difference.expected else Level.WARNING,
+            )
+    if isinstance(inventory.visibility.devices, Unavailable) and len(inventory.devices) > 1:
+        yield inventory.visibility.devices
+
+
+@rule(
+    "GP130",
+    "memory-without-owner",
+    "All memory in use has an owner",
+    Level.WARNING,
+    "nvml, processes, container",
+)
+def memory_without_owner(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+    """Memory held by a process that no longer exists, or in use where no process is listed at
+    all: usually a killed job whose child (a DataLoader worker, a hung NCCL thread) still has
+    the device open. In a container the owners may simply be outside: the rule cannot tell.
+    """
+    inventory = answering(facts)
+    if isinstance(inventory, Unavailable):
+        yield inventory
+        return
+    blind = False
+    for process in inventory.processes:
+        if process.hidden:
+            blind = True
+        elif (
+            isinstance(process.user.value, Unavailable)
+            and process.user.value.status is ReadStatus.ERROR
+        ):
+            device = inventory.device(process.device)
+            held = process.memory.value
+            yield self.finding(
+                f"process {process.pid} is gone and still holds memory on "
+                f"{name_of(device) if device else process.device}",
+                ("process", process.pid),
+                ("memory", held.reason if isinstance(held, Unavailable) else human_bytes(held)),
+                ("the system says", process.user.value.reason),
+                fix="Find who has the device open and end it; a GPU reset helps where nobody has.",
+                code="sudo fuser -v /dev/nvidia*",
+                subject=f"{process.device} {process.pid}",
+            )
+    for device in inventory.devices:
+        used = device.memory.used.value
+        if isinstance(used, Unavailable):
+            problem = unread(device.memory.used, f"{name_of(device)}: memory in use")
+            if problem is not None:
+                yield problem
+        elif (
+            used >= _UNOWNED
+            and device.mig.enabled.value is not True
+            and not any(process.device == device.key for process in inventory.processes)
+        ):
+            if facts.in_container is not False:
+                blind = True
+                continue
+            yield self.finding(
+                f"{name_of(device)}: {human_bytes(used)} are in use and no process is listed",
+                ("in use", human_bytes(used)),
+                ("processes", 0),
+                fix="Find who has the device open and end it; a GPU reset helps where nobody has.",
+                code="sudo fuser -v /dev/nvidia*",
+                subject=device.key,
+            )
+    if blind:
+        yield Unavailable("processes outside this container cannot be seen from here")
+
+
+@rule(
+    "GP131",
+    "other-user",
+    "Nobody else is on the GPUs this program sees",
+    (Level.WARNING, Level.NOTE),
+    "nvml, processes",
+)
+def other_user(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+    """Another user's program on a GPU takes memory and time, and its peaks are not yours to
+    predict. A warning for GPUs that CUDA would show to this program, a note for others.
+    """
+    inventory = answering(facts)
+    if isinstance(inventory, Unavailable):
+        yield inventory
+        return
+    if isinstance(facts.uid, Unavailable):
+        yield facts.uid
+        return
+    visible = inventory.visibility.devices
+    groups: dict[str, list[str]] = {}
+    hidden = False
+    for process in inventory.processes:
+        if process.own or ("compute" not in process.kinds and "mps" not in process.kinds):
+            continue
+        hidden = hidden or process.hidden
+        uid, user = process.uid.value, process.user.value
+        if isinstance(uid, Unavailable) or uid == facts.uid:
+            continue
+        who = str(uid) if isinstance(user, Unavailable) else user
+        held = process.memory.value
+        size = "" if isinstance(held, Unavailable) else f" {human_bytes(held)}"
+        groups.setdefault(process.device, []).append(f"{who} (process {process.pid}{size})")
+    for key, owners in groups.items():
+        device = inventory.device(key)
+        mine = isinstance(visible, Unavailable) or key in visible
+        yield self.finding(
+            f"other users are on {name_of(device) if device else key}",
+            ("who", ", ".join(owners)),
+            fix="Ask them, or choose another GPU with CUDA_VISIBLE_DEVICES.",
+            code="gpuprobe info",
+            subject=key,
+            level=Level.WARNING if mine else Level.NOTE,
+        )
+    if hidden:
+        yield Unavailable("processes outside this container cannot be seen from here")
+
+
+RULES = (
+    selection_invalid,
+    gpus_hidden,
+    device_order,
+    memory_without_owner,
+    other_user,
+)
