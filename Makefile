@@ -1,7 +1,7 @@
 # Two commands need nothing but Python and make:  make demo   make test
 PYTHON ?= python3
 VENV   ?= .venv
-PY     := $(VENV)/bin/python
+PY     ?= $(VENV)/bin/python
 PYTEST_ARGS ?= -n 2 --dist loadgroup
 
 # A stamp names the extra it stands for and is newer than pyproject.toml: nothing is
@@ -9,23 +9,24 @@ PYTEST_ARGS ?= -n 2 --dist loadgroup
 STAMP_DEMO := $(VENV)/.stamp-demo
 STAMP_DEV  := $(VENV)/.stamp-dev
 
-.PHONY: help demo test venv lint types contracts unit fix coverage test-gpu bench-gpu clean
+.PHONY: help demo test venv lint types contracts unit fix coverage test-gpu clean
 
 help:
 	@echo "make demo       record an example training run and print its report"
 	@echo "make test       lint, types, import contracts and tests (installs the dev extra)"
 	@echo "make fix        format and auto-fix"
-	@echo "make coverage   tests with a coverage report"
+	@echo "make test-gpu   only the tests that need a CUDA device"
+	@echo "make coverage   tests with a coverage report as HTML"
 	@echo "make clean      remove .venv and caches"
 
-$(PY):
+$(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(STAMP_DEMO): pyproject.toml | $(PY)
-	@test -f $(STAMP_DEV) && test $(STAMP_DEV) -nt pyproject.toml || $(PY) -m pip install --quiet --disable-pip-version-check -e '.[demo]'
+$(STAMP_DEMO): pyproject.toml | $(VENV)/bin/python
+	@test -f $(STAMP_DEV) && test $(STAMP_DEV) -nt pyproject.toml || $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
 	@touch $@
 
-$(STAMP_DEV): pyproject.toml | $(PY)
+$(STAMP_DEV): pyproject.toml | $(VENV)/bin/python
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
@@ -52,6 +53,10 @@ unit: $(STAMP_DEV)
 
 test: lint types contracts
 	$(PY) -m pytest $(PYTEST_ARGS) --cov=gpuprobe --cov-report=term:skip-covered
+
+# With a CUDA build of torch in the environment that PYTHON names: PY=python3 make test-gpu
+test-gpu:
+	$(PY) -m pytest -m gpu -q
 
 coverage: $(STAMP_DEV)
 	$(PY) -m pytest $(PYTEST_ARGS) --cov=gpuprobe --cov-report=html

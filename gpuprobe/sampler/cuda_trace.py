@@ -18,7 +18,7 @@ from gpuprobe.model.session import BlindSpot
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.sampler.tensors import Known
 
-__all__ = ["BLIND_SPOTS", "FOREIGN_HISTORY", "CudaTrace"]
+__all__ = ["BLIND_SPOTS", "FOREIGN_HISTORY", "CudaTrace", "layout_now"]
 
 MAX_ENTRIES = 1_000_000
 """Events kept for one step. torch's ring buffer holds some 100 bytes each, plus stacks."""
@@ -65,20 +65,8 @@ class CudaTrace:
         """The traces of the step that ends now."""
         if not self._on:
             return []
-        snapshot = torch.cuda.memory._snapshot()
+        traces = layout_now(self._convert, step, known)
         self.stop()
-        categories = {
-            (item.device, item.address): item.category.code
-            for item in known
-            if item.device.startswith("cuda")
-        }
-        traces = []
-        for index, events in enumerate(snapshot["device_traces"]):
-            if events or any(s["device"] == index for s in snapshot["segments"]):
-                trace = self._convert(snapshot, index)
-                trace.step = step
-                _categorise(trace, categories)
-                traces.append(trace)
         return traces
 
     def stop(self) -> None:
@@ -86,6 +74,27 @@ class CudaTrace:
         if self._on:
             torch.cuda.memory._record_memory_history(None)
             self._on = False
+
+
+def layout_now(convert: Convert, step: int, known: Iterable[Known]) -> list[MemoryTrace]:
+    """Every device's segments as they are now, with whatever history there is."""
+    if not torch.cuda.is_initialized():
+        return []
+    snapshot = torch.cuda.memory._snapshot()
+    categories = {
+        (item.device, item.address): item.category.code
+        for item in known
+        if item.device.startswith("cuda")
+    }
+    used = {segment["device"] for segment in snapshot["segments"]}
+    traces = []
+    for index, events in enumerate(snapshot["device_traces"]):
+        if events or index in used:
+            trace = convert(snapshot, index)
+            trace.step = step
+            _categorise(trace, categories)
+            traces.append(trace)
+    return traces
 
 
 def _categorise(trace: MemoryTrace, categories: dict[tuple[str, int], int]) -> None:

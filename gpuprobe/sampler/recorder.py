@@ -123,6 +123,7 @@ class Recorder:
         self._in_step = False
         self._depth = 0  # of optimizers that step inside one another's step
         self._infer_forward = False
+        self._out_of_memory = False
         self._engine = 0  # of backward passes inside one another (checkpointing)
         self._last: list[Segment] = []
         self._last_traces: tuple[str, ...] = ()
@@ -404,11 +405,16 @@ class Recorder:
         if self._cpu_trace is not None:
             self._cpu_trace.mark_known(known)
             peak = _exact_peak(segments)
-            if self._index < _TRACED_STEPS or peak > self._peak:
+            if self._index < _TRACED_STEPS or peak > self._peak or self._out_of_memory:
                 traces.append(self._cpu_trace.collect(self._index))
             else:
                 self._cpu_trace.discard()
             self._peak = max(self._peak, peak)
+        elif self._out_of_memory and self._convert is not None:
+            # The exception still holds the frames, and so the tensors, of the failed step.
+            from gpuprobe.sampler.cuda_trace import layout_now
+
+            traces.extend(layout_now(self._convert, self._index, known.values()))
         elif self._cuda_trace is not None and self._index < _TRACED_STEPS:
             traces.extend(self._cuda_trace.collect(self._index, known.values()))
             if self._index == _TRACED_STEPS - 1:
@@ -427,6 +433,7 @@ class Recorder:
         if not self._models and self._hooks is not None:
             self._hooks.look_again()
         self._last, self._last_traces = [], ()
+        self._out_of_memory = error is not None and program_error(error).out_of_memory
         self._close_step("end")
 
     def _tail_matters(self) -> bool:

@@ -295,3 +295,18 @@ def test_finish_in_a_forked_child_writes_nothing(tmp_path: Path) -> None:
             os._exit(len(sink.ends))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert len(sink.ends) == 1
+
+
+def test_the_step_that_ran_out_of_memory_is_traced() -> None:
+    """However far into training: the failed step's trace is what explains it."""
+    sink = KeepingSink()
+    model = seeded(Mlp)
+
+    def program() -> None:
+        train(model, torch.optim.SGD(model.parameters(), 0.1), 6)
+        torch.empty(2**62, dtype=torch.uint8)
+
+    with pytest.raises(RuntimeError, match="tried to allocate"), Recorder(sink, level="trace"):
+        program()
+    assert [bool(step.traces) for step in sink.steps] == [True] * 3 + [False] * 3 + [True]
+    assert sink.steps[-1].ended_by == "end"

@@ -1,0 +1,98 @@
+"""What is imported when, proven in fresh processes: heavy things only where they are needed."""
+
+from __future__ import annotations
+
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpuprobe
+
+HEAVY = ("torch", "pynvml", "pycuda", "textual", "rich", "numpy", "psutil")
+DEVICE_LIBRARIES = ("torch", "pynvml", "pycuda", "textual")
+
+
+def imported_by(code: str, *, cwd: Path | None = None, code_of: int = 0) -> set[str]:
+    """The top-level modules (and gpuprobe's own) that a fresh Python has after ``code``."""
+    program = (
+        "import sys\nbefore = set(sys.modules)\n"
+        f"{code}\n"
+        "sys.stderr.write('\\n'.join(sorted(set(sys.modules) - before)))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=cwd,
+    )
+    assert result.returncode == code_of, result.stderr
+    return set(result.stderr.splitlines())
+
+
+def command(*args: str) -> str:
+    return (
+        "import io, contextlib\nfrom gpuprobe.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):"
+        f"\n    main({list(args)!r})"
+    )
+
+
+def tops(names: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names}
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    own = {name for name in imported_by("import gpuprobe") if name.startswith("gpuprobe")}
+    assert own == {"gpuprobe", "gpuprobe._version"}
+
+
+def test_the_version_needs_no_parser() -> None:
+    names = imported_by(command("--version"))
+    own = {name for name in names if name.startswith("gpuprobe")}
+    assert own == {"gpuprobe", "gpuprobe._version", "gpuprobe.cli"}
+    assert not {"argparse", "json", "dataclasses"} & names
+
+
+def pure_modules() -> list[str]:
+    floors = ("errors", "model", "allocator", "hazards", "analysis", "reporters", "recording")
+    found = ["gpuprobe.errors"]
+    for info in pkgutil.walk_packages(gpuprobe.__path__, "gpuprobe."):
+        if info.name.split(".")[1] in floors and not info.ispkg:
+            found.append(info.name)
+    return sorted(set(found))
+
+
+def test_pure_floors_import_no_device_library() -> None:
+    modules = pure_modules()
+    assert len(modules) > 20
+    code = "import importlib\n" + "\n".join(f"importlib.import_module({m!r})" for m in modules)
+    assert not tops(imported_by(code)) & set(DEVICE_LIBRARIES)
+
+
+@pytest.mark.parametrize("name", [n for n in gpuprobe.__all__ if n != "__version__"])
+def test_public_names_cost_no_device_library_until_used(name: str) -> None:
+    names = tops(imported_by(f"import gpuprobe\ngpuprobe.{name}"))
+    assert not names & {"torch", "pycuda", "textual", "rich"}
+
+
+def test_info_imports_neither_torch_nor_a_screen() -> None:
+    names = tops(imported_by(command("info")))
+    assert not names & {"torch", "pycuda", "textual", "rich", "numpy"}
+
+
+def test_reporting_imports_neither_torch_nor_a_screen(tmp_path: Path) -> None:
+    names = tops(imported_by(command("report", "missing.gpuprobe"), cwd=tmp_path))
+    assert not names & set(HEAVY)
+
+
+def test_every_public_name_is_there() -> None:
+    for name in gpuprobe.__all__:
+        assert getattr(gpuprobe, name) is not None
+    assert set(gpuprobe.__all__) <= set(dir(gpuprobe))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        gpuprobe.no_such_name  # noqa: B018
