@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpuprobe.analysis.frames import BEFORE_THE_TRACE, UNKNOWN, is_cpp, short_name
+from gpuprobe.analysis.frames import Lines, is_cpp, short_name
 from gpuprobe.analysis.highwater import HighWater
 from gpuprobe.model.trace import Frame
 
@@ -41,21 +41,21 @@ def flame_tree(
     """The live blocks as a tree, outermost frame at the top.
 
     Frames that ``keep`` refuses are left out of the path. A stack of which nothing remains
-    goes by its innermost native frame, so that no bytes are lost.
+    goes by what `Lines` calls it, so that no bytes are lost.
     """
     totals: dict[tuple[int, int], tuple[int, int]] = {}
     for stack, baseline, size in zip(mark.stack, mark.is_baseline, mark.size, strict=True):
         held, blocks = totals.get((stack, baseline), (0, 0))
         totals[stack, baseline] = (held + size, blocks + 1)
 
+    lines = Lines(mark.stacks)
     tree = FlameNode(root)
     known: dict[tuple[int, str], FlameNode] = {}  # (id of the parent, name) -> node
     for (stack, baseline), (size, blocks) in totals.items():
         frames = mark.stacks.frames_of(stack)
         path = [short_name(frame) for frame in reversed(frames) if keep(frame)]
         if not path:
-            native = BEFORE_THE_TRACE if baseline else UNKNOWN
-            path = [frames[-1].name or native] if frames else [native]
+            path = [lines.line(stack, before=bool(baseline))]
         node = tree
         node.bytes += size
         node.blocks += blocks

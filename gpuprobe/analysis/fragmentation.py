@@ -14,15 +14,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from gpuprobe.allocator.rules import PAGE_SMALL
 from gpuprobe.analysis.frames import Lines
 from gpuprobe.analysis.highwater import Share, shares
 from gpuprobe.model.memory import Block, BlockState, Segment
+from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace, StackTable
 from gpuprobe.model.values import ReadStatus, Unavailable
 
 __all__ = ["Fragmentation", "Pin", "PoolSpace", "fragmentation", "pins", "space"]
 
-_PAGE = 2 * 1024 * 1024  # an expandable segment's page in the small pool
+
+_LARGE_PAGE = 20 * 1024 * 1024  # torch's default large_segment_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """The account of one layout. ``moment`` says of when: ``end`` or ``peak``."""
+    """The account of one layout. ``moment`` says of when: ``end``, ``peak`` or ``oom``."""
 
     moment: str
     total: PoolSpace
@@ -100,29 +103,30 @@ def fragmentation(
     moment: str = "end",
     most_pins: int = 20,
 ) -> Fragmentation | Unavailable:
-    """Account for a layout: the trace's final one, or ``segments`` (such as a replay's state
-    at the peak; then say so in ``moment``).
+    """Account for a layout: the trace's final one, or ``segments`` (such as `layout_at` the
+    peak gives; then say so in ``moment``).
 
     `Unavailable` where no layout is known.
     """
     layout = trace.segments if segments is None else segments
     if not layout:
         return Unavailable("no segments were recorded", ReadStatus.NOT_COLLECTED)
+    page = trace.settings.large_segment_size if trace.settings else _LARGE_PAGE
     groups: dict[tuple[tuple[int, int], str, int], list[Segment]] = {}
     for segment in layout:
         key = (segment.pool_id, segment.segment_type, segment.stream)
         groups.setdefault(key, []).append(segment)
     pools = sorted(
-        (space(members, *key) for key, members in groups.items()),
+        (space(members, *key, large_page=page) for key, members in groups.items()),
         key=lambda p: (-p.reserved, p.pool, p.segment_type, p.stream),
     )
-    total = space(layout)
+    total = space(layout, large_page=page)
     return Fragmentation(
         moment=moment,
         total=total,
         pools=tuple(pools),
         pins=pins(layout, trace.stacks, most_pins),
-        why_it_stays=_why_it_stays(layout, total),
+        why_it_stays=_why_it_stays(layout, total, page),
     )
 
 
@@ -131,8 +135,12 @@ def space(
     pool: tuple[int, int] = (0, 0),
     segment_type: str = "",
     stream: int = -1,
+    *,
+    large_page: int = _LARGE_PAGE,
 ) -> PoolSpace:
-    """Add up segments."""
+    """Add up segments. ``large_page`` is the page size of expandable segments of the large
+    pool (``AllocatorSettings.large_segment_size``), which bounds what they can give back.
+    """
     count = reserved = allocated = requested = pending = free = largest = holes = 0
     returnable = 0
     for segment in segments:
@@ -151,7 +159,7 @@ def space(
                 free += size
                 holes += 1
                 largest = max(largest, size)
-        returnable += _returnable(segment, free - before)
+        returnable += _returnable(segment, free - before, large_page)
     return PoolSpace(
         pool=pool,
         segment_type=segment_type,
@@ -168,7 +176,7 @@ def space(
     )
 
 
-def _returnable(segment: Segment, free: int) -> int:
+def _returnable(segment: Segment, free: int, large_page: int) -> int:
     """What ``empty_cache`` gives back of one segment.
 
     A ``cudaMalloc`` segment goes whole or not at all. Expandable segments give back whole
@@ -178,7 +186,7 @@ def _returnable(segment: Segment, free: int) -> int:
         return 0  # a private pool keeps its segments while the graph or MemPool exists
     if not segment.is_expandable:
         return free if free == segment.total_size else 0
-    page = _PAGE if segment.segment_type == "small" else 10 * _PAGE
+    page = PAGE_SMALL if segment.segment_type == "small" else large_page
     total = 0
     for block in segment.blocks:
         if block.state is BlockState.INACTIVE:
@@ -214,11 +222,15 @@ def pins(segments: Iterable[Segment], stacks: StackTable, most: int = 20) -> tup
     )
 
 
-def _why_it_stays(segments: Iterable[Segment], total: PoolSpace) -> tuple[str, ...]:
+def _why_it_stays(
+    segments: Iterable[Segment], total: PoolSpace, large_page: int
+) -> tuple[str, ...]:
     """One sentence per reason that free bytes would survive ``empty_cache``."""
 
     def count(wanted: Callable[[Segment], bool]) -> tuple[int, int]:
-        free = [s.cached_size - _returnable(s, s.cached_size) for s in segments if wanted(s)]
+        free = [
+            s.cached_size - _returnable(s, s.cached_size, large_page) for s in segments if wanted(s)
+        ]
         kept = [size for size in free if size]
         return len(kept), sum(kept)
 
@@ -227,24 +239,24 @@ def _why_it_stays(segments: Iterable[Segment], total: PoolSpace) -> tuple[str, .
     kept, size = count(lambda s: s.pool_id != (0, 0))
     if kept:
         reasons.append(
-            f"{size} bytes are free in {kept} segments of private pools, which keep their "
+            f"{human_bytes(size)} are free in {kept} segments of private pools, which keep their "
             "segments as long as the CUDA graph or MemPool exists."
         )
     kept, size = count(lambda s: s.pool_id == (0, 0) and not s.is_expandable)
     if kept:
         reasons.append(
-            f"{size} bytes are free in {kept} segments that also hold blocks in use; a segment "
-            "goes back to the driver only whole."
+            f"{human_bytes(size)} are free in {kept} segments that also hold blocks in use; a "
+            "segment goes back to the driver only whole."
         )
     kept, size = count(lambda s: s.pool_id == (0, 0) and s.is_expandable)
     if kept:
         reasons.append(
-            f"{size} bytes are free in {kept} expandable segments but share a page with a "
+            f"{human_bytes(size)} are free in {kept} expandable segments but share a page with a "
             "block in use; only whole empty pages are unmapped."
         )
     if total.pending:
         reasons.append(
-            f"{total.pending} bytes were freed by their owner and still wait for a stream; "
+            f"{human_bytes(total.pending)} were freed by their owner and still wait for a stream; "
             "empty_cache synchronises and then returns what becomes whole."
         )
     return tuple(reasons)

@@ -49,7 +49,14 @@ _LIBRARY = re.compile(
     """,
     re.VERBOSE,
 )
-_GENERATED = ("<frozen", "<string>", "<eval_with_key", "<__array_function__", "<attrs")
+_GENERATED = (
+    "<autograd>",
+    "<frozen",
+    "<string>",
+    "<eval_with_key",
+    "<__array_function__",
+    "<attrs",
+)
 
 
 def is_cpp(frame: Frame) -> bool:
