@@ -148,12 +148,14 @@ class CpuTrace(TorchDispatchMode):
         return (DeviceMark("cpu", counts, _NO_CACHE, _NO_CACHE, _NO_CACHE, exact_peak=peak),)
 
     def mark_known(self, known: Mapping[int, Known]) -> None:
-        """Give the storages that a walk recognised their category."""
+        """Give the storages that a walk recognised their category and their module."""
         live = self._live
         for key, item in known.items():
             storage = live.get(key)
             if storage is not None:
                 storage.category = item.category
+                if item.module:
+                    storage.module = self._stacks.string(item.module)
 
     def mark_inputs(self, values: Iterable[Any]) -> None:
         """Give what the model was called with the category *input*."""

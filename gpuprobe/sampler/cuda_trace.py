@@ -15,7 +15,7 @@ import torch
 
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.session import BlindSpot
-from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.trace import EventColumns, MemoryTrace
 from gpuprobe.sampler.tensors import Known
 
 __all__ = ["BLIND_SPOTS", "FOREIGN_HISTORY", "CudaTrace", "layout_now"]
@@ -81,39 +81,36 @@ def layout_now(convert: Convert, step: int, known: Iterable[Known]) -> list[Memo
     if not torch.cuda.is_initialized():
         return []
     snapshot = torch.cuda.memory._snapshot()
-    categories = {
-        (item.device, item.address): item.category.code
-        for item in known
-        if item.device.startswith("cuda")
-    }
+    found = {(item.device, item.address): item for item in known}
     used = {segment["device"] for segment in snapshot["segments"]}
     traces = []
     for index, events in enumerate(snapshot["device_traces"]):
         if events or index in used:
             trace = convert(snapshot, index)
             trace.step = step
-            _categorise(trace, categories)
+            _categorise(trace, found)
             traces.append(trace)
     return traces
 
 
-def _categorise(trace: MemoryTrace, categories: dict[tuple[str, int], int]) -> None:
-    """Give the blocks that still live at the end of the trace the category a walk found.
+def _categorise(trace: MemoryTrace, known: dict[tuple[str, int], Known]) -> None:
+    """Give the blocks that still live at the end of the trace what a walk found them to be.
 
     An address may have had several owners: the walk speaks of the last one.
     """
     for rows in (trace.baseline, trace.events):
-        if len(rows.category) != len(rows):
-            rows.category.extend([0] * (len(rows) - len(rows.category)))
+        for column in (rows.category, rows.module):
+            column.extend([0] * (len(rows) - len(column)))
     alloc = TraceAction.ALLOC.code
-    last: dict[int, tuple[Any, int]] = {
+    last: dict[int, tuple[EventColumns, int]] = {
         address: (trace.baseline, i) for i, address in enumerate(trace.baseline.address)
     }
     events = trace.events
     for i, (action, address) in enumerate(zip(events.action, events.address, strict=True)):
         if action == alloc:
             last[address] = (events, i)
-    for (device, address), code in categories.items():
+    for (device, address), item in known.items():
         if device == trace.device and address in last:
             rows, i = last[address]
-            rows.category[i] = code
+            rows.category[i] = item.category.code
+            rows.module[i] = trace.stacks.string(item.module)

@@ -23,41 +23,47 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class Known(NamedTuple):
-    """One storage that was recognised. ``address`` is its data pointer, ``nbytes`` its size."""
+    """One storage that was recognised. ``address`` is its data pointer, ``nbytes`` its size,
+    ``module`` the dotted name of the module whose parameter or buffer it is, or belongs to.
+    """
 
     device: str
     address: int
     nbytes: int
     category: Category
+    module: str = ""
 
 
 def walk(models: Iterable[Any], optimizers: Iterable[Any]) -> dict[int, Known]:
     """Every storage held by these modules and optimizers, by its identity (``_cdata``)."""
     found: dict[int, Known] = {}
-    parameters: dict[int, Any] = {}
-    buffers: list[Any] = []
+    parameters: dict[int, tuple[Any, str]] = {}
+    buffers: list[tuple[Any, str]] = []
     optimizers = list(optimizers)
     for model in models:
-        for module in model.modules():
+        title = type(model).__name__
+        for path, module in model.named_modules():
+            name = f"{title}.{path}" if path else title
             for parameter in module._parameters.values():
                 if parameter is not None:
-                    parameters[id(parameter)] = parameter
-            buffers.extend(b for b in module._buffers.values() if b is not None)
+                    parameters.setdefault(id(parameter), (parameter, name))
+            buffers.extend((b, name) for b in module._buffers.values() if b is not None)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                parameters[id(parameter)] = parameter
-    for parameter in parameters.values():
-        _note(found, parameter, Category.PARAMETER)
-    for parameter in parameters.values():
+                parameters.setdefault(id(parameter), (parameter, ""))
+    for parameter, name in parameters.values():
+        _note(found, parameter, Category.PARAMETER, name)
+    for parameter, name in parameters.values():
         if parameter.is_leaf and parameter.grad is not None:
-            _note(found, parameter.grad, Category.GRADIENT)
+            _note(found, parameter.grad, Category.GRADIENT, name)
     for optimizer in optimizers:
-        for state in list(optimizer.state.values()):
+        for parameter, state in list(optimizer.state.items()):
+            _, name = parameters.get(id(parameter), (None, ""))
             for tensor in _tensors_in(state):
-                _note(found, tensor, Category.OPTIMIZER_STATE)
-    for buffer in buffers:
-        _note(found, buffer, Category.BUFFER)
+                _note(found, tensor, Category.OPTIMIZER_STATE, name)
+    for buffer, name in buffers:
+        _note(found, buffer, Category.BUFFER, name)
     return found
 
 
@@ -90,21 +96,21 @@ def known_tensors(
     return tuple(result)
 
 
-def _note(found: dict[int, Known], tensor: Any, category: Category) -> None:
+def _note(found: dict[int, Known], tensor: Any, category: Category, module: str) -> None:
     if type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_meta:
-        _note_plain(found, tensor, category)
+        _note_plain(found, tensor, category, module)
         return
     for plain in plain_tensors(tensor):
-        _note_plain(found, plain, category)
+        _note_plain(found, plain, category, module)
 
 
-def _note_plain(found: dict[int, Known], tensor: Any, category: Category) -> None:
+def _note_plain(found: dict[int, Known], tensor: Any, category: Category, module: str) -> None:
     storage = tensor.untyped_storage()
     key = storage._cdata
     if key not in found:
         nbytes = storage.nbytes()
         if nbytes:
-            found[key] = Known(str(tensor.device), storage.data_ptr(), nbytes, category)
+            found[key] = Known(str(tensor.device), storage.data_ptr(), nbytes, category, module)
 
 
 def plain_tensors(tensor: Any) -> Iterator[Any]:

@@ -221,3 +221,21 @@ def test_nothing_is_kept_alive() -> None:
     del sink, model
     gc.collect()
     assert truth(live_tensors()) < before
+
+
+def test_parameters_gradients_and_state_belong_to_their_module() -> None:
+    sink = KeepingSink()
+    model = seeded(Mlp)
+    with Recorder(sink, level="trace"):
+        train(model, torch.optim.AdamW(model.parameters()), 2)
+    trace = sink.traces[sink.steps[1].traces[0]]
+    strings = trace.stacks.strings
+    sums: dict[tuple[Category, str], int] = {}
+    for row in trace.baseline.rows():
+        key = (Category.from_code(row.category), strings[row.module])
+        sums[key] = sums.get(key, 0) + row.size
+    first = sum(p.nbytes for p in model.first.parameters())
+    assert sums[Category.PARAMETER, "Mlp.first"] == first
+    assert sums[Category.GRADIENT, "Mlp.first"] == first
+    assert sums[Category.OPTIMIZER_STATE, "Mlp.first"] == 2 * first + 2 * 4
+    assert sums[Category.BUFFER, "Mlp.norm"] == sum(b.nbytes for b in model.norm.buffers())

@@ -1,0 +1,64 @@
+"""What the CUDA trace does with a snapshot, without a device: naming the blocks that live."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpuprobe.model.memory import Category, TraceAction
+from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.sampler.cuda_trace import CudaTrace, _categorise, layout_now
+from gpuprobe.sampler.tensors import Known
+
+ALLOC, FREE = TraceAction.ALLOC.code, TraceAction.FREE_COMPLETED.code
+
+
+def test_the_last_owner_of_an_address_is_named() -> None:
+    trace = MemoryTrace("cuda:0")
+    trace.baseline.append(ALLOC, 0x1000, 512)
+    for action, address in [
+        (ALLOC, 0x2000),
+        (FREE, 0x2000),
+        (ALLOC, 0x2000),
+        (FREE, 0x1000),
+        (ALLOC, 0x1000),
+    ]:
+        trace.events.append(action, address, 512)
+    known = {
+        ("cuda:0", 0x1000): Known("cuda:0", 0x1000, 512, Category.GRADIENT, "Net.a"),
+        ("cuda:0", 0x2000): Known("cuda:0", 0x2000, 512, Category.PARAMETER, "Net.b"),
+        ("cuda:1", 0x2000): Known("cuda:1", 0x2000, 512, Category.BUFFER),
+    }
+    _categorise(trace, known)
+    names = [Category.from_code(code) for code in trace.events.category]
+    unknown = Category.UNKNOWN
+    assert names == [unknown, unknown, Category.PARAMETER, unknown, Category.GRADIENT]
+    assert [trace.stacks.strings[i] for i in trace.events.module][2::2] == ["Net.b", "Net.a"]
+    assert Category.from_code(trace.baseline.category[0]) is unknown
+
+
+def test_without_cuda_there_is_nothing_to_trace() -> None:
+    def convert(snapshot: object, device: int) -> MemoryTrace:
+        raise AssertionError("no snapshot was taken")
+
+    trace = CudaTrace(convert)
+    assert trace.begin()
+    assert trace.collect(0, []) == []
+    assert layout_now(convert, 0, []) == []
+    trace.stop()
+
+
+@pytest.mark.gpu
+def test_a_step_on_a_gpu_is_traced_and_the_history_switched_off_again() -> None:
+    from gpuprobe.recording.snapshot import trace_from_snapshot
+
+    trace = CudaTrace(trace_from_snapshot)
+    keep = torch.zeros(1 << 20, device="cuda")
+    assert trace.begin()
+    more = torch.zeros(1 << 20, device="cuda")
+    known = Known(str(keep.device), keep.data_ptr(), keep.nbytes, Category.PARAMETER, "Net.a")
+    (taken,) = trace.collect(0, [known])
+    assert taken.step == 0
+    assert len(taken.events) > 0
+    assert not torch._C._cuda_isHistoryEnabled()
+    del more
