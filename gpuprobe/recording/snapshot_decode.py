@@ -35,7 +35,7 @@ from gpuprobe.model.trace import (
 )
 from gpuprobe.recording.snapshot_stacks import StackInterner
 
-__all__ = ["Decoded", "decode", "devices_of", "parse_tag", "phase_tag"]
+__all__ = ["Decoded", "Keep", "add_baseline", "decode", "devices_of", "parse_tag", "phase_tag"]
 
 _MIB = 1024 * 1024
 _TAG = "gpuprobe:"
@@ -55,6 +55,10 @@ _MALFORMED = (
     IndexError,
     RecursionError,
 )
+
+
+Keep = Callable[[int, str, "array[int]"], "array[int]"]
+"""What is done with a column (device, name, values) when it is made: the result is kept."""
 
 
 class Decoded(NamedTuple):
@@ -87,12 +91,19 @@ def devices_of(snapshot: Any) -> list[int]:
     return sorted(found) or list(range(min(len(traces), 1)))
 
 
-def decode(snapshot: Any, *, only: int | None = None, limit: int | None = None) -> Decoded:
+def decode(
+    snapshot: Any,
+    *,
+    only: int | None = None,
+    limit: int | None = None,
+    keep: Keep | None = None,
+) -> Decoded:
     """The traces of a snapshot, one per device (or of the device ``only``).
 
-    ``limit`` bounds the events and blocks that are looked at: a pickle can refer to one list
-    many times, and so describe more than it holds. Raises SnapshotError for anything that is
-    not a snapshot, with what and where.
+    ``keep`` may take the columns of events away as they are made, so that they need not all be
+    held here; then `add_baseline` is left to whoever has them. ``limit`` bounds the events and
+    blocks that are looked at: a pickle can refer to one list many times, and so describe more
+    than it holds. Raises SnapshotError for anything that is not a snapshot: what, and where.
     """
     place = _Place()
     try:
@@ -100,7 +111,13 @@ def decode(snapshot: Any, *, only: int | None = None, limit: int | None = None) 
             devices = devices_of(snapshot)
         else:
             devices = [only]
-        return _Decoder(snapshot, place, math.inf if limit is None else limit).run(devices)
+        decoder = _Decoder(snapshot, place, math.inf if limit is None else limit, keep)
+        found = decoder.run(devices)
+        if keep is None:
+            place.text = "its events"
+            for trace in found.traces:
+                add_baseline(trace)
+        return found
     except SnapshotError:
         raise
     except MemoryError:
@@ -174,12 +191,13 @@ def _pool(value: Any) -> tuple[int, int]:
 
 
 class _Decoder:
-    def __init__(self, snapshot: Any, place: _Place, limit: float) -> None:
+    def __init__(self, snapshot: Any, place: _Place, limit: float, keep: Keep | None) -> None:
         self._segments, self._traces = _top(snapshot)
         self._plain: dict[str, Any] = snapshot if isinstance(snapshot, dict) else {}
         self._place = place
         self._left = limit
         self._foreign: dict[str, int] = {}
+        self._keep: Keep = keep or (lambda device, name, values: values)
 
     def _spend(self, count: int) -> None:
         self._left -= count
@@ -228,7 +246,7 @@ class _Decoder:
             self._place.text = name
             events = _listed(self._traces[device], name)
             self._spend(len(events))
-            trace.events = self._events(events, name, trace, stacks, pools)
+            trace.events = self._events(events, device, trace, stacks, pools)
         segments = []
         for index, plain in enumerate(self._segments):
             self._place.text = f"segments[{index}]"
@@ -237,61 +255,53 @@ class _Decoder:
                 pools.setdefault(segments[-1].pool_id, len(pools))
         trace.segments = tuple(segments)
         trace.pools = list(pools)
-        trace.baseline = baseline(trace, pools)
         return trace
 
     def _events(
         self,
         events: list[Any],
-        name: str,
+        device: int,
         trace: MemoryTrace,
         stacks: StackInterner,
         pools: dict[tuple[int, int], int],
     ) -> EventColumns:
-        columns = EventColumns()
-        place = self._place
+        columns, name, place = EventColumns(), self._place.text, self._place
+
+        def put(column: str, values: array[int]) -> None:
+            setattr(columns, column, self._keep(device, column, values))
+
         try:
-            columns.action = array("B", map(_CODES.__getitem__, map(itemgetter("action"), events)))
+            action = array("B", map(_CODES.__getitem__, map(itemgetter("action"), events)))
         except (KeyError, TypeError):
             events = self._known(events, name)
-            columns.action = array("B", [_CODES[event["action"]] for event in events])
+            action = array("B", [_CODES[event["action"]] for event in events])
+        put("action", action)
         if not events:
             return columns
-        if _OOM in columns.action:
-            columns.address = array(
-                "Q",
-                [
-                    0 if code == _OOM else event["addr"]
-                    for code, event in zip(columns.action, events, strict=True)
-                ],
-            )
-            columns.device_free = array(
-                "Q",
-                [
-                    event.get("device_free", 0) if code == _OOM else 0
-                    for code, event in zip(columns.action, events, strict=True)
-                ],
-            )
+        if _OOM in action:
+            ooms = [code == _OOM for code in action]
+            pairs = list(zip(ooms, events, strict=True))
+            put("address", array("Q", [0 if oom else event["addr"] for oom, event in pairs]))
+            free = [event.get("device_free", 0) if oom else 0 for oom, event in pairs]
+            put("device_free", array("Q", free))
         else:
-            columns.address = array("Q", map(itemgetter("addr"), events))
-        columns.size = array("Q", map(itemgetter("size"), events))
-        columns.stream = _column("Q", "stream", events)
-        columns.time_us = _column("q", "time_us", events)
+            put("address", array("Q", map(itemgetter("addr"), events)))
+        put("size", array("Q", map(itemgetter("size"), events)))
+        put("stream", _column("Q", "stream", events))
+        put("time_us", _column("q", "time_us", events))
         place.text = f"pool_id in {name}"
-        columns.pool = _interned(events, "pool_id", lambda value: _pool_index(pools, value))
+        put("pool", _interned(events, "pool_id", lambda value: _pool_index(pools, value)))
         place.text = f"user_metadata in {name}"
         modules: dict[int, int] = {}
-        columns.phase = _interned(
-            events, "user_metadata", lambda value: _phase(trace.stacks.string, modules, value)
-        )
+        strings, string = trace.stacks.strings, trace.stacks.string
+        phase = _interned(events, "user_metadata", lambda value: _phase(string, modules, value))
         if modules:
-            columns.module = array("I", [modules.get(phase, 0) for phase in columns.phase])
-            renamed = {
-                p: trace.stacks.string(parse_tag(trace.stacks.strings[p])[0]) for p in modules
-            }
-            columns.phase = array("I", [renamed.get(p, p) for p in columns.phase])
+            put("module", array("I", [modules.get(index, 0) for index in phase]))
+            renamed = {index: string(parse_tag(strings[index])[0]) for index in modules}
+            phase = array("I", [renamed.get(index, index) for index in phase])
+        put("phase", phase)
         place.text = f"frames in {name}"
-        columns.stack = stacks.column(events)
+        put("stack", stacks.column(events))
         return columns
 
     def _known(self, events: list[Any], name: str) -> list[Any]:
@@ -379,18 +389,16 @@ def _interned(events: list[Any], name: str, index: Callable[[Any], int]) -> arra
         name in event for event in events
     ):
         return array("I")
+    get: Callable[[Any], Any] = itemgetter(name)
     try:
-        values = set(map(itemgetter(name), events))
-        get: Callable[[Any], Any] = itemgetter(name)
+        values = dict.fromkeys(map(get, events))
     except KeyError:
-        values = {event.get(name) for event in events}
 
         def get(event: Any) -> Any:
             return event.get(name)
 
-    # In a stable order, so that the same file always gives the same indices.
-    ordered = dict.fromkeys(map(get, events)) if len(values) > 1 else values
-    table = {value: 0 if value is None else index(value) for value in ordered}
+        values = dict.fromkeys(map(get, events))
+    table = {value: 0 if value is None else index(value) for value in values}
     if not any(table.values()):
         return array("I")
     return array("I", map(table.__getitem__, map(get, events)))
@@ -411,8 +419,8 @@ def _phase(string: Callable[[str], int], modules: dict[int, int], value: Any) ->
     return index
 
 
-def baseline(trace: MemoryTrace, pools: dict[tuple[int, int], int]) -> LiveColumns:
-    """What was allocated before the first event.
+def add_baseline(trace: MemoryTrace) -> None:
+    """Work out ``trace.baseline``: what was allocated before the first event.
 
     The rule: a block was there before if the first that the trace says of its address is that
     it is freed, or if the trace says nothing of it and it is allocated at the end. Its size is
@@ -424,14 +432,19 @@ def baseline(trace: MemoryTrace, pools: dict[tuple[int, int], int]) -> LiveColum
     events = trace.events
     codes = (_ALLOC, _FREE_REQUESTED, _FREE_COMPLETED)
     chosen = events.action.tobytes().translate(bytes(c in codes for c in range(256)))
-    indices = list(compress(range(len(events)), chosen))
-    indices.reverse()  # the first event of an address wins
-    first = dict(zip(map(events.address.__getitem__, indices), indices, strict=True))
+    # Backwards, so that the first event of an address is the one that stays.
+    first = dict(
+        zip(
+            compress(reversed(events.address), reversed(chosen)),
+            compress(range(len(events) - 1, -1, -1), reversed(chosen)),
+            strict=True,
+        )
+    )
     live = LiveColumns()
-    streams, poolcol = events.column("stream"), events.column("pool")
-    starts = [i for i in first.values() if events.action[i] == _FREE_REQUESTED]
-    for i in sorted(starts):
-        live.append(_ALLOC, events.address[i], events.size[i], stream=streams[i], pool=poolcol[i])
+    streams, pools = events.column("stream"), events.column("pool")
+    for i in sorted(i for i in first.values() if events.action[i] == _FREE_REQUESTED):
+        live.append(_ALLOC, events.address[i], events.size[i], stream=streams[i], pool=pools[i])
+    index = {pool: i for i, pool in enumerate(trace.pools)}
     for segment in trace.segments:
         for block in segment.blocks:
             if block.state is BlockState.ALLOCATED and block.address not in first:
@@ -441,9 +454,9 @@ def baseline(trace: MemoryTrace, pools: dict[tuple[int, int], int]) -> LiveColum
                     block.requested_size or block.size,
                     stream=segment.stream,
                     stack=block.stack,
-                    pool=pools[segment.pool_id],
+                    pool=index[segment.pool_id],
                 )
-    return live
+    trace.baseline = live
 
 
 _OWN_FIELDS = {

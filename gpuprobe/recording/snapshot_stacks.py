@@ -9,6 +9,7 @@ are compared by identity of their items, which C does at a nanosecond each.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Any
 
@@ -18,6 +19,9 @@ __all__ = ["StackInterner"]
 
 _CROWDED = 8
 """So many stacks that look alike at three frames are told apart by a key of all frames."""
+
+_SAMPLE = 4096
+"""So many events tell whether lists are shared. A wrong guess costs time only."""
 
 
 class StackInterner:
@@ -40,19 +44,22 @@ class StackInterner:
     def column(self, events: list[Any]) -> array[int]:
         """The stack index of every event; empty where none has frames."""
         try:
-            lists = list(map(itemgetter("frames"), events))
+            return self._column(events, itemgetter("frames"))
         except KeyError:
-            empty: list[Any] = []
-            lists = [event.get("frames") or empty for event in events]
-            if not any(lists):
+            if not any(event.get("frames") for event in events):
                 return array("I")
-        if len(set(map(id, lists))) * 2 <= len(lists):
-            return array("I", map(self.one, lists))
-        return self._unshared(lists)
+            empty: list[Any] = []
+            return self._column(events, lambda event: event.get("frames") or empty)
 
-    def _unshared(self, lists: list[Any]) -> array[int]:
+    def _column(self, events: list[Any], get: Callable[[Any], Any]) -> array[int]:
+        some = [id(get(event)) for event in events[:_SAMPLE]]
+        if len(set(some)) * 2 <= len(some):
+            return array("I", map(self.one, map(get, events)))
+        return self._unshared(map(get, events))
+
+    def _unshared(self, lists: Iterable[Any]) -> array[int]:
         """Most events have a list of their own."""
-        result: list[int] = []
+        result = array("I")
         append = result.append
         # What a list looks like at three frames -> pairs (list, stack index).
         looks: dict[Any, Any] = {}
@@ -88,7 +95,7 @@ class StackInterner:
                     index = self._add(frames)
                     alike.append((frames, index))
             append(index)
-        return array("I", result)
+        return result
 
     def _add(self, frames: Any) -> int:
         if not isinstance(frames, (list, tuple)):

@@ -6,12 +6,15 @@ limited to a child process with a limit on memory and on processor time. It also
 cheaper way: the child never frees the millions of dictionaries it read, it just ends, and the
 parent never holds them.
 
-The child gets the file as its standard input and answers on its standard output::
+The child gets the file as its standard input and answers on its standard output, a record at
+a time, so that columns leave it as they are made::
 
-    magic      8 bytes  "GPSNAP1\\n"
-    length     u64      of the JSON that follows
-    JSON                {"error": …, "hint": …} or {"traces": […], "foreign": {…}}
-    columns             raw arrays in machine byte order, as the JSON lists them
+    magic   8 bytes  "GPSNAP1\\n"
+    record  <IHHQ    length of the name, device, 0, count; then the name, then
+                     an event column of that device: count items, machine byte order
+    …
+    record           the name "json": count bytes of JSON, the last record:
+                     {"error": …, "hint": …} or {"traces": […], "foreign": {…}}
 
 The bytes never leave the machine and both ends are the same installation, so there is no
 version. They are checked all the same: the child has read a hostile file.
@@ -25,6 +28,7 @@ import struct
 import subprocess
 import sys
 from array import array
+from functools import partial
 from typing import IO, Any
 
 from gpuprobe.errors import DataError, InternalError, SnapshotError
@@ -34,18 +38,17 @@ from gpuprobe.model.trace import (
     COLUMNS,
     AllocatorSettings,
     Annotation,
-    EventColumns,
     Frame,
     MemoryTrace,
     StackTable,
 )
-from gpuprobe.recording.snapshot_decode import Decoded, decode
+from gpuprobe.recording.snapshot_decode import Decoded, Keep, add_baseline, decode
 from gpuprobe.recording.snapshot_pickle import gc_paused, load_plain
 
-__all__ = ["decode_stream", "read_in_child", "receive", "send"]
+__all__ = ["decode_stream", "read_in_child"]
 
 _MAGIC = b"GPSNAP1\n"
-_LENGTH = struct.Struct("<Q")
+_RECORD = struct.Struct("<IHHQ")
 _MIB = 1024 * 1024
 
 MEMORY_PER_BYTE = 24
@@ -67,11 +70,18 @@ _START = (
 )
 
 
-def decode_stream(stream: IO[bytes], size: int) -> Decoded:
-    """Read and decode in this process. Raises SnapshotError."""
+def decode_stream(stream: IO[bytes], size: int, keep: Keep | None = None) -> Decoded:
+    """Read and decode in this process; ``keep`` as for `decode`. Raises SnapshotError."""
     with gc_paused():
         plain = load_plain(stream, size)
-        return decode(plain, limit=size // _SMALLEST_ENTRY + 1024)
+        found = decode(plain, limit=size // _SMALLEST_ENTRY + 1024, keep=keep)
+        if keep is not None:
+            # The child ends without freeing what it read.
+            _UNFREED.append(plain)
+        return found
+
+
+_UNFREED: list[Any] = []
 
 
 def read_in_child(stream: IO[bytes], size: int) -> Decoded:
@@ -127,14 +137,14 @@ def main(size: int) -> None:
     _limit(size)
     output = sys.stdout.buffer
     try:
-        answer: Decoded | SnapshotError = decode_stream(sys.stdin.buffer, size)
-    except SnapshotError as error:
-        answer = error
-    try:
-        send(answer, output)
+        output.write(_MAGIC)
+        try:
+            send(decode_stream(sys.stdin.buffer, size, partial(_send_column, output)), output)
+        except SnapshotError as error:
+            _send_json({"error": str(error), "hint": error.hint}, output)
         output.flush()
     except BrokenPipeError:  # the parent lost interest
-        os._exit(0)
+        pass
     # Not sys.exit: that would free everything, object by object.
     os._exit(0)
 
@@ -157,43 +167,40 @@ def _limit(size: int) -> None:
             resource.setrlimit(what, (value, value))
 
 
-def send(answer: Decoded | SnapshotError, stream: IO[bytes]) -> None:
-    """Write what `receive` reads."""
-    arrays: list[array[int]] = []
-    if isinstance(answer, SnapshotError):
-        plain: dict[str, Any] = {"error": str(answer), "hint": answer.hint}
-    else:
-        plain = {
-            "traces": [_plain_trace(trace, arrays) for trace in answer.traces],
-            "foreign": answer.foreign,
-        }
-    raw = json.dumps(plain, separators=(",", ":")).encode()
-    stream.write(_MAGIC + _LENGTH.pack(len(raw)))
-    stream.write(raw)
-    for values in arrays:
+def _send_column(stream: IO[bytes], device: int, name: str, values: array[int]) -> array[int]:
+    if values:
+        _record(stream, name, device, len(values))
         stream.write(values)
+    return array(values.typecode)
 
 
-def _plain_trace(trace: MemoryTrace, arrays: list[array[int]]) -> dict[str, Any]:
-    columns = []
-    for table in ("events", "baseline"):
-        for name in COLUMNS:
-            values: array[int] = getattr(getattr(trace, table), name)
-            if values:
-                columns.append([table, name, len(values)])
-                arrays.append(values)
-    return {
-        "device": trace.device,
-        "complete": trace.complete,
-        "pools": trace.pools,
-        "settings": to_plain(trace.settings),
-        "annotations": trace.annotations,
-        "strings": trace.stacks.strings,
-        "frames": trace.stacks.frames,
-        "stacks": trace.stacks.stacks,
-        "segments": [_plain_segment(segment) for segment in trace.segments],
-        "columns": columns,
-    }
+def _record(stream: IO[bytes], name: str, device: int, count: int) -> None:
+    stream.write(_RECORD.pack(len(name), device, 0, count) + name.encode())
+
+
+def _send_json(plain: dict[str, Any], stream: IO[bytes]) -> None:
+    raw = json.dumps(plain, separators=(",", ":")).encode()
+    _record(stream, "json", 0, len(raw))
+    stream.write(raw)
+
+
+def send(answer: Decoded, stream: IO[bytes]) -> None:
+    """Write the last record: all but the columns of events, which have been sent before."""
+    traces = [
+        {
+            "device": trace.device,
+            "complete": trace.complete,
+            "pools": trace.pools,
+            "settings": to_plain(trace.settings),
+            "annotations": trace.annotations,
+            "strings": trace.stacks.strings,
+            "frames": trace.stacks.frames,
+            "stacks": trace.stacks.stacks,
+            "segments": [_plain_segment(segment) for segment in trace.segments],
+        }
+        for trace in answer.traces
+    ]
+    _send_json({"traces": traces, "foreign": answer.foreign}, stream)
 
 
 def _plain_segment(segment: Segment) -> list[Any]:
@@ -212,19 +219,27 @@ def _plain_segment(segment: Segment) -> list[Any]:
 
 
 def receive(stream: IO[bytes]) -> Decoded | SnapshotError:
-    """Read what `send` wrote. Raises EOFError where it ends early, InternalError for anything
-    that `send` does not write.
+    """Read what the child wrote. Raises EOFError where it ends early, InternalError for
+    anything that it does not write.
     """
+    columns: dict[str, dict[str, array[int]]] = {}
     try:
-        start = _exactly(stream, len(_MAGIC) + _LENGTH.size)
-        if not start.startswith(_MAGIC):
-            raise ValueError("the answer does not begin as it should")
-        plain = json.loads(_exactly(stream, _LENGTH.unpack_from(start, len(_MAGIC))[0]))
+        if _exactly(stream, len(_MAGIC)) != _MAGIC:
+            raise ValueError("it does not begin as it should")
+        while True:
+            length, device, _, count = _RECORD.unpack(_exactly(stream, _RECORD.size))
+            name = _exactly(stream, length).decode()
+            if name == "json":
+                break
+            values = array(COLUMNS[name])
+            values.fromfile(stream, count)
+            columns.setdefault(f"cuda:{device}", {})[name] = values
+        plain = json.loads(_exactly(stream, count))
+        if stream.read(1):
+            raise ValueError("it does not end where it should")
         if "error" in plain:
             return SnapshotError(str(plain["error"]), hint=str(plain["hint"]))
-        traces = [_trace(entry, stream) for entry in plain["traces"]]
-        if stream.read(1):
-            raise ValueError("the answer does not end where it should")
+        traces = [_trace(entry, columns.get(entry["device"], {})) for entry in plain["traces"]]
         return Decoded(traces, {str(k): int(v) for k, v in plain["foreign"].items()})
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, DataError) as error:
         raise InternalError(
@@ -239,7 +254,7 @@ def _exactly(stream: IO[bytes], count: int) -> bytes:
     return data
 
 
-def _trace(plain: dict[str, Any], stream: IO[bytes]) -> MemoryTrace:
+def _trace(plain: dict[str, Any], columns: dict[str, array[int]]) -> MemoryTrace:
     stacks = StackTable.of(
         plain["strings"],
         [Frame(file, line, name) for file, line, name in plain["frames"]],
@@ -258,7 +273,6 @@ def _trace(plain: dict[str, Any], stream: IO[bytes]) -> MemoryTrace:
         complete=plain["complete"],
         annotations=tuple(Annotation(*entry) for entry in plain["annotations"]),
     )
-    tables: dict[str, EventColumns] = {"events": trace.events, "baseline": trace.baseline}
     limits = {
         "action": len(TraceAction),
         "stack": len(stacks.stacks),
@@ -266,12 +280,12 @@ def _trace(plain: dict[str, Any], stream: IO[bytes]) -> MemoryTrace:
         "phase": len(stacks.strings),
         "pool": len(trace.pools),
     }
-    for table, name, rows in plain["columns"]:
-        values = array(COLUMNS[name])
-        values.fromfile(stream, rows)
-        if name in limits and max(values) >= limits[name]:
+    rows = len(columns.get("action", ()))
+    for name, values in columns.items():
+        if len(values) != rows or (name in limits and max(values) >= limits[name]):
             raise ValueError(f"column {name}")
-        setattr(tables[table], name, values)
+        setattr(trace.events, name, values)
+    add_baseline(trace)
     return trace
 
 
