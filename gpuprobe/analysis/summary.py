@@ -25,6 +25,7 @@ from gpuprobe.analysis.peaks import (
     host_peak,
     overall_peak,
 )
+from gpuprobe.errors import DataError
 from gpuprobe.model.codec import to_plain
 from gpuprobe.model.memory import AllocatorCounts, Category
 from gpuprobe.model.recording import RankRecording, Recording
@@ -58,15 +59,18 @@ def summarize(
 
     ``is_running`` says of a rank whose recording has no end whether its process still runs,
     None where that cannot be told. Reads the traces of the peak's step; a trace that cannot
-    be read makes its tables unavailable, not the report.
+    be read makes its tables unavailable, not the report. Raises DataError where the recording
+    has no rank yet.
     """
+    if not recording.ranks:
+        raise DataError(f"nothing is recorded in {recording.path} yet")
     sites = device_peaks(recording)
     site = overall_peak(recording, sites)
     mark: HighWater | Unavailable = _NOT_MEASURED if site is None else high_water_at(site)
     growth = None if site is None else growth_of(site)
     evidence = None if site is None else Evidence(site, mark, growth)
     first = recording.ranks[0]
-    status = _worst([_status(rank, is_running) for rank in recording.ranks])
+    statuses = [_status(rank, is_running, recording.kind) for rank in recording.ranks]
     return {
         "schema": SCHEMA,
         "version": list(VERSION),
@@ -76,12 +80,14 @@ def summarize(
             "path": recording.path,
             "kind": recording.kind,
             "format_version": list(recording.schema_version),
-            "status": status,
+            "status": min(statuses, key=_STATUSES.index),
             "error": next((e for r in recording.ranks if (e := _error(r)) is not None), None),
         },
         "environment": _with_defaults(first.environment),
         "session": _with_defaults(first.session),
-        "ranks": [_rank(rank, is_running) for rank in recording.ranks],
+        "ranks": [
+            _rank(rank, status) for rank, status in zip(recording.ranks, statuses, strict=True)
+        ],
         "devices": [_device(s) for s in sites],
         "peak": _peak(site, sites, mark),
         "categories": _categories(site, mark),
@@ -93,12 +99,12 @@ def summarize(
             "rows": [_step(rank, step) for rank in recording.ranks for step in rank.steps],
         },
         "findings": [
-            {"rank": rank.session.rank, **to_plain(finding)}
+            {"rank": rank.session.rank, **_with_defaults(finding)}
             for rank in recording.ranks
             for finding in rank.findings
         ],
-        "blind_spots": _blind_spots(recording, site, mark, status),
-        "advice": [] if evidence is None else [to_plain(a) for a in advise(evidence)],
+        "blind_spots": _blind_spots(recording, site, mark, statuses),
+        "advice": [] if evidence is None else [_with_defaults(a) for a in advise(evidence)],
     }
 
 
@@ -108,17 +114,17 @@ def summarize(
 _STATUSES = ("failed", "killed", "unfinished", "running", "complete")  # the worst first
 
 
-def _status(rank: RankRecording, is_running: Callable[[RankRecording], bool | None]) -> str:
+def _status(
+    rank: RankRecording, is_running: Callable[[RankRecording], bool | None], kind: str
+) -> str:
+    if kind == "snapshot":
+        return "complete"
     if rank.end is not None:
         return "complete" if rank.end.error is None else "failed"
     running = is_running(rank)
     if running is None:
         return "unfinished"
     return "running" if running else "killed"
-
-
-def _worst(statuses: Sequence[str]) -> str:
-    return min(statuses, key=_STATUSES.index)
 
 
 def _error(rank: RankRecording) -> dict[str, Any] | None:
@@ -138,9 +144,7 @@ def _with_defaults(value: Any) -> dict[str, Any]:
     return {name: to_plain(getattr(value, name)) for name in value.__dataclass_fields__}
 
 
-def _rank(
-    rank: RankRecording, is_running: Callable[[RankRecording], bool | None]
-) -> dict[str, Any]:
+def _rank(rank: RankRecording, status: str) -> dict[str, Any]:
     ended = rank.end
     host = host_peak(rank)
     return {
@@ -148,7 +152,7 @@ def _rank(
         "local_rank": rank.session.local_rank,
         "pid": rank.session.pid,
         "hostname": rank.environment.hostname,
-        "status": _status(rank, is_running),
+        "status": status,
         "error": _error(rank),
         "steps": len(rank.steps),
         "duration_ns": to_plain(
@@ -185,7 +189,13 @@ def _peak(
     """
     if site is None:
         nothing = _bounds(_NOT_MEASURED)
-        return {"measure": None, "allocated": nothing, "reserved": nothing, "host_rss": nothing}
+        return {
+            "measure": None,
+            **dict.fromkeys(("rank", "device", "step", "phase")),
+            "certain": False,
+            **dict.fromkeys(("allocated", "reserved", "host_rss"), nothing),
+            **dict.fromkeys(("traced", "before_trace"), to_plain(_NOT_MEASURED)),
+        }
     host = host_peak(site.rank)
     on_device = bool(site.device)
     allocated: Peak | Unavailable = site.amount
@@ -365,7 +375,10 @@ def _highlights(site: PeakSite | None) -> dict[str, Any] | None:
 
 
 def _blind_spots(
-    recording: Recording, site: PeakSite | None, mark: HighWater | Unavailable, status: str
+    recording: Recording,
+    site: PeakSite | None,
+    mark: HighWater | Unavailable,
+    statuses: Sequence[str],
 ) -> list[dict[str, Any]]:
     """The recording's own, and those that follow from how it ended; each once."""
     found: dict[BlindSpot, list[int]] = {}
@@ -373,7 +386,7 @@ def _blind_spots(
     def add(spot: BlindSpot, rank: RankRecording) -> None:
         found.setdefault(spot, []).append(rank.session.rank)
 
-    for rank in recording.ranks:
+    for rank, status in zip(recording.ranks, statuses, strict=True):
         for spot in rank.blind_spots:
             add(spot, rank)
         if rank.end is None and recording.kind == "recording":
@@ -394,6 +407,11 @@ def _blind_spots(
 
 
 def _no_end(status: str) -> BlindSpot:
+    if status == "killed":
+        return BlindSpot(
+            "how the program ended: it was killed before the recording was closed",
+            "what happened after the last step on record is unknown",
+        )
     if status == "running":
         return BlindSpot("the rest of the program: it is still running", "the peak may yet rise")
     return BlindSpot(

@@ -16,7 +16,7 @@ _BOLD, _RESET = "\x1b[1m", "\x1b[0m"
 
 # What is used when the stream cannot encode the character.
 _ASCII = str.maketrans(
-    {"…": "~", "·": "-", "×": "x", "µ": "u", "–": "-", "≥": ">=", "█": "#", "→": "->"}
+    {"…": "...", "·": "-", "×": "x", "µ": "u", "–": "-", "≥": ">=", "█": "#", "→": "->"}
 )
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 

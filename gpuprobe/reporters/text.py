@@ -6,6 +6,7 @@ names, messages) is made visible before it is printed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
@@ -45,7 +46,7 @@ def render(report: Report, style: Style) -> Iterator[str]:
         ("Steps", _steps(report, style)),
         ("Findings", _findings(report["findings"], style)),
         ("What this could not see", _blind_spots(report, style)),
-        ("First thing to try", _advice(report["advice"], style)),
+        ("What to try first", _advice(report["advice"], style)),
     )
     for title, lines in sections:
         body = list(lines)
@@ -72,7 +73,9 @@ def headline(report: Report, style: Style) -> list[str]:
 
 def _title(report: Report, style: Style) -> Iterator[str]:
     recording, session = report["recording"], report["session"]
-    yield style.heading(f"{recording['name']} · {_STATUS[recording['status']]}")
+    status = f" · {_STATUS[recording['status']]}"
+    name = style.fit(recording["name"], style.width - len(status))
+    yield style.heading(name + status)
     if session["argv"]:
         yield from style.wrapped(" ".join(session["argv"]), first="  ", rest="  ")
     environment = report["environment"]
@@ -233,21 +236,20 @@ def _steps(report: Report, style: Style) -> Iterator[str]:
         return
     named: dict[int, list[str]] = {}
     for name in ("first", "worst", "slowest", "last"):
-        named.setdefault(marks[name], []).append("peak" if name == "worst" else name)
+        named.setdefault(marks[name], []).append("at peak" if name == "worst" else name)
     resident = marks["device"] is None
-    memory = "resident peak" if resident else "peak"
-    yield f"  {'step':>6}{'time':>11}{memory:>14}{'at end':>12}   longest phase"
+    memory = "resident" if resident else "peak"
+    yield f"  {'step':>6}{'time':>10}{memory:>12}{'at end':>12}  {'':14} longest phase"
     rows = {r["index"]: r for r in report["steps"]["rows"] if r["rank"] == marks["rank"]}
     for index in sorted(named):
         row = rows[index]
         device = next((d for d in row["devices"] if d["device"] == marks["device"]), None)
         peak = row["host_rss_peak"] if device is None else device["peak_allocated"]
         end = "-" if device is None else _count(device["end"]["allocated"])
-        line = (
-            f"  {index:>6}{human_ns(row['duration_ns']):>11}{_short(peak):>14}{end:>12}   "
-            f"{_longest(row)} ({', '.join(named[index])})"
-        )
-        yield style.text(line)[: style.width].rstrip()
+        yield style.text(
+            f"  {index:>6}{human_ns(row['duration_ns']):>10}{_short(peak):>12}{end:>12}  "
+            f"{', '.join(named[index]):<14} {_longest(row)}"
+        )[: style.width].rstrip()
 
 
 def _count(value: Any) -> str:
@@ -284,25 +286,20 @@ def _blind_spots(report: Report, style: Style) -> Iterator[str]:
 
 
 def _advice(advice: list[Report], style: Style) -> Iterator[str]:
+    said = ""
     for number, item in enumerate(advice[:3], 1):
-        yield from style.wrapped(
-            _relative(item["text"], style), first=f"  {number}. ", rest="     "
-        )
+        text = _relative(item["text"], style)
+        yield from style.wrapped(text, first=f"  {number}. ", rest="     ")
         if item["code"]:
-            yield (
-                f"     $ {style.text(item['code'])}"
-                if _is_command(item["code"])
-                else (f"     {style.text(item['code'])}")
-            )
-        why = f"because {_relative(item['evidence'], style)}"
-        yield from style.wrapped(why, first="     ", rest="     ")
-
-
-def _is_command(code: str) -> bool:
-    return code.startswith("gpuprobe ")
+            prompt = "$ " if item["code"].startswith("gpuprobe ") else ""
+            yield f"     {prompt}{style.text(item['code'])}"
+        if item["evidence"] != said:
+            said = item["evidence"]
+            why = f"because {_relative(said, style)}"
+            yield from style.wrapped(why, first="     ", rest="     ")
 
 
 def _relative(text: str, style: Style) -> str:
     """A sentence with the working directory left out of the paths in it."""
-    prefix = style.path(style.cwd) and f"{style.cwd.rstrip('/')}/"
-    return text.replace(prefix, "") if prefix and prefix != "/" else text
+    below = style.cwd.rstrip("/\\") + os.sep
+    return text.replace(below, "") if style.cwd.strip("/\\") else text

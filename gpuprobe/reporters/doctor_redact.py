@@ -1,0 +1,132 @@
+"""Taking secrets and names out of data before it is given away.
+
+Removed are: secrets known by name (the value of every environment variable whose name says
+it is one, wherever that value appears) and by form (tokens of well-known services, credentials
+in URLs, ``--password x`` and ``key=value`` pairs); user names, home directories, host names,
+IP, MAC and mail addresses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+__all__ = ["Redactor", "is_secret_name"]
+
+_SECRET_NAME = re.compile(
+    r"(?i)(token|secret|passw|passphrase|pwd$|credential|private|api_?key|access_?key|auth|"
+    r"cookie|session_?id|signature|_key$|^key$|_pat$|license)"
+)
+
+# A word that says "what follows is secret", in commands, query strings and messages.
+_PAIR = re.compile(
+    r"(?i)((?:^|[\s?&;,'\"{(\[-])[\w.-]*(?:token|secret|passw(?:or)?d|passphrase|credential|"
+    r"api[_-]?key|access[_-]?key|auth(?:orization)?|signature|sig)[\w-]*[\"']?\s*(?:=|:|\s)\s*"
+    r"(?:bearer\s+|basic\s+)?[\"']?)([^\s&\"',;<>]+)"
+)
+_URL_CREDENTIALS = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)[^/@\s]+@")
+
+# The forms are those that the services document: GitHub, GitLab, Hugging Face, OpenAI and
+# alike, AWS, Google, Slack, npm, PyPI, Weights & Biases (40 hex digits), JSON web tokens.
+_TOKENS = re.compile(
+    r"gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{15,}|hf_[A-Za-z0-9]{16,}|"
+    r"sk-[\w-]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|xox[abprs]-[\w-]{10,}|"
+    r"npm_[A-Za-z0-9]{30,}|pypi-[\w-]{20,}|\b[0-9a-f]{40}\b|"
+    r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+)
+_HOME = re.compile(r"(/home/|/Users/|/users/|\\Users\\)([^/\\\s:;,'\"]+)")
+_MAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_MAC = re.compile(r"\b[0-9a-fA-F]{2}(?:[:-][0-9a-fA-F]{2}){5}\b")
+_IPV4 = re.compile(r"(?<![\d.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)"
+                   r"(?![\d.])")  # fmt: skip
+_IPV6 = re.compile(
+    r"(?<![\w:.])(?:(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}"
+    r"|(?:[0-9a-fA-F]{1,4}:){1,6}(?::[0-9a-fA-F]{1,4}){1,6}"
+    r"|(?:[0-9a-fA-F]{1,4}:){1,7}:|::(?:[0-9a-fA-F]{1,4}:){0,6}[0-9a-fA-F]{1,4})(?![\w:])"
+)
+# Accounts that every machine has say nothing about a person.
+_COMMON_NAMES = frozenset({"root", "nobody", "daemon", "user", "localhost", "nvidia"})
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable or field of this name holds a secret."""
+    return _SECRET_NAME.search(name) is not None
+
+
+class Redactor:
+    """Replaces what must not be given away by a word in angle brackets.
+
+    ``environ`` is the whole environment: the values of its secrets are looked for everywhere.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        *,
+        users: Iterable[str] = (),
+        homes: Iterable[str] = (),
+        hosts: Iterable[str] = (),
+    ) -> None:
+        literal: dict[str, str] = {}
+        for name, value in environ.items():
+            if is_secret_name(name) and value.strip():
+                # Whole, and line by line: a key file may be printed with its lines indented.
+                literal[value] = "<secret>"
+                literal.update(dict.fromkeys(filter(None, value.split()), "<secret>"))
+        for home in homes:
+            if len(home.rstrip("/")) > 1:
+                literal.setdefault(home.rstrip("/"), "<home>")
+        names = {user: "<user>" for user in users} | {host: "<host>" for host in hosts}
+        self._names = {k: v for k, v in names.items() if k and k.lower() not in _COMMON_NAMES}
+        # Longer ones first: a name may be a part of a path.
+        self._literal = sorted(literal.items(), key=lambda item: -len(item[0]))
+        ordered = sorted(self._names, key=len, reverse=True)
+        self._name = re.compile(
+            "|".join(_as_word(name) for name in ordered) or r"(?!)", re.IGNORECASE
+        )
+        self._lower = {name.lower(): word for name, word in self._names.items()}
+
+    def text(self, text: str, *, addresses: bool = True) -> str:
+        """``text`` without secrets and names.
+
+        ``addresses=False`` leaves what looks like an IP address: version numbers do.
+        """
+        for value, word in self._literal:
+            # A secret of a few characters ("1", "yes") is none, and is everywhere.
+            if len(value) >= 4:
+                text = text.replace(value, word)
+            elif text == value:
+                text = word
+        text = _URL_CREDENTIALS.sub(r"\1<secret>@", text)
+        text = _TOKENS.sub("<secret>", text)
+        text = _PAIR.sub(r"\1<secret>", text)
+        text = _MAIL.sub("<mail>", text)
+        text = _HOME.sub(r"\1<user>", text)
+        text = self._name.sub(lambda m: self._lower.get(m.group().lower(), "<name>"), text)
+        if addresses:
+            text = _MAC.sub("<mac>", text)
+            text = _IPV4.sub("<ip>", text)
+            text = _IPV6.sub("<ip>", text)
+        return text
+
+    def data(self, value: Any, *, addresses: bool = True) -> Any:
+        """Plain JSON data, with every text in it (keys too) redacted."""
+        if isinstance(value, str):
+            return self.text(value, addresses=addresses)
+        if isinstance(value, (list, tuple)):
+            return [self.data(item, addresses=addresses) for item in value]
+        if isinstance(value, dict):
+            return {
+                self.text(str(key), addresses=addresses): "<secret>"
+                if isinstance(item, str) and is_secret_name(str(key))
+                else self.data(item, addresses=addresses)
+                for key, item in value.items()
+            }
+        return value
+
+
+def _as_word(name: str) -> str:
+    """A pattern for a name. Short ones count only as whole words: "al" is in "total"."""
+    escaped = re.escape(name)
+    return escaped if len(name) >= 5 else rf"(?<![A-Za-z0-9]){escaped}(?![A-Za-z0-9])"

@@ -1,0 +1,525 @@
+"""The report document: valid, conserving, and right about the peak."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import Phase as HypothesisPhase
+from hypothesis import strategies as st
+from model_strategies import memory_traces, values_of
+from report_builders import (
+    MIB,
+    NO_RESERVED,
+    environment,
+    rank_recording,
+    recording,
+    session,
+    step,
+    trace,
+    window,
+)
+
+from gpuprobe.analysis.summary import SCHEMA, VERSION, summarize
+from gpuprobe.errors import DataError
+from gpuprobe.model.findings import Finding
+from gpuprobe.model.memory import Block, BlockState, Category, Segment
+from gpuprobe.model.recording import RankRecording, Recording
+from gpuprobe.model.session import (
+    BlindSpot,
+    Environment,
+    HostWindow,
+    KnownTensors,
+    ProgramError,
+    Session,
+    SessionEnd,
+    Step,
+)
+from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.values import Bytes, Peak, Unavailable
+from gpuprobe.reporters import report_json
+from gpuprobe.reporters.terminal import Style
+from gpuprobe.reporters.text import headline, render
+
+GIB = 1024 * MIB
+
+
+def closed(schema: Any) -> Any:
+    """The schema with no room for keys that it does not name."""
+    if isinstance(schema, dict):
+        made = {key: closed(value) for key, value in schema.items()}
+        if "properties" in made:
+            made["additionalProperties"] = False
+        return made
+    return [closed(item) for item in schema] if isinstance(schema, list) else schema
+
+
+VALIDATOR = jsonschema.Draft202012Validator(closed(report_json.schema()))
+
+
+def checked(made: Recording, **options: Any) -> dict[str, Any]:
+    """The report, after a trip through JSON text, found valid and conserving."""
+    stream = io.StringIO()
+    report_json.write(summarize(made, **options), stream)
+    report: dict[str, Any] = json.loads(stream.getvalue())
+    VALIDATOR.validate(report)
+    growth = report["growth"] or {"lines": None}
+    for table in (report["categories"], report["top_lines"], report["top_modules"]):
+        conserve(table)
+    if growth["lines"] is not None:
+        conserve(growth["lines"])
+    for row in report["steps"]["rows"]:
+        outer = sum(p["duration_ns"] for p in row["phases"] if "/" not in p["path"])
+        assert outer + row["outside_phases_ns"] == row["duration_ns"]
+    return report
+
+
+def conserve(table: dict[str, Any]) -> None:
+    if "unavailable" in table:
+        return
+    rows = sum(row["bytes"] for row in table["rows"])
+    remainder = table["remainder"]["bytes"]
+    if isinstance(remainder, dict):
+        assert table["total"] == remainder  # the same reason
+    else:
+        assert rows + remainder == table["total"]
+
+
+@st.composite
+def recordings(draw: st.DrawFn) -> Recording:
+    ranks = []
+    for _ in range(draw(st.integers(1, 2))):
+        steps = draw(st.lists(values_of(Step), max_size=3, unique_by=lambda s: s.index))
+        traces = draw(st.lists(memory_traces(), max_size=2))
+        ranks.append(
+            RankRecording(
+                session=draw(values_of(Session)),
+                environment=draw(values_of(Environment)),
+                steps=tuple(steps),
+                findings=tuple(draw(st.lists(values_of(Finding), max_size=1))),
+                blind_spots=tuple(draw(st.lists(values_of(BlindSpot), max_size=1))),
+                end=draw(st.none() | values_of(SessionEnd)),
+                load_traces=lambda traces=traces: iter(traces),
+            )
+        )
+    return Recording(draw(st.text(max_size=9)), (1, 0), tuple(ranks))
+
+
+# Not shrunk: these are large, and a failure is read more easily than it is shrunk.
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[HypothesisPhase.explicit, HypothesisPhase.reuse, HypothesisPhase.generate],
+)
+@given(made=recordings(), top=st.integers(1, 4), unicode=st.booleans())
+def test_any_recording_gives_a_valid_report_and_clean_text(
+    made: Recording, top: int, unicode: bool
+) -> None:
+    report = checked(made, top=top)
+    for line in render(report, Style(unicode=unicode)):
+        assert line.isprintable()
+        assert len(line) <= 80 or line.startswith("     ")  # a command is not broken
+        assert unicode or line.isascii()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(
+        st.tuples(
+            st.sampled_from(["a.py:1", "b.py:2", "c.py:3", "d.py:4"]),
+            st.integers(1, 10**12),
+            st.sampled_from(Category),
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    before=st.integers(0, 10**9),
+    top=st.integers(1, 3),
+)
+def test_tables_sum_to_the_peak(
+    sizes: list[tuple[str, int, Category]], before: int, top: int
+) -> None:
+    peak = sum(size for _, size, _ in sizes) + before
+    made = recording([step(0, {"backward": peak})], [trace(sizes, before=before)])
+    report = checked(made, top=top)
+    assert report["peak"]["allocated"] == {"at_least": peak, "at_most": peak, "exact": True}
+    assert report["peak"]["traced"] == peak
+    assert report["peak"]["before_trace"] == before
+    for name in ("categories", "top_lines", "top_modules"):
+        assert report[name]["total"] == peak
+    assert len(report["top_lines"]["rows"]) <= top
+    assert report["categories"]["remainder"]["bytes"] == 0
+
+
+def test_the_document_says_what_it_is() -> None:
+    report = checked(recording([step(0, {"forward": 5})]))
+    assert (
+        (report["schema"], report["version"])
+        == (SCHEMA, list(VERSION))
+        == (
+            "gpuprobe.report",
+            [1, 0],
+        )
+    )
+    assert report["recording"]["name"] == "a.gpuprobe"
+
+
+def test_the_schema_refuses_what_is_no_report() -> None:
+    report = summarize(recording([step(0, {"forward": 5})]))
+    for path in (("peak", "allocated", "at_least"), ("steps", "rows"), ("schema",)):
+        broken: Any = copy.deepcopy(report)
+        inner = broken
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = "wrong"
+        with pytest.raises(jsonschema.ValidationError):
+            VALIDATOR.validate(broken)
+
+
+def test_the_peak_has_a_step_and_the_innermost_phase() -> None:
+    steps = [
+        step(0, {"forward": 10, "backward": 20}),
+        step(1, {"forward": 30, "forward/attention": 30, "forward/mlp": 25, "backward": 29}),
+        step(2, {"forward": 28, "backward": 30}),
+    ]
+    report = checked(recording(steps))
+    peak = report["peak"]
+    assert (peak["rank"], peak["device"], peak["step"]) == (0, "cpu", 1)
+    assert peak["phase"] == "forward/attention"
+    assert peak["certain"]
+    assert report["steps"]["highlights"] == {
+        "rank": 0,
+        "device": "cpu",
+        "first": 0,
+        "worst": 1,
+        "last": 2,
+        "slowest": 0,
+    }
+
+
+def test_a_peak_between_bounds_says_so() -> None:
+    loose = step(1, {"forward": 50})
+    loose = Step(1, 0, 1, windows=(window("cpu", Peak(50, 90)),), phases=loose.phases)
+    report = checked(recording([step(0, {"forward": 60}), loose]))
+    assert report["peak"]["allocated"] == {"at_least": 60, "at_most": 90, "exact": False}
+    assert report["peak"]["step"] == 0
+    assert not report["peak"]["certain"]
+    assert "another step or phase may have been higher" in "\n".join(render(report, Style()))
+
+
+def test_a_counter_that_did_not_rise_again_leaves_no_doubt() -> None:
+    # As on CUDA: the first step raised the lifetime counter to 100, the second did not.
+    later = Step(1, 0, 1, windows=(window("cuda:0", Peak(60, 100)),))
+    report = checked(recording([step(0, {"forward": 100}, device="cuda:0"), later]))
+    assert report["peak"]["allocated"]["exact"]
+    assert report["peak"]["step"] == 0
+    assert report["peak"]["certain"]
+
+
+def test_the_peak_over_all_ranks_names_the_rank() -> None:
+    ranks = [
+        rank_recording(
+            [step(0, {"forward": size}, device=f"cuda:{i}")],
+            ended=SessionEnd(1),
+            session=session("counters", f"cuda:{i}", rank=i, world_size=3),
+        )
+        for i, size in enumerate((5, 9, 7))
+    ]
+    report = checked(Recording("a", (1, 0), tuple(ranks)))
+    assert report["peak"]["rank"] == 1
+    assert report["peak"]["device"] == "cuda:1"
+    assert [row["peak_allocated"]["at_least"] for row in report["devices"]] == [5, 9, 7]
+    text = "\n".join(render(report, Style()))
+    assert "9 B allocated on cuda:1, in rank 1, phase forward, step 0" in text
+    assert "3 ranks" in text
+
+
+def test_counters_on_the_cpu_report_resident_memory_and_known_tensors() -> None:
+    missing = Unavailable("torch keeps no allocator statistics on the CPU")
+    tensors = KnownTensors("cpu", {Category.PARAMETER: Bytes(30), Category.GRADIENT: Bytes(10)})
+    made = Step(
+        0,
+        0,
+        10,
+        host=HostWindow(rss_peak=Peak(700, 900)),
+        windows=(window("cpu", missing, missing),),
+        tensors=(tensors,),
+    )
+    report = checked(recording([made], session=session("counters")))
+    assert report["peak"]["measure"] == "host_rss"
+    assert report["peak"]["host_rss"] == {"at_least": 700, "at_most": 900, "exact": False}
+    assert report["peak"]["allocated"]["unavailable"] == missing.reason
+    assert report["categories"]["at"] == "step_end"
+    assert [row["bytes"] for row in report["categories"]["rows"]] == [30, 10]
+    assert "unavailable" in report["categories"]["total"]
+    assert "level 'trace'" in report["top_lines"]["unavailable"]
+    assert [advice["id"] for advice in report["advice"]] == ["trace"]
+    text = "\n".join(render(report, Style()))
+    assert "700 B to 900 B resident in the process" in text
+    assert "%" not in text.split("Categories")[1].split("Lines")[0]  # no share of the unknown
+
+
+def test_known_tensors_and_the_rest_sum_to_the_total() -> None:
+    tensors = KnownTensors("cuda:0", {Category.PARAMETER: Bytes(30)}, rest=Bytes(12))
+    made = step(0, {"forward": 50}, end=42, device="cuda:0", tensors=(tensors,))
+    report = checked(recording([made], session=session("counters", "cuda:0")))
+    assert report["categories"]["total"] == 42
+    assert report["categories"]["remainder"]["bytes"] == 12
+
+
+def test_nothing_measured() -> None:
+    report = checked(recording([]))
+    assert report["peak"]["measure"] is None
+    assert report["advice"] == []
+    assert "nothing was measured" in "\n".join(render(report, Style()))
+    assert headline(report, Style())
+
+
+def test_a_recording_without_ranks_is_a_data_error() -> None:
+    with pytest.raises(DataError, match="nothing is recorded"):
+        summarize(Recording("a", (1, 0), ()))
+
+
+def test_a_snapshot_has_a_peak_and_an_end_but_no_steps() -> None:
+    blocks = (
+        Block(0, 600, 600, BlockState.ALLOCATED),
+        Block(600, 100, 100, BlockState.PENDING_FREE),
+        Block(700, 300, 0, BlockState.INACTIVE),
+    )
+    made = trace([("a.py:1", 600, Category.ACTIVATION)], step=None, device="cuda:0")
+    made.segments = (Segment(0, 0, 1000, 0, "small", blocks=blocks),)
+    other = trace([("a.py:1", 5, Category.ACTIVATION)], step=None, device="cuda:1")
+    snapshot = recording([], [other, made], ended=None)
+    snapshot.kind = "snapshot"
+    report = checked(snapshot)
+    assert report["recording"]["status"] == "complete"
+    assert report["peak"]["device"] == "cuda:0"
+    assert report["peak"]["step"] is None
+    assert report["devices"][1]["end"] == {
+        "allocated": 600,
+        "pending": 100,
+        "cached": 300,
+        "reserved": 1000,
+        "requested": {"unavailable": "not read", "status": "error"},
+    }
+    assert report["blind_spots"] == []
+    assert "600 B allocated on cuda:0, in phase backward" in "\n".join(render(report, Style()))
+
+
+class TestHowItEnded:
+    def status(self, ended: SessionEnd | None, running: bool | None) -> dict[str, Any]:
+        made = recording([step(0, {"forward": 5})], ended=ended)
+        return checked(made, is_running=lambda rank: running)
+
+    def test_complete(self) -> None:
+        report = self.status(SessionEnd(7), True)
+        assert report["recording"]["status"] == "complete"
+        assert report["ranks"][0]["duration_ns"] == 7
+
+    def test_failed(self) -> None:
+        error = ProgramError("OutOfMemoryError", "CUDA out of \x1b[31mmemory", out_of_memory=True)
+        report = self.status(SessionEnd(7, error, ("hooks: boom",)), None)
+        assert report["recording"]["status"] == "failed"
+        assert report["recording"]["error"]["out_of_memory"]
+        assert report["blind_spots"][0]["what"] == "a fault inside gpuprobe: hooks: boom"
+        text = "\n".join(render(report, Style()))
+        assert "OutOfMemoryError: CUDA out of \\x1b[31mmemory" in text
+
+    @pytest.mark.parametrize(
+        ("running", "status", "word"),
+        [
+            (True, "running", "may yet rise"),
+            (False, "killed", "it was killed"),
+            (None, "unfinished", "running, or was killed"),
+        ],
+    )
+    def test_no_end(self, running: bool | None, status: str, word: str) -> None:
+        report = self.status(None, running)
+        assert report["recording"]["status"] == status
+        assert word in str(report["blind_spots"])
+        assert "unavailable" in report["ranks"][0]["duration_ns"]
+
+    def test_the_worst_rank_counts(self) -> None:
+        ends = (SessionEnd(1), SessionEnd(2, ProgramError("E", "x")), None)
+        ranks = tuple(rank_recording([step(0, {"forward": 5})], ended=end) for end in ends)
+        report = checked(Recording("a", (1, 0), ranks), is_running=lambda rank: True)
+        assert report["recording"]["status"] == "failed"
+        assert [rank["status"] for rank in report["ranks"]] == ["complete", "failed", "running"]
+
+
+def test_blind_spots_of_several_ranks_are_said_once() -> None:
+    spot = BlindSpot("NCCL", "not counted")
+    ranks = tuple(
+        rank_recording(
+            [step(0, {"forward": 5})],
+            ended=SessionEnd(1),
+            blind_spots=(spot,),
+            session=session(rank=i, world_size=2),
+        )
+        for i in range(2)
+    )
+    report = checked(Recording("a", (1, 0), ranks))
+    assert report["blind_spots"] == [
+        {"what": "NCCL", "consequence": "not counted", "ranks": [0, 1]}
+    ]
+
+
+def test_a_damaged_trace_makes_its_tables_unavailable_and_is_said() -> None:
+    def broken(name: str) -> MemoryTrace:
+        raise DataError(f"{name}: the trace chunk is damaged (checksum)")
+
+    made = recording([step(0, {"forward": 5}, traces=("chunk-7",))])
+    made.ranks[0].load_trace = broken
+    # The builder gives a step without traces none: name one again.
+    made.ranks[0].steps = (step(0, {"forward": 5}, traces=("chunk-7",)),)
+    report = checked(made)
+    assert "chunk-7" in report["top_lines"]["unavailable"]
+    assert "chunk-7" in report["blind_spots"][0]["what"]
+    assert report["peak"]["allocated"]["at_least"] == 5
+
+
+class TestGrowth:
+    def leak(self, per_step: int, *, steps: int = 10, traced: bool = True) -> Recording:
+        base = 1000
+        made = [
+            step(i, {"forward": base + i * per_step + 100}, end=base + i * per_step)
+            for i in range(steps)
+        ]
+        traces = [
+            trace(
+                [
+                    ("train.py:3", base, Category.PARAMETER),
+                    ("train.py:9", 100 + i * per_step, Category.ACTIVATION),
+                ],
+                step=i,
+            )
+            for i in (0, 1, 2, steps - 1)
+        ]
+        return recording(made, traces if traced else ())
+
+    def test_steady_growth_and_its_line(self) -> None:
+        report = checked(self.leak(50))
+        growth = report["growth"]
+        assert (growth["first_step"], growth["last_step"]) == (2, 9)
+        assert growth["bytes"] == 7 * 50
+        assert growth["bytes_per_step"] == 50
+        assert growth["lines"]["rows"][0]["key"] == "train.py:9 in forward"
+        assert growth["lines"]["total"] == 350
+        assert report["advice"][0]["id"] == "growth"
+        assert "train.py:9" in report["advice"][0]["text"]
+
+    def test_growth_without_traces_has_no_line(self) -> None:
+        report = checked(self.leak(50, traced=False))
+        assert report["growth"]["lines"] is None
+        assert "train.py" not in report["advice"][0]["text"]
+
+    @pytest.mark.parametrize("per_step", [0, -20])
+    def test_no_growth(self, per_step: int) -> None:
+        assert checked(self.leak(per_step))["growth"] is None
+
+    def test_too_few_steps(self) -> None:
+        assert checked(self.leak(50, steps=5))["growth"] is None
+
+    def test_growth_in_the_warm_up_alone_is_none(self) -> None:
+        steps = [step(i, {"forward": 2000}, end=min(i, 2) * 500) for i in range(10)]
+        assert checked(recording(steps))["growth"] is None
+
+    def test_too_small_to_matter(self) -> None:
+        steps = [step(i, {"forward": 10**6}, end=1000 + i) for i in range(10)]
+        assert checked(recording(steps))["growth"] is None
+
+    def test_evaluation_at_the_end_is_not_growth(self) -> None:
+        steps = [step(i, {"forward": 2000}, end=1000) for i in range(9)]
+        steps.append(step(9, {"forward": 9000}, end=9000, ended_by="end"))
+        assert checked(recording(steps))["growth"] is None
+
+
+class TestAdvice:
+    def ids(self, made: Recording) -> list[str]:
+        return [advice["id"] for advice in checked(made)["advice"]]
+
+    def of(
+        self, blocks: list[tuple[str, int, Category]], phase: str = "backward", **changes: Any
+    ) -> Recording:
+        peak = sum(size for _, size, _ in blocks)
+        made = step(0, {"forward": 1, "backward": 1, phase: peak})
+        return recording([made], [trace(blocks, phase=phase)], **changes)
+
+    def test_balanced_memory_needs_none(self) -> None:
+        blocks = [("a.py:1", 10, c) for c in (Category.PARAMETER, Category.GRADIENT)]
+        blocks += [("a.py:1", 10, c) for c in (Category.ACTIVATION, Category.INPUT)]
+        assert self.ids(self.of(blocks)) == []
+
+    def test_activations(self) -> None:
+        made = self.of([("a.py:1", 60, Category.ACTIVATION), ("b.py:1", 40, Category.PARAMETER)])
+        assert self.ids(made) == ["checkpoint", "smaller-batch"]
+        assert "a.py:1" in checked(made)["advice"][0]["evidence"]
+
+    def test_checkpointing_that_is_on_is_not_suggested(self) -> None:
+        file = "/x/site-packages/torch/utils/checkpoint.py:488"
+        blocks = [("a.py:1", 60, Category.ACTIVATION), (file, 1, Category.ACTIVATION)]
+        assert self.ids(self.of(blocks)) == ["smaller-batch"]
+
+    def test_gradients_alive_in_the_forward_pass(self) -> None:
+        blocks = [("a.py:1", 60, Category.PARAMETER), ("a.py:2", 60, Category.GRADIENT)]
+        assert self.ids(self.of(blocks, "forward/attention")) == ["zero-grad"]
+        assert self.ids(self.of(blocks, "backward")) == []
+
+    def test_optimizer_state(self) -> None:
+        adam = [("a.py:1", 30, Category.PARAMETER), ("o.py:1", 60, Category.OPTIMIZER_STATE)]
+        momentum = [("a.py:1", 30, Category.PARAMETER), ("o.py:1", 30, Category.OPTIMIZER_STATE)]
+        assert self.ids(self.of(adam)) == ["optimizer-state"]
+        assert self.ids(self.of(momentum)) == []
+        sharded = self.of(adam, session=session(world_size=4))
+        assert "Shard" in checked(sharded)["advice"][0]["text"]
+
+    def test_temporaries_name_their_line(self) -> None:
+        made = self.of([("a.py:1", 90, Category.TEMPORARY), ("b.py:1", 5, Category.PARAMETER)])
+        assert self.ids(made) == ["temporaries"]
+        assert "a.py:1" in checked(made)["advice"][0]["text"]
+        nowhere = trace([("t.cpp:0", 90, Category.TEMPORARY)])
+        assert self.ids(recording([step(0, {"forward": 90})], [nowhere])) == []
+
+    def fragmented(self, conf: str = "", *, reserved: int = 4 * GIB, device: str = "cuda:0") -> Any:
+        made = step(0, {"backward": 2 * GIB}, device=device, reserved=reserved)
+        tensors = (KnownTensors(device, {Category.PARAMETER: Bytes(2 * GIB)}, Bytes(0)),)
+        made = Step(0, 0, 1, windows=made.windows, phases=made.phases, tensors=tensors)
+        return recording(
+            [made],
+            session=session("counters", device),
+            environment=environment(allocator_conf=conf),
+        )
+
+    def test_fragmentation(self) -> None:
+        (advice,) = checked(self.fragmented("max_split_size_mb:64"))["advice"]
+        assert advice["code"] == (
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,max_split_size_mb:64"
+        )
+        assert advice["bytes"] == 2 * GIB
+        (advice,) = checked(self.fragmented("expandable_segments:False"))["advice"]
+        assert advice["code"] == "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+    def test_expandable_segments_that_are_on_are_not_suggested(self) -> None:
+        assert self.ids(self.fragmented("max_split_size_mb:64,expandable_segments: true")) == []
+
+    def test_little_cached_memory_is_no_problem(self) -> None:
+        assert self.ids(self.fragmented(reserved=2 * GIB + 64 * MIB)) == []
+
+    def test_a_trace_is_suggested_only_where_much_is_unexplained(self) -> None:
+        tensors = KnownTensors("cuda:0", {Category.PARAMETER: Bytes(90)}, Bytes(0))
+        explained = step(0, {"forward": 100}, device="cuda:0", tensors=(tensors,))
+        made = recording([explained], session=session("counters", "cuda:0"))
+        assert self.ids(made) == []
+        bare = step(0, {"forward": 1000}, device="cuda:0", tensors=(tensors,))
+        made = recording([bare], session=session("counters", "cuda:0"))
+        assert self.ids(made) == ["trace"]
+
+    def test_nothing_is_advised_without_a_reserved_count(self) -> None:
+        assert NO_RESERVED.reason
+        assert self.ids(recording([step(0, {"forward": 4 * GIB}, device="cuda:0")])) == []
