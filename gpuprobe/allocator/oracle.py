@@ -7,12 +7,19 @@ device operation the rules ask for must be the trace's next one; otherwise `Dive
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from gpuprobe.allocator import release
-from gpuprobe.allocator.blocks import Block, FreeList, PrivatePool
-from gpuprobe.allocator.rules import SMALL_LIMIT, round_size
+from gpuprobe.allocator import expandable, release
+from gpuprobe.allocator.blocks import (
+    KEY_SHIFT,
+    Block,
+    ExpandableRange,
+    FreeList,
+    PrivatePool,
+)
+from gpuprobe.allocator.rules import SMALL_LIMIT, expandable_span, round_size
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.text import human_bytes
@@ -84,8 +91,15 @@ class TraceSimulator(Simulator):
         self.gc_enabled = settings.garbage_collection_threshold > 0
         self.plain_search = self.plain_search and not self.gc_enabled
         self.trust_ages = True
+        # Where ties go by registration: blocks with an order up to this are from before the
+        # trace, and their order is not recorded. What the trace shows of it is kept here.
+        self.unknown_orders = 0
+        self._earlier: dict[int, set[int]] = {}
+        self.ties_learnt = 0
         self.flushes: list[int] = []
-        self._events = events
+        self.recent: list[int] = []  # blocks that came back since the last allocation
+        self._miss_once = False
+        self.events = events
         self._pools = pools
         self._batch: list[int] = []
         self._at = 0
@@ -117,12 +131,17 @@ class TraceSimulator(Simulator):
     def malloc_in_batch(self, index: int, requested: int, stream: int, pool: int) -> Block | None:
         """The batch came before the allocation (or out-of-memory) event ``index``."""
         self.at_event = index
-        self.synchronize_events()
-        if self.peek() in (_SEGMENT_FREE, _UNMAP) and not self._explains_release(
-            index, requested, stream, pool
-        ):
+        if self.peek() == _MAP or _MAP in self._codes():
+            self._know_range(requested, stream, pool)
+        polled = self._poll(requested, stream, pool)
+        releases = polled and self.peek() in (_SEGMENT_FREE, _UNMAP)
+        if releases and not self._explains_release(requested, stream, pool):
             self._flush_as_recorded()
+        plain = self.plain_search
+        self._miss_once = self._missed_before(requested, stream, pool)
+        self.plain_search = plain and not self._miss_once
         block = self.malloc(requested, stream, pool)
+        self.plain_search = plain
         if self.peek() != _NONE:
             if block is not None:
                 rules = f"uses the cached block at {block.address:#x} of {human_bytes(block.size)}"
@@ -132,7 +151,12 @@ class TraceSimulator(Simulator):
         self._clear()
         return block
 
+    def _codes(self) -> list[int]:
+        """The actions of the rest of the batch."""
+        return [self.events.action[i] for i in self._batch[self._at :]]
+
     def _clear(self) -> None:
+        self.recent.clear()
         self._batch.clear()
         self._at = 0
         self.at_event = _NONE
@@ -141,14 +165,14 @@ class TraceSimulator(Simulator):
         """The action code of the next device event of the batch, -1 at its end."""
         if self._at == len(self._batch):
             return _NONE
-        return self._events.action[self._batch[self._at]]
+        return self.events.action[self._batch[self._at]]
 
     def _next_pool(self) -> int:
         return self._pools[self._batch[self._at]]
 
     def take(self, action: int, address: int, size: int) -> None:
         """The rules do this: it must be what the trace has next."""
-        events = self._events
+        events = self.events
         if self._at < len(self._batch):
             index = self._batch[self._at]
             if (
@@ -158,11 +182,16 @@ class TraceSimulator(Simulator):
             ):
                 self._at += 1
                 return
+            # Another segment of the same size is released first: the order of equals.
+            tie = action == events.action[index] == _SEGMENT_FREE and events.size[index] == size
+            self.disagree(_WORDS[action].format(address, human_bytes(size)), tie=tie)
         self.disagree(_WORDS[action].format(address, human_bytes(size)))
 
-    def disagree(self, rules: str, why: str = "", block: Block | None = None) -> NoReturn:
+    def disagree(
+        self, rules: str, why: str = "", block: Block | None = None, *, tie: bool = False
+    ) -> NoReturn:
         """Raise Diverged at the batch's next event, or at the one that ended the batch."""
-        events = self._events
+        events = self.events
         if self._at < len(self._batch):
             index = self._batch[self._at]
             size = human_bytes(events.size[index])
@@ -170,45 +199,125 @@ class TraceSimulator(Simulator):
         else:
             index = self.at_event
             trace = "does not"
-        raise Diverged(index, rules, trace, why or "the order of device operations differs", block)
+        why = why or "the order of device operations differs"
+        raise Diverged(index, rules, trace, why, block, tie=tie)
 
     def next_event(self) -> tuple[int, int]:
         """(address, size) of the batch's next event."""
         index = self._batch[self._at]
-        return self._events.address[index], self._events.size[index]
+        return self.events.address[index], self.events.size[index]
 
     @property
     def out_of_memory(self) -> bool:
         """The batch ends with torch giving up."""
-        return 0 <= self.at_event < len(self._events) and self._events.action[self.at_event] == _OOM
+        return 0 <= self.at_event < len(self.events) and self.events.action[self.at_event] == _OOM
 
     # -- what the trace decides ---------------------------------------------------------------
 
     def synchronize_events(self, owner: PrivatePool | None = None) -> None:
         """The streams were done with these blocks: the trace says so."""
         while self.peek() == _FREE_COMPLETED:
-            address, size = self.next_event()
-            block = self.live.get(address)
-            if block is None or block.allocated or block.requested != size:
-                self.disagree(
-                    "has no block there that waits for a stream",
-                    "a block can only come back after its owner freed it",
-                )
+            block = self._next_completed()
             self._at += 1
+            self.recent.append(block.address)
             self.complete(block)
 
-    def _explains_release(self, index: int, requested: int, stream: int, pool: int) -> bool:
+    def _next_completed(self) -> Block:
+        """The block whose free completes next."""
+        address, size = self.next_event()
+        block = self.live.get(address)
+        if block is None or block.allocated or block.requested != size:
+            self.disagree(
+                "has no block there that waits for a stream",
+                "a block can only come back after its owner freed it",
+            )
+        return block
+
+    def _must_miss(self) -> bool:
+        """Whether the trace shows that no cached block was found."""
+        codes = self._codes()
+        return self.out_of_memory or _SEGMENT_ALLOC in codes or _MAP in codes
+
+    def _missed_before(self, requested: int, stream: int, pool: int) -> bool:
+        """Whether the search missed what is there now: a block that came back only when the
+        allocation waited for all streams, which is after it searched. Torch does not search
+        again then (``malloc`` goes on to ``alloc_block``)."""
+        if not self.recent or not self._must_miss():
+            return False
+        free_list, size, growable = self._request(requested, stream, pool)
+        found = self.find(free_list, size, growable)
+        if found is None:
+            return False
+        end = found.address + found.size
+        return any(found.address <= address < end for address in self.recent)
+
+    def _know_range(self, requested: int, stream: int, pool: int) -> None:
+        """Pages are mapped into an address range that no event has shown yet: one reserved
+        now, or earlier by an allocation that then failed."""
+        at = next(i for i in self._batch[self._at :] if self.events.action[i] == _MAP)
+        events = self.events
+        address = events.address[at]
+        for i in self._batch[self._at :]:
+            if events.action[i] == _UNMAP and 0 <= address - events.address[i] < events.size[i]:
+                return  # these pages were given back just before
+        free_list, _, _ = self._request(requested, stream, pool)
+        if any(b.address <= address < b.address + b.size for b in free_list.unmapped):
+            return
+        page = expandable.page_size(free_list.pool.small, self.settings.large_segment_size)
+        span = expandable_span(self.device_memory, page)
+        expandable.new_range(self, free_list, ExpandableRange(address, span, page))
+
+    def _poll(self, requested: int, stream: int, pool: int) -> bool:
+        """Completions that an allocation finds when it polls, before it searches.
+
+        Others are found later, when it waits for all streams to make room. Where the search
+        must have missed, a completion that would have made room for it is one of those.
+        False: such completions are left.
+        """
+        if not self._must_miss():
+            self.synchronize_events()
+            return True
+        free_list, size, _ = self._request(requested, stream, pool)
+        while self.peek() == _FREE_COMPLETED:
+            block = self._next_completed()
+            if block.free_list is free_list and self._would_fit(block, size):
+                return False
+            self._at += 1
+            self.complete(block)
+        return True
+
+    def _would_fit(self, block: Block, size: int) -> bool:
+        """Whether a search for ``size`` bytes would take the block once it is free."""
+        room = block.size
+        for neighbour in (block.prev, block.next):
+            if neighbour is not None and not neighbour.active and neighbour.mapped:
+                room += neighbour.size
+        if room < size:
+            return False
+        keys = block.free_list.keys
+        at = bisect_left(keys, size << KEY_SHIFT)
+        if at < len(keys) and keys[at] >> KEY_SHIFT < room:
+            return False  # the one candidate is another block, which was refused
+        if size < self.max_split:
+            return room < self.max_split
+        return room < size + self.settings.max_non_split_rounding
+
+    def _request(self, requested: int, stream: int, pool: int) -> tuple[FreeList, int, bool]:
+        """(free list, rounded size, whether expandable segments serve it) of a request."""
+        size = round_size(requested, self.settings)
+        owner = self.pool(pool)
+        half = owner.small if size <= SMALL_LIMIT else owner.large
+        growable = self.settings.expandable_segments and not owner.own_allocator
+        return half.stream(stream), size, growable
+
+    def _explains_release(self, requested: int, stream: int, pool: int) -> bool:
         """Whether the frees are the allocation's own (garbage collection, making room, a
         retry) rather than an ``empty_cache`` just before it.
 
         Both give the same layout where torch would have released everything anyway; then the
         stacks tell: torch stamps its own releases with the allocation's stack.
         """
-        size = round_size(requested, self.settings)
-        owner = self.pool(pool)
-        half = owner.small if size <= SMALL_LIMIT else owner.large
-        free_list = half.stream(stream)
-        growable = self.settings.expandable_segments and not owner.own_allocator
+        free_list, size, growable = self._request(requested, stream, pool)
         if self.find(free_list, size, growable) is not None:
             return False
         if self.out_of_memory or self.gc_enabled:
@@ -216,19 +325,108 @@ class TraceSimulator(Simulator):
         planned = release.available_to_release(self, free_list, size)
         if planned and self._frees_next(planned):
             return True
-        stacks = self._events.column("stack")
-        return 0 < stacks[index] == stacks[self._batch[self._at]]
+        stacks = self.events.column("stack")
+        return 0 < stacks[self.at_event] == stacks[self._batch[self._at]]
 
     def _frees_next(self, blocks: list[Block]) -> bool:
         """The batch goes on to free exactly these first."""
-        events = self._events
+        events = self.events
         wanted = self._batch[self._at : self._at + len(blocks)]
         return len(wanted) == len(blocks) and all(
             events.action[i] == _SEGMENT_FREE and events.address[i] == block.address
             for i, block in zip(wanted, blocks, strict=True)
         )
 
+    def forget_fresh(self, size: int) -> bool:
+        """The trace begins between a new segment and the allocation it was made for: take
+        the segment out of the start state, so that it can be made."""
+        address = self.events.address[0]
+        for half in self.halves():
+            for block in half.free_blocks():
+                whole = block.prev is None and block.next is None
+                if block.address == address and block.size == size and whole:
+                    block.free_list.remove(block)
+                    self.reserved -= size
+                    self.segments_alive -= 1
+                    self.device_allocs -= 1
+                    return True
+        return False
+
+    # -- ties between blocks whose order of registration is not recorded ----------------------
+
+    def search(self, free_list: FreeList, size: int, growable: bool) -> Block | None:
+        if self._miss_once:
+            self._miss_once = False
+            if self.gc_enabled:
+                free_list.pool.searches += 1
+            return None
+        if not self.unknown_orders:
+            return super().search(free_list, size, growable)
+        if self.gc_enabled:
+            free_list.pool.searches += 1
+        block = self.find(free_list, size, growable)
+        if block is None:
+            return None
+        if block.order <= self.unknown_orders and self.at_event < len(self.events):
+            block = self._first_of_tied(free_list, block)
+        free_list.remove(block)
+        return block
+
+    def _first_of_tied(self, free_list: FreeList, block: Block) -> Block:
+        """Of equal blocks from before the trace, the one the trace takes, unless that
+        contradicts what it took before."""
+        at = bisect_left(free_list.keys, block.size << KEY_SHIFT)
+        tied = []
+        for key in free_list.keys[at:]:
+            other = free_list.blocks[key]
+            if other.size != block.size or other.order > self.unknown_orders:
+                break
+            tied.append(other)
+        address = self.events.address[self.at_event]
+        for wanted in tied:
+            if wanted.address == address:
+                rest = {other.order for other in tied} - {wanted.order}
+                if rest and not any(self._known_before(o, wanted.order) for o in rest):
+                    self._earlier.setdefault(wanted.order, set()).update(rest)
+                    self.ties_learnt += 1
+                    return wanted
+        return block
+
+    def _known_before(self, first: int, second: int) -> bool:
+        """Whether the trace has shown that ``first`` was registered before ``second``."""
+        seen = {first}
+        todo = [first]
+        while todo:
+            for later in self._earlier.get(todo.pop(), ()):
+                if later == second:
+                    return True
+                if later not in seen:
+                    seen.add(later)
+                    todo.append(later)
+        return False
+
+    def _learn_release_order(self) -> None:
+        """Equal blocks from before the trace are released in the order of the batch."""
+        if not self.unknown_orders:
+            return
+        place = {self.events.address[i]: at for at, i in enumerate(self._batch)}
+        for half in self.halves():
+            for free_list in half.streams.values():
+                sizes: dict[int, list[Block]] = {}
+                for block in free_list:
+                    if block.order <= self.unknown_orders and block.address in place:
+                        sizes.setdefault(block.size, []).append(block)
+                for blocks in sizes.values():
+                    orders = sorted(block.order for block in blocks)
+                    for block in blocks:
+                        free_list.remove(block)
+                    blocks.sort(key=lambda block: place[block.address])
+                    for block, order in zip(blocks, orders, strict=True):
+                        block.order = order
+                        free_list.add(block)
+
     def _collect(self) -> None:
+        self._learn_release_order()
         half = self.pools[0].large
         while self.peek() == _SEGMENT_FREE:
             whole = [b for b in half.free_blocks() if b.prev is None and b.next is None]
@@ -254,7 +452,7 @@ class TraceSimulator(Simulator):
         return super()._release_available(free_list, size)
 
     def _may_flush(self, free_list: FreeList) -> bool:
-        return self.peek() in (_FREE_COMPLETED, _SEGMENT_FREE, _UNMAP)
+        return self.peek() != _NONE
 
     def _flush_as_recorded(self) -> None:
         self.flushes.append(self._batch[self._at])
@@ -265,7 +463,11 @@ class TraceSimulator(Simulator):
         graph still holds its pool is not recorded."""
         before = self._at
         self.synchronize_events()
-        if self.peek() in (_SEGMENT_FREE, _UNMAP) and self._next_pool() == 0:
+        self._learn_release_order()
+        # A retry that goes straight on to a new segment had nothing (more) to release.
+        if self.peek() in (_SEGMENT_ALLOC, _MAP) or (
+            self.peek() != _NONE and self._next_pool() == 0
+        ):
             default = self.pools[0]
             release.release_half(self, default.large)
             release.release_half(self, default.small)
@@ -276,7 +478,7 @@ class TraceSimulator(Simulator):
                 release.release_pool(self, owner)
             if at == self._at:
                 break
-        if before == self._at:
+        if before == self._at and self.peek() in (_SEGMENT_FREE, _UNMAP):
             self.disagree(
                 "has nothing there to release",
                 "only whole cached segments and empty pages go back to the driver",
@@ -296,7 +498,10 @@ class _TraceDriver:
             address, _ = sim.next_event()
             sim.take(_SEGMENT_ALLOC, address, size)
             return address
-        return self._failed(f"asks the driver for a new segment of {human_bytes(size)}")
+        if code == _NONE and sim.at_event == 0 and sim.forget_fresh(size):
+            return sim.events.address[0]
+        self._must_fail(f"asks the driver for a new segment of {human_bytes(size)}")
+        return None
 
     def release(self, address: int, size: int) -> None:
         self._sim.take(_SEGMENT_FREE, address, size)
@@ -305,19 +510,21 @@ class _TraceDriver:
         sim = self._sim
         if sim.peek() == _MAP:
             return sim.next_event()[0]
-        return self._failed("reserves addresses for a new expandable segment")
+        self._must_fail("reserves addresses for a new expandable segment")
+        return None
 
     def map(self, address: int, size: int) -> bool:
         sim = self._sim
         if sim.peek() == _MAP:
             sim.take(_MAP, address, size)
             return True
-        return self._failed(f"maps {human_bytes(size)} at {address:#x}") is not None
+        self._must_fail(f"maps {human_bytes(size)} at {address:#x}")
+        return False
 
     def unmap(self, address: int, size: int) -> None:
         self._sim.take(_UNMAP, address, size)
 
-    def _failed(self, what: str) -> None:
+    def _must_fail(self, what: str) -> None:
         """Out of memory, where the trace goes on to make room or gives up."""
         sim = self._sim
         code = sim.peek()

@@ -18,7 +18,6 @@ from gpuprobe.allocator.layout import adopt, segments
 from gpuprobe.allocator.oracle import Diverged, TraceSimulator
 from gpuprobe.allocator.rules import round_size
 from gpuprobe.allocator.start_state import StartState, pool_indices, start_state
-from gpuprobe.errors import DataError
 from gpuprobe.model.memory import Block as BlockRow
 from gpuprobe.model.memory import BlockState, Segment, TraceAction
 from gpuprobe.model.text import human_bytes
@@ -187,6 +186,9 @@ def _run(
     )
     _mark_own_allocators(trace, settings, sim, pools)
     adopt(sim, state.segments, state.ranges)
+    if not tie_by_address and sim.orders:
+        sim.unknown_orders = sim.orders
+        sim.plain_search = False
     sim.trust_ages = not any(half.free_blocks() for half in sim.halves())
     run = _Run(sim, sim.reserved)
     try:
@@ -234,6 +236,7 @@ def _drive(trace: MemoryTrace, sim: TraceSimulator, pools: Sequence[int]) -> int
             else:
                 sim.at_event = index
                 block = malloc(size, stream, pool)
+            freed = None
             if block is None or block.address != address:
                 _wrong_place(trace, sim, index, block)
             allocations += 1
@@ -258,17 +261,10 @@ def _drive(trace: MemoryTrace, sim: TraceSimulator, pools: Sequence[int]) -> int
                 )
             freed.allocated = False
             sim.allocated -= freed.size
-        elif code == _FREE_COMPLETED and not waiting:
-            if freed is None or freed.address != address or freed.allocated:
-                freed = live.get(address)
-                if freed is None or freed.allocated:
-                    raise Diverged(
-                        index,
-                        "has no block there that waits to be freed",
-                        f"completes the free of the block at {address:#x}",
-                        "a block can only come back after its owner freed it",
-                    )
+        elif code == _FREE_COMPLETED and freed is not None and freed.address == address:
+            # No other stream used the block: its free completes at once.
             complete(freed)
+            sim.recent[:] = (freed.address,)
             freed = None
         elif code == _SNAPSHOT:
             if waiting:
@@ -283,9 +279,11 @@ def _drive(trace: MemoryTrace, sim: TraceSimulator, pools: Sequence[int]) -> int
                     "a cached block fits by the rules",
                 )
             waiting = False
+            freed = None
         else:
             sim.add(index)
             waiting = True
+            freed = None
     if waiting:
         sim.settle(len(events))
     return allocations
@@ -421,6 +419,11 @@ def _shown(key: tuple[int, int, str, int]) -> str:
 def _result(trace: MemoryTrace, settings: AllocatorSettings, run: _Run) -> TraceReplay:
     sim = run.sim
     notes = list(run.notes)
+    if sim.ties_learnt:
+        notes.append(
+            f"{sim.ties_learnt} ties between equal blocks from before the trace were decided "
+            "as the trace did: their order of registration is not recorded"
+        )
     exact = run.divergence is None
     if not trace.complete:
         notes.append(

@@ -81,8 +81,9 @@ def _with(settings: AllocatorSettings, key: str, value: str) -> AllocatorSetting
         least = settings.large_segment_size // MIB
         if megabytes < least:
             raise _refused(key, value, f"must be at least {least} (the large segment size)")
-        field = key.removesuffix("_mb")
-        return replace(settings, **{field: megabytes * MIB})
+        if key == "max_split_size_mb":
+            return replace(settings, max_split_size=megabytes * MIB)
+        return replace(settings, max_non_split_rounding=megabytes * MIB)
     if key == "garbage_collection_threshold":
         return replace(settings, garbage_collection_threshold=_fraction(key, value))
     if key == _FRACTION:

@@ -97,7 +97,7 @@ class Simulator:
         self._tickets = 0
         self._deferred: dict[Block, None] = {}
         self._capture_uses: dict[Block, set[int]] = {}
-        self._orders = 0
+        self.orders = 0
 
         self.allocated = 0
         self.active = 0
@@ -120,9 +120,8 @@ class Simulator:
         ``pool`` is the index of the pool that the program has directed this stream to, 0
         for the default one.
         """
-        if self._queues or self._deferred:
-            if not self.captures:
-                self.process_events()
+        if (self._queues or self._deferred) and not self.captures:
+            self.process_events()
         if self._plain_rounding:
             size = (requested + 511) & -512 or MIN_BLOCK
         else:
@@ -159,26 +158,29 @@ class Simulator:
             always_split = small or growable
 
         remaining = block.size - size
-        if remaining and (
-            remaining >= MIN_BLOCK
-            if always_split
-            else (remaining > SMALL_LIMIT and size < self.max_split)
+        if (
+            remaining
+            and (
+                remaining >= MIN_BLOCK
+                if always_split
+                else remaining > SMALL_LIMIT and size < self.max_split
+            )
+            and not owner.no_split
         ):
-            if not owner.no_split:
-                rest = block
-                block = Block(rest.address, size, free_list, self._next_order())
-                block.expandable = rest.expandable
-                prev = block.prev = rest.prev
-                if prev is not None:
-                    prev.next = block
-                block.next = rest
-                rest.prev = block
-                rest.address += size
-                rest.size = remaining
-                rest.gc_base = half.searches
-                key = remaining << KEY_SHIFT | (rest.address if self.tie_by_address else rest.order)
-                insort(free_list.keys, key)
-                free_list.blocks[key] = rest
+            rest = block
+            block = Block(rest.address, size, free_list, self._next_order())
+            block.expandable = rest.expandable
+            prev = block.prev = rest.prev
+            if prev is not None:
+                prev.next = block
+            block.next = rest
+            rest.prev = block
+            rest.address += size
+            rest.size = remaining
+            rest.gc_base = free_list.pool.searches
+            key = remaining << KEY_SHIFT | (rest.address if self.tie_by_address else rest.order)
+            insort(free_list.keys, key)
+            free_list.blocks[key] = rest
 
         block.allocated = block.active = True
         block.requested = requested
@@ -485,8 +487,8 @@ class Simulator:
         return [half for owner in self.pools.values() for half in (owner.small, owner.large)]
 
     def _next_order(self) -> int:
-        self._orders += 1
-        return self._orders
+        self.orders += 1
+        return self.orders
 
     def _tell(self, action: int, block: Block) -> None:
         if self.listener is not None:

@@ -143,14 +143,14 @@ def _old_blocks(trace: MemoryTrace) -> list[_Old]:
     olds: list[_Old] = []
     firsts: list[int] = []
     add = seen.add
-    index = 0
-    for code, address in zip(events.action, events.address, strict=True):
+    for index, code, address in zip(
+        range(len(events)), events.action, events.address, strict=True
+    ):
         if code == _ALLOC:
             add(address)
         elif code <= _FREE_COMPLETED and address not in seen:
             add(address)
             firsts.append(index)
-        index += 1
     streams, pools = events.column("stream"), events.column("pool")
     for index in firsts:
         olds.append(
@@ -379,8 +379,9 @@ def _settle_sizes(
     lows = [low for low, _, _ in windows]
     settled: set[int] = set()
     events = trace.events
-    index = 0
-    for code, address in zip(events.action, events.address, strict=True):
+    for index, code, address in zip(
+        range(len(events)), events.action, events.address, strict=True
+    ):
         if code == _ALLOC:
             at = bisect_right(lows, address) - 1
             if at >= 0 and at not in settled:
@@ -388,7 +389,6 @@ def _settle_sizes(
                 if address <= high and index < old.freed_at:
                     old.size += address - low
                     settled.add(at)
-        index += 1
     for at, (low, high, old) in enumerate(windows):
         if at not in settled:
             state.open_slack[old.address] = high - low

@@ -1,0 +1,43 @@
+"""A simulator's run as a `MemoryTrace`: the same events, in the same order, as torch records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuprobe.allocator.layout import segments
+from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.model.trace import EventColumns, MemoryTrace
+
+__all__ = ["TraceRecorder"]
+
+
+class TraceRecorder:
+    """Listens to a simulator and keeps what it does.
+
+    ``pools`` gives the torch pool id of each pool index. Times are left out: a simulation has
+    no clock.
+    """
+
+    def __init__(self, sim: Simulator, pools: Sequence[tuple[int, int]] = ((0, 0),)) -> None:
+        self.sim = sim
+        self.events = EventColumns()
+        self.pools = list(pools)
+        sim.listener = self._heard
+
+    def _heard(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
+        events = self.events
+        events.action.append(action)
+        events.address.append(address)
+        events.size.append(size)
+        events.stream.append(stream)
+        events.pool.append(pool)
+
+    def trace(self, device: str = "cuda:0") -> MemoryTrace:
+        """The trace so far, with the layout as it is now."""
+        return MemoryTrace(
+            device=device,
+            events=self.events,
+            pools=list(self.pools),
+            segments=segments(self.sim, self.pools),
+            settings=self.sim.settings,
+        )
