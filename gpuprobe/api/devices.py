@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuprobe.errors import MissingExtra, UsageError
 from gpuprobe.model.devices import Device, GpuProcess, Inventory, ProbeError, SourceStatus
-from gpuprobe.model.values import Reading, ReadStatus
+from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 
 if TYPE_CHECKING:
     from gpuprobe.probes.base import Detail, Source, SourceView
@@ -167,11 +167,24 @@ class DeviceWatch:
             processes=_ordered(processes, joined.devices),
             visibility=joined.visibility,
             disagreements=joined.disagreements,
-            waterfalls=tuple(waterfall(d, processes, os.getuid()) for d in joined.devices),
+            waterfalls=tuple(
+                waterfall(d, processes, os.getuid(), _unlisted(d.key, views, errors))
+                for d in joined.devices
+            ),
             topology=next((v.topology for v in views if v.topology is not None), None),
             errors=tuple(errors),
             demo=self._demo,
         )
+
+
+def _unlisted(key: str, views: list[SourceView], errors: list[ProbeError]) -> Unavailable | None:
+    """Why the processes of a device are not known, or None if they are."""
+    if not any(view.source == "nvml" for view in views):
+        return Unavailable("only NVML lists processes, and it was not available")
+    for error in errors:
+        if error.device == key and error.what in ("processes", "DeviceGetComputeRunningProcesses"):
+            return Unavailable(error.message, error.status)
+    return None
 
 
 def _ordered(

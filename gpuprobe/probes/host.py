@@ -299,7 +299,8 @@ def _torch_cuda(torch: Reading[str]) -> Reading[str]:
         return torch
     local = torch.value.partition("+")[2]
     if local == "cpu":
-        return Reading(Unavailable("this torch is built without CUDA"), "metadata")
+        missing = Unavailable("this torch is built without CUDA", ReadStatus.UNSUPPORTED)
+        return Reading(missing, "metadata")
     match = re.fullmatch(r"cu(\d+)(\d)", local)
     if match:
         return Reading(f"{match.group(1)}.{match.group(2)}", "metadata")

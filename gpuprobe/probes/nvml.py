@@ -171,7 +171,14 @@ def _processes(calls: Calls, device: Device, handle: Any) -> list[GpuProcess]:
     found: dict[tuple[int, str], tuple[list[str], Reading[Bytes]]] = {}
     for kind, name in _KINDS:
         answer = calls.attempt(device.key, name, handle)
+        if isinstance(answer, Unavailable) and answer.status is ReadStatus.UNSUPPORTED:
+            answer = calls.attempt(device.key, name + "_v2", handle)  # drivers before 510
         if isinstance(answer, Unavailable):
+            if kind == "compute" and answer.status is ReadStatus.UNSUPPORTED:
+                # No list is not an empty list.
+                calls.errors.append(
+                    ProbeError("nvml", answer.status, answer.reason, device.key, "processes")
+                )
             continue
         for info in answer:
             place = (

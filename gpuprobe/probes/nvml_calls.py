@@ -42,6 +42,8 @@ class Calls:
         self.pynvml = pynvml
         self.errors: list[ProbeError] = []
         self._lost: dict[str, Unavailable] = {}
+        # Raised, beside NVMLError, by unversioned functions whose newest form the driver lacks.
+        self._mismatch: Any = getattr(pynvml, "NVMLLibraryMismatchError", ())
 
     def attempt(
         self, device: str, name: str, *args: Any, convert: Callable[[Any], T] | None = None
@@ -59,6 +61,8 @@ class Calls:
         except self.pynvml.NVMLError as error:
             status = _STATUS.get(error.value, ReadStatus.ERROR)
             missing = Unavailable(str(error), status)
+        except self._mismatch:
+            missing = Unavailable("the driver is older than the function", ReadStatus.UNSUPPORTED)
         except (ValueError, TypeError, LookupError, OSError, ctypes.ArgumentError) as error:
             # Text that is no text, a code without a meaning, a structure of another version.
             missing = Unavailable(f"{type(error).__name__}: {error}", ReadStatus.ERROR)
@@ -71,7 +75,9 @@ class Calls:
             return
         if missing.status is ReadStatus.LOST and device:
             self._lost[device] = missing
-        self.errors.append(ProbeError("nvml", missing.status, missing.reason, device, what))
+        error = ProbeError("nvml", missing.status, missing.reason, device, what)
+        if error not in self.errors:  # one call may serve two values
+            self.errors.append(error)
 
     def read(
         self, device: str, name: str, *args: Any, convert: Callable[[Any], T] | None = None

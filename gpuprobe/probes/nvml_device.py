@@ -141,6 +141,7 @@ def read_device(calls: Calls, identity: DeviceIdentity, handle: Any, detail: Det
         ),
         "throttling": _throttling(calls, key, handle),
         "ecc": _ecc(calls, key, handle, full),
+        "retired": _retired(calls, key, handle, full),
         "mig": mig_mode,
         # FASTEST_FIRST is PCI order only among equal models: the order rule looks at this.
         "compute_capability": read("DeviceGetCudaComputeCapability", convert=_pair),
@@ -169,7 +170,6 @@ def read_device(calls: Calls, identity: DeviceIdentity, handle: Any, detail: Det
         pstate=read("DeviceGetPerformanceState", convert=_pstate),
         pcie=_pcie(calls, key, handle),
         nvlinks=_nvlinks(calls, key, handle),
-        retired=_retired(calls, key, handle),
         persistence=read("DeviceGetPersistenceMode", convert=bool),
         compute_mode=read("DeviceGetComputeMode", convert=lambda mode: _COMPUTE_MODES[mode]),
         display_active=read("DeviceGetDisplayActive", convert=bool),
@@ -406,7 +406,7 @@ def _ecc(calls: Calls, key: str, handle: Any, full: bool) -> EccCounts:
     )
 
 
-def _retired(calls: Calls, key: str, handle: Any) -> RetiredMemory:
+def _retired(calls: Calls, key: str, handle: Any, full: bool) -> RetiredMemory:
     def pages(cause: int) -> Reading[int]:
         return calls.read(key, "DeviceGetRetiredPages", handle, cause, convert=len)
 
@@ -417,8 +417,8 @@ def _retired(calls: Calls, key: str, handle: Any) -> RetiredMemory:
         return Reading(value, "nvml")
 
     return RetiredMemory(
-        pages_single_bit=pages(0),
-        pages_double_bit=pages(1),
+        pages_single_bit=pages(0) if full else NOT_READ,
+        pages_double_bit=pages(1) if full else NOT_READ,
         pages_pending=calls.read(key, "DeviceGetRetiredPagesPendingStatus", handle, convert=bool),
         rows_corrected=row(0, int),
         rows_uncorrected=row(1, int),

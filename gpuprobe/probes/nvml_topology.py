@@ -87,7 +87,11 @@ def _links_between(a: Device, b: Device) -> Reading[int]:
     if isinstance(b.nvlinks.value, Unavailable):
         return Reading(b.nvlinks.value, "nvml")
     active = [link for link in a.nvlinks.value if link.active.value is True]
-    direct = sum(1 for link in active if link.remote.value == b.identity.pci_bus_id)
+    direct = sum(
+        1
+        for link in active
+        if link.remote_kind.value != "switch" and link.remote.value == b.identity.pci_bus_id
+    )
     switched = min(
         sum(1 for link in active if link.remote_kind.value == "switch"),
         sum(

@@ -101,6 +101,7 @@ def resolve(
     else:
         entries, found = _by_index(setting, len(gpus), ordered)
         if isinstance(found, Unavailable):
+            problems.extend(_complaints(setting, entries, found.reason))
             return Visibility(setting, word, entries, found, tuple(problems))
         chosen = found
     problems.extend(_complaints(setting, entries))
@@ -275,8 +276,9 @@ def _enumerated(
     return (instances[0],)
 
 
-def _complaints(setting: str, entries: Sequence[VisibleEntry]) -> list[str]:
-    bad = [entry for entry in entries if not entry.device]
+def _complaints(setting: str, entries: Sequence[VisibleEntry], unknown: str = "") -> list[str]:
+    """What is wrong with the entries; ``unknown`` is the reason of those that may be right."""
+    bad = [entry for entry in entries if not entry.device and entry.reason != unknown]
     if not bad or not setting.strip() or setting.strip() in ("-1", "NoDevFiles"):
         return []  # the usual ways of asking for no GPU are no mistakes
     first = bad[0]

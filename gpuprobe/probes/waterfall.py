@@ -10,11 +10,17 @@ from gpuprobe.model.values import Bytes, Unavailable
 __all__ = ["waterfall"]
 
 
-def waterfall(device: Device, processes: Iterable[GpuProcess], own_uid: int) -> MemoryWaterfall:
+def waterfall(
+    device: Device,
+    processes: Iterable[GpuProcess],
+    own_uid: int,
+    unlisted: Unavailable | None = None,
+) -> MemoryWaterfall:
     """Divide ``device``'s total into `WaterfallPart`s that sum to it exactly.
 
     ``own_uid`` is the numeric id of the user who asks: it tells "your other processes" from
-    other users'. A part that could not be seen stays in ``unexplained``, with a note.
+    other users'. ``unlisted`` says why the device's processes could not be listed, if so. A
+    part that could not be seen stays in ``unexplained``, with a note.
     """
     total = device.memory.total.value
     if isinstance(total, Unavailable):
@@ -35,6 +41,11 @@ def waterfall(device: Device, processes: Iterable[GpuProcess], own_uid: int) -> 
         WaterfallPart.OWN_PROCESSES: _sum(mine, "your other processes", notes),
     }
     parts.update(_this_process(device, own, notes))
+    if unlisted is not None:
+        notes.append(f"processes could not be listed: {unlisted.reason}")
+        for part in _BY_PROCESS:
+            if parts[part] == 0:
+                parts[part] = unlisted
     parts[WaterfallPart.FREE] = device.memory.free.value
     for part, value in parts.items():
         if isinstance(value, Unavailable) and part in (WaterfallPart.DRIVER, WaterfallPart.FREE):
@@ -46,6 +57,10 @@ def waterfall(device: Device, processes: Iterable[GpuProcess], own_uid: int) -> 
         notes.append("the parts exceed the total: they overlap, or changed while being read")
     ordered = {part: parts[part] for part in WaterfallPart}
     return MemoryWaterfall(device.key, total, ordered, tuple(notes))
+
+
+# What only the list of processes can tell.
+_BY_PROCESS = (WaterfallPart.OTHER_USERS, WaterfallPart.OWN_PROCESSES, WaterfallPart.CONTEXT)
 
 
 def _processes(count: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -21,7 +22,7 @@ _UNITS = {
     "clocks": "MHz",
     "fans": "%",
 }
-_BYTES = {"memory", "torch", "memory_total", "memory_used", "memory_free", "memory_available"}
+_BYTES = {"memory", "memory_total", "memory_used", "memory_free", "memory_available"}
 _RATES = {"tx", "rx"}
 
 # nvidia-smi's letters for NVML's levels, which its users know.
@@ -113,7 +114,9 @@ def _row(indent: str, name: str, text: str, source: str, status: str) -> str:
 
 
 def _shown(name: str, value: Any, path: tuple[str, ...]) -> str:
-    group = path[0] if path else name
+    group = path[-1] if path else name
+    if group == "torch" and isinstance(value, int) and not isinstance(value, bool):
+        return human_bytes(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Enum):
@@ -124,14 +127,15 @@ def _shown(name: str, value: Any, path: tuple[str, ...]) -> str:
         parts = (value.runtime, value.id[:12], value.pod and f"pod {value.pod}", value.job)
         return " ".join(part for part in parts if part)
     if isinstance(value, int):
-        if group in _BYTES or name in _BYTES:
-            return human_bytes(value)
-        if name in _RATES:
-            return human_bytes(value) + ("/s" if group == "pcie" else "")
         if name == "energy":
             return f"{value} mJ"
-        unit = _UNITS.get(group)
-        return f"{value} {unit}" if unit else str(value)
+        if group in _UNITS:
+            return f"{value} {_UNITS[group]}"
+        if name in _RATES:
+            return human_bytes(value) + ("/s" if group == "pcie" else "")
+        return human_bytes(value) if group in _BYTES or name in _BYTES else str(value)
+    if name == "started_at" and isinstance(value, float):
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(value))
     if isinstance(value, tuple):
         if name == "cpu_affinity":
             return _ranges(value)

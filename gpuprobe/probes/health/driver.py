@@ -79,6 +79,8 @@ def driver_stub(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
     if isinstance(facts.libraries, Unavailable):
         yield facts.libraries
         return
+    if not facts.libraries:
+        yield Unavailable("neither libcuda.so.1 nor libnvidia-ml.so.1 is installed")
     for library in facts.libraries:
         if library.stub:
             yield self.finding(

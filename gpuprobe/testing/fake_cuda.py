@@ -1,0 +1,144 @@
+"""A stand-in for ``libcuda.so.1``: the device queries, and no context.
+
+Enumerates the fleet's GPUs in the fleet's CUDA order, after ``CUDA_VISIBLE_DEVICES`` and
+``CUDA_DEVICE_ORDER`` as they are when ``cuInit`` is called. A function that would create a
+context is not there: asking for it raises `UnexpectedCall`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from gpuprobe.testing.fake_nvml import UnexpectedCall, _Function, _into, _number
+from gpuprobe.testing.fleet import Fleet
+
+__all__ = ["FakeCuda"]
+
+_NO_DEVICE = 100
+_INVALID_VALUE = 1
+_NOT_INITIALIZED = 3
+
+_ATTRIBUTES = {1: 1024, 8: 49152, 10: 32, 12: 65536, 40: 3, 41: 1, 83: 1, 95: 1, 102: 1, 115: 1}
+
+
+def _partitioned(device: Mapping[str, Any]) -> bool:
+    mode = device.get("mig", {}).get("mode")
+    return isinstance(mode, list) and bool(mode[0])
+
+
+class FakeCuda:
+    """The library object."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._visible: list[Mapping[str, Any]] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+        body = getattr(type(self), "c_" + name, None)
+        if body is None:
+            raise UnexpectedCall(f"the fake CUDA driver has no {name}")
+        return _Function(body.__get__(self))
+
+    def c_cuInit(self, flags: Any) -> int | None:
+        self._visible = self._selection(os.environ)
+        return None if self._visible else _NO_DEVICE
+
+    def c_cuDriverGetVersion(self, out: Any) -> None:
+        _into(out).value = self._fleet.driver["cuda"]
+
+    def c_cuDeviceGetCount(self, out: Any) -> int | None:
+        if self._visible is None:
+            return _NOT_INITIALIZED
+        _into(out).value = len(self._visible)
+        return None
+
+    def c_cuDeviceGet(self, out: Any, ordinal: Any) -> None:
+        _into(out).value = _number(ordinal)
+
+    def c_cuDeviceGetName(self, buffer: Any, size: Any, device: Any) -> None:
+        raw = self._device(device)["name"].encode("utf-8", "surrogateescape")
+        buffer.value = raw[: _number(size) - 1]
+
+    def c_cuDeviceGetUuid_v2(self, out: Any, device: Any) -> None:
+        raw = bytes.fromhex(self._device(device)["uuid"][4:].replace("-", ""))
+        _into(out)[:] = list(raw)
+
+    def c_cuDeviceGetPCIBusId(self, buffer: Any, size: Any, device: Any) -> None:
+        # CUDA prints four digits of domain, and capitals.
+        buffer.value = self._device(device)["pci"][4:].upper().encode()
+
+    def c_cuDeviceTotalMem_v2(self, out: Any, device: Any) -> None:
+        _into(out).value = self._device(device)["cuda_total"]
+
+    def c_cuDeviceGetAttribute(self, out: Any, attribute: Any, device: Any) -> int | None:
+        facts = self._device(device)
+        number = _number(attribute)
+        values = {
+            **_ATTRIBUTES,
+            16: facts["sm_count"],
+            75: facts["compute_capability"][0],
+            76: facts["compute_capability"][1],
+        }
+        if number not in values:
+            return _INVALID_VALUE
+        _into(out).value = values[number]
+        return None
+
+    def _device(self, device: Any) -> Mapping[str, Any]:
+        if self._visible is None:
+            raise UnexpectedCall("a device was asked before cuInit")
+        return self._visible[_number(device)]
+
+    def _selection(self, environ: Mapping[str, str]) -> list[Mapping[str, Any]]:
+        devices = self._fleet.devices
+        usable = [i for i, d in enumerate(devices) if not d.get("lost") and "handle" not in d]
+        order = [i for i in self._fleet.cuda_order if i in usable]
+        if environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+            order = sorted(usable, key=lambda i: devices[i]["pci"])
+        setting = environ.get("CUDA_VISIBLE_DEVICES")
+        if setting is None:
+            chosen: list[Mapping[str, Any]] = [devices[i] for i in order]
+        else:
+            chosen = self._named(setting.split(","), [devices[i] for i in order])
+        whole: list[Mapping[str, Any]] = []
+        parts: list[Mapping[str, Any]] = []
+        for device in chosen:
+            if device.get("is_instance"):
+                parts.append(device)
+            elif _partitioned(device):
+                parts.extend(self._instances(device))
+            else:
+                whole.append(device)
+        return parts[:1] if parts else whole
+
+    def _instances(self, device: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        return [
+            {**device, **part, "is_instance": True, "cuda_total": part["memory"]["total"]}
+            for part in device.get("mig", {}).get("instances", ())
+        ]
+
+    def _named(self, words: list[str], order: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The devices that the entries of ``CUDA_VISIBLE_DEVICES`` name, up to a bad one."""
+        chosen: list[Mapping[str, Any]] = []
+        for word in words:
+            if word.isdecimal():
+                matches = order[int(word) : int(word) + 1]
+            elif word.startswith("MIG-"):
+                matches = [
+                    instance
+                    for d in order
+                    for instance in self._instances(d)
+                    if instance["uuid"].startswith(word)
+                ]
+            else:
+                matches = [d for d in order if word and d["uuid"].startswith(word)]
+            if len(matches) != 1:
+                break
+            if matches[0] in chosen:
+                return []
+            chosen.append(matches[0])
+        return chosen
