@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 from gpuprobe._version import __version__
 
 if TYPE_CHECKING:
-    from gpuprobe.api import devices, load, record, report
+    from gpuprobe.api import devices, diff, load, record, report
+    from gpuprobe.api.doctor import doctor
     from gpuprobe.model.recording import Recording
 
-__all__ = ["Recording", "__version__", "devices", "load", "record", "report"]
+__all__ = ["Recording", "__version__", "devices", "diff", "load", "record", "report"]
 
 _HOMES = {
     "Recording": "gpuprobe.model.recording",
     "devices": "gpuprobe.api",
+    "diff": "gpuprobe.api",
+    "doctor": "gpuprobe.api.doctor",
     "load": "gpuprobe.api",
     "record": "gpuprobe.api",
     "report": "gpuprobe.api",

@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpuprobe.api.devices import devices
+    from gpuprobe.api.diff import diff
+    from gpuprobe.api.doctor import diagnose, diagnose_ranks
     from gpuprobe.api.recordings import load, report
     from gpuprobe.api.watch import record
 
-__all__ = ["devices", "load", "record", "report"]
+__all__ = ["devices", "diff", "load", "record", "report"]
 
 _HOMES = {
     "devices": "gpuprobe.api.devices",
+    "diagnose": "gpuprobe.api.doctor",
+    "diagnose_ranks": "gpuprobe.api.doctor",
+    "diff": "gpuprobe.api.diff",
     "load": "gpuprobe.api.recordings",
     "record": "gpuprobe.api.watch",
     "report": "gpuprobe.api.recordings",

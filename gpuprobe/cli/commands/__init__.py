@@ -11,8 +11,10 @@ A command module has two functions:
 # name -> (module, one line for ``gpuprobe --help``), in the order they are listed.
 COMMANDS: dict[str, tuple[str, str]] = {
     "info": ("gpuprobe.cli.commands.info", "list the GPUs and what is known of each"),
+    "doctor": ("gpuprobe.cli.commands.doctor", "say what is wrong here, and how to fix it"),
     "top": ("gpuprobe.cli.commands.top", "live screen of devices"),
     "run": ("gpuprobe.cli.commands.run", "run a training script and record its memory"),
     "report": ("gpuprobe.cli.commands.report", "say where the memory of a recording went"),
     "view": ("gpuprobe.cli.commands.view", "open a recording on the screen"),
+    "diff": ("gpuprobe.cli.commands.diff", "compare the peaks of two recordings"),
 }

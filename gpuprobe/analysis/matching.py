@@ -1,0 +1,204 @@
+"""Pairing the lines and modules of two runs, when the code between them has changed.
+
+A shifted line or a renamed module is the same memory under another name. Showing it as one
+row gone and one row new would hide what really changed.
+
+Nothing is paired across different functions unless stack shape and bytes are equal as well,
+and what cannot be paired stays: conservation does not depend on the pairing.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["LineInfo", "match_lines", "match_modules"]
+
+_MOST_CELLS = 250_000  # alignments larger than this are by order only
+_DEEPEST = 64  # levels of modules looked at
+
+
+@dataclass(frozen=True, slots=True)
+class LineInfo:
+    """A source line with memory. ``shape``: the functions it called into, innermost first,
+    which stays the same when lines shift; of its largest stack."""
+
+    key: str
+    file: str
+    line: int
+    function: str
+    shape: tuple[str, ...]
+    bytes: int
+
+
+def match_lines(before: Sequence[LineInfo], after: Sequence[LineInfo]) -> dict[str, str]:
+    """Keys of ``before`` to keys of ``after``: the same place in the code.
+
+    Within one function of one file, lines are paired in order: an alignment that favours equal
+    stack shapes, equal bytes, and a common shift. What is then left in a file is paired where
+    shape and bytes are equal (a renamed function).
+    """
+    files = _match_files({i.file for i in before}, {i.file for i in after})
+    ours: dict[tuple[str, str], list[LineInfo]] = defaultdict(list)
+    theirs: dict[tuple[str, str], list[LineInfo]] = defaultdict(list)
+    for info in before:
+        ours[files.get(info.file, info.file), info.function].append(info)
+    for info in after:
+        theirs[info.file, info.function].append(info)
+    found: dict[str, str] = {}
+    for place, lines in ours.items():
+        one = sorted(lines, key=lambda i: i.line)
+        two = sorted(theirs.get(place, ()), key=lambda i: i.line)
+        for i, j in _align(one, two):
+            found[one[i].key] = two[j].key
+    taken = set(found.values())
+    left: dict[tuple[object, ...], list[LineInfo]] = defaultdict(list)
+    for info in sorted(after, key=lambda i: i.line):
+        if info.key not in taken:
+            left[info.file, info.shape, info.bytes].append(info)
+    for info in sorted(before, key=lambda i: i.line):
+        same = left.get((files.get(info.file, info.file), info.shape, info.bytes))
+        if info.key not in found and same:
+            found[info.key] = same.pop(0).key
+    return found
+
+
+def _match_files(before: Iterable[str], after: Iterable[str]) -> dict[str, str]:
+    """Files that moved (another checkout, another machine): the same name, and the only such
+    file on either side; the more of the path agrees, the earlier it is paired."""
+    gone, new = set(before) - set(after), set(after) - set(before)
+    found: dict[str, str] = {}
+    longest = max((len(_parts(f)) for f in gone | new), default=0)
+    for depth in range(longest, 0, -1):
+        tails: dict[tuple[str, ...], tuple[list[str], list[str]]] = {}
+        for side, names in enumerate((gone, new)):
+            for name in names:
+                tail = _parts(name)[-depth:]
+                if len(tail) == depth:
+                    tails.setdefault(tail, ([], []))[side].append(name)
+        for ours, theirs in tails.values():
+            if len(ours) == len(theirs) == 1:
+                found[ours[0]] = theirs[0]
+                gone.discard(ours[0])
+                new.discard(theirs[0])
+    return found
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    plain = posixpath.normpath(path.replace("\\", "/"))
+    return tuple(part for part in plain.split("/") if part)
+
+
+def _align(one: Sequence[LineInfo], two: Sequence[LineInfo]) -> list[tuple[int, int]]:
+    """Pairs of indices, both rising: the best alignment of two lists of lines."""
+    if not one or not two:
+        return []
+    if len(one) * len(two) > _MOST_CELLS:
+        return list(zip(range(len(one)), range(len(two)), strict=False))
+    # score[i][j]: the best of the first i and the first j lines.
+    score = [[0.0] * (len(two) + 1) for _ in range(len(one) + 1)]
+    for i, a in enumerate(one, 1):
+        row, above = score[i], score[i - 1]
+        for j, b in enumerate(two, 1):
+            row[j] = max(above[j], row[j - 1], above[j - 1] + _likeness(a, b))
+    pairs = []
+    i, j = len(one), len(two)
+    while i and j:
+        here = score[i][j]
+        if here == score[i - 1][j - 1] + _likeness(one[i - 1], two[j - 1]):
+            pairs.append((i - 1, j - 1))
+            i, j = i - 1, j - 1
+        elif here == score[i - 1][j]:
+            i -= 1
+        else:
+            j -= 1
+    pairs.reverse()
+    return pairs
+
+
+def _likeness(a: LineInfo, b: LineInfo) -> float:
+    """How much two lines of one function look the same; always above 0, since the order of
+    lines is evidence by itself. Sums of halves and quarters: exact in floating point."""
+    return 0.25 + 4.0 * (a.shape == b.shape) + 2.0 * (a.bytes == b.bytes) + (a.line == b.line)
+
+
+def match_modules(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, str]:
+    """Dotted module paths (with their bytes) of ``before`` to those of ``after``.
+
+    Equal paths are pairs. Below a common parent, a child that vanished is paired with a new one
+    that has the same submodules (``encoder.0``, ``encoder.1`` → ``backbone.0``, …); among
+    several such, the one with equal bytes, else the only one.
+    """
+    found = {key: key for key in before if key in after}
+    # Paths come from files: one with a hundred thousand dots is nobody's module.
+    ours, theirs = (
+        {key: size for key, size in side.items() if key.count(".") < _DEEPEST}
+        for side in (before, after)
+    )
+    _match_children(_Tree(ours), _Tree(theirs), found)
+    return found
+
+
+class _Tree:
+    """Module paths as a tree, each node with the names below it and the bytes of all."""
+
+    def __init__(self, paths: Mapping[str, int]) -> None:
+        self.children: dict[str, _Tree] = {}
+        self.key: str | None = None
+        self.bytes = sum(paths.values())
+        below: dict[str, dict[str, int]] = defaultdict(dict)
+        for path, size in paths.items():
+            head, _, rest = path.partition(".")
+            below[head][rest] = size
+        self._below = below
+        self._prefix = ""
+
+    def grow(self) -> dict[str, _Tree]:
+        """The children, made on first use: the depth comes from a file, so no recursion."""
+        if not self.children:
+            for head, rest in self._below.items():
+                child = _Tree({path: size for path, size in rest.items() if path})
+                child.bytes = sum(rest.values())
+                child._prefix = f"{self._prefix}.{head}" if self._prefix else head
+                child.key = child._prefix if "" in rest else None
+                self.children[head] = child
+        return self.children
+
+    def shape(self) -> frozenset[str]:
+        """The relative paths below, "" for the node itself."""
+        below = {f"{h}.{r}" if r else h for h, rest in self._below.items() for r in rest}
+        return frozenset(below | ({""} if self.key is not None else set()))
+
+
+def _match_children(one: _Tree, two: _Tree, found: dict[str, str]) -> None:
+    pending = [(one, two)]
+    while pending:
+        ours, theirs = pending.pop()
+        if ours.key is not None and theirs.key is not None:
+            found[ours.key] = theirs.key
+        a, b = ours.grow(), theirs.grow()
+        pending += [(a[name], b[name]) for name in a if name in b]
+        gone = [a[name] for name in a if name not in b]
+        new = [b[name] for name in b if name not in a]
+        pending += _renamed(gone, new)
+
+
+def _renamed(gone: list[_Tree], new: list[_Tree]) -> list[tuple[_Tree, _Tree]]:
+    """Vanished and new siblings with the same structure, paired."""
+    shapes: dict[frozenset[str], tuple[list[_Tree], list[_Tree]]] = {}
+    for side, trees in enumerate((gone, new)):
+        for tree in trees:
+            shapes.setdefault(tree.shape(), ([], []))[side].append(tree)
+    pairs = []
+    for ours, theirs in shapes.values():
+        for tree in list(ours):
+            same = next((t for t in theirs if t.bytes == tree.bytes), None)
+            if same is not None:
+                pairs.append((tree, same))
+                ours.remove(tree)
+                theirs.remove(same)
+        if len(ours) == len(theirs) == 1:
+            pairs.append((ours[0], theirs[0]))
+    return pairs
