@@ -3,6 +3,7 @@
     python docs/generate.py            the reference, from the code
     python docs/generate.py --pages    also the outputs shown in console blocks, and the pictures
     python docs/generate.py --check    change nothing; exit 1 if the reference is out of date
+    python docs/generate.py [--pages] docs/how-to/read-a-report.md    only these pages
 
 A page holds generated text between ``<!-- generated: name -->`` and ``<!-- end -->``; the rest
 of it is written by hand. ``--pages`` runs every command of every page, and leaves alone the
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import textwrap
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import EnumMeta
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import blocks
 import pictures
 
+_LITERAL = re.compile(r"``([^`]+)``")
 _SECTION = re.compile(r"(<!-- generated: ([\w./:-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -189,26 +191,42 @@ def _function(item: Any, name: str = "") -> str:
 
 
 def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> str:
-    arguments = ast.parse(ast.unparse(node)).body[0].args  # type: ignore[attr-defined]
-    for group in (arguments.posonlyargs, arguments.args):
-        if group and group[0].arg in ("self", "cls"):
-            del group[0]
-    text = ast.unparse(arguments)
+    pieces = _parameters(node.args)
+    if pieces and pieces[0] in ("self", "cls"):
+        del pieces[0]
     returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
-    if len(name) + len(text) + len(returns) > 88:
-        pieces = _split_arguments(text)
-        return f"{name}(\n" + "".join(f"    {piece},\n" for piece in pieces) + f"){returns}"
-    return f"{name}({text}){returns}"
+    line = f"{name}({', '.join(pieces)}){returns}"
+    if len(line) <= 88:
+        return line
+    return f"{name}(\n" + "".join(f"    {piece},\n" for piece in pieces) + f"){returns}"
 
 
-def _split_arguments(text: str) -> list[str]:
-    pieces, depth, start = [], 0, 0
-    for index, char in enumerate(text):
-        depth += (char in "([{") - (char in ")]}")
-        if char == "," and depth == 0:
-            pieces.append(text[start:index].strip())
-            start = index + 1
-    return [*pieces, text[start:].strip()]
+def _parameters(arguments: ast.arguments) -> list[str]:
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
+    pieces = [
+        _parameter(a, d) for a, d in zip(positional, [*defaults, *arguments.defaults], strict=True)
+    ]
+    if arguments.posonlyargs:
+        pieces.insert(len(arguments.posonlyargs), "/")
+    if arguments.vararg is not None:
+        pieces.append(f"*{_parameter(arguments.vararg, None)}")
+    elif arguments.kwonlyargs:
+        pieces.append("*")
+    named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    pieces += [_parameter(argument, default) for argument, default in named]
+    if arguments.kwarg is not None:
+        pieces.append(f"**{_parameter(arguments.kwarg, None)}")
+    return pieces
+
+
+def _parameter(argument: ast.arg, default: ast.expr | None) -> str:
+    text = argument.arg
+    if argument.annotation is not None:
+        text += f": {ast.unparse(argument.annotation)}"
+    if default is None:
+        return text
+    return f"{text} = {ast.unparse(default)}" if ": " in text else f"{text}={ast.unparse(default)}"
 
 
 def _class(item: type) -> str:
@@ -282,14 +300,17 @@ def trace_columns() -> str:
     from gpuprobe.model import trace
 
     source = inspect.getsource(trace)
-    body = source[source.index("COLUMNS: dict[str, str] = {") :].splitlines()[1:]
-    rows = []
-    for line in body:
-        entry = re.match(r'\s+"(\w+)": "(\w)",\s*(?:# (.*))?$', line)
-        if entry is None:
-            break
-        rows.append((f"`{entry[1]}`", f"`{entry[2]}`", entry[3] or ""))
-    assert [row[0].strip("`") for row in rows] == list(trace.COLUMNS)
+    (columns,) = (
+        node.value
+        for node in ast.parse(source).body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "COLUMNS"
+    )
+    assert isinstance(columns, ast.Dict)
+    lines = {key.lineno: (ast.literal_eval(key), key.lineno) for key in columns.keys if key}
+    comments = _attached(source, lines)
+    rows = [
+        (f"`{name}`", f"`{code}`", comments.get(name, "")) for name, code in trace.COLUMNS.items()
+    ]
     return table(("column", "typecode", "meaning"), rows)
 
 
@@ -333,7 +354,7 @@ def docstring(text: str | None) -> str:
         literal = paragraph.endswith("::")
         prose = paragraph.removesuffix("::") + (":" if len(paragraph) > 2 and literal else "")
         if prose:
-            out.append(re.sub(r"``([^`]+)``", r"`\1`", prose))
+            out.append(_LITERAL.sub(r"`\1`", prose))
     return "\n\n".join(out)
 
 
@@ -346,7 +367,7 @@ def _node(item: Any) -> ast.stmt:
 
 
 def _comments(source: str) -> dict[str, str]:
-    """name -> the comment behind its assignment or annotation, else the lines of comment above."""
+    """The comment at each assignment or annotation of a name: see `_attached`."""
     names: dict[int, tuple[str, int]] = {}
     for node in ast.walk(ast.parse(source)):
         target = node.target if isinstance(node, ast.AnnAssign) else None
@@ -354,6 +375,14 @@ def _comments(source: str) -> dict[str, str]:
             target = node.targets[0]
         if isinstance(node, (ast.AnnAssign, ast.Assign)) and isinstance(target, ast.Name):
             names[node.end_lineno or node.lineno] = (target.id, node.lineno)
+    return _attached(source, names)
+
+
+def _attached(source: str, names: dict[int, tuple[str, int]]) -> dict[str, str]:
+    """name -> the comment behind it, else the lines of comment above it.
+
+    ``names``: the line where a thing ends -> its name, and the line where it begins.
+    """
     behind: dict[int, str] = {}
     alone: dict[int, str] = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -367,7 +396,7 @@ def _comments(source: str) -> dict[str, str]:
             above.insert(0, alone[start - 1 - len(above)])
         text = behind.get(end) or " ".join(above)
         if text:
-            found[name] = text
+            found[name] = _LITERAL.sub(r"`\1`", text)
     return found
 
 
@@ -400,9 +429,9 @@ def generated(text: str) -> str:
     return _SECTION.sub(fill, text)
 
 
-def stale() -> Iterator[tuple[Path, str]]:
+def stale(pages: Sequence[Path]) -> Iterator[tuple[Path, str]]:
     """Pages whose generated sections are out of date, with the text they should have."""
-    for page in blocks.pages():
+    for page in pages:
         text = page.read_text(encoding="utf-8")
         wanted = generated(text)
         if wanted != text:
@@ -410,9 +439,15 @@ def stale() -> Iterator[tuple[Path, str]]:
 
 
 def refresh_outputs(page: Path, runner: blocks.Runner) -> bool:
-    """Run a page and rewrite the outputs that have another shape now. True if it changed."""
+    """Run a page and rewrite the outputs that have another shape now. True if it changed.
+
+    Raises RuntimeError where a command ends with the wrong exit code; then nothing is written.
+    """
     lines = page.read_text(encoding="utf-8").splitlines()
     outcomes = list(blocks.run_page(page, runner))
+    for outcome in outcomes:
+        if outcome.result.code not in outcome.codes:
+            raise RuntimeError(outcome.problem)
     fresh: dict[int, list[str]] = {}
     changed = False
     for outcome in outcomes:
@@ -437,8 +472,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, add_help=True)
     parser.add_argument("--check", action="store_true", help="change nothing; 1 if out of date")
     parser.add_argument("--pages", action="store_true", help="also outputs and pictures")
+    parser.add_argument("page", nargs="*", type=Path, help="only these (default: all)")
     args = parser.parse_args(argv)
-    found = list(stale())
+    pages = [page.resolve() for page in args.page] or blocks.pages()
+    found = list(stale(pages))
     for page, text in found:
         sys.stdout.write(f"{'out of date' if args.check else 'written'}: {page}\n")
         if not args.check:
@@ -448,10 +485,11 @@ def main(argv: list[str] | None = None) -> int:
     if args.pages:
         with tempfile.TemporaryDirectory() as scratch:
             runner = blocks.Runner(Path(scratch))
-            for page in blocks.pages():
+            for page in pages:
                 if refresh_outputs(page, runner):
                     sys.stdout.write(f"outputs written: {page}\n")
-            pictures.write(runner)
+            if not args.page:
+                pictures.write(runner)
     return 0
 
 

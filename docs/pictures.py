@@ -13,7 +13,7 @@ REPORT = blocks.DOCS / "images" / "report.svg"
 
 # What the picture shows, and what has to run before it.
 BEFORE = "gpuprobe run --level trace --output gpt.gpuprobe examples/train_gpt.py --steps 8"
-COMMAND = "gpuprobe report gpt.gpuprobe"
+COMMAND = "gpuprobe report gpt.gpuprobe --top 4"
 
 # Pixels of a character cell: the usual 0.6 em of a monospace font, and room between lines.
 _FONT_SIZE, _CELL, _LINE = 14, 8.4, 19
