@@ -138,7 +138,7 @@ def stack_tables(draw: st.DrawFn) -> StackTable:
 
 
 @st.composite
-def memory_traces(draw: st.DrawFn) -> MemoryTrace:
+def memory_traces(draw: st.DrawFn, sizes: st.SearchStrategy[int] = U64) -> MemoryTrace:
     """Traces whose columns hold anything their types can, in valid tables."""
     stacks = draw(stack_tables())
     pools = [(0, 0), *draw(st.lists(st.tuples(INTEGERS, INTEGERS), max_size=2))]
@@ -147,7 +147,7 @@ def memory_traces(draw: st.DrawFn) -> MemoryTrace:
         return st.tuples(
             actions,
             U64,
-            U64,
+            sizes,
             U64,
             I64,
             st.integers(0, len(stacks.stacks) - 1),

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gpuprobe.analysis.highwater import Share, by_line, high_water
-from gpuprobe.analysis.peaks import PeakSite, window_of
+from gpuprobe.analysis.highwater import HighWater, Share, by_line
+from gpuprobe.analysis.peaks import PeakSite, mark_of, window_of
 from gpuprobe.errors import DataError
 from gpuprobe.model.recording import RankRecording
 from gpuprobe.model.session import Step
-from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 
 __all__ = ["Growth", "growth_of"]
@@ -82,11 +81,11 @@ def _grown_lines(rank: RankRecording, device: str, steps: list[Step]) -> tuple[S
     traced = [step for step in steps if step.traces]
     if len(traced) < 2:
         return ()
-    early, late = (_trace(rank, step, device) for step in (traced[0], traced[-1]))
+    early, late = (_mark(rank, step, device) for step in (traced[0], traced[-1]))
     if early is None or late is None:
         return ()
-    before = {line.key: line for line in by_line(high_water(early))}
-    after = {line.key: line for line in by_line(high_water(late))}
+    before = {line.key: line for line in by_line(early)}
+    after = {line.key: line for line in by_line(late)}
     none = Share("", 0, 0)
     changes = []
     for key in before.keys() | after.keys():
@@ -95,9 +94,9 @@ def _grown_lines(rank: RankRecording, device: str, steps: list[Step]) -> tuple[S
     return tuple(sorted(changes, key=lambda line: (-line.bytes, line.key)))
 
 
-def _trace(rank: RankRecording, step: Step, device: str) -> MemoryTrace | None:
-    """A step's trace, None where there is none that can be read (the report says so)."""
+def _mark(rank: RankRecording, step: Step, device: str) -> HighWater | None:
+    """A step's high water mark, None where its trace cannot be read (the report says so)."""
     try:
-        return next((t for t in rank.traces_of(step) if t.device == device), None)
+        return next((mark_of(t) for t in rank.traces_of(step) if t.device == device), None)
     except DataError:
         return None

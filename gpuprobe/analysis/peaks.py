@@ -13,7 +13,15 @@ from gpuprobe.model.session import DeviceWindow, Phase, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Peak, ReadStatus, Unavailable
 
-__all__ = ["PeakSite", "device_peaks", "high_water_at", "host_peak", "overall_peak", "window_of"]
+__all__ = [
+    "PeakSite",
+    "device_peaks",
+    "high_water_at",
+    "host_peak",
+    "mark_of",
+    "overall_peak",
+    "window_of",
+]
 
 _NO_STEP = Unavailable("no step was recorded", ReadStatus.NOT_COLLECTED)
 _NOT_IN_A_TRACE = Unavailable("a trace alone does not tell", ReadStatus.NOT_COLLECTED)
@@ -88,10 +96,18 @@ def high_water_at(site: PeakSite) -> HighWater | Unavailable:
     try:
         for trace in site.rank.traces_of(site.step):
             if trace.device == site.device:
-                return high_water(trace)
+                return mark_of(trace)
     except DataError as error:
         return Unavailable(str(error))
     return Unavailable(f"step {site.step.index} has no trace", ReadStatus.NOT_COLLECTED)
+
+
+def mark_of(trace: MemoryTrace) -> HighWater:
+    """The high water mark. Raises DataError where the sizes in the trace cannot be real."""
+    try:
+        return high_water(trace)
+    except OverflowError as error:
+        raise DataError(f"the trace of {trace.device} has impossible sizes ({error})") from error
 
 
 def window_of(windows: Iterable[DeviceWindow], device: str) -> DeviceWindow | None:
@@ -121,7 +137,7 @@ def _of_traces(rank: RankRecording) -> Iterator[PeakSite]:
     """A recording without steps, such as a snapshot: each trace has a high water mark."""
     highest: dict[str, tuple[HighWater, AllocatorCounts]] = {}
     for trace in rank.load_traces():
-        mark = high_water(trace)
+        mark = mark_of(trace)
         if trace.device not in highest or mark.allocated > highest[trace.device][0].allocated:
             highest[trace.device] = (mark, _counts_of(trace))
     for device, (mark, end) in highest.items():
