@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuprobe.errors import MissingExtra, UsageError
+from gpuprobe.model.text import visible
 
 if TYPE_CHECKING:
     from gpuprobe.model.trace import MemoryTrace
@@ -90,17 +92,16 @@ class RunResult(NamedTuple):
 def default_output(name: str) -> Path:
     """A free name in the current directory: ``train.gpuprobe``, ``train.2.gpuprobe``, …
 
-    Under ``torchrun`` all ranks must agree without asking each other: the name carries the
-    run's id and port instead of a count.
+    Under ``torchrun`` all ranks must agree without asking each other: the name carries a
+    digest of the run's id, restart count and port instead of a count.
     """
     stem = Path(name).stem or "program"
     from gpuprobe.sampler.environment import ranks
 
     if ranks()[2] > 1:
-        run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-        port = os.environ.get("MASTER_PORT", "0")
-        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        label = "".join(c if c.isalnum() else "-" for c in f"{run}-{port}-{restart}")
+        names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
+        run_id = "\0".join(os.environ.get(name, "") for name in names)
+        label = hashlib.sha256(run_id.encode()).hexdigest()[:8]
         return Path(f"{stem}.{label}.gpuprobe")
     path = Path(f"{stem}.gpuprobe")
     count = 1
@@ -179,8 +180,16 @@ def summary(output: Path, width: int = 80) -> list[str]:
     """What the user needs first at the end of a run: the peak, where it was, its biggest
     causes, what to try, and where the recording lies. Lines of text, no control characters.
 
-    Raises DataError where the recording cannot be read back.
+    Under ``torchrun`` the first rank speaks for all, and only of where the recording lies: the
+    others may still be writing. Raises DataError where the recording cannot be read back.
     """
+    from gpuprobe.sampler.environment import ranks
+
+    rank, _, world_size = ranks()
+    if world_size > 1:
+        shown = visible(str(output))
+        where = f"recording of {world_size} ranks: {shown}   (gpuprobe report {shown})"
+        return [where] if rank == 0 else []
     from gpuprobe.api.recordings import load, report
     from gpuprobe.reporters.terminal import Style
     from gpuprobe.reporters.text import headline

@@ -268,3 +268,39 @@ def test_help_and_version(tmp_path: Path) -> None:
     unknown = gpuprobe("rnu", cwd=tmp_path)
     assert unknown.returncode == 2
     assert "did you mean 'run'?" in unknown.stderr
+
+
+DISTRIBUTED = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(4 + 60 * dist.get_rank(), 16)).square().mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_every_rank_writes_its_stream_into_one_recording(tmp_path: Path) -> None:
+    script(tmp_path, DISTRIBUTED)
+    result = run_python(
+        "-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-addr", "127.0.0.1",
+        "--master-port", 0, "--no-python",
+        sys.executable, "-m", "gpuprobe", "run", "--level", "trace", "script.py",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    (output,) = tmp_path.glob("script.*.gpuprobe")
+    assert result.stderr.count("recording of 2 ranks") == 1
+    recording = read_recording(output)
+    assert [rank.session.rank for rank in recording.ranks] == [0, 1]
+    for rank in recording.ranks:
+        assert [step.index for step in rank.steps] == [0, 1, 2]
+        assert rank.end is not None
+    report = gpuprobe("report", output, cwd=tmp_path)
+    assert report.returncode == 0
+    assert "rank 1" in report.stdout  # the larger batch
