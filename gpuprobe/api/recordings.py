@@ -32,15 +32,13 @@ def load(path: str | os.PathLike[str]) -> Recording:
             return read_recording(where)
         if where.is_file():
             _refuse_stream(where)
-            # 10 ms: the snapshot reader is large, and most loads are of directories.
+            # Deferred: most loads are of directories, and need none of the snapshot reader.
             from gpuprobe.recording.snapshot import read_snapshot
 
             return read_snapshot(where)
         exists = where.exists()
     except OSError as error:
         raise DataError(f"cannot read {where}: {error.strerror or error}") from error
-    except ValueError as error:  # a path with a null byte
-        raise UsageError(f"not a path: {error}") from error
     if exists:
         raise NotARecording(f"{where} is neither a recording nor a memory snapshot")
     raise UsageError(

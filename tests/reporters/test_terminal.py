@@ -1,0 +1,104 @@
+"""Fitting text to what a stream can show."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import TextIO
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_builders import recording, step
+
+from gpuprobe.analysis.summary import summarize
+from gpuprobe.reporters.terminal import Style
+from gpuprobe.reporters.text import headline, render, write
+
+CWD = os.path.join(os.sep, "home", "u")  # noqa: PTH118 - as a program would record it
+
+
+class Terminal(io.TextIOWrapper):
+    """A text stream that says it is a terminal."""
+
+    def __init__(self, encoding: str) -> None:
+        self.raw_bytes = io.BytesIO()
+        super().__init__(self.raw_bytes, encoding=encoding)
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "environ", "unicode", "colour"),
+    [
+        (Terminal("utf-8"), {}, True, True),
+        (Terminal("utf-8"), {"NO_COLOR": "1"}, True, False),
+        (Terminal("utf-8"), {"NO_COLOR": ""}, True, True),
+        (Terminal("utf-8"), {"TERM": "dumb"}, True, False),
+        (Terminal("ascii"), {}, False, True),
+        (Terminal("latin-1"), {}, False, True),
+        (io.StringIO(), {}, False, False),  # it does not say what it can encode
+    ],
+)
+def test_what_a_stream_can_show(
+    stream: TextIO, environ: dict[str, str], unicode: bool, colour: bool
+) -> None:
+    style = Style.of(stream, environ=environ)
+    assert (style.unicode, style.colour) == (unicode, colour)
+
+
+def test_colour_is_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    report = summarize(recording([step(0, {"forward": 5})]))
+    terminal, file = Terminal("utf-8"), io.StringIO()
+    write(report, terminal)
+    write(report, file)
+    terminal.flush()
+    assert b"\x1b[1mPeak\x1b[0m" in terminal.raw_bytes.getvalue()
+    assert "\x1b" not in file.getvalue()
+
+
+@given(text=st.text(), width=st.integers(4, 40), unicode=st.booleans())
+def test_fitted_text_fits_and_keeps_its_end(text: str, width: int, unicode: bool) -> None:
+    fitted = Style(unicode=unicode).fit(text, width)
+    assert len(fitted) <= width
+    assert fitted.isprintable()
+    whole = Style(unicode=unicode).text(text)
+    assert fitted == whole or whole.endswith(fitted.lstrip("….") or "")
+
+
+@given(share=st.floats(-1, 2), width=st.integers(0, 40), unicode=st.booleans())
+def test_bars_stay_in_their_column(share: float, width: int, unicode: bool) -> None:
+    assert len(Style(unicode=unicode).bar(share, width)) <= width
+
+
+def test_bars_are_as_long_as_their_share() -> None:
+    assert Style().bar(0.5, 10) == "█████"
+    assert Style().bar(1.0, 4) == "████"
+    assert Style().bar(0.0, 4) == ""
+    assert Style(unicode=False).bar(0.5, 10) == "#####"
+
+
+def test_paths_below_the_working_directory_are_relative() -> None:
+    style = Style(cwd=CWD)
+    assert style.path(f"{CWD}{os.sep}a.py:3 in f") == "a.py:3 in f"
+    assert style.path(f"{CWD}-other{os.sep}a.py") == f"{CWD}-other{os.sep}a.py"
+    assert style.path("b.py") == "b.py"
+    assert Style(cwd="").path("/a.py") == "/a.py"
+    assert Style(cwd="/").path("/a.py") == "a.py"
+
+
+def test_steps_are_summed_up_not_listed() -> None:
+    steps = [step(i, {"forward": 1000 - abs(i - 700)}) for i in range(1000)]
+    lines = list(render(summarize(recording(steps)), Style()))
+    start = next(i for i, line in enumerate(lines) if line.startswith("Steps"))
+    assert [line.split()[0] for line in lines[start + 2 : start + 5]] == ["0", "700", "999"]
+    assert len(lines) < 40
+
+
+def test_a_headline_is_a_few_lines() -> None:
+    lines = headline(summarize(recording([step(0, {"forward": 5})])), Style())
+    assert lines[0] == "5 B allocated on cpu, in phase forward, step 0"
+    assert len(lines) <= 3
