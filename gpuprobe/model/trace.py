@@ -24,6 +24,8 @@ __all__ = [
     "MemoryTrace",
     "StackTable",
     "TraceEvent",
+    "parse_tag",
+    "phase_tag",
 ]
 
 
@@ -281,6 +283,28 @@ class Annotation(NamedTuple):
     stage: str  # "START" or "END"
     name: str  # "Optimizer.step#AdamW.step"
     time_us: int  # the clock of EventColumns.time_us
+
+
+_TAG = "gpuprobe:"
+_TAG_SEPARATOR = "\x1f"
+
+
+def phase_tag(phase: str, module: str = "") -> str:
+    """What to pass to ``torch.cuda.memory._set_memory_metadata`` so that the events that follow
+    have this phase and module when the snapshot is read.
+    """
+    return f"{_TAG}{phase}{_TAG_SEPARATOR}{module}"
+
+
+def parse_tag(metadata: str) -> tuple[str, str]:
+    """(phase, module) of a torch trace entry's ``user_metadata``.
+
+    Text that `phase_tag` did not make is the user's own, and taken as the phase.
+    """
+    if metadata.startswith(_TAG) and _TAG_SEPARATOR in metadata:
+        phase, _, module = metadata[len(_TAG) :].partition(_TAG_SEPARATOR)
+        return phase, module
+    return metadata, ""
 
 
 @dataclass(slots=True)

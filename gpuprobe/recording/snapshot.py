@@ -19,11 +19,11 @@ from gpuprobe.model.recording import SCHEMA_VERSION, RankRecording, Recording
 from gpuprobe.model.session import BlindSpot, Environment, Session
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.recording.snapshot_decode import decode, parse_tag, phase_tag
+from gpuprobe.recording.snapshot_decode import decode
 from gpuprobe.recording.snapshot_pickle import gc_paused
 from gpuprobe.recording.snapshot_worker import read_in_child
 
-__all__ = ["parse_tag", "phase_tag", "read_snapshot", "trace_from_snapshot"]
+__all__ = ["read_snapshot", "trace_from_snapshot"]
 
 _NOT_IN_SNAPSHOT = Unavailable("a torch snapshot does not say", ReadStatus.UNSUPPORTED)
 

@@ -32,14 +32,13 @@ from gpuprobe.model.trace import (
     EventColumns,
     LiveColumns,
     MemoryTrace,
+    parse_tag,
 )
 from gpuprobe.recording.snapshot_stacks import StackInterner
 
-__all__ = ["Decoded", "Keep", "add_baseline", "decode", "devices_of", "parse_tag", "phase_tag"]
+__all__ = ["Decoded", "Keep", "add_baseline", "decode", "devices_of"]
 
 _MIB = 1024 * 1024
-_TAG = "gpuprobe:"
-_SEPARATOR = "\x1f"
 _CODES = {action.value: action.code for action in TraceAction}
 _ALLOC = TraceAction.ALLOC.code
 _FREE_REQUESTED = TraceAction.FREE_REQUESTED.code
@@ -66,21 +65,6 @@ class Decoded(NamedTuple):
 
     traces: list[MemoryTrace]
     foreign: dict[str, int]
-
-
-def phase_tag(phase: str, module: str = "") -> str:
-    """What to pass to ``torch.cuda.memory._set_memory_metadata`` so that the events that follow
-    get this phase and module when the snapshot is read.
-    """
-    return f"{_TAG}{phase}{_SEPARATOR}{module}"
-
-
-def parse_tag(text: str) -> tuple[str, str]:
-    """(phase, module) of an event's ``user_metadata``."""
-    if text.startswith(_TAG) and _SEPARATOR in text:
-        phase, _, module = text[len(_TAG) :].partition(_SEPARATOR)
-        return phase, module
-    return text, ""
 
 
 def devices_of(snapshot: Any) -> list[int]:
@@ -292,14 +276,9 @@ class _Decoder:
         place.text = f"pool_id in {name}"
         put("pool", _interned(events, "pool_id", lambda value: _pool_index(pools, value)))
         place.text = f"user_metadata in {name}"
-        modules: dict[int, int] = {}
-        strings, string = trace.stacks.strings, trace.stacks.string
-        phase = _interned(events, "user_metadata", lambda value: _phase(string, modules, value))
-        if modules:
-            put("module", array("I", [modules.get(index, 0) for index in phase]))
-            renamed = {index: string(parse_tag(strings[index])[0]) for index in modules}
-            phase = array("I", [renamed.get(index, index) for index in phase])
-        put("phase", phase)
+        string = trace.stacks.string
+        put("phase", _interned(events, "user_metadata", lambda tag: string(_tag(tag)[0])))
+        put("module", _interned(events, "user_metadata", lambda tag: string(_tag(tag)[1])))
         place.text = f"frames in {name}"
         put("stack", stacks.column(events))
         return columns
@@ -408,15 +387,8 @@ def _pool_index(pools: dict[tuple[int, int], int], value: Any) -> int:
     return pools.setdefault(_pool(value), len(pools))
 
 
-def _phase(string: Callable[[str], int], modules: dict[int, int], value: Any) -> int:
-    """The string index of a phase; ``modules`` gets the module of those that name one."""
-    text = _text(value, "user_metadata")
-    phase, module = parse_tag(text)
-    if text == phase:
-        return string(phase)
-    index = string(text)
-    modules[index] = string(module)
-    return index
+def _tag(value: Any) -> tuple[str, str]:
+    return parse_tag(_text(value, "user_metadata"))
 
 
 def add_baseline(trace: MemoryTrace) -> None:

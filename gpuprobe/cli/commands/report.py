@@ -6,7 +6,9 @@ import argparse
 import sys
 
 from gpuprobe import api
-from gpuprobe.cli import exit_codes
+from gpuprobe.api.views import VIEWS
+from gpuprobe.cli import exit_codes, talk
+from gpuprobe.model.text import visible
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,10 +17,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top", type=_positive, default=10, metavar="N", help="rows per table (default: 10)"
     )
+    views = parser.add_argument_group("other formats, written to a file instead of the report")
+    views.add_argument("--flamegraph", metavar="FILE.html", help="the peak as a flame graph")
+    views.add_argument("--perfetto", metavar="FILE.json[.gz]", help="the trace for ui.perfetto.dev")
+    views.add_argument(
+        "--snapshot", metavar="FILE.pickle", help="a torch memory snapshot for torch's viewer"
+    )
+    views.add_argument("--force", action="store_true", help="replace files that exist")
 
 
 def run(args: argparse.Namespace) -> int:
-    report = api.report(api.load(args.recording), top=args.top)
+    recording = api.load(args.recording)
+    wanted = [(write, getattr(args, name)) for name, write in VIEWS.items() if getattr(args, name)]
+    for write, path in wanted:
+        write(recording, path, force=args.force)
+        talk.say(f"wrote {visible(path)}")
+    if wanted and not args.json:
+        return exit_codes.OK
+    report = api.report(recording, top=args.top)
     if args.json:
         from gpuprobe.reporters import report_json
 

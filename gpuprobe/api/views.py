@@ -1,0 +1,150 @@
+"""Writing a recording in other formats: flame graph, Perfetto, torch snapshot."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from gpuprobe.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from gpuprobe.model.recording import Recording
+    from gpuprobe.model.trace import MemoryTrace
+
+__all__ = ["VIEWS", "write_flamegraph", "write_perfetto", "write_snapshot"]
+
+StrPath = str | os.PathLike[str]
+
+
+def write_flamegraph(recording: Recording, path: StrPath, *, force: bool = False) -> None:
+    """Write the peak as a flame graph: one HTML page that needs nothing else.
+
+    Raises UsageError where ``path`` exists (unless ``force``) or cannot be written, DataError
+    where the recording has no trace of its peak.
+    """
+    from gpuprobe.analysis.flame import flame_tree
+    from gpuprobe.analysis.peaks import device_peaks, high_water_at, overall_peak
+    from gpuprobe.model.values import Unavailable
+    from gpuprobe.reporters import flamegraph
+
+    site = overall_peak(recording, device_peaks(recording))
+    if site is None:
+        raise DataError(f"{recording.path} has no peak to draw", hint=_NEEDS_TRACE)
+    mark = high_water_at(site)
+    if isinstance(mark, Unavailable):
+        raise DataError(f"the peak has no stacks to draw: {mark.reason}", hint=_NEEDS_TRACE)
+    tree = flame_tree(mark, root=f"peak of {mark.device}")
+    where = [mark.device] + ([f"in phase {mark.phase}"] if mark.phase else [])
+    if site.step is not None:
+        where.append(f"in step {site.step.index}")
+    with _output(path, force) as stream:
+        flamegraph.write(
+            tree,
+            _text(stream),
+            title=f"Memory at the peak: {Path(recording.path).name}",
+            subtitle=", ".join(where),
+        )
+
+
+def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) -> None:
+    """Write the traces as Chrome trace JSON for ui.perfetto.dev; gzipped for a name in ``.gz``.
+
+    Raises UsageError as `write_flamegraph` does, DataError where there is no trace.
+    """
+    from gpuprobe.reporters import perfetto
+
+    traces = _traces(recording)
+    with _output(path, force) as stream:
+        if os.fspath(path).endswith(".gz"):
+            import gzip
+
+            # No name and no time in the header: the same recording gives the same bytes.
+            with gzip.GzipFile("", "wb", 6, stream, mtime=0) as packed:
+                text = _text(packed)
+                perfetto.write(traces, text)
+                text.flush()
+        else:
+            perfetto.write(traces, _text(stream))
+
+
+def write_snapshot(recording: Recording, path: StrPath, *, force: bool = False) -> None:
+    """Write the traces as a torch memory snapshot, for pytorch.org/memory_viz.
+
+    Raises UsageError as `write_flamegraph` does, or where no trace is of a CUDA device;
+    DataError where there is no trace.
+    """
+    from gpuprobe.reporters import torch_snapshot
+
+    traces = _traces(recording)
+    with _output(path, force) as stream:
+        torch_snapshot.write(traces, stream)
+
+
+VIEWS: dict[str, Callable[..., None]] = {
+    "flamegraph": write_flamegraph,
+    "perfetto": write_perfetto,
+    "snapshot": write_snapshot,
+}
+
+_NEEDS_TRACE = "record with --level trace"
+
+
+def _traces(recording: Recording) -> Iterator[MemoryTrace]:
+    """The first rank's traces: each format has one timeline per device."""
+    traces = recording.ranks[0].load_traces() if recording.ranks else iter(())
+    first = next(traces, None)
+    if first is None:
+        raise DataError(f"{recording.path} has no memory trace", hint=_NEEDS_TRACE)
+
+    def all_of_them() -> Iterator[MemoryTrace]:
+        yield first
+        yield from traces
+
+    return all_of_them()
+
+
+def _text(stream: Any) -> IO[str]:
+    import io
+
+    # Frames may hold bytes that were not UTF-8: they are shown, not refused.
+    return io.TextIOWrapper(
+        stream, "utf-8", errors="backslashreplace", newline="\n", write_through=True
+    )
+
+
+@contextmanager
+def _output(path: StrPath, force: bool) -> Iterator[IO[bytes]]:
+    """A file that appears under its name only when it is complete."""
+    where = Path(path)
+    if not force and (where.exists() or where.is_symlink()):
+        raise UsageError(f"{where} exists", hint="--force replaces it")
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{where.name}.", dir=where.parent)
+    except OSError as error:
+        raise UsageError(f"cannot write {where}: {error.strerror or error}") from error
+    temporary = Path(name)
+    try:
+        try:
+            with os.fdopen(handle, "wb", closefd=False) as stream:
+                yield stream
+                if not stream.closed:
+                    stream.flush()
+        finally:
+            os.close(handle)
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # mkstemp makes files that only their owner can read
+        if force:
+            temporary.replace(where)
+        else:
+            os.link(temporary, where)  # fails where the name was taken meanwhile
+    except FileExistsError as error:
+        raise UsageError(f"{where} exists", hint="--force replaces it") from error
+    except OSError as error:
+        raise UsageError(f"cannot write {where}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)

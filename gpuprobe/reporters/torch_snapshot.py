@@ -1,0 +1,155 @@
+"""A trace as torch's own memory snapshot, for torch's viewer and ``torch.cuda._memory_viz``.
+
+What torch's format has no place for is left out: categories. Phases and modules go to
+``user_metadata`` and come back from it; what was alive before the trace follows from the frees
+and the final segments, as in a snapshot that torch wrote.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Sequence
+from typing import IO, Any
+
+from gpuprobe.errors import UsageError
+from gpuprobe.model.memory import Block, Segment, TraceAction
+from gpuprobe.model.trace import AllocatorSettings, MemoryTrace, StackTable, phase_tag
+
+__all__ = ["to_snapshot", "write"]
+
+_OOM = TraceAction.OOM.code
+
+
+def to_snapshot(traces: Iterable[MemoryTrace]) -> dict[str, Any]:
+    """The dictionary that ``torch.cuda.memory._snapshot()`` would have returned.
+
+    Several traces of one device (one per step) are joined in the order given; the layout is
+    the last one's. Raises UsageError where there is no trace of a CUDA device.
+    """
+    device_traces: list[list[dict[str, Any]]] = []
+    segments: dict[int, list[dict[str, Any]]] = {}
+    annotations: list[dict[str, Any]] = []
+    settings: dict[str, Any] = {}
+    for trace in traces:
+        kind, _, number = trace.device.partition(":")
+        if kind != "cuda":
+            continue
+        device = int(number or 0)
+        while len(device_traces) <= device:
+            device_traces.append([])
+        frames = _FrameLists(trace.stacks)
+        device_traces[device].extend(_events(trace, frames))
+        segments[device] = [_segment(segment, frames) for segment in trace.segments]
+        annotations += [
+            {"stage": note.stage, "name": note.name, "device": device, "time_us": note.time_us}
+            for note in trace.annotations
+        ]
+        if trace.settings is not None:
+            settings = _settings(trace.settings)
+    if not device_traces:
+        raise UsageError(
+            "there is no memory trace of a CUDA device to export",
+            hint="record with --level trace on a GPU",
+        )
+    return {
+        "segments": [segment for device in sorted(segments) for segment in segments[device]],
+        "device_traces": device_traces,
+        "allocator_settings": settings,
+        "external_annotations": annotations,
+    }
+
+
+def write(traces: Iterable[MemoryTrace], stream: IO[bytes]) -> None:
+    """Pickle `to_snapshot` to a stream, in the protocol that torch's own viewer reads."""
+    pickle.dump(to_snapshot(traces), stream, protocol=4)
+
+
+class _FrameLists:
+    """One list per stack and one dictionary per frame, shared as torch shares them."""
+
+    def __init__(self, stacks: StackTable) -> None:
+        self._dicts = [
+            {"filename": frame.filename, "line": frame.line, "name": frame.name}
+            for frame in stacks.frames
+        ]
+        self._stacks = stacks.stacks
+        self._lists: dict[int, list[dict[str, Any]]] = {}
+
+    def __getitem__(self, stack: int) -> list[dict[str, Any]]:
+        found = self._lists.get(stack)
+        if found is None:
+            found = self._lists[stack] = [self._dicts[i] for i in self._stacks[stack]]
+        return found
+
+
+def _events(trace: MemoryTrace, frames: _FrameLists) -> Iterable[dict[str, Any]]:
+    events, strings = trace.events, trace.stacks.strings
+    names = [action.value for action in TraceAction]
+    tags: dict[tuple[int, int], str] = {}
+    columns: tuple[Sequence[int], ...] = tuple(
+        events.column(name)
+        for name in (
+            "action", "address", "size", "stream", "time_us", "stack", "module", "phase",
+            "pool", "device_free",
+        )
+    )  # fmt: skip
+    for action, address, size, stream, time, stack, module, phase, pool, free in zip(
+        *columns, strict=True
+    ):
+        tag = tags.get((phase, module))
+        if tag is None:
+            text = strings[phase]
+            tag = phase_tag(text, strings[module]) if module else text
+            tags[phase, module] = tag
+        where = {"device_free": free} if action == _OOM else {"addr": address}
+        yield {
+            "action": names[action],
+            **where,
+            "size": size,
+            "stream": stream,
+            "time_us": time,
+            "compile_context": "N/A",
+            "user_metadata": tag,
+            "pool_id": trace.pools[pool],
+            "frames": frames[stack],
+        }
+
+
+def _segment(segment: Segment, frames: _FrameLists) -> dict[str, Any]:
+    return {
+        "device": segment.device,
+        "address": segment.address,
+        "total_size": segment.total_size,
+        "allocated_size": segment.allocated_size,
+        "active_size": segment.allocated_size + segment.pending_size,
+        "requested_size": sum(block.requested_size for block in segment.blocks),
+        "stream": segment.stream,
+        "segment_type": segment.segment_type,
+        "segment_pool_id": segment.pool_id,
+        "is_expandable": segment.is_expandable,
+        "frames": frames[segment.stack],
+        "blocks": [_block(block, frames) for block in segment.blocks],
+    }
+
+
+def _block(block: Block, frames: _FrameLists) -> dict[str, Any]:
+    return {
+        "address": block.address,
+        "size": block.size,
+        "requested_size": block.requested_size,
+        "state": block.state.value,
+        "frames": frames[block.stack],
+    }
+
+
+def _settings(settings: AllocatorSettings) -> dict[str, Any]:
+    return {
+        "PYTORCH_CUDA_ALLOC_CONF": settings.conf,
+        "max_split_size": settings.max_split_size,
+        "garbage_collection_threshold": settings.garbage_collection_threshold,
+        "expandable_segments": settings.expandable_segments,
+        "roundup_power2_divisions": {
+            str(size): parts for size, parts in settings.roundup_power2_divisions.items()
+        },
+        **settings.extra,
+    }
