@@ -288,8 +288,7 @@ dist.destroy_process_group()
 def test_every_rank_writes_its_stream_into_one_recording(tmp_path: Path) -> None:
     script(tmp_path, DISTRIBUTED)
     result = run_python(
-        "-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-addr", "127.0.0.1",
-        "--master-port", 0, "--no-python",
+        "-m", "torch.distributed.run", "--nproc-per-node", 2, "--no-python",
         sys.executable, "-m", "gpuprobe", "run", "--level", "trace", "script.py",
         cwd=tmp_path,
     )  # fmt: skip
