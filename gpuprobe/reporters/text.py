@@ -40,7 +40,7 @@ def render(report: Report, style: Style) -> Iterator[str]:
         ("Peak", _peak(report, style)),
         (_categories_title(report["categories"]), _shares(report["categories"], style)),
         ("Lines at the peak", _shares(report["top_lines"], style)),
-        ("Modules at the peak", _shares(report["top_modules"], style)),
+        ("Modules at the peak", _modules(report["top_modules"], style)),
         ("Growth", _growth(report["growth"], style)),
         ("Devices", _devices(report, style)),
         ("Steps", _steps(report, style)),
@@ -79,7 +79,9 @@ def _title(report: Report, style: Style) -> Iterator[str]:
     if session["argv"]:
         yield from style.wrapped(" ".join(session["argv"]), first="  ", rest="  ")
     environment = report["environment"]
-    facts = [f"torch {_known(environment['torch'])}", f"Python {environment['python']}"]
+    torch = environment["torch"]
+    facts = [f"torch {torch}" if isinstance(torch, str) else "torch version not known"]
+    facts.append(f"Python {environment['python']}")
     facts += [", ".join(session["devices"])] if session["devices"] else []
     facts += [f"level {session['level']}"] if recording["kind"] == "recording" else ["snapshot"]
     if len(report["ranks"]) > 1:
@@ -96,10 +98,6 @@ def _title(report: Report, style: Style) -> Iterator[str]:
         where = f" (rank {error['rank']})" if len(report["ranks"]) > 1 else ""
         text = f"{error['type']}: {error['message']}{where}"
         yield from style.wrapped(text, first="  ", rest="    ")
-
-
-def _known(value: Any) -> str:
-    return value["unavailable"] if isinstance(value, dict) else str(value)
 
 
 # -- peak
@@ -131,7 +129,8 @@ def _peak(report: Report, style: Style) -> Iterator[str]:
             rest="  ",
         )
     if isinstance(peak["before_trace"], int) and peak["before_trace"]:
-        share = f"{human_bytes(peak['before_trace'])} of it was alive before the trace of that step"
+        began = "its trace began" if peak["step"] is None else "that step began"
+        share = f"{human_bytes(peak['before_trace'])} of it was alive before {began}"
         yield from style.wrapped(share, first="  ", rest="  ")
     for name, value in (("reserved", peak["reserved"]), ("resident", peak["host_rss"])):
         if "at_least" in value and not (resident and name == "resident"):
@@ -195,6 +194,14 @@ def _shares(table: Report, style: Style) -> Iterator[str]:
     else:
         reason = f"the rest is not known: {total['unavailable']}"
         yield from style.wrapped(reason, first="  ", rest="  ")
+
+
+def _modules(table: Report, style: Style) -> Iterator[str]:
+    rows = table.get("rows", ())
+    if rows and all(row["key"].startswith("(") for row in rows):
+        yield "  not known: no module was recorded with any of it"
+    else:
+        yield from _shares(table, style)
 
 
 def _growth(growth: Report | None, style: Style) -> Iterator[str]:

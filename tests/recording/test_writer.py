@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,23 @@ def test_close_is_idempotent_and_final(tmp_path: Path) -> None:
         writer.blind_spot(BlindSpot("a", "b"))
     with pytest.raises(InternalError, match="closed"):
         writer.trace(MemoryTrace("cpu"))
+
+
+def test_threads_write_whole_lines(tmp_path: Path) -> None:
+    writer = RecordingWriter.create(tmp_path / "a.gpuprobe")
+    writer.session(session(), ENVIRONMENT)
+
+    def steps(start: int) -> None:
+        for index in range(start, start + 50):
+            writer.step(Step(index, 0, 1, traces=(writer.trace(MemoryTrace("cpu", step=index)),)))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(steps, range(0, 200, 50)))
+    writer.close()
+    (rank,) = read_recording(writer.path).ranks
+    assert [s.index for s in rank.steps] == list(range(200))
+    assert rank.blind_spots == ()
+    assert [t.step for t in rank.load_traces()] == list(range(200))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
