@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpuprobe.api.doctor import doctor
     from gpuprobe.model.recording import Recording
 
-__all__ = ["Recording", "__version__", "devices", "diff", "load", "record", "report"]
+__all__ = ["Recording", "__version__", "devices", "diff", "doctor", "load", "record", "report"]
 
 _HOMES = {
     "Recording": "gpuprobe.model.recording",

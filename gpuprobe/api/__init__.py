@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpuprobe.api.recordings import load, report
     from gpuprobe.api.watch import record
 
-__all__ = ["devices", "diff", "load", "record", "report"]
+__all__ = ["devices", "diagnose", "diagnose_ranks", "diff", "load", "record", "report"]
 
 _HOMES = {
     "devices": "gpuprobe.api.devices",

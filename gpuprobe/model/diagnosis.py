@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
@@ -121,9 +121,10 @@ class ClockSkew:
 
 @dataclass(frozen=True, slots=True)
 class RankDiagnosis:
-    """What the ranks of a job found together. Made by rank 0; other ranks know ``findings``
-    only in part. ``world_size`` is what rank 0 was told; ``steps`` are the checks that ran and
-    passed, in order.
+    """What the ranks of a job found together. Made by rank 0; every rank gets the findings,
+    the tables are rank 0's. ``world_size`` is what this rank was told; ``steps`` are the
+    checks that ran and passed, in order. ``speaks``: whether this rank is the one to print
+    the report; a rank that could not reach rank 0 speaks for itself.
     """
 
     rank: int
@@ -135,7 +136,8 @@ class RankDiagnosis:
     steps: tuple[str, ...] = ()
     not_checked: tuple[NotChecked, ...] = ()
     speeds: tuple[TransferSpeed, ...] = ()
-    skews: tuple[ClockSkew, ...] = field(default=())
+    skews: tuple[ClockSkew, ...] = ()
+    speaks: bool = True
 
     @property
     def healthy(self) -> bool:

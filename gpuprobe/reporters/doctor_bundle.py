@@ -33,7 +33,9 @@ _PREFIXES = (
     "SLURM_PROCID", "SLURM_LOCALID", "SLURM_GPUS", "OMPI_COMM_WORLD_", "UCX_", "FI_", "LD_",
     "GPUPROBE_",
 )  # fmt: skip
-_NAMES = frozenset({"RANK", "WORLD_SIZE", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LANG", "TERM"})
+_NAMES = frozenset(
+    {"RANK", "WORLD_SIZE", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LANG", "TERM"}
+)
 # Every member has the same time: the file says when it was taken, in doctor.json.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -102,7 +104,10 @@ def _without_commands(info: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, list):
             return [cut(item) for item in value]
         if isinstance(value, dict):
-            return {key: _program(item) if key == "command" else cut(item) for key, item in value.items()}
+            return {
+                key: _program(item) if key == "command" else cut(item)
+                for key, item in value.items()
+            }
         return value
 
     done: dict[str, Any] = cut(info)

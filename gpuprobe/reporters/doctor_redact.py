@@ -77,7 +77,7 @@ class Redactor:
         for home in homes:
             if len(home.rstrip("/")) > 1:
                 literal.setdefault(home.rstrip("/"), "<home>")
-        names = {user: "<user>" for user in users} | {host: "<host>" for host in hosts}
+        names = dict.fromkeys(users, "<user>") | dict.fromkeys(hosts, "<host>")
         self._names = {k: v for k, v in names.items() if k and k.lower() not in _COMMON_NAMES}
         # Longer ones first: a name may be a part of a path.
         self._literal = sorted(literal.items(), key=lambda item: -len(item[0]))

@@ -31,7 +31,7 @@ def render(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
     parts = [
         f"driver {_or_none(diagnosis.driver)}",
         f"torch {_or_none(diagnosis.torch)}",
-        f"{_or_none(diagnosis.devices)} GPU{'' if diagnosis.devices == 1 else 's'}",
+        "no GPUs" if isinstance(diagnosis.devices, Unavailable) else _gpus(diagnosis.devices),
     ]
     if diagnosis.demo:
         parts.insert(0, f"demo fleet {diagnosis.demo}")
@@ -39,13 +39,22 @@ def render(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
     yield from _findings(diagnosis.findings, style)
     if diagnosis.passed:
         yield ""
-        listing = "; ".join(info.title for info in diagnosis.passed)
+        listing = "; ".join(_within(info.title) for info in diagnosis.passed)
         yield from style.wrapped(f"Passed ({len(diagnosis.passed)}): {listing}.", rest="  ")
     yield from _not_checked(diagnosis.not_checked, style)
 
 
-def _or_none(value: str | int | Unavailable) -> str:
-    return "none" if isinstance(value, Unavailable) else str(value)
+def _or_none(value: str | Unavailable) -> str:
+    return "none" if isinstance(value, Unavailable) else value
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'' if count == 1 else 's'}"
+
+
+def _within(title: str) -> str:
+    """A title in the middle of a sentence: "No GPU" is "no GPU", but "PCIe" stays."""
+    return title[0].lower() + title[1:] if title[1:2].islower() or title[1] == " " else title
 
 
 def _summary(findings: Sequence[Finding]) -> str:

@@ -23,6 +23,7 @@ __all__ = [
     "LibraryFile",
     "Outcome",
     "Rule",
+    "RuleText",
     "SharedMemory",
     "TorchFacts",
     "examine",
@@ -103,14 +104,15 @@ Check = Callable[[Facts], Iterator[Finding | Unavailable]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """One check with a stable id. ``doc`` is the text of the reference page."""
+class RuleText:
+    """A rule as its reference page has it: a stable id, the levels its findings can have, what
+    it reads, and why it matters.
+    """
 
     info: RuleInfo
-    levels: tuple[Level, ...]  # that its findings can have
+    levels: tuple[Level, ...]
     reads: tuple[str, ...]
     doc: str
-    check: Check = field(repr=False)
 
     def finding(
         self,
@@ -133,6 +135,13 @@ class Rule:
             subject=subject,
             count=count,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(RuleText):
+    """A rule about one machine: a check of `Facts`."""
+
+    check: Check = field(repr=False)
 
 
 RuleCheck = Callable[[Rule, Facts], Iterator[Finding | Unavailable]]

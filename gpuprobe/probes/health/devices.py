@@ -11,7 +11,7 @@ from gpuprobe.probes.health.base import Facts, Rule, name_of, rule, unread
 from gpuprobe.probes.health.driver import driver_status
 from gpuprobe.probes.health.xid import XidEvent, parse_xids
 
-__all__ = ["RULES", "answering"]
+__all__ = ["RULES", "answering", "is_lost"]
 
 _BUSY = 30  # percent of SM utilisation above which a PCIe link has no reason to be slow
 
@@ -52,7 +52,19 @@ def _each(rule: Rule, facts: Facts, check: DeviceCheck) -> Iterator[Finding | Un
     if not inventory.devices:
         yield Unavailable("no GPU")
     for device in inventory.devices:
-        yield from check(rule, device)
+        if is_lost(device):  # said once, not for every value
+            yield Unavailable(f"{name_of(device)} does not answer", ReadStatus.LOST)
+        else:
+            yield from check(rule, device)
+
+
+def is_lost(device: Device) -> bool:
+    """Whether the device stopped answering: everything measured is lost then."""
+    return ReadStatus.LOST in (
+        device.throttling.status,
+        device.utilisation.gpu.status,
+        device.memory.used.status,
+    )
 
 
 @rule("GP120", "throttling", "No GPU is slowed down", (Level.WARNING, Level.NOTE), "nvml")

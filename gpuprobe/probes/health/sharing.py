@@ -8,7 +8,7 @@ from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.probes.health.base import Facts, Rule, name_of, rule, unread
-from gpuprobe.probes.health.devices import answering
+from gpuprobe.probes.health.devices import answering, is_lost
 
 __all__ = ["RULES"]
 
@@ -111,8 +111,10 @@ def device_order(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
     if isinstance(inventory, Unavailable):
         yield inventory
         return
+    named = False
     for difference in inventory.disagreements:
         if difference.kind == "order":
+            named = True
             yield self.finding(
                 difference.message,
                 *difference.evidence,
@@ -121,7 +123,7 @@ def device_order(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
                 subject=",".join(difference.devices),
                 level=Level.NOTE if difference.expected else Level.WARNING,
             )
-    if isinstance(inventory.visibility.devices, Unavailable) and len(inventory.devices) > 1:
+    if isinstance(inventory.visibility.devices, Unavailable) and not named:
         yield inventory.visibility.devices
 
 
@@ -162,6 +164,9 @@ def memory_without_owner(self: Rule, facts: Facts) -> Iterator[Finding | Unavail
                 subject=f"{process.device} {process.pid}",
             )
     for device in inventory.devices:
+        if is_lost(device):
+            yield Unavailable(f"{name_of(device)} does not answer", ReadStatus.LOST)
+            continue
         used = device.memory.used.value
         if isinstance(used, Unavailable):
             problem = unread(device.memory.used, f"{name_of(device)}: memory in use")
@@ -206,28 +211,31 @@ def other_user(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
         yield facts.uid
         return
     visible = inventory.visibility.devices
-    groups: dict[str, list[str]] = {}
+    groups: dict[tuple[bool, str], list[tuple[str, str]]] = {}
     hidden = False
     for process in inventory.processes:
-        if process.own or ("compute" not in process.kinds and "mps" not in process.kinds):
+        if process.own or not {"compute", "mps"} & set(process.kinds):
             continue
         hidden = hidden or process.hidden
         uid, user = process.uid.value, process.user.value
         if isinstance(uid, Unavailable) or uid == facts.uid:
             continue
-        who = str(uid) if isinstance(user, Unavailable) else user
+        device = inventory.device(process.device)
+        instances = {m.uuid for m in device.identity.mig_instances} if device else set()
+        mine = isinstance(visible, Unavailable) or bool({process.device, *instances} & {*visible})
         held = process.memory.value
-        size = "" if isinstance(held, Unavailable) else f" {human_bytes(held)}"
-        groups.setdefault(process.device, []).append(f"{who} (process {process.pid}{size})")
-    for key, owners in groups.items():
-        device = inventory.device(key)
-        mine = isinstance(visible, Unavailable) or key in visible
+        size = "memory not known" if isinstance(held, Unavailable) else human_bytes(held)
+        where = name_of(device) if device else process.device
+        who = f"user {uid}" if isinstance(user, Unavailable) else user
+        groups.setdefault((mine, who), []).append((where, f"process {process.pid}, {size}"))
+    for (mine, who), places in groups.items():
+        gpus = ", ".join(dict.fromkeys(where.partition(" (")[0] for where, _ in places))
         yield self.finding(
-            f"other users are on {name_of(device) if device else key}",
-            ("who", ", ".join(owners)),
+            f"{who} is on {gpus}" + ("" if mine else ", which CUDA hides from this program"),
+            *places,
             fix="Ask them, or choose another GPU with CUDA_VISIBLE_DEVICES.",
             code="gpuprobe info",
-            subject=key,
+            subject=who,
             level=Level.WARNING if mine else Level.NOTE,
         )
     if hidden:

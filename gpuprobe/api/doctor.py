@@ -1,0 +1,150 @@
+"""What is wrong with this machine, and with the ranks of a distributed job."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuprobe._version import __version__
+from gpuprobe.model.diagnosis import Diagnosis, RankDiagnosis
+from gpuprobe.model.values import ReadStatus, Unavailable
+
+if TYPE_CHECKING:
+    from gpuprobe.model.findings import Finding
+    from gpuprobe.probes.health.base import Facts
+    from gpuprobe.reporters.doctor_redact import Redactor
+
+__all__ = ["diagnose", "diagnose_ranks", "doctor"]
+
+
+def doctor() -> list[Finding]:
+    """What is wrong with this machine: findings, the worst first. Empty where all is well.
+
+    Creates no CUDA context, and imports torch in a process of its own only. `diagnose` also
+    says what was checked and what could not be.
+    """
+    return list(diagnose().findings)
+
+
+def diagnose(
+    demo: str | None = None,
+    *,
+    bundle: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Diagnosis:
+    """Run every rule. ``demo`` names a fake fleet to look at instead of the hardware; then
+    only the devices are looked at. ``bundle`` names a zip file to write, with secrets and
+    names taken out; ``environ`` stands for the environment of the program in question.
+
+    Raises UsageError for an unknown fleet and for a bundle that exists already.
+    """
+    from gpuprobe.api.devices import inventory
+    from gpuprobe.errors import UsageError
+    from gpuprobe.probes.health import RULES, Facts, examine
+    from gpuprobe.probes.health.driver import driver_status
+    from gpuprobe.probes.health.facts import gather
+
+    if bundle is not None and os.path.lexists(bundle):  # before the work, not after it
+        raise UsageError(
+            f"{os.fspath(bundle)} exists already", hint="give another name, or remove it first"
+        )
+    variables = os.environ if environ is None else environ
+    found = inventory(("nvml",), demo, environ=variables)
+    if demo:
+        only = Unavailable("of a demo fleet, only the devices", ReadStatus.NOT_COLLECTED)
+        facts = Facts(
+            found, only, only, only, only, only, only, only, only, False, os.getuid(), only
+        )
+    else:
+        facts = gather(found, variables)
+    outcome = examine(RULES, facts)
+    status = driver_status(found)
+    driver = found.driver.version.value
+    if isinstance(status, Unavailable):
+        driver = status
+    elif not status.available:
+        driver = Unavailable(status.reason)
+    elif isinstance(driver, Unavailable):
+        driver = "of an unknown version"
+    diagnosis = Diagnosis(
+        taken_at=found.taken_at,
+        gpuprobe=__version__,
+        driver=driver,
+        torch=facts.torch if isinstance(facts.torch, Unavailable) else facts.torch.version,
+        devices=driver if isinstance(driver, Unavailable) else len(found.devices),
+        findings=outcome.findings,
+        passed=outcome.passed,
+        not_checked=outcome.not_checked,
+        demo=demo or "",
+    )
+    if bundle is not None:
+        _write_bundle(Path(bundle), diagnosis, facts, variables)
+    return diagnosis
+
+
+def _write_bundle(
+    path: Path, diagnosis: Diagnosis, facts: Facts, environ: Mapping[str, str]
+) -> None:
+    from gpuprobe.model.codec import to_plain
+    from gpuprobe.reporters import doctor_bundle, doctor_json
+
+    log = facts.kernel_log
+    lines = (
+        [f"(not readable: {log.reason})"]
+        if isinstance(log, Unavailable)
+        else [f"[{message.seconds:.6f}] {message.text}" for message in log]
+    )
+    doctor_bundle.write(
+        path,
+        redactor_for(facts, environ),
+        doctor=doctor_json.document(diagnosis),
+        info=to_plain(facts.inventory),
+        environ=environ,
+        packages={} if isinstance(facts.packages, Unavailable) else facts.packages,
+        kernel_log=lines,
+    )
+
+
+def redactor_for(facts: Facts, environ: Mapping[str, str]) -> Redactor:
+    """A redactor that knows this machine's names and its users' that appear in ``facts``."""
+    import pwd
+
+    from gpuprobe.reporters.doctor_redact import Redactor
+
+    users = {environ.get(name, "") for name in ("USER", "LOGNAME", "SUDO_USER", "USERNAME")}
+    homes = {environ.get("HOME", "")}
+    try:
+        entry = pwd.getpwuid(os.getuid())
+    except KeyError:  # a container's user without a passwd entry
+        pass
+    else:
+        users.add(entry.pw_name)
+        users.update(entry.pw_gecos.split(",")[0:1])  # the person's name
+        homes.add(entry.pw_dir)
+    node = socket.gethostname()
+    hosts = {node, node.partition(".")[0], environ.get("HOSTNAME", ""), environ.get("HOST", "")}
+    if not isinstance(facts.inventory, Unavailable):
+        hosts.add(facts.inventory.host.hostname)
+        for process in facts.inventory.processes:
+            if isinstance(process.user.value, str):
+                users.add(process.user.value)
+    return Redactor(environ, users=users, homes=homes, hosts=hosts)
+
+
+def diagnose_ranks(
+    timeout: float = 30.0, *, environ: Mapping[str, str] | None = None
+) -> RankDiagnosis:
+    """Check a distributed job from within: to be called on every rank, as under ``torchrun``.
+
+    ``timeout`` in seconds, for the ranks to join and for each later step. Needs torch; on GPUs
+    a CUDA context is created, on one GPU per rank. Every rank gets the same verdict; rank 0
+    gets the whole report.
+
+    Raises MissingExtra where torch is not installed.
+    """
+    from gpuprobe.probes.distributed import check_ranks
+
+    return check_ranks(os.environ if environ is None else environ, timeout)
