@@ -89,12 +89,15 @@ class BlockSizes:
         # After the ends: at an event that implies an end, the new row is what counts.
         todo.update((start[row], row) for row in big[:first])
         segments = _segments_at_start(trace, segment_events)
+        if not segments and not segment_events:
+            return  # expandable segments only, or nothing known: there is nothing to follow
         edges = set(segments)
         before = [(baseline[row - made], row) for row in big[first:]]
         ends = dict(self._holes_at_start(segments, before, final))
         begins = {end: begin for begin, end in ends.items()}
         hole_starts = sorted(ends)
         uncertain = self._before
+        outside = self._outside
         max_split = self._max_split
         split_limit = SPLIT_LIMIT
         addresses = events.address
@@ -112,7 +115,8 @@ class BlockSizes:
                     begins.pop(ends.pop(at, 0), None)
             elif row >= 0:
                 if at not in ends and not self._shift_hole(at, hole_starts, ends, begins):
-                    continue  # not in a segment that is followed
+                    outside.add(row)  # not in a segment that is followed
+                    continue
                 end = ends.pop(at)
                 rounded = size[row]
                 rest = end - at - rounded
@@ -126,7 +130,7 @@ class BlockSizes:
                 if at in uncertain:  # taken from its start: the block before had no slack
                     del uncertain[at]
                     self.assumed -= 1
-            else:
+            elif ~row not in outside:
                 end = at + size[~row]
                 if uncertain:
                     uncertain.pop(end, None)  # too late to tell
@@ -170,6 +174,8 @@ class BlockSizes:
         holes = []
         # Baseline blocks whose end is only known to be within the hole behind them.
         self._before: dict[int, int] = {}
+        # Rows in no segment that is followed.
+        self._outside = {row for _, row in before}
         rows = sorted(before)
         starts = [at for at, _ in rows]
         for begin, end in segments.items():
@@ -178,8 +184,10 @@ class BlockSizes:
             behind = -1  # the row whose end ``at`` is, where that end may still move
             for block, row in [*rows[first:last], (end, -1)]:
                 gap = block - at
-                if behind >= 0 and 0 < gap <= SPLIT_LIMIT:
-                    size[behind] += gap  # no free block of the large pool is this small
+                if behind >= 0 and (0 < gap <= SPLIT_LIMIT or size[behind] >= self._max_split):
+                    # No free block of the large pool is this small, and a block from
+                    # max_split_size on is never split.
+                    size[behind] += gap
                 elif gap > 0:
                     holes.append((at, block))
                     if behind >= 0:
@@ -187,6 +195,7 @@ class BlockSizes:
                         self.assumed += 1
                 if row < 0:
                     break
+                self._outside.discard(row)
                 if row in final:
                     size[row] = final[row]
                     behind = -1

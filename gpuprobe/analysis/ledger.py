@@ -116,7 +116,7 @@ class Ledger:
     def active_after(self) -> array[int]:
         """Active bytes likewise: allocated, and freed blocks that a stream still uses."""
         waited = list(map(sub, self.done, self.freed))
-        if not set(waited) <= {0, 1}:
+        if not set(waited) <= {0, 1} or -1 in self.freed[self.made :]:
             return self.running(self.done)
         # No event lies between request and completion, so the two curves differ only there.
         allocated = self.allocated_after()
@@ -130,7 +130,7 @@ class Ledger:
         # One place more than there are events: blocks that stay alive end there.
         delta = [0] * (self.events + 1)
         for start, end, size in zip(self.start[: self.made], ends, self.size, strict=False):
-            delta[start] = size
+            delta[start] += size  # an end may be there already: of a free that was implied
             delta[end] -= size
         held = 0
         for end, size in zip(ends[self.made :], self.size[self.made :], strict=True):

@@ -9,11 +9,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import compress
 
-from gpuprobe.allocator.rules import SMALL_SEGMENT
+from gpuprobe.allocator.rules import SMALL_LIMIT, SMALL_SEGMENT
 from gpuprobe.analysis.columns import selector
 from gpuprobe.analysis.ledger import Ledger, ledger
 from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
-from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
 
 __all__ = ["layout_at"]
@@ -27,8 +27,8 @@ _UNMAP = TraceAction.SEGMENT_UNMAP.code
 def layout_at(trace: MemoryTrace | Ledger, event: int) -> tuple[Segment, ...] | Unavailable:
     """The segments and blocks just after ``event`` (-1: before the first), by address.
 
-    The type of a segment that is gone by the end is told by its size: 2 MiB is the small
-    pool's. `Unavailable` without final segments, and where the trace contradicts them.
+    The type of a segment that is gone by the end is told by its size (2 MiB is the small
+    pool's), that of unmapped pages by the blocks that were in them. `Unavailable` without final segments, and where the trace contradicts them.
     """
     book = ledger(trace)
     if not book.trace.segments:
@@ -88,6 +88,7 @@ def _segments_at(book: Ledger, event: int) -> list[Segment]:
     device = trace.segments[0].device
     marked = compress(range(book.events), selector(events.action, _ALLOC, _FREE, _MAP, _UNMAP))
     streams, pools = events.column("stream"), events.column("pool")
+    kinds: _Kinds | None = None
     for index in reversed([i for i in marked if i > event]):
         action, address, size = events.action[index], events.address[index], events.size[index]
         if action == _ALLOC:
@@ -99,11 +100,32 @@ def _segments_at(book: Ledger, event: int) -> list[Segment]:
         elif action == _MAP:
             _cut(found, address, size)
         else:
-            kind = "small" if size <= SMALL_SEGMENT else "large"
+            kinds = kinds or _Kinds(book)
+            kind = kinds.of(address, address + size)
             pool = trace.pools[pools[index]]
             added = Segment(device, address, size, streams[index], kind, pool, True)
             _join(found, added)
     return list(found.values())
+
+
+class _Kinds:
+    """Which pool a range of pages belonged to, told by a block that was ever in it."""
+
+    def __init__(self, book: Ledger) -> None:
+        addresses = book.values("address", range(len(book)))
+        self._rows = sorted(zip(addresses, book.size, strict=True))
+        settings = book.trace.settings or AllocatorSettings()
+        self._page = settings.large_segment_size
+
+    def of(self, start: int, end: int) -> str:
+        rows = self._rows
+        index = bisect_right(rows, (start, 0))
+        near = rows[max(0, index - 1) : index + 1]
+        for address, size in reversed(near):
+            if address < end and address + size > start:
+                return "small" if size <= SMALL_LIMIT else "large"
+        # Never used: pages of the large pool are the larger ones.
+        return "large" if (end - start) % self._page == 0 else "small"
 
 
 def _cut(found: dict[int, Segment], address: int, size: int) -> None:

@@ -1,0 +1,158 @@
+"""The ledger against the allocator: every size, every total, every layout, at every moment."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from analysis_programs import MIB, SETTINGS, Script, cut, layout, recorded
+from conftest import shared_snapshots
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuprobe.analysis.fragmentation import fragmentation
+from gpuprobe.analysis.ledger import ledger
+from gpuprobe.analysis.moment import layout_at
+from gpuprobe.analysis.timeline import thin, timeline
+from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.values import Unavailable
+from gpuprobe.recording.snapshot import read_snapshot
+
+SNAPSHOTS = shared_snapshots()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 120))
+def test_totals_are_the_allocators_own_at_every_moment(name: str, seed: int, steps: int) -> None:
+    trace, marks = recorded(seed, SETTINGS[name], steps)
+    book = ledger(trace)
+    line = timeline(book)
+    for mark in marks:
+        assert line.allocated[mark.events] == mark.allocated
+        assert line.active[mark.events] == mark.active
+        if not isinstance(line.reserved, Unavailable):
+            assert line.reserved[mark.events] == mark.reserved
+    assert isinstance(line.reserved, Unavailable) == (not trace.segments)
+    # The sizes were worked out by rule: the final layout had nothing to correct.
+    assert book.checks.resized == 0
+    assert book.checks.unlisted == 0
+    assert book.checks.lost == 0
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 80))
+def test_the_layout_of_any_moment_is_rebuilt_exactly(name: str, seed: int, steps: int) -> None:
+    trace, marks = recorded(seed, SETTINGS[name], steps)
+    if not trace.segments:
+        return
+    for mark in random.Random(seed).sample(marks, min(8, len(marks))):
+        found = layout_at(trace, mark.events - 1)
+        assert not isinstance(found, Unavailable)
+        assert layout(found) == layout(mark.segments)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), steps=st.integers(2, 120), data=st.data())
+def test_a_trace_that_begins_late_accounts_for_what_was_there(
+    name: str, seed: int, steps: int, data: st.DataObject
+) -> None:
+    whole, marks = recorded(seed, SETTINGS[name], steps)
+    first = data.draw(st.integers(0, len(marks) - 1))
+    trace = cut(whole, marks[first].events)
+    if not trace.segments:
+        return  # nothing is known of memory that was gone by the end and never freed in it
+    book = ledger(trace)
+    allocated, active = book.allocated_after(), book.active_after()
+    # Only a block freed later, with a hole behind it, leaves its slack open: counted.
+    open_bytes = book.checks.assumed_slack * MIB
+    for mark in marks[first:]:
+        index = mark.events - marks[first].events
+        assert mark.allocated - open_bytes <= allocated[index] <= mark.allocated
+        assert mark.active - open_bytes <= active[index] <= mark.active
+    assert allocated[-1] == marks[-1].allocated
+    assert active[-1] == marks[-1].active
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.integers(0, 8), st.integers(0, 6), st.sampled_from((0, 1, 512, 3 * MIB, 40 * MIB))
+        ),
+        max_size=60,
+    ),
+    by_allocator=st.booleans(),
+)
+def test_a_trace_that_makes_no_sense_still_adds_up(
+    rows: list[tuple[int, int, int]], by_allocator: bool
+) -> None:
+    trace = MemoryTrace("cuda:0", settings=SETTINGS["default"] if by_allocator else None)
+    for action, slot, size in rows:
+        trace.events.append(action, 0x1000 + slot * MIB, size)
+    book = ledger(trace)
+    allocated, active = book.allocated_after(), book.active_after()
+    assert len(allocated) == len(active) == len(rows) + 1
+    for event in (-1, len(rows) - 1):
+        assert allocated[event + 1] == sum(book.size[row] for row in book.alive(event))
+    assert all(0 <= a <= b for a, b in zip(allocated, active, strict=True))
+
+
+def test_the_cpu_has_neither_rounding_nor_pairs_of_frees() -> None:
+    script = Script("cpu")
+    old = script.before(1001)
+    new = script.alloc(13)
+    script.free(old, both=False)
+    script.free(new)
+    book = ledger(script.trace)
+    assert list(book.allocated_after()) == [1001, 1014, 13, 0, 0]
+    assert list(book.active_after()) == [1001, 1014, 13, 13, 0]
+    assert isinstance(timeline(book).reserved, Unavailable)
+
+
+def test_an_address_given_out_again_ends_the_block_that_had_it() -> None:
+    script = Script("cpu")
+    script.alloc(100, address=64)
+    script.alloc(30, address=64)
+    book = ledger(script.trace)
+    assert list(book.allocated_after()) == [0, 100, 30]
+    assert book.checks.implied_frees == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), points=st.integers(1, 60))
+def test_a_thinned_timeline_keeps_every_extreme(seed: int, points: int) -> None:
+    trace, _ = recorded(seed, SETTINGS["default"], 60)
+    line = timeline(trace)
+    few = thin(line, points)
+    assert len(few) <= max(points, 8)
+    for name in ("allocated", "active"):
+        assert max(getattr(few, name)) == max(getattr(line, name))
+        assert min(getattr(few, name)) == min(getattr(line, name))
+    assert few.event[0] == -1
+    assert few.event[-1] == line.event[-1]
+    for index, event in enumerate(few.event):
+        assert few.allocated[index] == line.allocated[event + 1]
+
+
+@pytest.mark.skipif(not SNAPSHOTS, reason="the shared snapshots are not on this machine")
+@pytest.mark.parametrize("path", SNAPSHOTS, ids=lambda path: path.stem)
+def test_real_snapshots_end_at_their_segments_totals(path) -> None:  # type: ignore[no-untyped-def]
+    for trace in read_snapshot(path).ranks[0].load_traces():
+        book = ledger(trace)
+        assert (book.checks.resized, book.checks.lost, book.checks.assumed_slack) == (0, 0, 0)
+        line = timeline(book)
+        assert line.allocated[-1] == sum(s.allocated_size for s in trace.segments)
+        assert not isinstance(line.reserved, Unavailable)
+        assert all(a <= r for a, r in zip(line.active, line.reserved, strict=True))
+        end = layout_at(book, book.events - 1)
+        assert not isinstance(end, Unavailable)
+        assert layout(end) == layout(trace.segments)
+        peak = line.allocated.index(max(line.allocated)) - 1
+        at_peak = layout_at(book, peak)
+        assert not isinstance(at_peak, Unavailable)
+        account = fragmentation(trace, at_peak, moment="peak")
+        assert not isinstance(account, Unavailable)
+        assert account.total.allocated == max(line.allocated)
