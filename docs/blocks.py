@@ -18,6 +18,7 @@ with a number and a time are not compared at all: which step is the slowest diff
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shutil
@@ -235,8 +236,7 @@ def shape(line: str) -> str:
 
 def same_shape(shown: list[str], actual: list[str]) -> bool:
     """Does the output a page shows have the shape of the actual output?"""
-    wanted = [shape(line) for line in _trimmed(shown) if not _TIMED_ROW.match(line)]
-    got = [shape(line) for line in _trimmed(actual) if not _TIMED_ROW.match(line)]
+    wanted, got = _shapes(shown), _shapes(actual)
 
     def match(i: int, j: int) -> bool:
         while i < len(wanted) and wanted[i] != "...":
@@ -250,8 +250,9 @@ def same_shape(shown: list[str], actual: list[str]) -> bool:
     return match(0, 0)
 
 
-def _trimmed(lines: list[str]) -> list[str]:
-    text = "\n".join(line.rstrip() for line in lines).strip("\n")
+def _shapes(lines: list[str]) -> list[str]:
+    shapes = [shape(line) for line in lines if not _TIMED_ROW.match(line)]
+    text = "\n".join(shapes).strip("\n")  # blank lines at the ends do not matter
     return text.split("\n") if text else []
 
 
@@ -271,13 +272,14 @@ class Outcome:
         if self.result.code not in self.codes:
             wanted = " or ".join(map(str, self.codes))
             return f"{said}exit code {self.result.code}, not {wanted}:\n{self.result.output}"
-        shown = _trimmed(self.command.shown)
-        compared = shown and "output" not in self.block.directives
-        if compared and not same_shape(shown, self.result.lines()):
-            return (
-                f"{said}the page shows\n\n" + "\n".join(shown) + "\n\nbut it prints\n\n"
-                f"{self.result.output}\n(python docs/generate.py --pages brings it up to date)"
+        shown, actual = self.command.shown, self.result.lines()
+        compared = any(line.strip() for line in shown) and "output" not in self.block.directives
+        if compared and not same_shape(shown, actual):
+            changes = difflib.unified_diff(
+                _shapes(shown), _shapes(actual), "shown", "printed", lineterm="", n=1
             )
+            hint = "python docs/generate.py --pages brings it up to date"
+            return "\n".join([said, *changes, f"({hint})"])
         return ""
 
 

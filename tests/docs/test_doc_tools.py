@@ -64,9 +64,9 @@ print(1)
         ("```console\n$ exit 3\n```", "exit code 3, not 0"),
         ("<!-- exit: 0 or 2 -->\n```console\n$ exit 3\n```", "exit code 3, not 0 or 2"),
         ("<!-- exit: 3 -->\n```console\n$ exit 3\n$ exit 3\n```", "exit code 3, not 0"),
-        ("```console\n$ echo words\nother words\n```", "but it prints"),
-        ("```console\n$ printf 'a\\nb\\n'\na\n```", "but it prints"),
-        ("```console\n$ printf 'a\\nb\\n'\n...\na\n```", "but it prints"),
+        ("```console\n$ echo words\nother words\n```", "-other words\n+words"),
+        ("```console\n$ printf 'a\\nb\\n'\na\n```", "+b"),
+        ("```console\n$ printf 'a\\nb\\n'\n...\na\n```", "+b"),
         ("```python\nraise SystemExit(4)\n```", "exit code 4, not 0"),
     ],
 )
@@ -101,6 +101,14 @@ def test_shapes_keep_words_and_drop_numbers() -> None:
     assert not blocks.same_shape(["parameters 1 B"], ["gradients 1 B"])
     assert not blocks.same_shape(["rank0 1"], ["rank1 1"])
     assert not blocks.same_shape(["a", "b"], ["b", "a"])
+
+
+def test_rows_of_steps_are_not_compared() -> None:
+    head = "    step      time   longest phase"
+    one = [head, "       0    1.2 s    first     forward 40%", "end"]
+    two = [head, "       0  850.1 ms   first     setup 80%", "       3    2.0 s   slowest", "end"]
+    assert blocks.same_shape(one, two)
+    assert not blocks.same_shape(one, [*two, "more"])
 
 
 def test_outputs_are_rewritten_only_where_their_shape_changed(page: Path) -> None:
