@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +21,7 @@ from typing import Any
 
 from gpuprobe.errors import MissingExtra, UsageError
 from gpuprobe.model.codec import from_plain, to_plain
-from gpuprobe.model.diagnosis import ClockSkew, RankDiagnosis, RankPlace, TransferSpeed
+from gpuprobe.model.diagnosis import ClockSkew, NotChecked, RankDiagnosis, RankPlace, TransferSpeed
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.values import Bytes
 from gpuprobe.probes import distributed_rules as rules
@@ -43,7 +44,9 @@ def check_ranks(environ: Mapping[str, str], timeout: float) -> RankDiagnosis:
         text = environ.get("RANK", "")
         return RankDiagnosis(int(text) if text.isdecimal() else 0, findings=read)
     try:
-        import torch.distributed  # 2 s
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+            import torch.distributed  # 2 s
     except ImportError as error:
         raise MissingExtra("torch", "torch", why="doctor --distributed") from error
     if torch.distributed.is_initialized():
@@ -186,6 +189,12 @@ class _Meeting:
         self.store.set("plan", json.dumps({"go": go, "backend": backend}))
         if go:
             report = self._measure(report, backend, findings)
+        else:
+            later = (rules.COLLECTIVE, rules.WRONG, rules.SKEW)
+            reason = "not before the errors above are solved"
+            report = replace(
+                report, not_checked=tuple(NotChecked(rule.info, reason) for rule in later)
+            )
         report = replace(report, findings=tuple(_sorted(findings)))
         self._announce(report, [member.rank for member in places])
         return report
@@ -350,6 +359,8 @@ def _collectives(store: Any, job: Job, backend: str, timeout: float, device: str
             if result["wrong"]:
                 result["steps"].remove("all-reduce")
             result["times"] = step("speed measured", lambda: _times(job, place, backend))
+            if not result["times"]:
+                result["steps"].remove("speed measured")
     except (RuntimeError, ValueError, TimeoutError) as error:
         words = str(error).strip().splitlines()
         result["error"] = f"{type(error).__name__}: {words[0] if words else ''}"
@@ -421,7 +432,7 @@ def _wrong_sums(job: Job, place: Any) -> int:
 
 
 def _times(job: Job, place: Any, backend: str) -> list[tuple[int, int, int]]:
-    """(bytes, rounds, nanoseconds for all of them) of this rank."""
+    """(bytes, rounds, nanoseconds for all of them) of this rank. Nothing where it is alone."""
     import torch
     import torch.distributed as dist
 
@@ -431,7 +442,7 @@ def _times(job: Job, place: Any, backend: str) -> list[tuple[int, int, int]]:
         return time.perf_counter_ns()
 
     rows = []
-    for size, rounds in _SIZES:
+    for size, rounds in _SIZES if job.world_size > 1 else ():
         if backend == "gloo" and size > _GPU_ONLY:
             continue
         tensor = torch.zeros(size // 4, device=place)

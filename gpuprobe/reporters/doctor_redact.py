@@ -15,15 +15,18 @@ from typing import Any
 __all__ = ["Redactor", "is_secret_name"]
 
 _SECRET_NAME = re.compile(
-    r"(?i)(token|secret|passw|passphrase|pwd$|credential|private|api_?key|access_?key|auth|"
+    r"(?i)(token(?!izers)|secret|passw|passphrase|_pwd$|credential|private|api_?key|access_?key|auth|"
     r"cookie|session_?id|signature|_key$|^key$|_pat$|license)"
 )
 
-# A word that says "what follows is secret", in commands, query strings and messages.
+# A word that says "what follows is secret": NAME=value, "name": value, --name value.
+_WORD = (
+    r"[\w.-]*(?:token|secret|passw(?:or)?d|passphrase|credential|api[_-]?key|access[_-]?key|"
+    r"auth(?:orization)?|signature|sig)[\w-]*"
+)
 _PAIR = re.compile(
-    r"(?i)((?:^|[\s?&;,'\"{(\[-])[\w.-]*(?:token|secret|passw(?:or)?d|passphrase|credential|"
-    r"api[_-]?key|access[_-]?key|auth(?:orization)?|signature|sig)[\w-]*[\"']?\s*(?:=|:|\s)\s*"
-    r"(?:bearer\s+|basic\s+)?[\"']?)([^\s&\"',;<>]+)"
+    rf"(?i)((?:(?<![\w.-]){_WORD}[\"']?\s*[=:]\s*|--{_WORD}\s+)(?:bearer\s+|basic\s+)?[\"']?)"
+    r"([^\s&\"',;<>]+)"
 )
 _URL_CREDENTIALS = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)[^/@\s]+@")
 
@@ -46,6 +49,7 @@ _IPV6 = re.compile(
     r"|(?:[0-9a-fA-F]{1,4}:){1,7}:|::(?:[0-9a-fA-F]{1,4}:){0,6}[0-9a-fA-F]{1,4})(?![\w:])"
 )
 # Accounts that every machine has say nothing about a person.
+_TRIVIAL = frozenset({"true", "True", "TRUE", "false", "False", "FALSE", "none", "None", "auto"})
 _COMMON_NAMES = frozenset({"root", "nobody", "daemon", "user", "localhost", "nvidia"})
 
 
@@ -72,15 +76,16 @@ class Redactor:
         for name, value in environ.items():
             if is_secret_name(name) and value.strip():
                 # Whole, and line by line: a key file may be printed with its lines indented.
-                literal[value] = "<secret>"
-                literal.update(dict.fromkeys(filter(None, value.split()), "<secret>"))
+                literal.update(dict.fromkeys((value, *value.split()), "<secret>"))
         for home in homes:
             if len(home.rstrip("/")) > 1:
                 literal.setdefault(home.rstrip("/"), "<home>")
         names = dict.fromkeys(users, "<user>") | dict.fromkeys(hosts, "<host>")
         self._names = {k: v for k, v in names.items() if k and k.lower() not in _COMMON_NAMES}
-        # Longer ones first: a name may be a part of a path.
-        self._literal = sorted(literal.items(), key=lambda item: -len(item[0]))
+        # Longer ones first: a name may be a part of a path. A value of a few characters ("1",
+        # "yes") is no secret, and is everywhere.
+        long = [item for item in literal.items() if len(item[0]) >= 4 and item[0] not in _TRIVIAL]
+        self._literal = sorted(long, key=lambda item: -len(item[0]))
         ordered = sorted(self._names, key=len, reverse=True)
         self._name = re.compile(
             "|".join(_as_word(name) for name in ordered) or r"(?!)", re.IGNORECASE
@@ -93,11 +98,7 @@ class Redactor:
         ``addresses=False`` leaves what looks like an IP address: version numbers do.
         """
         for value, word in self._literal:
-            # A secret of a few characters ("1", "yes") is none, and is everywhere.
-            if len(value) >= 4:
-                text = text.replace(value, word)
-            elif text == value:
-                text = word
+            text = text.replace(value, word)
         text = _URL_CREDENTIALS.sub(r"\1<secret>@", text)
         text = _TOKENS.sub("<secret>", text)
         text = _PAIR.sub(r"\1<secret>", text)

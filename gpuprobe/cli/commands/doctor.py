@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from gpuprobe.cli import exit_codes, talk
@@ -56,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
 def _run_ranks(args: argparse.Namespace) -> int:
     from gpuprobe.api.doctor import diagnose_ranks
 
+    # Torch writes C++ stacks about every time-out; the report says the same in one line.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     diagnosis = diagnose_ranks(args.timeout)
     if diagnosis.speaks and args.json and diagnosis.rank == 0:
         from gpuprobe._version import __version__
