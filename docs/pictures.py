@@ -15,6 +15,9 @@ REPORT = blocks.DOCS / "images" / "report.svg"
 BEFORE = "gpuprobe run --level trace --output gpt.gpuprobe examples/train_gpt.py --steps 8"
 COMMAND = "gpuprobe report gpt.gpuprobe --top 4"
 
+# The tables are what a picture is good for; the text below them would double its height.
+UNTIL = "What this could not see"
+
 # Pixels of a character cell: the usual 0.6 em of a monospace font, and room between lines.
 _FONT_SIZE, _CELL, _LINE = 14, 8.4, 19
 _MARGIN, _TITLE = 18, 34
@@ -27,13 +30,14 @@ def report_lines(runner: blocks.Runner, scratch: str = "picture") -> list[str]:
         result = runner.shell(command, cwd)
         if result.code != 0:
             raise RuntimeError(f"{command}: exit code {result.code}\n{result.output}")
-    return [f"$ {COMMAND}", *result.lines()]
+    lines = result.lines()
+    return [f"$ {COMMAND}", *lines[: lines.index(UNTIL)]]
 
 
 def svg(lines: list[str], title: str) -> str:
     """A terminal window with these lines in it. ``textLength`` holds every font to the grid."""
     width = round(2 * _MARGIN + _CELL * max(map(len, lines)))
-    height = _TITLE + _LINE * len(lines) + _MARGIN
+    height = _TITLE + _LINE * len(lines) + _MARGIN // 2
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" role="img">',
