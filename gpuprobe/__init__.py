@@ -13,9 +13,20 @@ from gpuprobe._version import __version__
 if TYPE_CHECKING:
     from gpuprobe.api import devices, diff, load, record, report
     from gpuprobe.api.doctor import doctor
+    from gpuprobe.api.replay import replay
     from gpuprobe.model.recording import Recording
 
-__all__ = ["Recording", "__version__", "devices", "diff", "doctor", "load", "record", "report"]
+__all__ = [
+    "Recording",
+    "__version__",
+    "devices",
+    "diff",
+    "doctor",
+    "load",
+    "record",
+    "replay",
+    "report",
+]
 
 _HOMES = {
     "Recording": "gpuprobe.model.recording",
@@ -24,6 +35,7 @@ _HOMES = {
     "doctor": "gpuprobe.api.doctor",
     "load": "gpuprobe.api",
     "record": "gpuprobe.api",
+    "replay": "gpuprobe.api.replay",
     "report": "gpuprobe.api",
 }
 

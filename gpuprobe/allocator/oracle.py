@@ -97,6 +97,7 @@ class TraceSimulator(Simulator):
         self._earlier: dict[int, set[int]] = {}
         self.ties_learnt = 0
         self.flushes: list[int] = []
+        self.memory_limit: int | None = None
         self.recent: list[int] = []  # blocks that came back since the last allocation
         self._miss_once = False
         self.events = events
@@ -135,10 +136,13 @@ class TraceSimulator(Simulator):
             self._know_range(requested, stream, pool)
         polled = self._poll(requested, stream, pool)
         releases = polled and self.peek() in (_SEGMENT_FREE, _UNMAP)
-        if releases and not self._explains_release(requested, stream, pool):
+        flushed = releases and not self._explains_release(requested, stream, pool)
+        if flushed:
             self._flush_as_recorded()
         plain = self.plain_search
-        self._miss_once = self._missed_before(requested, stream, pool)
+        self._miss_once = self._missed_before(requested, stream, pool) or (
+            flushed and self._grew_into_place(index, requested, stream, pool)
+        )
         self.plain_search = plain and not self._miss_once
         block = self.malloc(requested, stream, pool)
         self.plain_search = plain
@@ -212,6 +216,14 @@ class TraceSimulator(Simulator):
         """The batch ends with torch giving up."""
         return 0 <= self.at_event < len(self.events) and self.events.action[self.at_event] == _OOM
 
+    def learn_limit(self, index: int) -> None:
+        """What the process could have had when it ran out of memory at event ``index``: what
+        it held, and what torch noted that the driver had left."""
+        free = self.events.column("device_free")[index]
+        if free:
+            limit = self.reserved + free
+            self.memory_limit = min(limit, self.memory_limit or limit)
+
     # -- what the trace decides ---------------------------------------------------------------
 
     def synchronize_events(self, owner: PrivatePool | None = None) -> None:
@@ -250,6 +262,16 @@ class TraceSimulator(Simulator):
             return False
         end = found.address + found.size
         return any(found.address <= address < end for address in self.recent)
+
+    def _grew_into_place(self, index: int, requested: int, stream: int, pool: int) -> bool:
+        """Whether what looks like an ``empty_cache`` was an allocation making room: with
+        expandable segments it then takes the lowest place with room, which need not be the
+        best fit, nor need new pages."""
+        free_list, size, growable = self._request(requested, stream, pool)
+        if not growable or self.peek() != _NONE:
+            return False
+        found = self.find(free_list, size, growable)
+        return found is not None and found.address != self.events.address[index]
 
     def _know_range(self, requested: int, stream: int, pool: int) -> None:
         """Pages are mapped into an address range that no event has shown yet: one reserved
@@ -320,8 +342,9 @@ class TraceSimulator(Simulator):
         free_list, size, growable = self._request(requested, stream, pool)
         if self.find(free_list, size, growable) is not None:
             return False
-        if self.out_of_memory or self.gc_enabled:
+        if self.out_of_memory or self.gc_enabled or (growable and _MAP in self._codes()):
             return True
+        self._learn_release_order()
         planned = release.available_to_release(self, free_list, size)
         if planned and self._frees_next(planned):
             return True
@@ -446,6 +469,7 @@ class TraceSimulator(Simulator):
                 release.release_segment(self, block)
 
     def _release_available(self, free_list: FreeList, size: int) -> bool:
+        self._learn_release_order()
         planned = release.available_to_release(self, free_list, size)
         if not planned or not self._frees_next(planned):
             return False

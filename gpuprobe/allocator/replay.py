@@ -9,6 +9,7 @@ for this program, which is what makes a what-if worth believing.
 from __future__ import annotations
 
 import gc
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
@@ -23,7 +24,7 @@ from gpuprobe.model.memory import BlockState, Segment, TraceAction
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
-__all__ = ["Divergence", "TraceReplay", "replay_trace"]
+__all__ = ["Divergence", "TraceReplay", "event_pools", "replay_trace"]
 
 _ALLOC: Final = TraceAction.ALLOC.code
 _FREE_REQUESTED: Final = TraceAction.FREE_REQUESTED.code
@@ -74,7 +75,9 @@ class TraceReplay:
     ooms: int
     complete: bool
     start_reserved: int
+    memory_limit: int | None  # what could be reserved, where an out-of-memory event tells
     settings: AllocatorSettings
+    step: int | None = None
     tie_rule: str = "address"
     notes: tuple[str, ...] = ()
     flushes: tuple[int, ...] = ()
@@ -180,7 +183,7 @@ def _run(
     tie_by_address: bool,
 ) -> _Run:
     events = trace.events
-    pools = _pools(trace)
+    pools = event_pools(trace)
     sim = TraceSimulator(
         settings, events, pools, device_memory=device_memory, tie_by_address=tie_by_address
     )
@@ -278,6 +281,7 @@ def _drive(trace: MemoryTrace, sim: TraceSimulator, pools: Sequence[int]) -> int
                     "is out of memory",
                     "a cached block fits by the rules",
                 )
+            sim.learn_limit(index)
             waiting = False
             freed = None
         else:
@@ -329,14 +333,12 @@ def _why_not(sim: TraceSimulator, chosen: Block, address: int) -> tuple[str, boo
     return "the rules know no free block at the recorded address", False
 
 
-def _pools(trace: MemoryTrace) -> Sequence[int]:
+def event_pools(trace: MemoryTrace) -> Sequence[int]:
     """The pool index of every event; older traces lack pool ids, and the layout gives them."""
     column = trace.events.column("pool")
     private = [s for s in trace.segments if s.pool_id != (0, 0)]
     if not private or any(column):
         return column
-    from bisect import bisect_right
-
     indices = pool_indices(trace)
     private.sort(key=lambda segment: segment.address)
     starts = [segment.address for segment in private]
@@ -456,7 +458,9 @@ def _result(trace: MemoryTrace, settings: AllocatorSettings, run: _Run) -> Trace
         ooms=sim.ooms,
         complete=trace.complete,
         start_reserved=run.start_reserved,
+        memory_limit=sim.memory_limit,
         settings=settings,
+        step=trace.step,
         tie_rule="address" if sim.tie_by_address else "registration",
         notes=tuple(notes),
         flushes=tuple(sim.flushes),

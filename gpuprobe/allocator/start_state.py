@@ -41,6 +41,7 @@ _SEGMENT_ALLOC: Final = TraceAction.SEGMENT_ALLOC.code
 _SEGMENT_FREE: Final = TraceAction.SEGMENT_FREE.code
 _MAP: Final = TraceAction.SEGMENT_MAP.code
 _UNMAP: Final = TraceAction.SEGMENT_UNMAP.code
+_OOM: Final = TraceAction.OOM.code
 
 
 @dataclass(slots=True)
@@ -143,9 +144,7 @@ def _old_blocks(trace: MemoryTrace) -> list[_Old]:
     olds: list[_Old] = []
     firsts: list[int] = []
     add = seen.add
-    for index, code, address in zip(
-        range(len(events)), events.action, events.address, strict=True
-    ):
+    for index, code, address in zip(range(len(events)), events.action, events.address, strict=True):
         if code == _ALLOC:
             add(address)
         elif code <= _FREE_COMPLETED and address not in seen:
@@ -164,6 +163,9 @@ def _old_blocks(trace: MemoryTrace) -> list[_Old]:
             )
         )
     indices = pool_indices(trace)
+    still_waiting = _never_completed(trace)
+    for old in olds:
+        old.size = still_waiting.get(old.address, 0)
     for segment in trace.segments:
         for block in segment.blocks:
             if block.state is not BlockState.INACTIVE and block.address not in seen:
@@ -180,6 +182,21 @@ def _old_blocks(trace: MemoryTrace) -> list[_Old]:
                 )
     olds.sort(key=lambda old: old.address)
     return olds
+
+
+def _never_completed(trace: MemoryTrace) -> dict[int, int]:
+    """The sizes of blocks that the trace only frees, and that wait for a stream to the end."""
+    waiting = {
+        block.address: block.size
+        for segment in trace.segments
+        for block in segment.blocks
+        if block.state is BlockState.PENDING_FREE
+    }
+    if waiting:
+        for code, address in zip(trace.events.action, trace.events.address, strict=True):
+            if code in (_ALLOC, _FREE_COMPLETED) and address in waiting:
+                del waiting[address]  # the block at the end is a later one
+    return waiting
 
 
 def _old_segments(trace: MemoryTrace) -> list[PlacedSegment]:
@@ -268,13 +285,12 @@ def _old_ranges(
     for run in runs:
         grouped.setdefault(((run.stream, run.pool), run.small), []).append(run)
     ranges = []
-    for ((stream, pool), small), parts in grouped.items():
+    for (_, small), parts in grouped.items():
         page = PAGE_SMALL if small else settings.large_segment_size
-        base = _lowest(trace, parts[0], changes, (stream, pool), small, small_pages, page)
         span = expandable_span(device_memory if device_memory is not None else 1 << 40, page)
-        last = parts[-1]
-        if last.address + last.size > base + span:
-            span = last.address + last.size - base
+        end = parts[-1].address + parts[-1].size
+        base = _lowest(trace, settings, parts[0], changes, end - span)
+        span = max(span, end - base)
         ranges.append(PlacedRange(base=base, span=span, page=page, parts=parts))
     return ranges
 
@@ -326,25 +342,36 @@ def _runs(
 
 def _lowest(
     trace: MemoryTrace,
+    settings: AllocatorSettings,
     first: PlacedSegment,
     changes: list[tuple[int, int]],
-    owner: _Owner,
-    small: bool,
-    small_pages: dict[int, bool],
-    page: int,
+    least: int,
 ) -> int:
-    """Where the range begins: pages are mapped from its low end, so the lowest address that
-    is ever mapped for this owner, as long as it lies whole pages below the first one."""
+    """Where the range begins: pages are mapped from its low end, so the lowest address (not
+    below ``least``) that the trace maps for the same stream, pool and size class."""
     events = trace.events
     streams, pools = events.column("stream"), events.column("pool")
     base = first.address
-    for index, _ in changes:
+    for index, code in changes:
         address = events.address[index]
-        if (streams[index], pools[index]) == owner and address < base:
-            kind = small_pages.get(address // PAGE_SMALL, small)
-            if kind == small and (base - address) % page == 0 and base - address < 1 << 40:
-                base = address
+        if (
+            code == _MAP
+            and least <= address < base
+            and (streams[index], pools[index]) == (first.stream, first.pool)
+            and _mapped_for_small(trace, settings, index) == first.small
+        ):
+            base = address
     return base
+
+
+def _mapped_for_small(trace: MemoryTrace, settings: AllocatorSettings, index: int) -> bool | None:
+    """Whether the pages mapped at ``index`` are the small pool's: the allocation they were
+    mapped for follows. None where it does not."""
+    events = trace.events
+    for later in range(index + 1, len(events)):
+        if events.action[later] in (_ALLOC, _OOM):
+            return round_size(events.size[later], settings) <= SMALL_LIMIT
+    return None
 
 
 def _settle_sizes(
@@ -379,9 +406,7 @@ def _settle_sizes(
     lows = [low for low, _, _ in windows]
     settled: set[int] = set()
     events = trace.events
-    for index, code, address in zip(
-        range(len(events)), events.action, events.address, strict=True
-    ):
+    for index, code, address in zip(range(len(events)), events.action, events.address, strict=True):
         if code == _ALLOC:
             at = bisect_right(lows, address) - 1
             if at >= 0 and at not in settled:

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from gpuprobe.api.diff import diff
     from gpuprobe.api.doctor import diagnose, diagnose_ranks
     from gpuprobe.api.recordings import load, report
+    from gpuprobe.api.replay import replay
     from gpuprobe.api.watch import record
 
-__all__ = ["devices", "diagnose", "diagnose_ranks", "diff", "load", "record", "report"]
+__all__ = ["devices", "diagnose", "diagnose_ranks", "diff", "load", "record", "replay", "report"]
 
 _HOMES = {
     "devices": "gpuprobe.api.devices",
@@ -24,6 +25,7 @@ _HOMES = {
     "diff": "gpuprobe.api.diff",
     "load": "gpuprobe.api.recordings",
     "record": "gpuprobe.api.watch",
+    "replay": "gpuprobe.api.replay",
     "report": "gpuprobe.api.recordings",
 }
 

@@ -17,4 +17,5 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("gpuprobe.cli.commands.report", "say where the memory of a recording went"),
     "view": ("gpuprobe.cli.commands.view", "open a recording on the screen"),
     "diff": ("gpuprobe.cli.commands.diff", "compare the peaks of two recordings"),
+    "replay": ("gpuprobe.cli.commands.replay", "check a trace exactly; try other settings"),
 }
