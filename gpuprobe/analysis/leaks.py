@@ -10,7 +10,7 @@ Conservation: the bytes of all lines (leaking or not) sum to the bytes of all su
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -114,9 +114,10 @@ def leaks(
     start, freed, stack, size = book.start, book.freed, book.stack, book.size
     for row in range(book.made):
         step = bisect_right(boundaries, start[row])
-        if last - step >= survive and bisect_left(boundaries, freed[row]) - step >= survive:
-            gone = last + 1 if freed[row] >= end else bisect_left(boundaries, freed[row])
-            judged.add(lines.line(stack[row]), step, gone, size[row])
+        if last - step >= survive:
+            gone = last + 1 if freed[row] >= end else bisect_right(boundaries, freed[row])
+            if gone - step >= survive:
+                judged.add(lines.line(stack[row]), step, gone, size[row])
     return judged.result(book.trace.device, source, last + 1)
 
 

@@ -126,8 +126,9 @@ class Script:
             self.trace.events.append(REQUESTED, address, size, 0, self._clock, **self._ids(given))
         self.trace.events.append(COMPLETED, address, size, 0, self._clock, **self._ids(given))
 
-    @property
-    def now(self) -> int:
+    def tick(self) -> int:
+        """A moment of its own, in µs."""
+        self._clock += 1
         return self._clock
 
     def _address(self, size: int) -> int:

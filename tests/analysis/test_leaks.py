@@ -1,0 +1,163 @@
+"""Leaks: told by the steps that left memory behind, not by a slope."""
+
+from __future__ import annotations
+
+from analysis_programs import Script
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuprobe.analysis.leaks import Leaks, leaks, leaks_over_steps
+from gpuprobe.model.trace import Annotation
+from gpuprobe.model.values import Unavailable
+
+LEAK, CACHE, RING, WORK = ((f"/home/u/{n}.py", 1, n) for n in ("leak", "cache", "ring", "work"))
+OPTIMIZER = ("/v/site-packages/torch/optim/adamw.py", 80, "step")
+
+
+class Steps:
+    """A program of ``count`` steps, as one trace or as one per step."""
+
+    def __init__(self, count: int, separate: bool) -> None:
+        self.separate = separate
+        self.scripts = [Script("cpu", step=0)]
+        self.boundaries: list[int] = []
+        self.live: dict[int, tuple[int, tuple[str, int, str]]] = {}
+        ring: list[int] = []
+        for step in range(count):
+            self.alloc(100 + step, LEAK)
+            if step < 2:
+                self.alloc(5000, CACHE)
+            ring.append(self.alloc(700, RING))
+            if len(ring) > 3:
+                self.free(ring.pop(0))
+            work = [self.alloc(10_000, WORK) for _ in range(2)]
+            for address in work:
+                self.free(address)
+            if step < count - 1:
+                self.next_step(step + 1)
+
+    @property
+    def script(self) -> Script:
+        return self.scripts[-1]
+
+    def alloc(self, size: int, frame: tuple[str, int, str]) -> int:
+        # Unique over all scripts: addresses identify blocks from step to step.
+        address = (len(self.live) + 1) << 20
+        self.script.alloc(size, address=address, stack=self.script.stack(frame))
+        self.live[address] = (size, frame)
+        return address
+
+    def free(self, address: int) -> None:
+        self.script.free(address)
+        size, _ = self.live[address]
+        self.live[address] = (-size, ("", 0, ""))
+
+    def next_step(self, step: int) -> None:
+        self.boundaries.append(len(self.script.trace.events))
+        if self.separate:
+            self.scripts.append(Script("cpu", step=step))
+            for address, (size, frame) in self.live.items():
+                if size > 0:
+                    self.script.before(size, address=address, stack=self.script.stack(frame))
+
+    def found(self, survive: int = 2) -> Leaks | Unavailable:
+        if self.separate:
+            return leaks_over_steps((s.trace for s in self.scripts), survive=survive)
+        return leaks(self.script.trace, self.boundaries, survive=survive)
+
+
+@settings(max_examples=30, deadline=None)
+@given(count=st.integers(6, 14), separate=st.booleans())
+def test_only_what_keeps_growing_is_a_leak(count: int, separate: bool) -> None:
+    found = Steps(count, separate).found()
+    assert isinstance(found, Leaks)
+    (leak,) = found.leaking
+    assert leak.line == "/home/u/leak.py:1 in leak"
+    assert leak.steps == tuple(range(count - 2))
+    assert leak.bytes_by_step == tuple(100 + step for step in range(count - 2))
+    assert leak.per_step == leak.bytes // (count - 2)
+    assert leak.blocks == count - 2
+    # The rest outlived steps too, and is shown: but it does not grow.
+    quiet = {line.line: line.bytes for line in found.lines if not line.leaking}
+    assert quiet == {"/home/u/cache.py:1 in cache": 10_000, "/home/u/ring.py:1 in ring": 700}
+
+
+@settings(max_examples=30, deadline=None)
+@given(count=st.integers(5, 10), survive=st.integers(1, 3))
+def test_one_trace_or_one_per_step_gives_the_same_answer(count: int, survive: int) -> None:
+    whole, parts = Steps(count, False).found(survive), Steps(count, True).found(survive)
+    assert isinstance(whole, Leaks)
+    assert isinstance(parts, Leaks)
+    assert whole.lines == parts.lines
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12), st.integers(1, 999))),
+    survive=st.integers(1, 4),
+)
+def test_the_lines_sum_to_all_that_survived(
+    spans: list[tuple[int, int, int]], survive: int
+) -> None:
+    """Blocks with a step of birth, a step of death (past 9: never) and a size."""
+    script = Script("cpu")
+    boundaries, held = [], []
+    for step in range(10):
+        for born, dies, size in spans:
+            if born == step:
+                frame = (f"/home/u/{size % 3}.py", 1, "f")
+                held.append((dies, script.alloc(size, stack=script.stack(frame))))
+        for dies, address in [item for item in held if item[0] <= step]:
+            script.free(address)
+            held.remove((dies, address))
+        if step < 9:
+            boundaries.append(len(script.trace.events))
+    found = leaks(script.trace, boundaries, survive=survive)
+    assert isinstance(found, Leaks)
+    expected = sum(s for born, dies, s in spans if dies > 9 and 9 - born >= survive)
+    assert sum(line.bytes for line in found.lines) == expected
+    for line in found.lines:
+        assert sum(line.bytes_by_step) == line.bytes
+
+
+def test_without_step_boundaries_there_is_no_guess() -> None:
+    script = Script("cpu")
+    for _ in range(50):
+        script.alloc(100, stack=script.stack(LEAK))
+    found = leaks(script.trace)
+    assert isinstance(found, Unavailable)
+    assert "where a step ends" in found.reason
+
+
+def test_too_few_steps_say_so() -> None:
+    found = Steps(3, False).found()
+    assert isinstance(found, Unavailable)
+    assert "too few" in found.reason
+    assert isinstance(leaks_over_steps([]), Unavailable)
+
+
+def test_steps_are_found_from_torchs_annotations() -> None:
+    script, marks = Script("cpu"), []
+    for _ in range(6):
+        script.alloc(64, stack=script.stack(LEAK))
+        marks.append(Annotation("START", "Optimizer.step#SGD.step", script.tick()))
+        marks.append(Annotation("END", "Optimizer.step#SGD.step", script.tick()))
+    script.trace.annotations = tuple(marks)
+    found = leaks(script.trace)
+    assert isinstance(found, Leaks)
+    assert "annotations" in found.source
+    assert [leak.line for leak in found.leaking] == ["/home/u/leak.py:1 in leak"]
+
+
+def test_steps_are_found_from_stacks_inside_an_optimizer() -> None:
+    script = Script("cpu")
+    for _ in range(6):
+        script.alloc(64, stack=script.stack(LEAK))
+        for _ in range(2):
+            script.free(script.alloc(8, stack=script.stack(OPTIMIZER)))
+    script.alloc(1, stack=script.stack(WORK))
+    found = leaks(script.trace)
+    assert isinstance(found, Leaks)
+    assert found.steps == 7
+    assert "optimizer" in found.source
+    assert [leak.line for leak in found.leaking] == ["/home/u/leak.py:1 in leak"]
