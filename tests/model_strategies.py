@@ -27,7 +27,9 @@ from gpuprobe.model.trace import (
     StackTable,
 )
 
-TEXT = st.text(st.characters(), max_size=12)  # lone surrogates too: file names hold them
+TEXT = st.text(max_size=12)
+UNDECODABLE = "caf\udce9.py"
+"""A file name that is not UTF-8, as Python has it (surrogateescape)."""
 INTEGERS = st.integers(-(2**70), 2**70)
 
 

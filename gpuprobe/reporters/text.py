@@ -186,7 +186,7 @@ def _shares(table: Report, style: Style) -> Iterator[str]:
         name = style.path(key)
         if short:
             bar = style.bar(share, _BAR)
-            yield f"{start}{style.fit(name, 34):<34} {bar}".rstrip()
+            yield f"{start}{style.fit(name, 34):<34} {bar}"[: style.width].rstrip()
         else:
             yield start + style.fit(name, style.width - len(start))
     if isinstance(total, int):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from model_strategies import memory_traces, same_trace
+from model_strategies import UNDECODABLE, memory_traces, same_trace
 
 from gpuprobe.errors import DataError, UnsupportedSchema
 from gpuprobe.model.memory import Category
@@ -55,6 +55,13 @@ def test_round_trip(trace: MemoryTrace) -> None:
 def test_an_empty_trace() -> None:
     trace = MemoryTrace("cuda:1", complete=False)
     assert same_trace(chunks.decode_chunk(chunks.encode_chunk(trace), "chunk"), trace)
+
+
+def test_file_names_that_are_not_utf8() -> None:
+    trace = MemoryTrace("cpu")
+    trace.stacks.frame(Frame(UNDECODABLE, 1, "f"))
+    back = chunks.decode_chunk(chunks.encode_chunk(trace), "chunk")
+    assert back.stacks.frames[1].filename == UNDECODABLE
 
 
 def test_columns_of_zeros_take_no_space() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from model_strategies import model_classes, values_of
+from model_strategies import UNDECODABLE, model_classes, values_of
 
 from gpuprobe.errors import DataError
 from gpuprobe.model.codec import from_plain, to_plain
@@ -109,6 +109,11 @@ def test_floats_that_json_has_no_word_for(number: float) -> None:
 def test_what_is_wrong_is_said(cls: type, plain: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         from_plain(cls, plain)
+
+
+def test_file_names_that_are_not_utf8() -> None:
+    session = Session(1.0, 2, (UNDECODABLE,), "trace", ("cpu",), cwd=f"/{UNDECODABLE}")
+    assert from_plain(Session, through_text(session)) == session
 
 
 def test_values_outside_the_model_are_refused() -> None:

@@ -90,6 +90,11 @@ def test_paths_below_the_working_directory_are_relative() -> None:
     assert Style(cwd="/").path("/a.py") == "a.py"
 
 
+def test_undecodable_and_hostile_text_is_shown() -> None:
+    assert Style().text("caf\udce9 \x1b]0;x\x07\n") == r"caf\xe9 \x1b]0;x\x07\x0a"
+    assert Style(unicode=False).text("größe") == r"gr\xf6\xdfe"
+
+
 def test_steps_are_summed_up_not_listed() -> None:
     steps = [step(i, {"forward": 1000 - abs(i - 700)}) for i in range(1000)]
     lines = list(render(summarize(recording(steps)), Style()))
