@@ -262,6 +262,7 @@ class _Decoder:
         put("action", action)
         if not events:
             return columns
+        place.text = f"'addr' in {name}"
         if _OOM in action:
             ooms = [code == _OOM for code in action]
             pairs = list(zip(ooms, events, strict=True))
@@ -270,8 +271,11 @@ class _Decoder:
             put("device_free", array("Q", free))
         else:
             put("address", array("Q", map(itemgetter("addr"), events)))
+        place.text = f"'size' in {name}"
         put("size", array("Q", map(itemgetter("size"), events)))
+        place.text = f"'stream' in {name}"
         put("stream", _column("Q", "stream", events))
+        place.text = f"'time_us' in {name}"
         put("time_us", _column("q", "time_us", events))
         place.text = f"pool_id in {name}"
         put("pool", _interned(events, "pool_id", lambda value: _pool_index(pools, value)))

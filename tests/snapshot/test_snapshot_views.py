@@ -1,0 +1,228 @@
+"""Flame graph page, Perfetto trace, and the options of ``gpuprobe report`` that write them."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import pickle
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from snapshot_samples import modern, without_frames
+
+from gpuprobe import api
+from gpuprobe.analysis.flame import FlameNode, flame_tree
+from gpuprobe.analysis.highwater import high_water
+from gpuprobe.api.views import write_flamegraph, write_perfetto
+from gpuprobe.cli import exit_codes, main
+from gpuprobe.errors import UsageError
+from gpuprobe.recording.snapshot import trace_from_snapshot
+from gpuprobe.reporters import flamegraph, perfetto
+from tests.conftest import shared_snapshots
+
+HOSTILE = [
+    "</script><img src=x onerror=alert(1)>",
+    "<!--<script>",
+    "]]>",
+    "'\"&amp;\u2028\u2029",
+    "@@DATA@@",
+    "\x1b[31mred\x00",
+    "a" * 5000,
+]
+
+
+class Page(HTMLParser):
+    """What a browser makes of the page: its elements, and the data in it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.scripts: list[str] = []
+        self._in_script = False
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += attrs
+        if tag == "script":
+            self.scripts.append("")
+            self._in_script = True
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "script":
+            self._in_script = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_script:
+            self.scripts[-1] += data
+
+
+def page_of(tree: FlameNode, title: str = "t", subtitle: str = "s") -> tuple[str, Page]:
+    out = io.StringIO()
+    flamegraph.write(tree, out, title=title, subtitle=subtitle)
+    return out.getvalue(), Page(out.getvalue())
+
+
+def test_hostile_names_stay_text() -> None:
+    harmless = FlameNode("peak", 10, 1, 0, [FlameNode("f", 10, 1, 10)])
+    children = [FlameNode(name, 10, 1, 10) for name in HOSTILE]
+    tree = FlameNode("peak", 10 * len(HOSTILE), len(HOSTILE), 0, children)
+    _, expected = page_of(harmless)
+    for title in HOSTILE:
+        _, found = page_of(tree, title, title)
+        assert found.tags == expected.tags
+        assert found.attributes == expected.attributes
+        assert json.loads(found.scripts[0])["names"][1:] == HOSTILE
+        assert found.scripts[1] == expected.scripts[1]
+
+
+def test_the_page_needs_nothing_else() -> None:
+    text, page = page_of(FlameNode("peak"))
+    assert not re.search(r"https?://|@import|url\(|src=|fetch\(|innerHTML", text)
+    assert "default-src 'none'" in text
+    assert "@@" not in text
+    assert page.tags["link"] == page.tags["img"] == 0
+
+
+def test_the_pages_data_adds_up() -> None:
+    mark = high_water(trace_from_snapshot(modern(), 0))
+    data = flamegraph.to_data(flame_tree(mark), title="t", subtitle="s")
+    assert data["bytes"][0] == mark.allocated
+    assert sum(data["own"]) == mark.allocated
+    for node, total in enumerate(data["bytes"]):
+        below = [b for b, p in zip(data["bytes"], data["parents"], strict=True) if p == node]
+        assert total == data["own"][node] + sum(below)
+    assert all(parent < node for node, parent in enumerate(data["parents"]))
+
+
+def test_a_very_deep_stack_is_written() -> None:
+    tree = node = FlameNode("peak", 8, 1)
+    for depth in range(20_000):
+        node.children.append(FlameNode(f"f{depth}", 8, 1))
+        node = node.children[0]
+    node.own = 8
+    _, page = page_of(tree)
+    assert len(json.loads(page.scripts[0])["name"]) == 20_001
+
+
+def events_of(snapshot: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
+    out = io.StringIO()
+    perfetto.write([trace_from_snapshot(snapshot, 0)], out, **options)
+    events: list[dict[str, Any]] = json.loads(out.getvalue())["traceEvents"]
+    return events
+
+
+def test_perfetto_counters_end_where_the_snapshot_does() -> None:
+    events = events_of(modern())
+    used = [e["args"] for e in events if e["name"] == "bytes in use"]
+    # 1024 of the block made, 512 of the one from before; another 512 is freed, and pending.
+    assert used[-1] == {"allocated": 1536, "pending": 512}
+    reserved = [e["args"]["reserved"] for e in events if e["name"] == "bytes reserved"]
+    assert reserved[-1] == 2097152
+    assert all(e["ts"] >= 0 for e in events if "ts" in e)
+
+
+def test_perfetto_slices_phases_and_oom() -> None:
+    events = events_of(modern(), large=1)
+    begun = Counter(e["id"] for e in events if e["ph"] == "b")
+    assert begun == Counter(e["id"] for e in events if e["ph"] == "e")
+    assert len(begun) == 4
+    assert set(begun.values()) == {1}
+    (oom,) = (e for e in events if e["ph"] == "i")
+    assert oom["args"] == {"asked": 1 << 40, "free_on_device": 12345}
+    (phase,) = (e for e in events if e.get("cat") == "phase")
+    assert phase["name"] == "forward"
+    notes = [(e["ph"], e["ts"]) for e in events if e.get("cat") == "annotation"]
+    assert notes == [("B", 5), ("E", 6)]
+    assert not [e for e in events_of(modern(), large=1 << 30) if e["ph"] == "b"]
+
+
+def test_perfetto_without_times_counts_events() -> None:
+    snapshot = without_frames()
+    for event in snapshot["device_traces"][0]:
+        del event["time_us"]
+    events = events_of(snapshot)
+    assert "1 µs is one event" in events[0]["args"]["name"]
+    stamps = [e["ts"] for e in events if e["name"] == "bytes in use"]
+    assert stamps == sorted(stamps)
+    assert stamps[-1] == len(snapshot["device_traces"][0]) - 1
+
+
+class Pieces(io.StringIO):
+    """A stream that remembers the longest piece it was given."""
+
+    longest = 0
+
+    def write(self, text: str) -> int:
+        self.longest = max(self.longest, len(text))
+        return super().write(text)
+
+
+def test_perfetto_is_streamed() -> None:
+    out = Pieces()
+    snapshot = modern()
+    snapshot["device_traces"][0] *= 200
+    perfetto.write([trace_from_snapshot(snapshot, 0)], out, large=1)
+    assert len(out.getvalue()) > 100_000
+    assert out.longest < 2000
+
+
+@pytest.fixture
+def snapshot_file(tmp_path: Path) -> Path:
+    path = tmp_path / "in.pickle"
+    path.write_bytes(pickle.dumps(modern()))
+    return path
+
+
+def test_report_writes_all_three(
+    snapshot_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    html, trace, out = tmp_path / "f.html", tmp_path / "t.json.gz", tmp_path / "o.pickle"
+    options = ["--flamegraph", str(html), "--perfetto", str(trace), "--snapshot", str(out)]
+    assert main(["report", str(snapshot_file), *options]) == exit_codes.OK
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("wrote ") == 3
+    assert "model.py:12 in forward" in json.loads(Page(html.read_text()).scripts[0])["names"][-1]
+    assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    assert pickle.loads(out.read_bytes())["segments"] == modern()["segments"]
+
+
+def test_an_existing_file_is_kept_unless_forced(
+    snapshot_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    html = tmp_path / "f.html"
+    html.write_text("mine")
+    arguments = ["report", str(snapshot_file), "--flamegraph", str(html)]
+    assert main(arguments) == exit_codes.USAGE
+    assert html.read_text() == "mine"
+    assert "--force" in capsys.readouterr().err
+    assert main([*arguments, "--force"]) == exit_codes.OK
+    assert html.read_text().startswith("<!doctype html>")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["f.html", "in.pickle"]
+
+
+def test_a_folder_that_does_not_exist(snapshot_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot write"):
+        write_flamegraph(api.load(snapshot_file), tmp_path / "none" / "f.html")
+    with pytest.raises(UsageError, match="cannot write"):
+        write_perfetto(api.load(snapshot_file), tmp_path / "none" / "f.json", force=True)
+
+
+@pytest.mark.parametrize("path", shared_snapshots()[1:2], ids=lambda p: p.stem)
+def test_a_real_snapshot(path: Path, tmp_path: Path) -> None:
+    write_flamegraph(api.load(path), tmp_path / "f.html")
+    data = json.loads(Page((tmp_path / "f.html").read_text()).scripts[0])
+    (trace,) = api.load(path).ranks[0].load_traces()
+    assert data["bytes"][0] == high_water(trace).allocated
+    write_perfetto(api.load(path), tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    used = [e["args"]["allocated"] for e in events if e["name"] == "bytes in use"]
+    assert max(used) == data["bytes"][0]
