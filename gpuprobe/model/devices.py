@@ -7,10 +7,11 @@ Units are in the field docs: bytes, percent, degrees Celsius, milliwatts, megahe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Any
 
+from gpuprobe.model.record import record
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 
 __all__ = [
@@ -51,7 +52,7 @@ NOT_READ: Reading[Any] = Reading(_NOT_COLLECTED, "")
 """The default of every reading: no source was asked for it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class MigInstance:
     """One MIG compute instance: a device of its own to CUDA, a part of a GPU to NVML.
 
@@ -70,7 +71,7 @@ class MigInstance:
     torch_ordinal: int | Unavailable = _NOT_COLLECTED
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DeviceIdentity:
     """Every name one GPU goes by.
 
@@ -107,7 +108,7 @@ class DeviceIdentity:
         return "unidentified"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DeviceMemory:
     """Device memory in bytes. ``used + free + reserved == total`` where NVML reports all four;
     ``reserved`` is held by the driver and firmware. BAR1 is the window that the CPU and other
@@ -122,7 +123,7 @@ class DeviceMemory:
     bar1_used: Reading[Bytes] = NOT_READ
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Utilisation:
     """Percent of the driver's last sampling period (1 s to 1/6 s) in which the unit was busy."""
 
@@ -132,7 +133,7 @@ class Utilisation:
     decoder: Reading[int] = NOT_READ
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Temperatures:
     """Degrees Celsius. ``slowdown`` and ``shutdown`` are the thresholds of the chip,
     ``gpu_max`` and ``memory_max`` the highest ones at which it still runs at full speed.
@@ -146,7 +147,7 @@ class Temperatures:
     memory_max: Reading[int] = NOT_READ
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Power:
     """Milliwatts. ``limit`` is the limit in force, the lowest of all that apply."""
 
@@ -158,7 +159,7 @@ class Power:
     energy: Reading[int] = NOT_READ  # millijoules since the driver was loaded
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Clocks:
     """Megahertz, now and at most."""
 
@@ -172,7 +173,7 @@ class Clocks:
     max_video: Reading[int] = NOT_READ
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PcieLink:
     """The PCIe link: generation and lanes now and at most (of device and slot together), and
     throughput over the driver's last 20 ms in bytes per second. An idle link drops its
@@ -188,7 +189,7 @@ class PcieLink:
     replays: Reading[int] = NOT_READ  # link errors that were retried, since the driver loaded
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class NvLink:
     """One NVLink of a GPU. ``remote`` is the PCI bus id at its other end (a GPU or a switch).
 
@@ -204,7 +205,7 @@ class NvLink:
     rx: Reading[int] = NOT_READ
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class EccCounts:
     """Memory errors found by ECC. Volatile counts begin at the driver's load, aggregate ones
     at the board's manufacture.
@@ -218,7 +219,7 @@ class EccCounts:
     uncorrected_aggregate: Reading[int] = NOT_READ
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RetiredMemory:
     """Memory taken out of use: pages before Ampere, rows since."""
 
@@ -231,7 +232,7 @@ class RetiredMemory:
     rows_failed: Reading[bool] = NOT_READ  # a remap failed: the board is due for replacement
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class MigMode:
     """Whether the GPU is partitioned now, and whether it will be after its next reset."""
 
@@ -240,7 +241,7 @@ class MigMode:
     max_instances: Reading[int] = NOT_READ
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TorchView:
     """What torch in this process says of the device. Bytes.
 
@@ -255,7 +256,7 @@ class TorchView:
     reserved: Reading[Bytes] = NOT_READ
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Device:
     """One physical GPU, joined from all sources that were asked."""
 
@@ -294,7 +295,7 @@ class Device:
         return self.identity.key
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Container:
     """What a process runs in, from its cgroup. ``runtime``: ``docker``, ``podman``,
     ``kubernetes``, ``containerd``, ``crio``, ``lxc`` or ``slurm``; absent parts are empty.
@@ -306,7 +307,7 @@ class Container:
     job: str = ""  # slurm job (and step) id
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class GpuProcess:
     """A process that holds memory on a device.
 
@@ -332,7 +333,7 @@ class GpuProcess:
     local_rank: Reading[int] = NOT_READ
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class DriverInfo:
     """The NVIDIA driver. ``cuda`` is the newest CUDA version it supports, as ``12.8``."""
 
@@ -342,7 +343,7 @@ class DriverInfo:
     kernel_module: Reading[str] = NOT_READ  # from /proc/driver/nvidia/version
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class HostInfo:
     """The machine and this process. Versions of packages are from their metadata: nothing is
     imported for them.
@@ -363,7 +364,7 @@ class HostInfo:
     nvidia_ml_py: Reading[str] = NOT_READ
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class SourceStatus:
     """Whether a source could be asked, and if not, why."""
 
@@ -374,7 +375,7 @@ class SourceStatus:
     devices_seen: int | Unavailable = _NOT_COLLECTED
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Disagreement:
     """Two sources (or a source and the environment) that tell different stories.
 
@@ -390,7 +391,7 @@ class Disagreement:
     expected: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class VisibleEntry:
     """One entry of ``CUDA_VISIBLE_DEVICES``: what it says and what it selects.
 
@@ -403,7 +404,7 @@ class VisibleEntry:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Visibility:
     """What CUDA will show of the devices, by its own rules, in CUDA's order.
 
@@ -432,7 +433,7 @@ class WaterfallPart(str, Enum):
     FREE = "free"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class MemoryWaterfall:
     """Where one GPU's memory is. ``parts`` sum to ``total`` exactly, in bytes.
 
@@ -447,7 +448,7 @@ class MemoryWaterfall:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TopologyCell:
     """How one GPU reaches another.
 
@@ -462,7 +463,7 @@ class TopologyCell:
     p2p: Reading[str] = NOT_READ
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TopologyMatrix:
     """``cells[i][j]`` is how ``devices[i]`` reaches ``devices[j]``; None on the diagonal."""
 
@@ -470,7 +471,7 @@ class TopologyMatrix:
     cells: tuple[tuple[TopologyCell | None, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ProbeError:
     """Something that should have been readable and was not.
 
@@ -485,7 +486,7 @@ class ProbeError:
     what: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Inventory:
     """Everything that was found, at one moment.
 

@@ -7,7 +7,7 @@ failure listed. Neither creates a CUDA context.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, Protocol
 
 from gpuprobe.model.devices import (
@@ -18,6 +18,7 @@ from gpuprobe.model.devices import (
     SourceStatus,
     TopologyMatrix,
 )
+from gpuprobe.model.record import record
 
 __all__ = ["Detail", "Source", "SourceView"]
 
@@ -26,7 +27,7 @@ Detail = Literal["table", "full"]
 of milliseconds per GPU more (NVML measures PCIe throughput over 20 ms)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class SourceView:
     """What one source saw. Its devices carry only the readings this source can make."""
 

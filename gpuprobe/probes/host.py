@@ -11,7 +11,6 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from gpuprobe.model.devices import Container, GpuProcess, HostInfo
@@ -26,9 +25,10 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 _RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 _LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID")
 
-_HEX_ID = re.compile(r"[0-9a-f]{12,64}")
-_POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
-_SLURM_JOB = re.compile(r"job_(\d+)(?:/step_([^/]+))?")
+# Compiled when first used, by `re`'s own cache: the table needs none of them.
+_HEX_ID = r"[0-9a-f]{12,64}"
+_POD = r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})"
+_SLURM_JOB = r"job_(\d+)(?:/step_([^/]+))?"
 _RUNTIMES = (
     ("docker-", "docker"),
     ("libpod-", "podman"),
@@ -37,9 +37,9 @@ _RUNTIMES = (
 )
 
 
-def proc_root(environ: Mapping[str, str] = os.environ) -> Path:
+def proc_root(environ: Mapping[str, str] = os.environ) -> str:
     """``/proc``, or the folder that ``GPUPROBE_PROCFS`` names instead."""
-    return Path(environ.get("GPUPROBE_PROCFS") or "/proc")
+    return environ.get("GPUPROBE_PROCFS") or "/proc"
 
 
 def container_of(cgroup: str) -> Container | None:
@@ -52,18 +52,18 @@ def container_of(cgroup: str) -> Container | None:
     for line in cgroup.splitlines():
         path = line.split(":", 2)[-1]
         parts = path.split("/")
-        match = _POD.search(path)
+        match = re.search(_POD, path)
         if match:
             pod = pod or match.group(1).replace("_", "-")
-        match = _SLURM_JOB.search(path)
+        match = re.search(_SLURM_JOB, path)
         if match:
             job = job or match.group(1) + (f".{match.group(2)}" if match.group(2) else "")
         for position, part in enumerate(parts):
             name = part.removesuffix(".scope")
             for prefix, known in _RUNTIMES:
-                if name.startswith(prefix) and _HEX_ID.fullmatch(name[len(prefix) :]):
+                if name.startswith(prefix) and re.fullmatch(_HEX_ID, name[len(prefix) :]):
                     runtime, identifier = runtime or known, identifier or name[len(prefix) :]
-            if position and _HEX_ID.fullmatch(part) and len(part) == 64:
+            if position and re.fullmatch(_HEX_ID, part) and len(part) == 64:
                 parent = parts[position - 1]
                 if parent in ("docker", "libpod", "podman") or pod:
                     known = {"libpod": "podman"}.get(parent, parent)
@@ -84,15 +84,17 @@ def container_of(cgroup: str) -> Container | None:
 class ProcTree:
     """One ``/proc`` folder."""
 
-    def __init__(self, root: Path | None = None) -> None:
-        self.root = proc_root() if root is None else root
+    # No pathlib in this module: its import takes 5 ms of the 60 that `gpuprobe info` has.
+
+    def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
+        self.root = proc_root() if root is None else os.fspath(root)
         self._users: dict[int, str] | None = None
         self._boot: float | Unavailable | None = None
-        self._real = str(self.root) == "/proc"
+        self._real = self.root == "/proc"
 
     def read(self, *parts: str) -> str | Unavailable:
         """A file's text; bytes that are no text are kept (surrogateescape)."""
-        path = "/".join((str(self.root), *parts))
+        path = "/".join((self.root, *parts))
         try:
             # Not Path.open: this runs for several files of every process.
             with open(path, "rb", buffering=0) as file:  # noqa: PTH123
@@ -177,20 +179,20 @@ def _describe(tree: ProcTree, pid: int, full: bool) -> dict[str, Any]:
     status = tree.read(str(pid), "status")
     if isinstance(status, Unavailable):
         return _unseen(tree, status)
-    user_id = re.search(r"^Uid:\s+(\d+)", status, re.M)
-    uid: int | Unavailable = int(user_id.group(1)) if user_id else Unavailable("no Uid line")
-    stat = tree.read(str(pid), "stat")
+    fields = dict(line.partition(":\t")[::2] for line in status.split("\n"))
+    real_uid = fields.get("Uid", "").split("\t")[0]
+    uid: int | Unavailable = int(real_uid) if real_uid.isdecimal() else Unavailable("no Uid line")
     command = tree.read(str(pid), "cmdline")
-    name = re.match(r"Name:\t(.*)", status)
     facts: dict[str, Any] = {
         "uid": uid,
         "user": uid if isinstance(uid, Unavailable) else tree.user(uid),
-        "name": name.group(1) if name else Unavailable("no Name line"),
+        "name": fields.get("Name", Unavailable("no Name line")),
         "command": command if isinstance(command, Unavailable) else _command(command),
     }
     if isinstance(facts["command"], str) and not facts["command"]:
         facts["command"] = facts["name"]  # a kernel thread or a zombie has no arguments
     if full:
+        stat = tree.read(str(pid), "stat")
         facts["started_at"] = stat if isinstance(stat, Unavailable) else tree.started_at(stat)
         cgroup = tree.read(str(pid), "cgroup")
         facts["container"] = cgroup if isinstance(cgroup, Unavailable) else _container(cgroup)

@@ -7,7 +7,7 @@ address, CUDA the visible ones, by default the fastest first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from gpuprobe.model.devices import (
@@ -18,6 +18,7 @@ from gpuprobe.model.devices import (
     MigInstance,
     Visibility,
 )
+from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import SourceView
@@ -31,7 +32,7 @@ _RANK = {"nvml": 0, "cuda": 1, "pycuda": 2, "torch": 3}
 _SPOKEN = {"nvml": "NVML", "cuda": "the CUDA driver", "pycuda": "pycuda", "torch": "torch"}
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Joined:
     """The joined devices, what CUDA shows of them, and the disagreements."""
 
@@ -267,15 +268,17 @@ def _totals(known: Device, a: Any, b: Any) -> Disagreement:
     gap = more - less
     reserved = known.memory.reserved.value
     # Beside what NVML calls reserved, CUDA leaves out a little more that depends on the driver:
-    # on an A100 148 MiB. Within 256 MiB there is nothing to look into.
-    explained = (
-        gap > 0 and not isinstance(reserved, Unavailable) and abs(gap - reserved) <= 256 << 20
-    )
-    if explained:
-        why = "the driver keeps that much for itself"
-    elif gap > 0:
-        why = "the driver, ECC or firmware keep it, and CUDA does not count it"
+    # on an A100 148 MiB. Within 256 MiB, or 3 % where the driver does not say what it
+    # reserves, there is nothing to look into.
+    if isinstance(reserved, Unavailable):
+        explained = 0 < gap <= more * 3 // 100
+        why = "the driver keeps some for itself (this one does not say how much)"
     else:
+        explained = gap > 0 and abs(gap - reserved) <= 256 << 20
+        why = "the driver keeps that much for itself"
+    if not explained and gap > 0:
+        why = "the driver, ECC or firmware keep it, and CUDA does not count it"
+    elif not explained:
         why = "CUDA counts more than the board has: the two mean different devices"
     return Disagreement(
         "total",

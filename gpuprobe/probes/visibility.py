@@ -11,9 +11,10 @@ A pure function: no library is asked. Each rule names its source:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gpuprobe.model.devices import Device, Visibility, VisibleEntry
+from gpuprobe.model.record import record
 from gpuprobe.model.values import Unavailable
 
 __all__ = ["Candidate", "MigCandidate", "candidates", "from_environment", "resolve"]
@@ -21,7 +22,7 @@ __all__ = ["Candidate", "MigCandidate", "candidates", "from_environment", "resol
 _ORDERS = ("FASTEST_FIRST", "PCI_BUS_ID")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class MigCandidate:
     """A MIG compute instance that could be selected."""
 
@@ -30,7 +31,7 @@ class MigCandidate:
     compute_instance: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Candidate:
     """A GPU that could be selected. ``model`` is what its speed is judged by: GPUs of one
     model are equally fast. ``mig`` is None where MIG is off, empty where it is on and no
