@@ -169,17 +169,29 @@ def python_api() -> str:
     functions = [item for item in public if not inspect.isclass(item)]
     classes = [item for item in public if inspect.isclass(item)]
     parts = [f"## gpuprobe.{item.__name__}\n\n{_function(item)}" for item in functions]
-    parts += [f"## {item.__name__}\n\n{_class(item)}" for item in classes + _handed_out(classes)]
+    parts += [
+        f"## {item.__name__}\n\n{_class(item)}"
+        for item in classes + _handed_out(functions, classes)
+    ]
     return "\n\n".join(parts)
 
 
-def _handed_out(known: list[type]) -> list[type]:
-    """Classes that public functions return or yield, which are not public names themselves."""
-    found = []
-    for path in ("gpuprobe.sampler.recorder:Recorder",):
-        module, _, name = path.partition(":")
-        found.append(getattr(importlib.import_module(module), name))
-    return [item for item in found if item not in known]
+def _handed_out(functions: list[Any], known: list[type]) -> list[type]:
+    """Classes that public functions return, which are not public names themselves."""
+    found: list[type] = []
+    for function in functions:
+        node = _node(function)
+        assert isinstance(node, ast.FunctionDef), function
+        names = {n.id for n in ast.walk(node.returns or node) if isinstance(n, ast.Name)}
+        module = ast.parse(inspect.getsource(sys.modules[function.__module__]))
+        for statement in ast.walk(module):  # also those under TYPE_CHECKING
+            if isinstance(statement, ast.ImportFrom) and statement.module:
+                for alias in statement.names:
+                    if alias.name in names and statement.module.startswith("gpuprobe."):
+                        item = getattr(importlib.import_module(statement.module), alias.name)
+                        if inspect.isclass(item) and item not in found + known:
+                            found.append(item)
+    return found
 
 
 def _function(item: Any, name: str = "") -> str:
@@ -237,7 +249,7 @@ def _class(item: type) -> str:
         if name.startswith("_"):
             continue
         if isinstance(member, property) and inspect.getdoc(member):
-            parts.append(f"* `{name}`: " + " ".join((inspect.getdoc(member) or "").split()))
+            parts.append(f"* `{name}`: " + _first_paragraph(inspect.getdoc(member)))
         elif inspect.isfunction(member) and inspect.getdoc(member) and not _internal(member):
             function = inspect.unwrap(member)
             parts.append(f"### {item.__name__}.{name}\n\n" + _function(function, name))
