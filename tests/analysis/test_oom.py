@@ -1,0 +1,139 @@
+"""OOM forensics on out-of-memory that really happened (in the simulator)."""
+
+from __future__ import annotations
+
+from analysis_programs import MIB, Script
+
+from gpuprobe.allocator.driver import SimulatedDriver
+from gpuprobe.allocator.recorder import TraceRecorder
+from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.analysis.oom import OomReport, oom_reports
+from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.trace import AllocatorSettings, Frame, MemoryTrace
+from gpuprobe.model.values import Unavailable
+
+CAPACITY = 100 * MIB
+
+
+def fragmented(stream: int = 0) -> tuple[MemoryTrace, Simulator]:
+    """Fill 100 MiB with blocks of 9 MiB in segments of 20, free every other one, ask for 15."""
+    sim = Simulator(AllocatorSettings(), SimulatedDriver(CAPACITY, "ascending"))
+    recorder = TraceRecorder(sim)
+    blocks = [sim.malloc(9 * MIB) for _ in range(10)]
+    for block in blocks[::2]:
+        assert block is not None
+        sim.free(block)
+    assert sim.malloc(15 * MIB, stream) is None
+    trace = recorder.trace()
+    table = trace.stacks
+    stack = table.stack((table.frame(Frame("/home/u/model.py", 12, "forward")),))
+    trace.events.stack.extend([stack] * len(trace.events))
+    return trace, sim
+
+
+def only(reports: tuple[OomReport, ...]) -> OomReport:
+    (report,) = reports
+    return report
+
+
+def test_fragmentation_is_named_with_what_pins_it() -> None:
+    trace, sim = fragmented()
+    report = only(oom_reports(trace, device_memory=CAPACITY + 7 * MIB))
+    assert report.asked == 15 * MIB
+    assert report.needed == 16 * MIB  # from 10 MiB on, segments are multiples of 2 MiB
+    assert report.line == "/home/u/model.py:12 in forward"
+    assert (report.allocated, report.reserved) == (sim.allocated, sim.reserved)
+    assert report.usable_hole == report.largest_hole == 9 * MIB
+    assert report.non_torch == 7 * MIB
+    assert report.live.allocated == sim.allocated
+    assert not isinstance(report.layout, Unavailable)
+    assert report.layout.total.returnable == 0
+    text = " ".join(report.sentences)
+    assert "15.0 MiB failed at /home/u/model.py:12 in forward" in text
+    assert "no single hole was: fragmentation" in text
+    assert "A segment of 20.0 MiB had 11.0 MiB free, kept by 1 blocks of" in text
+    assert "7.0 MiB of the device were held outside this allocator" in text
+    assert isinstance(report.fits_with, Unavailable)
+
+
+def test_a_hole_of_another_stream_cannot_be_used() -> None:
+    sim = Simulator(AllocatorSettings(), SimulatedDriver(24 * MIB, "ascending"))
+    recorder = TraceRecorder(sim)
+    assert sim.malloc(5 * MIB) is not None  # keeps its segment of 20 MiB
+    assert sim.malloc(12 * MIB, 7) is None
+    report = only(oom_reports(recorder.trace()))
+    assert (report.stream, report.usable_hole, report.largest_hole) == (7, 0, 15 * MIB)
+    assert any("in another pool, stream or size class" in line for line in report.sentences)
+
+
+def test_private_pools_are_counted_apart() -> None:
+    sim = Simulator(AllocatorSettings(), SimulatedDriver(64 * MIB, "ascending"))
+    recorder = TraceRecorder(sim, [(0, 0), (0, 1)])
+    sim.begin_capture(1)
+    block = sim.malloc(40 * MIB, 0, 1)
+    assert block is not None
+    sim.free(block)
+    sim.end_capture(1)
+    assert sim.malloc(30 * MIB) is None
+    report = only(oom_reports(recorder.trace()))
+    assert report.private_pools == 40 * MIB
+    assert report.usable_hole == 0
+    assert report.largest_hole == 40 * MIB
+    text = " ".join(report.sentences)
+    assert "40.0 MiB belonged to private pools" in text
+    assert "in another pool, stream or size class" in text
+
+
+def test_the_state_is_that_of_the_failure_not_of_the_end() -> None:
+    trace, sim = fragmented()
+    failed = list(trace.events.action).index(TraceAction.OOM.code)
+    later = MemoryTrace("cuda:0", settings=trace.settings)
+    recorder_sim = Simulator(AllocatorSettings(), SimulatedDriver(CAPACITY, "ascending"))
+    recorder = TraceRecorder(recorder_sim)
+    blocks = [recorder_sim.malloc(9 * MIB) for _ in range(10)]
+    for block in blocks[::2]:
+        assert block is not None
+        recorder_sim.free(block)
+    assert recorder_sim.malloc(15 * MIB) is None
+    for block in blocks[1::2]:  # the program caught the error and let go of all
+        assert block is not None
+        recorder_sim.free(block)
+    recorder_sim.empty_cache()
+    assert recorder_sim.malloc(1) is not None
+    later = recorder.trace()
+    report = only(oom_reports(later))
+    assert report.event == failed
+    assert (report.allocated, report.reserved) == (sim.allocated, sim.reserved)
+
+
+def test_what_if_is_asked_and_told() -> None:
+    trace, _ = fragmented()
+
+    def what_if(asked: MemoryTrace, event: int) -> list[tuple[str, bool]]:
+        assert asked is trace
+        assert event == len(trace.events) - 1
+        return [("max_split_size_mb:64", False), ("expandable_segments:True", True)]
+
+    report = only(oom_reports(trace, what_if=what_if))
+    assert report.fits_with == ("expandable_segments:True",)
+    assert report.sentences[-1] == "It would have fitted with: expandable_segments:True."
+    refused = only(oom_reports(trace, what_if=lambda *_: [("x", False)]))
+    assert "No other allocator setting" in refused.sentences[-1]
+
+
+def test_without_a_layout_what_is_not_known_says_so() -> None:
+    script = Script("cuda:0")
+    script.alloc(1000)
+    script.trace.events.append(TraceAction.OOM.code, 0, 4096, device_free=123)
+    report = only(oom_reports(script.trace))
+    assert report.device_free == 123
+    assert report.allocated == 1000
+    for value in (report.reserved, report.usable_hole, report.non_torch, report.private_pools):
+        assert isinstance(value, Unavailable)
+    assert any("is not known" in sentence for sentence in report.sentences)
+
+
+def test_a_trace_without_failure_has_no_report() -> None:
+    script = Script("cuda:0")
+    script.alloc(1)
+    assert oom_reports(script.trace) == ()
