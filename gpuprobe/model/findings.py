@@ -62,5 +62,5 @@ class Finding:
             # Survives line shifts: no line numbers, no measured values.
             where = f"{self.location.file}:{self.location.function}" if self.location else ""
             key = "\0".join((self.rule, self.kind, self.subject, where))
-            digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+            digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:16]
             object.__setattr__(self, "fingerprint", digest)

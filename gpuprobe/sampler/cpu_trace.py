@@ -13,7 +13,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import torch
@@ -105,7 +104,8 @@ class CpuTrace(TorchDispatchMode):
         self._events: list[tuple[int, _Storage, int, str]] = []
         self._baseline: list[_Storage] = []
         self._stacks = StackTable()
-        self._stack_ids: dict[tuple[tuple[CodeType, int], ...], int] = {}
+        self._stack_ids: dict[tuple[Any, ...], int] = {}  # code and instruction, by turns
+        self._here: tuple[int, int] | None = None  # stack and module of the operator at hand
         self._origin: dict[int, tuple[int, int]] = {}  # autograd node number -> stack, module
         self._backward_stacks: dict[tuple[int, str], int] = {}
         self._sequence = 0
@@ -227,6 +227,7 @@ class CpuTrace(TorchDispatchMode):
 
     def _see(self, args: tuple[Any, ...], result: Any) -> None:
         live = self._live
+        self._here = None
         for value in args:
             if type(value) in _PLAIN:
                 if value.is_cpu and value.layout is torch.strided:
@@ -238,11 +239,13 @@ class CpuTrace(TorchDispatchMode):
         sequence = torch._C._autograd._get_sequence_nr()
         if sequence != self._sequence:
             if sequence > self._sequence:
-                origin = (self._stack(), self._modules[-1])
+                origin = self._here = (self._stack(), self._modules[-1])
                 for number in range(self._sequence, sequence):
                     self._origin[number] = origin
             self._sequence = sequence
-        if result is not None:
+        if type(result) is torch.Tensor and result.is_cpu and result.layout is torch.strided:
+            self._see_storage(result.untyped_storage(), False)  # nearly every operator
+        elif result is not None:
             self._see_value(result, adopt=False)
 
     def _see_value(self, value: Any, *, adopt: bool) -> None:
@@ -311,6 +314,8 @@ class CpuTrace(TorchDispatchMode):
     # -- where in the program
 
     def _origin_now(self) -> tuple[int, int]:
+        if self._here is not None:
+            return self._here
         node = torch._C._current_autograd_node()
         if node is None:
             return self._stack(), self._modules[-1]
@@ -326,21 +331,29 @@ class CpuTrace(TorchDispatchMode):
         return found, module
 
     def _stack(self) -> int:
+        # Instructions and not line numbers make the key: CPython has to search for a line.
         frame: Any = sys._getframe(1)
-        key: list[tuple[CodeType, int]] = []
+        key: list[Any] = []
         while frame is not None:
-            key.append((frame.f_code, frame.f_lineno))
+            key.append(frame.f_code)
+            key.append(frame.f_lasti)
             frame = frame.f_back
         found = self._stack_ids.get(tuple(key))
         if found is None:
-            table = self._stacks
-            frames = [
-                table.frame(Frame(code.co_filename, line or 0, code.co_name))
-                for code, line in key
-                if not code.co_filename.startswith(_PACKAGE)
-            ]
-            found = self._stack_ids[tuple(key)] = table.stack(tuple(frames))
+            found = self._stack_ids[tuple(key)] = self._new_stack(sys._getframe(1))
         return found
+
+    def _new_stack(self, frame: Any) -> int:
+        table = self._stacks
+        frames = []
+        while frame is not None:
+            code = frame.f_code
+            if not code.co_filename.startswith(_PACKAGE):
+                frames.append(
+                    table.frame(Frame(code.co_filename, frame.f_lineno or 0, code.co_name))
+                )
+            frame = frame.f_back
+        return table.stack(tuple(frames))
 
 
 def _keep_from_dynamo(cls: type) -> None:

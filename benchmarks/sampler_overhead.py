@@ -1,0 +1,124 @@
+"""What watching costs, as a ratio of step time, on the CPU.
+
+    python benchmarks/sampler_overhead.py [--blocks 12]
+
+Watched and unwatched steps alternate in blocks within one process; a ratio is that of a
+watched block to the mean of its two unwatched neighbours, and the table shows the median and
+the quartiles of those ratios. ``torch.profiler`` is run the same way for comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gpuprobe
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+
+Step = Callable[[], None]
+
+
+def gpt_step() -> Step:
+    """One step of the model of examples/train_gpt.py."""
+    from train_gpt import GPT  # the example, as it ships
+
+    torch.manual_seed(0)
+    model = GPT(vocabulary=64, layers=4, embed=128, context=64)
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.randint(0, 64, (16, 65))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        logits = model(tokens[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def tiny_ops_step() -> Step:
+    """2,000 operators on a few numbers, and the smallest optimizer step: the worst case."""
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], 1e-6)
+
+    def step() -> None:
+        x = weight
+        for _ in range(1000):
+            x = x * 1.0001
+        for _ in range(1000):
+            x = x + 0.5
+        optimizer.zero_grad()
+        x.sum().backward()
+        optimizer.step()
+
+    return step
+
+
+@contextlib.contextmanager
+def profiler(folder: Path) -> Any:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, with_stack=True
+    ):
+        yield
+
+
+WATCHERS: dict[str, Callable[[Path], Any]] = {
+    "counters": lambda folder: gpuprobe.record(folder / "r.gpuprobe", force=True),
+    "trace": lambda folder: gpuprobe.record(folder / "r.gpuprobe", level="trace", force=True),
+    "torch.profiler memory+stack": profiler,
+}
+
+
+def timed(step: Step, count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        step()
+    return time.perf_counter() - start
+
+
+def ratios(step: Step, watcher: Callable[[Path], Any], blocks: int, count: int) -> list[float]:
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        before = timed(step, count)
+        for _ in range(blocks):
+            with watcher(Path(name)):
+                step()  # starting to watch is not a step
+                watched = timed(step, count)
+            after = timed(step, count)
+            found.append(watched / ((before + after) / 2))
+            before = after
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=8, help="steps in one block")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; ratio of step time")
+    print(f"{'step':<12}{'watched by':<30}{'ms':>8}{'median':>9}{'quartiles':>16}")
+    for name, make in (("GPT", gpt_step), ("2,000 ops", tiny_ops_step)):
+        step = make()
+        timed(step, 5)
+        plain = timed(step, options.steps) / options.steps * 1e3
+        for watcher, context in WATCHERS.items():
+            values = ratios(step, context, options.blocks, options.steps)
+            low, middle, high = statistics.quantiles(values, n=4)
+            print(f"{name:<12}{watcher:<30}{plain:>8.1f}{middle:>9.3f}{low:>9.3f}–{high:.3f}")
+
+
+if __name__ == "__main__":
+    main()
