@@ -9,6 +9,8 @@ An HTML comment just before a block changes how it is treated:
 
 * ``<!-- exit: 3 -->``, ``<!-- exit: 0 or 3 -->``: the exit code of its last command;
 * ``<!-- skip: reason -->``: it is not run (``tests/docs`` lists every such block);
+* ``<!-- needs: snapshot -->``: it works on ``step.pickle``, a torch memory snapshot from a
+  GPU, and is run where there is one: see `snapshot`;
 * ``<!-- output: reason -->``: it is run, but its output differs between machines.
 
 A line of output that is just ``...`` stands for any lines. Numbers, sizes, durations and bars
@@ -36,7 +38,7 @@ HOST = "myhost"
 
 _FENCE = re.compile(r"^(`{3,})(\w*)\s*$")
 _ABOUT_DEVICES = re.compile(r"(CUDA_\w+=\S+ )*gpuprobe (info|doctor|top)\b")
-_DIRECTIVE = re.compile(r"^<!-- (exit|skip|output): (.+?) -->$")
+_DIRECTIVE = re.compile(r"^<!-- (exit|skip|needs|output): (.+?) -->$")
 
 
 @dataclass
@@ -119,6 +121,16 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
+def snapshot() -> Path | None:
+    """A real snapshot, where this checkout has some beside it; they are not part of the
+    repository. ``GPUPROBE_SNAPSHOTS`` names the folder, as it does for the tests.
+    """
+    folder = os.environ.get("GPUPROBE_SNAPSHOTS")
+    where = Path(folder) if folder else ROOT.parent / "shared" / "data" / "snapshots"
+    found = where / "lm_ctx128_train_step.pickle"
+    return found if found.is_file() else None
+
+
 @dataclass(frozen=True)
 class Result:
     """What a command did: its exit code, and stdout and stderr as a terminal shows them."""
@@ -143,11 +155,14 @@ class Runner:
         self._made: dict[str, tuple[Result, Path]] = {}
 
     def scratch(self, name: str) -> Path:
-        """A fresh directory with the examples in it."""
+        """A fresh directory with the examples in it, and a snapshot if there is one."""
         where = self.base / name
         shutil.copytree(
             ROOT / "examples", where / "examples", ignore=shutil.ignore_patterns("__pycache__")
         )
+        real = snapshot()
+        if real is not None:
+            (where / "step.pickle").symlink_to(real)
         return where
 
     def shell(self, command: str, cwd: Path) -> Result:
@@ -283,13 +298,16 @@ class Outcome:
         return ""
 
 
+def is_run(block: Block) -> bool:
+    """Is this a block of commands or code that can be run here?"""
+    if "needs" in block.directives and snapshot() is None:
+        return False
+    return block.language in ("console", "python") and "skip" not in block.directives
+
+
 def run_page(page: Path, runner: Runner) -> Iterator[Outcome]:
     """Run everything on a page that is not skipped, in order."""
-    runnable = [
-        block
-        for block in blocks(page)
-        if block.language in ("console", "python") and "skip" not in block.directives
-    ]
+    runnable = [block for block in blocks(page) if is_run(block)]
     if not runnable:
         return
     cwd = runner.scratch(re.sub(r"\W+", "-", str(page.relative_to(ROOT))))

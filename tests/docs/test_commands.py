@@ -1,0 +1,96 @@
+"""Every command and every program in the documentation runs, and prints what the page shows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import blocks
+import pytest
+
+# Everything on the pages that is not run, with the page and the reason that it gives.
+SKIPPED = {
+    ("README.md", "make demo", "run by test_make_demo"),
+    ("README.md", "make test", "it would run itself"),
+    ("docs/tutorial/first-recording.md", "pip install '.[torch]'", "it installs packages"),
+}
+
+LANGUAGES = {"console", "python", "text", "json", ""}
+
+pytestmark = pytest.mark.xdist_group("docs")  # so that one process shares the recordings
+
+
+def relative(page: Path) -> str:
+    return page.relative_to(blocks.ROOT).as_posix()
+
+
+def with_commands() -> list[Path]:
+    return [page for page in blocks.pages() if any(map(blocks.is_run, blocks.blocks(page)))]
+
+
+@pytest.mark.parametrize("page", with_commands(), ids=relative)
+def test_page(page: Path, runner: blocks.Runner) -> None:
+    problems = [o.problem for o in blocks.run_page(page, runner) if o.problem]
+    assert not problems, "\n\n".join(problems)
+
+
+def test_what_is_skipped_is_listed() -> None:
+    skipped = set()
+    for page in blocks.pages():
+        for block in blocks.blocks(page):
+            if "skip" in block.directives:
+                assert block.language == "console", block.where
+                for command in block.commands():
+                    skipped.add((relative(page), command.text, block.directives["skip"]))
+    assert skipped == SKIPPED
+
+
+def test_snapshots_are_all_that_a_page_may_need() -> None:
+    pages = []
+    for page in blocks.pages():
+        for block in blocks.blocks(page):
+            if "needs" in block.directives:
+                assert block.directives["needs"] == "snapshot", block.where
+                pages.append(relative(page))
+    assert pages
+    if blocks.snapshot() is None:
+        pytest.skip(f"no snapshot from a GPU beside this checkout, for {', '.join(set(pages))}")
+
+
+def test_no_block_hides_a_command() -> None:
+    """A block in a language that is not run must not hold commands."""
+    for page in blocks.pages():
+        for block in blocks.blocks(page):
+            assert block.language in LANGUAGES, f"{block.where}: {block.language!r}"
+            if block.language not in ("console", "python"):
+                assert not any(line.startswith("$ ") for line in block.lines), block.where
+
+
+def test_make_demo(tmp_path: Path, runner: blocks.Runner) -> None:
+    """The recipe of ``make demo``, with this test's own environment in place of a fresh one."""
+    cwd = runner.scratch("make-demo")
+    for name in ("Makefile", "pyproject.toml"):
+        (cwd / name).write_bytes((blocks.ROOT / name).read_bytes())
+    venv = cwd / ".venv"
+    (venv / "bin").mkdir(parents=True)
+    for name in ("python", "gpuprobe"):
+        (venv / "bin" / name).symlink_to(Path(sys.executable).parent / name)
+    stamp = venv / ".stamp-demo"
+    done = subprocess.run(
+        ["make", f"--assume-old={stamp.relative_to(cwd)}", "demo"],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "step 7 loss" in done.stdout
+    report = done.stdout.partition("gpuprobe report demo.gpuprobe\n")[2]
+    assert "peak" in report.lower()
+    assert "forward" in report or "backward" in report or "optimizer" in report
+    assert "activation" in report
+    assert (cwd / "demo.gpuprobe").is_dir()
