@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ _BOLD, _RESET = "\x1b[1m", "\x1b[0m"
 _ASCII = str.maketrans(
     {"…": "...", "·": "-", "×": "x", "µ": "u", "–": "-", "≥": ">=", "█": "#", "→": "->"}
 )
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]i)?B\b)")
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -80,11 +82,15 @@ class Style:
         return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).rstrip()
 
     def wrapped(self, text: str, *, first: str = "", rest: str = "") -> Iterable[str]:
-        """Lines of at most ``width`` columns. ``first`` and ``rest`` begin them."""
-        return textwrap.wrap(
-            self.text(text),
+        """Lines of at most ``width`` columns. ``first`` and ``rest`` begin them.
+
+        A number stays with its unit: textwrap does not break at a no-break space.
+        """
+        lines = textwrap.wrap(
+            _BEFORE_UNIT.sub("\u00a0", self.text(text)),
             self.width,
             initial_indent=first,
             subsequent_indent=rest,
             break_on_hyphens=False,
         )
+        return [line.replace("\u00a0", " ") for line in lines]

@@ -107,3 +107,10 @@ def test_a_headline_is_a_few_lines() -> None:
     lines = headline(summarize(recording([step(0, {"forward": 5})])), Style())
     assert lines[0] == "5 B allocated on cpu, in phase forward, step 0"
     assert len(lines) <= 3
+
+
+def test_a_number_stays_with_its_unit() -> None:
+    text = "mostly " + ", ".join(f"activation {n}.5 MiB" for n in range(20))
+    for line in Style(width=40).wrapped(text):
+        assert not line.endswith(tuple("0123456789"))
+        assert not line.startswith("MiB")
