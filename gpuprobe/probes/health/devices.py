@@ -152,11 +152,10 @@ def _pcie(self: Rule, device: Device) -> Iterator[Finding | Unavailable]:
         ("lanes", link.width, link.max_width),
     ):
         if isinstance(now.value, Unavailable) or isinstance(most.value, Unavailable):
-            problem = unread(now, f"{name_of(device)}: PCIe {what}") or unread(
-                most, f"{name_of(device)}: PCIe {what} at most"
-            )
-            if problem is not None:
-                yield problem
+            for reading in (now, most):
+                problem = unread(reading, f"{name_of(device)}: PCIe {what}")
+                if problem is not None:
+                    yield problem
         elif now.value < most.value:
             yield self.finding(
                 f"{name_of(device)}: PCIe {what} {now.value} of {most.value} under load",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gpuprobe.model.devices import Inventory, SourceStatus
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.health.base import Facts, Rule, name_of, rule, unread
+from gpuprobe.probes.health.base import Facts, Rule, name_of, rule
 
 __all__ = ["RULES", "driver_status", "runs_on", "version_pair"]
 
@@ -151,8 +151,7 @@ def _driver_cuda(facts: Facts) -> str | Unavailable:
     status = driver_status(facts.inventory)
     if isinstance(status, SourceStatus) and not status.available:
         return Unavailable("no driver to compare with")
-    cuda = facts.inventory.driver.cuda
-    return unread(cuda, "driver's CUDA version") or cuda.value
+    return facts.inventory.driver.cuda.value
 
 
 def _torch_runtime(facts: Facts) -> str | Unavailable:

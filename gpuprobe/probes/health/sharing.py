@@ -59,17 +59,19 @@ def selection_invalid(self: Rule, facts: Facts) -> Iterator[Finding | Unavailabl
 )
 def gpus_hidden(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
     """`CUDA_VISIBLE_DEVICES` hides GPUs from every CUDA program. On a shared machine this is
-    on purpose, so it is a note; that *all* are hidden is a warning.
+    on purpose, so it is a note; that *all* are hidden is a warning. So are GPUs hidden by one
+    in MIG mode: CUDA shows a program one MIG instance, and no other GPU beside it.
     """
     inventory = answering(facts)
     if isinstance(inventory, Unavailable):
         yield inventory
         return
     seen = inventory.visibility
-    if seen.setting is None or not inventory.devices:
+    if not inventory.devices:
         return
     if isinstance(seen.devices, Unavailable):
-        yield seen.devices
+        if seen.setting is not None:
+            yield seen.devices
         return
     shown = set(seen.devices)
     hidden = [
@@ -77,21 +79,32 @@ def gpus_hidden(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
         for device in inventory.devices
         if device.key not in shown
         and not shown & {instance.uuid for instance in device.identity.mig_instances}
+        and not is_lost(device)
     ]
     if not hidden:
         return
-    everything = not shown
+    count = f"{len(hidden)} of {len(inventory.devices)}" if shown else "all"
+    listed = ("hidden", ", ".join(name_of(device) for device in hidden))
+    if seen.setting is None:
+        yield self.finding(
+            f"{count} GPUs are hidden from CUDA, though CUDA_VISIBLE_DEVICES is not set",
+            *(("why", problem) for problem in seen.problems),
+            listed,
+            fix="Name the GPUs to use in CUDA_VISIBLE_DEVICES, without the one in MIG mode.",
+            code="gpuprobe info",
+            subject="CUDA_VISIBLE_DEVICES",
+        )
+        return
     yield self.finding(
-        ("all" if everything else f"{len(hidden)} of {len(inventory.devices)}")
-        + " GPUs are hidden by CUDA_VISIBLE_DEVICES",
+        f"{count} GPUs are hidden by CUDA_VISIBLE_DEVICES",
         ("CUDA_VISIBLE_DEVICES", f"'{seen.setting}'"),
-        ("hidden", ", ".join(name_of(device) for device in hidden)),
-        fix="Unset the variable to see them."
-        if everything
-        else "Nothing, if this is meant; otherwise unset the variable.",
+        listed,
+        fix="Nothing, if this is meant; otherwise unset the variable."
+        if shown
+        else "Unset the variable to see them.",
         code="unset CUDA_VISIBLE_DEVICES",
         subject="CUDA_VISIBLE_DEVICES",
-        level=Level.WARNING if everything else Level.NOTE,
+        level=Level.NOTE if shown else Level.WARNING,
     )
 
 

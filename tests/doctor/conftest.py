@@ -1,0 +1,25 @@
+"""A healthy machine, to be broken one thing at a time."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from doctor_machine import Machine, healthy
+
+from gpuprobe.api.devices import inventory
+from gpuprobe.model.devices import Inventory
+
+
+@pytest.fixture(scope="session")
+def fleet() -> Inventory:
+    return inventory(("nvml",), "8xh100", environ={})
+
+
+@pytest.fixture
+def machine(fleet: Inventory) -> Machine:
+    return healthy(fleet)
