@@ -16,7 +16,16 @@ from gpuprobe.model.memory import TraceAction
 if TYPE_CHECKING:
     from gpuprobe.allocator.simulator import Simulator
 
-__all__ = ["allocate", "best_fit", "merge", "new_range", "page_size", "release_range", "unmap"]
+__all__ = [
+    "allocate",
+    "best_fit",
+    "lowest_room",
+    "merge",
+    "new_range",
+    "page_size",
+    "release_range",
+    "unmap",
+]
 
 _MAP: Final = TraceAction.SEGMENT_MAP.code
 _UNMAP: Final = TraceAction.SEGMENT_UNMAP.code
@@ -82,6 +91,19 @@ def allocate(sim: Simulator, free_list: FreeList, size: int) -> Block | None:
 def _find_room(sim: Simulator, free_list: FreeList, size: int) -> Block | None:
     """The lowest run of unmapped (and adjacent free) blocks with ``size`` bytes of addresses,
     in a new address range where there is none (``find_expandable_block``)."""
+    found = lowest_room(free_list, size)
+    if found is not None:
+        return found
+    page = page_size(free_list.pool.small, sim.settings.large_segment_size)
+    span = expandable_span(sim.device_memory, page)
+    base = sim.driver.reserve(span, free_list.stream, free_list.pool.owner.index)
+    if base is None:
+        return None
+    return new_range(sim, free_list, ExpandableRange(base, span, page))
+
+
+def lowest_room(free_list: FreeList, size: int) -> Block | None:
+    """The lowest run of unmapped and adjacent free blocks with ``size`` bytes of addresses."""
     for block in free_list.unmapped:
         start = block
         if block.prev is not None and not block.prev.active:
@@ -93,12 +115,7 @@ def _find_room(sim: Simulator, free_list: FreeList, size: int) -> Block | None:
             walk = walk.next
         if room >= size:
             return start
-    page = page_size(free_list.pool.small, sim.settings.large_segment_size)
-    span = expandable_span(sim.device_memory, page)
-    base = sim.driver.reserve(span, free_list.stream, free_list.pool.owner.index)
-    if base is None:
-        return None
-    return new_range(sim, free_list, ExpandableRange(base, span, page))
+    return None
 
 
 def new_range(sim: Simulator, free_list: FreeList, where: ExpandableRange) -> Block:

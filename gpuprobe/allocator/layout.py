@@ -53,8 +53,14 @@ def adopt(
 ) -> None:
     """Put segments with their blocks into an empty simulator.
 
-    Raises DataError where blocks overlap or leave their segment.
+    Raises DataError where segments or blocks overlap, or a block leaves its segment.
     """
+    end = 0
+    parts = [*placed, *(part for where in ranges for part in where.parts)]
+    for part in sorted(parts, key=lambda part: part.address):
+        if part.address < end:
+            raise DataError(f"the segment at {part.address:#x} overlaps another one")
+        end = part.address + part.size
     for segment in placed:
         free_list = _free_list(sim, segment)
         _chain(sim, free_list, segment, None, None)

@@ -135,8 +135,9 @@ class TraceSimulator(Simulator):
         if self.peek() == _MAP or _MAP in self._codes():
             self._know_range(requested, stream, pool)
         polled = self._poll(requested, stream, pool)
-        releases = polled and self.peek() in (_SEGMENT_FREE, _UNMAP)
-        flushed = releases and not self._explains_release(requested, stream, pool)
+        codes = self._codes()
+        releases = _SEGMENT_FREE in codes or _UNMAP in codes
+        flushed = releases and not self._explains_release(requested, stream, pool, polled)
         if flushed:
             self._flush_as_recorded()
         plain = self.plain_search
@@ -186,8 +187,8 @@ class TraceSimulator(Simulator):
             ):
                 self._at += 1
                 return
-            # Another segment of the same size is released first: the order of equals.
-            tie = action == events.action[index] == _SEGMENT_FREE and events.size[index] == size
+            # Another segment is released first: perhaps because equals are ordered otherwise.
+            tie = action == events.action[index] == _SEGMENT_FREE
             self.disagree(_WORDS[action].format(address, human_bytes(size)), tie=tie)
         self.disagree(_WORDS[action].format(address, human_bytes(size)))
 
@@ -260,6 +261,12 @@ class TraceSimulator(Simulator):
         found = self.find(free_list, size, growable)
         if found is None:
             return False
+        whole = found.prev is None and found.next is None and found.expandable is None
+        if whole and found.free_list.pool.owner.index == 0:
+            # Making room releases whole cached segments: the trace must do that to it.
+            frees = [i for i in self._batch if self.events.action[i] == _SEGMENT_FREE]
+            if all(self.events.address[i] != found.address for i in frees):
+                return False
         end = found.address + found.size
         return any(found.address <= address < end for address in self.recent)
 
@@ -268,10 +275,14 @@ class TraceSimulator(Simulator):
         expandable segments it then takes the lowest place with room, which need not be the
         best fit, nor need new pages."""
         free_list, size, growable = self._request(requested, stream, pool)
-        if not growable or self.peek() != _NONE:
+        found = self.find(free_list, size, growable) if growable else None
+        if found is None:
             return False
-        found = self.find(free_list, size, growable)
-        return found is not None and found.address != self.events.address[index]
+        if self.peek() == _MAP:
+            return True
+        lowest = expandable.lowest_room(free_list, size)
+        address = self.events.address[index]
+        return lowest is not None and found.address != address == lowest.address
 
     def _know_range(self, requested: int, stream: int, pool: int) -> None:
         """Pages are mapped into an address range that no event has shown yet: one reserved
@@ -332,7 +343,7 @@ class TraceSimulator(Simulator):
         growable = self.settings.expandable_segments and not owner.own_allocator
         return half.stream(stream), size, growable
 
-    def _explains_release(self, requested: int, stream: int, pool: int) -> bool:
+    def _explains_release(self, requested: int, stream: int, pool: int, polled: bool) -> bool:
         """Whether the frees are the allocation's own (garbage collection, making room, a
         retry) rather than an ``empty_cache`` just before it.
 
@@ -342,7 +353,9 @@ class TraceSimulator(Simulator):
         free_list, size, growable = self._request(requested, stream, pool)
         if self.find(free_list, size, growable) is not None:
             return False
-        if self.out_of_memory or self.gc_enabled or (growable and _MAP in self._codes()):
+        if not polled:
+            return True
+        if self.out_of_memory or self.gc_enabled:
             return True
         self._learn_release_order()
         planned = release.available_to_release(self, free_list, size)

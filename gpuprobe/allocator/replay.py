@@ -19,6 +19,7 @@ from gpuprobe.allocator.layout import adopt, segments
 from gpuprobe.allocator.oracle import Diverged, TraceSimulator
 from gpuprobe.allocator.rules import round_size
 from gpuprobe.allocator.start_state import StartState, pool_indices, start_state
+from gpuprobe.errors import DataError, InternalError
 from gpuprobe.model.memory import Block as BlockRow
 from gpuprobe.model.memory import BlockState, Segment, TraceAction
 from gpuprobe.model.text import human_bytes
@@ -88,7 +89,7 @@ class _Run:
     """One attempt."""
 
     sim: TraceSimulator
-    start_reserved: int
+    start_reserved: int = 0
     allocations: int = 0
     divergence: Divergence | None = None
     chosen: tuple[int, int, int] | None = None  # hole the rules took: address, size, wanted
@@ -188,12 +189,19 @@ def _run(
         settings, events, pools, device_memory=device_memory, tie_by_address=tie_by_address
     )
     _mark_own_allocators(trace, settings, sim, pools)
-    adopt(sim, state.segments, state.ranges)
+    run = _Run(sim)
+    try:
+        adopt(sim, state.segments, state.ranges)
+    except DataError as error:
+        run.divergence = Divergence(
+            0, "start state", "has no such layout", str(error), "the trace contradicts itself"
+        )
+        return run
+    run.start_reserved = sim.reserved
     if not tie_by_address and sim.orders:
         sim.unknown_orders = sim.orders
         sim.plain_search = False
     sim.trust_ages = not any(half.free_blocks() for half in sim.halves())
-    run = _Run(sim, sim.reserved)
     try:
         run.allocations = _drive(trace, sim, pools)
         _check_layout(trace, sim)
@@ -211,6 +219,13 @@ def _run(
             if rest is not None and rest.mapped and not rest.active:
                 hole += rest.size
             run.chosen = (block.address, hole, round_size(block.requested, settings))
+    except (InternalError, KeyError) as error:
+        # A trace that puts two segments in one place, as no driver does, breaks the layout.
+        at = max(sim.at_event, 0)
+        action = TraceAction.from_code(events.action[at]).value
+        run.divergence = Divergence(
+            at, action, "cannot go on", str(error), "the trace contradicts itself"
+        )
     return run
 
 

@@ -1,0 +1,311 @@
+"""Replay: exact for real snapshots and for the simulator's own traces; wrong ones are found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from allocator_programs import MIB, POOLS, STREAMS, Program, cut
+from conftest import shared_snapshots
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_allocator_invariants import CONFS, programs
+
+import gpuprobe
+from gpuprobe.allocator.driver import SimulatedDriver
+from gpuprobe.allocator.layout import segments
+from gpuprobe.allocator.recorder import TraceRecorder
+from gpuprobe.allocator.replay import replay_trace
+from gpuprobe.allocator.settings import parse_conf
+from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.allocator.start_state import live_before
+from gpuprobe.errors import DataError
+from gpuprobe.model.memory import BlockState, TraceAction
+from gpuprobe.model.trace import EventColumns, MemoryTrace
+
+SNAPSHOTS = shared_snapshots()
+ALLOC, FREE = TraceAction.ALLOC.code, TraceAction.FREE_REQUESTED.code
+
+
+@cache
+def real_trace(path: Path) -> MemoryTrace:
+    (trace,) = gpuprobe.load(path).ranks[0].load_traces()
+    return trace
+
+
+@pytest.fixture(params=SNAPSHOTS or [None], ids=lambda p: p.stem if p else "none")
+def snapshot(request: pytest.FixtureRequest) -> Path:
+    if request.param is None:
+        pytest.skip("no real snapshots beside this checkout (see shared_snapshots)")
+    path: Path = request.param
+    return path
+
+
+def test_real_snapshots_replay_exactly(snapshot: Path) -> None:
+    trace = real_trace(snapshot)
+    result = replay_trace(trace)
+    assert result.first_divergence is None
+    assert result.exact
+    assert result.final_reserved == sum(s.total_size for s in trace.segments)
+    assert result.final_allocated == sum(s.allocated_size for s in trace.segments)
+    codes = trace.events.action
+    assert result.device_allocs == sum(c == TraceAction.SEGMENT_ALLOC.code for c in codes)
+    assert result.device_frees == sum(c == TraceAction.SEGMENT_FREE.code for c in codes)
+    assert result.events == len(trace.events) > 1000
+
+
+def test_real_snapshots_replay_exactly_from_the_middle(snapshot: Path) -> None:
+    trace = real_trace(snapshot)
+    for start in range(0, len(trace.events), len(trace.events) // 7):
+        assert replay_trace(cut(trace, start)).first_divergence is None
+
+
+def test_what_was_alive_before_a_real_snapshot_balances(snapshot: Path) -> None:
+    trace = real_trace(snapshot)
+    before = sum(live_before(trace).size)
+    change = 0
+    for code, size in zip(trace.events.action, trace.events.size, strict=True):
+        change += size if code == ALLOC else -size if code == FREE else 0
+    after = sum(
+        b.requested_size
+        for s in trace.segments
+        for b in s.blocks
+        if b.state is BlockState.ALLOCATED
+    )
+    assert before + change == after
+
+
+def test_other_settings_do_not_explain_a_real_snapshot(snapshot: Path) -> None:
+    trace = real_trace(snapshot)
+    rounding = parse_conf("roundup_power2_divisions:2")
+    divergence = replay_trace(trace, rounding).first_divergence
+    assert divergence is not None
+
+
+@settings(max_examples=120, deadline=None)
+@given(programs, st.integers(20, 250))
+def test_the_simulators_own_traces_replay_exactly(program: Program, steps: int) -> None:
+    program.run(steps)
+    trace = program.trace()
+    result = replay_trace(trace, device_memory=program.device_memory)
+    assert result.first_divergence is None
+    sim = program.sim
+    assert result.peak_allocated == sim.peak_allocated
+    assert result.peak_reserved == sim.peak_reserved
+    assert result.final_allocated == sim.allocated
+    assert result.final_reserved == sim.reserved
+    assert result.device_allocs == sim.device_allocs
+    assert result.device_frees == sim.device_frees
+    assert result.ooms == sim.ooms
+
+
+@pytest.mark.parametrize("conf", CONFS)
+def test_every_setting_replays_exactly(conf: str) -> None:
+    for seed in range(4):
+        program = Program(seed, parse_conf(conf), capacity=400 * MIB, captures=True).run(250)
+        result = replay_trace(program.trace(), device_memory=program.device_memory)
+        assert result.first_divergence is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(CONFS), st.booleans(), st.floats(0.1, 0.9))
+def test_traces_that_begin_in_the_middle_replay_exactly(
+    seed: int, conf: str, captures: bool, where: float
+) -> None:
+    program = Program(seed, parse_conf(conf), captures=captures).run(200)
+    trace = program.trace()
+    later = cut(trace, int(len(trace.events) * where))
+    result = replay_trace(later, device_memory=program.device_memory)
+    assert result.first_divergence is None
+    assert result.final_reserved == program.sim.reserved
+
+
+@settings(max_examples=40, deadline=None)
+@given(programs, st.floats(0.0, 1.0))
+def test_what_was_alive_before_a_trace_is_known(program: Program, where: float) -> None:
+    seen: list[tuple[int, dict[int, int]]] = []
+    for _ in range(150):
+        live = {a: b.requested for a, b in program.sim.live.items() if b.allocated}
+        seen.append((len(program.recorder.events), live))
+        program.step()
+    start, expected = seen[int(where * (len(seen) - 1))]
+    columns = live_before(cut(program.trace(), start))
+    assert dict(zip(columns.address, columns.size, strict=True)) == expected
+
+
+def mutated(trace: MemoryTrace, index: int, **changes: int) -> MemoryTrace:
+    copy = cut(trace, 0)
+    for name, value in changes.items():
+        getattr(copy.events, name)[index] = value
+    return copy
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(CONFS), st.integers(0, 10**6))
+def test_a_wrong_address_is_found_where_it_is(seed: int, conf: str, pick: int) -> None:
+    trace = Program(seed, parse_conf(conf)).run(150).trace()
+    allocations = [i for i, code in enumerate(trace.events.action) if code == ALLOC]
+    index = allocations[pick % len(allocations)]
+    wrong = mutated(trace, index, address=trace.events.address[index] + 512)
+    divergence = replay_trace(wrong).first_divergence
+    assert divergence is not None
+    assert divergence.event == index
+    assert divergence.action == "alloc"
+    assert hex(trace.events.address[index]) in divergence.expected
+    assert hex(wrong.events.address[index]) in divergence.observed
+
+
+def test_a_wrong_segment_size_is_found() -> None:
+    trace = Program(3, parse_conf("")).run(100).trace()
+    index = list(trace.events.action).index(TraceAction.SEGMENT_ALLOC.code)
+    wrong = mutated(trace, index, size=trace.events.size[index] + 2 * MIB)
+    divergence = replay_trace(wrong).first_divergence
+    assert divergence is not None
+    assert (divergence.event, divergence.action) == (index, "segment_alloc")
+
+
+def test_a_segment_that_no_rule_asks_for_is_found() -> None:
+    sim = Simulator()
+    recorder = TraceRecorder(sim)
+    block = sim.malloc(24 * MIB)
+    assert block is not None
+    sim.free(block)
+    recorder.events.append(TraceAction.SEGMENT_ALLOC.code, 1 << 40, 24 * MIB)
+    recorder.events.append(ALLOC, 1 << 40, 24 * MIB)
+    divergence = replay_trace(recorder.trace()).first_divergence
+    assert divergence is not None
+    assert divergence.event == 4
+    assert "cached block" in divergence.why
+
+
+def test_a_missing_segment_is_found() -> None:
+    sim = Simulator()
+    recorder = TraceRecorder(sim)
+    sim.malloc(24 * MIB)
+    sim.malloc(24 * MIB)
+    events = EventColumns()
+    for row in [r for i, r in enumerate(recorder.events.rows()) if i != 2]:
+        events.append(row.action.code, row.address, row.size)
+    trace = MemoryTrace("cuda:0", events=events, settings=sim.settings)
+    divergence = replay_trace(trace).first_divergence
+    assert divergence is not None
+    assert (divergence.event, divergence.action) == (2, "alloc")
+    assert "new segment" in divergence.expected
+
+
+def test_a_different_final_layout_is_found() -> None:
+    trace = Program(5, parse_conf("")).run(80).trace()
+    segment = trace.segments[-1]
+    moved = tuple(
+        replace(b, requested_size=b.requested_size + 1) if b.requested_size else b
+        for b in segment.blocks
+    )
+    layout = (*trace.segments[:-1], replace(segment, blocks=moved))
+    if moved == segment.blocks:
+        layout = trace.segments[:-1]
+    wrong = cut(trace, 0)
+    wrong.segments = layout
+    divergence = replay_trace(wrong).first_divergence
+    assert divergence is not None
+
+
+def test_a_double_free_is_found() -> None:
+    sim = Simulator()
+    recorder = TraceRecorder(sim)
+    block = sim.malloc(4 * MIB)
+    assert block is not None
+    sim.free(block)
+    recorder.events.append(FREE, block.address, 4 * MIB)
+    divergence = replay_trace(recorder.trace()).first_divergence
+    assert divergence is not None
+    assert (divergence.event, divergence.action) == (4, "free_requested")
+    assert "freed already" in divergence.why
+
+
+def test_lost_events_are_said() -> None:
+    trace = cut(Program(5, parse_conf("")).run(80).trace(), 30)
+    trace.complete = False
+    result = replay_trace(trace)
+    assert not result.complete
+    assert any("buffer overflowed" in note for note in result.notes)
+
+
+def test_open_block_sizes_are_inferred_from_later_allocations() -> None:
+    """A block with slack beside a hole: its size shows only in what does not fit the hole."""
+    sim = Simulator()
+    recorder = TraceRecorder(sim)
+    first, second, third, wall = (sim.malloc(n * MIB) for n in (4, 4, 3, 2))
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert wall is not None
+    sim.free(second)
+    slack = sim.malloc(3 * MIB + 512)  # takes the 4 MiB hole whole: nearly 1 MiB of slack
+    assert slack is not None
+    assert slack.size == 4 * MIB
+    sim.free(third)  # the hole behind it has 3 MiB, not nearly 4
+    start = len(recorder.events)
+    sim.malloc(3 * MIB + 1024)  # does not fit it
+    sim.free(slack)
+    result = replay_trace(cut(recorder.trace(), start))
+    assert result.first_divergence is None
+    assert any("inferred" in note for note in result.notes)
+
+
+def test_a_trace_cut_between_a_new_segment_and_its_allocation() -> None:
+    sim = Simulator(parse_conf("max_split_size_mb:20"))
+    recorder = TraceRecorder(sim)
+    sim.malloc(15 * MIB)
+    sim.malloc(4 * MIB)  # its 20 MiB segment would be refused as a cached block
+    later = cut(recorder.trace(), 3)
+    assert later.events.action[0] == ALLOC
+    assert replay_trace(later).first_divergence is None
+
+
+def test_ties_by_registration_are_recognised() -> None:
+    sim = Simulator(driver=SimulatedDriver(order="descending"), tie_by_address=False)
+    recorder = TraceRecorder(sim)
+    blocks = [sim.malloc(24 * MIB) for _ in range(3)]
+    for block in blocks:
+        assert block is not None
+        sim.free(block)
+    for _ in range(3):
+        sim.malloc(24 * MIB)
+    trace = recorder.trace()
+    result = replay_trace(trace)
+    assert result.exact
+    assert result.tie_rule == "registration"
+    late = replay_trace(cut(trace, 12))  # all three blocks are older than the trace
+    assert late.exact
+    assert any("ties" in note for note in late.notes)
+
+
+def test_pools_of_older_snapshots_are_known_from_the_layout() -> None:
+    program = Program(11, parse_conf(""), captures=True).run(200)
+    trace = program.trace()
+    assert any(trace.events.pool)
+    assert any(s.pool_id == POOLS[1] for s in trace.segments)
+    kept = {s.address for s in trace.segments}
+    if any(
+        code == TraceAction.SEGMENT_FREE.code and pool
+        for code, pool in zip(trace.events.action, trace.events.pool, strict=True)
+    ):
+        pytest.fail("pick a seed whose private segments live to the end")
+    assert kept
+    del trace.events.pool[:]
+    assert replay_trace(trace).first_divergence is None
+
+
+def test_nothing_to_replay_is_an_error() -> None:
+    with pytest.raises(DataError, match="no events"):
+        gpuprobe.replay(MemoryTrace("cuda:0"))
+    with pytest.raises(DataError, match="CUDA"):
+        gpuprobe.replay(MemoryTrace("cpu"))
+
+
+def test_a_replayed_layout_is_the_programs() -> None:
+    program = Program(2, parse_conf("expandable_segments:True")).run(100)
+    assert segments(program.sim, POOLS) == program.trace().segments
+    assert {s.stream for s in program.trace().segments} <= set(STREAMS)
