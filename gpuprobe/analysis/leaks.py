@@ -108,7 +108,7 @@ def leaks(
     boundaries = sorted(boundaries)
     last = len(boundaries)
     lines = Lines(book.trace.stacks, is_user)
-    judged = _Tally(last, survive)
+    judged = _Tally(range(last + 1), survive)
     # A row made before event b belongs to the step that ends there.
     end = book.events
     start, freed, stack, size = book.start, book.freed, book.stack, book.size
@@ -118,7 +118,7 @@ def leaks(
             gone = last + 1 if freed[row] >= end else bisect_right(boundaries, freed[row])
             if gone - step >= survive:
                 judged.add(lines.line(stack[row]), step, gone, size[row])
-    return judged.result(book.trace.device, source, last + 1)
+    return judged.result(book.trace.device, source)
 
 
 def leaks_over_steps(
@@ -129,15 +129,20 @@ def leaks_over_steps(
 ) -> Leaks | Unavailable:
     """Survivors over a recording: one trace per step of one device, in order of steps.
 
-    Blocks are followed from step to step by address. What was alive before the first trace,
-    or was made in a step without a trace, has no birth step and is left out.
+    Blocks are followed from trace to trace by address. Steps without a trace may lie between
+    (the sampler keeps the first steps and those that set a new peak): what was made in one of
+    them, or before the first trace, has no birth step and is left out.
     """
     alive: dict[int, tuple[int, str, int]] = {}  # address -> (step of birth, line, size)
     ended: list[tuple[int, int, str, int]] = []  # born, gone, line, size
-    device, count, numbers = "", 0, []
-    for number, trace in enumerate(traces):
-        device, count = trace.device, number + 1
-        numbers.append(trace.step if trace.step is not None else number)
+    device = ""
+    numbers: list[int] = []
+    for position, trace in enumerate(traces):
+        number = trace.step if trace.step is not None else position
+        if numbers and number <= numbers[-1]:
+            number = numbers[-1] + 1
+        numbers.append(number)
+        device = trace.device
         book = ledger(trace)
         lines = Lines(trace.stacks, is_user)
         following: dict[int, tuple[int, str, int]] = {}
@@ -147,7 +152,8 @@ def leaks_over_steps(
             is_made = row < book.made
             born = (number, lines.line(book.stack[row]), book.size[row])
             if not is_made:
-                if address not in alive:
+                # Another size: another block got the address while nobody looked.
+                if address not in alive or alive[address][2] != born[2]:
                     continue
                 carried.add(address)
                 born = alive[address]
@@ -162,25 +168,27 @@ def leaks_over_steps(
             if address not in carried
         ]
         alive = following
-    if not count:
+    if not numbers:
         return Unavailable("no step of this recording has a trace", ReadStatus.NOT_COLLECTED)
-    judged = _Tally(count - 1, survive)
+    judged = _Tally(numbers, survive)
     for born_in, line, size in alive.values():
-        judged.add(line, born_in, count, size)
+        judged.add(line, born_in, numbers[-1] + 1, size)
     for born_in, gone, line, size in ended:
         judged.add(line, born_in, gone, size)
-    return judged.result(device, "the recording's steps", count, numbers)
+    return judged.result(device, "the recording's steps")
 
 
 class _Tally:
     """Blocks by line and step of birth, and the verdict on each line.
 
-    Steps are 0 … ``last``; boundary *i* lies between step *i* and *i + 1*. A block that is
-    ``gone`` in step g outlived the boundaries from its birth to g - 1; alive is ``last + 1``.
+    ``steps`` are the numbers of the steps looked at, rising. Boundary *i* lies after step *i*.
+    A block that is ``gone`` in step g outlived the boundaries from its birth to g - 1; one that
+    is alive at the end is gone in the step after the last.
     """
 
-    def __init__(self, last: int, survive: int) -> None:
-        self._last = last
+    def __init__(self, steps: Sequence[int], survive: int) -> None:
+        self._steps = steps
+        self._last = steps[-1]
         self._survive = max(1, survive)
         self._left: dict[str, Counter[int]] = defaultdict(Counter)
         self._blocks: Counter[str] = Counter()
@@ -194,14 +202,13 @@ class _Tally:
             self._left[line][born] += size
             self._blocks[line] += 1
 
-    def result(
-        self, device: str, source: str, steps: int, numbers: Sequence[int] = ()
-    ) -> Leaks | Unavailable:
-        judged = self._last + 1 - self._survive  # steps with enough boundaries after them
-        if judged < 2:
+    def result(self, device: str, source: str) -> Leaks | Unavailable:
+        # Steps that enough boundaries follow.
+        judged = [step for step in self._steps if self._last - step >= self._survive]
+        if len(judged) < 2:
             return Unavailable(
-                f"{steps} steps are too few: growth needs at least {self._survive + 2} "
-                f"(two that {self._survive} boundaries follow)",
+                f"{len(self._steps)} traced steps are too few: growth shows from two that "
+                f"{self._survive} boundaries follow",
                 ReadStatus.NOT_COLLECTED,
             )
         found = []
@@ -212,22 +219,22 @@ class _Tally:
                     line=line,
                     bytes=sum(left.values()),
                     blocks=self._blocks[line],
-                    steps=tuple(numbers[step] if numbers else step for step in born),
+                    steps=tuple(born),
                     bytes_by_step=tuple(left[step] for step in born),
-                    per_step=sum(left.values()) // judged,
+                    per_step=sum(left.values()) // len(judged),
                     leaking=self._is_leaking(line, born, judged),
                 )
             )
         found.sort(key=lambda item: (not item.leaking, -item.bytes, item.line))
-        return Leaks(device, source, steps, self._survive, tuple(found))
+        return Leaks(device, source, len(self._steps), self._survive, tuple(found))
 
-    def _is_leaking(self, line: str, born: Sequence[int], judged: int) -> bool:
+    def _is_leaking(self, line: str, born: Sequence[int], judged: Sequence[int]) -> bool:
         """Left behind in two steps or more, the later half among them, and still growing."""
-        late = judged // 2
-        if len(born) < 2 or born[-1] < late:
+        late = len(judged) // 2
+        if len(born) < 2 or born[-1] < judged[late]:
             return False
 
         def held(boundary: int) -> int:
             return sum(s for b, gone, s in self._spans[line] if b <= boundary < gone)
 
-        return held(judged - 1) > held(max(0, late - 1))
+        return held(judged[-1]) > held(judged[late - 1])

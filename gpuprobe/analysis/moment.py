@@ -28,7 +28,8 @@ def layout_at(trace: MemoryTrace | Ledger, event: int) -> tuple[Segment, ...] | 
     """The segments and blocks just after ``event`` (-1: before the first), by address.
 
     The type of a segment that is gone by the end is told by its size (2 MiB is the small
-    pool's), that of unmapped pages by the blocks that were in them. `Unavailable` without final segments, and where the trace contradicts them.
+    pool's), that of unmapped pages by the blocks that were in them. `Unavailable` without
+    final segments, and where the trace contradicts them.
     """
     book = ledger(trace)
     if not book.trace.segments:

@@ -161,3 +161,14 @@ def test_steps_are_found_from_stacks_inside_an_optimizer() -> None:
     assert found.steps == 7
     assert "optimizer" in found.source
     assert [leak.line for leak in found.leaking] == ["/home/u/leak.py:1 in leak"]
+
+
+def test_steps_without_a_trace_still_count_as_steps() -> None:
+    """The sampler keeps the first steps and those with a new peak; addresses carry on."""
+    program = Steps(12, separate=True)
+    kept = [s.trace for s in program.scripts if s.trace.step in (0, 1, 2, 7, 9, 11)]
+    found = leaks_over_steps(kept)
+    assert isinstance(found, Leaks)
+    assert found.steps == 6
+    (leak,) = found.leaking
+    assert leak.steps == (0, 1, 2, 7, 9)
