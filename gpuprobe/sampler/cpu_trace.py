@@ -61,6 +61,7 @@ _LASTING = frozenset(
     }
 )
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_LIFT_FRESH = torch.ops.aten.lift_fresh.default
 
 
 class _Storage(weakref.ref[Any]):
@@ -219,7 +220,9 @@ class CpuTrace(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if self.active:
             try:
-                self._see(args, result)
+                # torch.tensor fills its memory out of sight, then passes it to lift_fresh: what
+                # comes in there is new, and made on this very line.
+                self._see(() if func is _LIFT_FRESH else args, result)
             except Exception as error:  # noqa: BLE001 - a fault of ours must not end the training
                 self.active = False
                 self._on_fault(error)

@@ -239,3 +239,16 @@ def test_parameters_gradients_and_state_belong_to_their_module() -> None:
     assert sums[Category.GRADIENT, "Mlp.first"] == first
     assert sums[Category.OPTIMIZER_STATE, "Mlp.first"] == 2 * first + 2 * 4
     assert sums[Category.BUFFER, "Mlp.norm"] == sum(b.nbytes for b in model.norm.buffers())
+
+
+def test_torch_tensor_is_blamed_on_its_line() -> None:
+    tracer = CpuTrace(lambda: "setup", unexpected)
+    tracer.start([])
+    try:
+        keep = torch.tensor([1.0, 2.0, 3.0])
+        trace = tracer.collect(0)
+    finally:
+        tracer.stop()
+    (row,) = [row for row in trace.events.rows() if row.address == keep.data_ptr()]
+    assert row.size == 12
+    assert trace.stacks.frames_of(row.stack)[0].filename == __file__
