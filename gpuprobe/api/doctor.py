@@ -125,12 +125,13 @@ def redactor_for(facts: Facts, environ: Mapping[str, str]) -> Redactor:
         users.update(entry.pw_gecos.split(",")[0:1])  # the person's name
         homes.add(entry.pw_dir)
     node = socket.gethostname()
-    hosts = {node, node.partition(".")[0], environ.get("HOSTNAME", ""), environ.get("HOST", "")}
+    hosts = {node, environ.get("HOSTNAME", ""), environ.get("HOST", "")}
     if not isinstance(facts.inventory, Unavailable):
         hosts.add(facts.inventory.host.hostname)
         for process in facts.inventory.processes:
             if isinstance(process.user.value, str):
                 users.add(process.user.value)
+    hosts |= {host.partition(".")[0] for host in hosts}
     return Redactor(environ, users=users, homes=homes, hosts=hosts)
 
 

@@ -48,7 +48,8 @@ def driver_missing(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
         if "different versions" in status.reason:
             fix, code = "Reboot, or unload and reload the driver.", "sudo reboot"
         elif facts.in_container is True:
-            fix = "Give the container the GPUs: install nvidia-container-toolkit on the host."
+            fix = "If nvidia-smi works on the host, start the container with its GPUs (this needs "
+            fix += "nvidia-container-toolkit there); if it does not, install the driver there."
             code = "docker run --gpus all ..."
         elif "not loaded" in status.reason:
             fix = "Load the kernel module; the kernel log says why where that fails."

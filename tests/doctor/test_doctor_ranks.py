@@ -1,0 +1,298 @@
+"""``doctor --distributed``: the rules on plain data, and real ranks on gloo over loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gpuprobe.model.diagnosis import ClockSkew, RankDiagnosis
+from gpuprobe.model.findings import Level
+from gpuprobe.probes.distributed_rules import (
+    Job,
+    Member,
+    judge_members,
+    judge_skews,
+    missing_ranks,
+    read_job,
+)
+from gpuprobe.reporters import doctor_json, doctor_text
+from gpuprobe.reporters.terminal import Style
+
+GOOD = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+JOB = Job(0, 2, 0, "127.0.0.1", 29500, False, "-/-")
+A = Member(0, 2, 0, "n1", 10, "GPU-a", "2.13.0")
+B = Member(1, 2, 1, "n1", 11, "GPU-b", "2.13.0")
+
+
+# -- the environment
+
+
+def test_a_good_environment() -> None:
+    assert read_job(GOOD) == Job(1, 2, 1, "127.0.0.1", 29500, False, "-/-")
+    torchrun = {**GOOD, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "x"}
+    assert read_job(torchrun) == Job(1, 2, 1, "127.0.0.1", 29500, True, "x/-")
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
+def test_a_missing_variable_is_named(name: str) -> None:
+    found = read_job({k: v for k, v in GOOD.items() if k != name})
+    assert not isinstance(found, Job)
+    assert [f.rule for f in found] == ["GP180"]
+    assert name in found[0].message
+    assert found[0].fix is not None
+    assert "torchrun" in found[0].fix.code
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"RANK": "two"}, "RANK=two is not a whole number"),
+        ({"RANK": "-1"}, "RANK=-1 is not a whole number"),
+        ({"RANK": "2"}, "RANK=2 does not exist with WORLD_SIZE=2"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0"),
+        ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"}, "LOCAL_RANK=2 is above RANK=1"),
+        ({"LOCAL_WORLD_SIZE": "1"}, "does not exist with LOCAL_WORLD_SIZE=1"),
+        ({"MASTER_PORT": "70000"}, "is not a port"),
+    ],
+)
+def test_variables_that_do_not_fit(changes: dict[str, str], says: str) -> None:
+    found = read_job({**GOOD, **changes})
+    assert not isinstance(found, Job)
+    assert any(says in f.message for f in found), found
+
+
+# -- who joined
+
+
+def judged(*members: Member, job: Job = JOB) -> list[tuple[str, Level, str]]:
+    return [(f.rule, f.level, f.message) for f in judge_members(job, members, 30.0)]
+
+
+def test_a_complete_job() -> None:
+    assert judged(A, B) == []
+    assert judged(replace(A, device="cpu"), replace(B, device="cpu")) == []
+
+
+def test_missing_ranks_are_named() -> None:
+    assert missing_ranks(4, [A, replace(B, rank=2)]) == (1, 3)
+    job = replace(JOB, world_size=4)
+    members = (replace(A, world_size=4), replace(B, rank=2, world_size=4, local_rank=2))
+    assert judged(*members, job=job) == [
+        ("GP184", Level.ERROR, "ranks 1, 3 of 4 did not join within 30 s")
+    ]
+
+
+def test_disagreements() -> None:
+    assert judged(A, replace(B, world_size=3))[0][2] == "rank 1 has WORLD_SIZE=3, rank 0 has 2"
+    twice = [rule for rule, _, _ in judged(A, B, replace(B, pid=12, host="n2"))]
+    assert twice == ["GP181"]
+    local = judged(A, replace(B, local_rank=0))
+    assert local[0][2] == "2 processes claim to be LOCAL_RANK 0 on n1"
+    versions = judged(A, replace(B, torch="2.6.0"))
+    assert versions[0][:2] == ("GP181", Level.WARNING)
+
+
+def test_devices_of_the_ranks() -> None:
+    shared = judged(A, replace(B, device="GPU-a"))
+    assert shared[0][:2] == ("GP187", Level.ERROR)
+    # The same index on another machine is another GPU.
+    assert judged(A, replace(B, device="GPU-a", host="n2")) == []
+    mixed = judged(A, replace(B, device="cpu"))
+    assert mixed[0][:2] == ("GP187", Level.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "error_ms", "level"),
+    [
+        (0, 1, None),
+        (40, 1, None),
+        (-100, 1, Level.NOTE),
+        (2_000, 1, Level.WARNING),
+        (-2_000, 1, Level.WARNING),
+        (2_000, 1_990, None),  # the measurement itself explains it
+    ],
+)
+def test_clock_skew(ahead_ms: int, error_ms: int, level: Level | None) -> None:
+    skew = ClockSkew(1, ahead_ms * 1_000_000, error_ms * 1_000_000)
+    assert [f.level for f in judge_skews([skew])] == ([] if level is None else [level])
+
+
+def test_what_the_ranks_report_is_judged() -> None:
+    from gpuprobe.probes.distributed import _judge_results, _speeds
+
+    good = {"steps": ["barrier"], "error": "", "doing": "", "wrong": 0, "times": [(1024, 10, 5000)]}
+    assert list(_judge_results({0: good, 1: good}, "gloo")) == []
+    wrong = list(_judge_results({0: good, 1: {**good, "wrong": 7}}, "nccl"))
+    assert [(f.rule, f.message) for f in wrong] == [
+        ("GP186", "an all-reduce gave wrong sums on rank 1")
+    ]
+    failed = {**good, "error": "RuntimeError: Connection closed by peer", "doing": "barrier"}
+    silent = list(_judge_results({0: failed, 1: None}, "gloo"))
+    assert [f.rule for f in silent] == ["GP185"]
+    assert silent[0].message == "barrier failed (gloo)"
+    assert ("rank 1", "no answer in time") in silent[0].evidence
+    slow = {**good, "times": [(1024, 10, 20000)]}
+    (speed,) = _speeds([good, slow], 2)
+    assert speed.latency_ns == 2000  # the slowest rank's
+    assert speed.bus_bandwidth == pytest.approx(1024 / 2000e-9)
+
+
+# -- real ranks
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _environ(**changes: str) -> dict[str, str]:
+    keep = {k: v for k, v in os.environ.items() if not k.startswith("TORCHELASTIC")}
+    for name in (*GOOD, "GROUP_RANK", "LOCAL_WORLD_SIZE"):
+        keep.pop(name, None)
+    return {**keep, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **changes}
+
+
+def _rank(rank: int, world_size: int, port: int, timeout: str, *more: str) -> subprocess.Popen[str]:
+    environ = _environ(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    return subprocess.Popen(
+        [sys.executable, "-m", "gpuprobe", "doctor", "--distributed", "--timeout", timeout, *more],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _document(text: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(text)
+    jsonschema.Draft202012Validator(doctor_json.schema()).validate(document)
+    return document
+
+
+@pytest.mark.slow
+def test_two_ranks_under_torchrun() -> None:
+    pytest.importorskip("torch")
+    torchrun = Path(sys.executable).with_name("torchrun")
+    options = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port"]
+    command = ["-m", "gpuprobe", "doctor", "--distributed", "--json", "--timeout", "60"]
+    done = subprocess.run(
+        [torchrun, *options, str(_free_port()), *command],
+        env=_environ(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    document = _document(done.stdout)  # one document: only rank 0 prints
+    assert document["findings"] == []
+    assert document["backend"] == "gloo"
+    assert [place["rank"] for place in document["joined"]] == [0, 1]
+    for step in ("every rank joined", "process group", "barrier", "all-reduce", "speed measured"):
+        assert step in document["steps"]
+    assert [speed["size"] for speed in document["speeds"]] == [1024, 65536, 1 << 20, 16 << 20]
+    assert all(speed["bus_bandwidth"] > 0 for speed in document["speeds"])
+    (skew,) = document["skews"]  # one machine, one clock: zero within the error
+    assert abs(skew["ahead_ns"]) <= skew["error_ns"] + 50_000_000
+
+
+@pytest.mark.slow
+def test_a_rank_that_never_starts_is_named() -> None:
+    pytest.importorskip("torch")
+    process = _rank(0, 2, _free_port(), "2", "--json")
+    out, err = process.communicate()
+    assert process.returncode == 1, err
+    document = _document(out)
+    assert document["missing"] == [1]
+    assert [f["rule"] for f in document["findings"]] == ["GP184"]
+    assert "rank 1 of 2 did not join" in document["findings"][0]["message"]
+    assert {entry["id"] for entry in document["not_checked"]} >= {"GP185", "GP186"}
+
+
+@pytest.mark.slow
+def test_ranks_with_different_world_sizes_all_fail_alike() -> None:
+    pytest.importorskip("torch")
+    port = _free_port()
+    ranks = [_rank(0, 2, port, "60"), _rank(1, 3, port, "60")]
+    said = [rank.communicate() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1], said
+    assert "rank 1 has WORLD_SIZE=3, rank 0 has 2" in said[0][0]
+    assert said[1][0] == ""  # rank 0 speaks for all
+
+
+@pytest.mark.slow
+def test_without_rank_0_the_others_say_so_on_stderr() -> None:
+    pytest.importorskip("torch")
+    process = _rank(1, 2, _free_port(), "1")
+    out, err = process.communicate()
+    assert process.returncode == 1
+    assert out == ""
+    assert "GP182" in err
+    assert "frame #" not in err  # torch's C++ stacks
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken() -> None:
+    pytest.importorskip("torch")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        process = _rank(0, 1, other.getsockname()[1], "5", "--json")
+        out, err = process.communicate()
+    assert process.returncode == 1, err
+    assert [f["rule"] for f in _document(out)["findings"]] == ["GP183"]
+
+
+def test_outside_of_a_job_it_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpuprobe.cli import main
+
+    for name in GOOD:
+        monkeypatch.delenv(name, raising=False)
+    assert main(["doctor", "--distributed"]) == 1
+    assert "MASTER_ADDR" in capsys.readouterr().out
+
+
+def test_the_text_report() -> None:
+    from gpuprobe.model.diagnosis import RankPlace, TransferSpeed
+    from gpuprobe.model.values import Bytes
+
+    report = RankDiagnosis(
+        0,
+        2,
+        "nccl",
+        (RankPlace(0, 0, "n1", 1, "GPU-a"), RankPlace(1, 1, "n\x1b[2J", 2, "GPU-b")),
+        steps=("barrier",),
+        speeds=(TransferSpeed(Bytes(1 << 20), 5, 100_000, 1e10),),
+        skews=(ClockSkew(1, -1_500_000, 20_000),),
+    )
+    text = "\n".join(doctor_text.render_ranks(report, Style()))
+    assert text.startswith("Nothing found (2 of 2 ranks, nccl)")
+    assert "-1.5 ms ± 20.0 µs" in text
+    assert "9.3 GiB/s" in text
+    assert "\x1b" not in text
+    assert "\\x1b" in text
