@@ -10,7 +10,7 @@ Conservation: the bytes of all lines (leaking or not) sum to the bytes of all su
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -109,15 +109,17 @@ def leaks(
     last = len(boundaries)
     lines = Lines(book.trace.stacks, is_user)
     judged = _Tally(range(last + 1), survive)
-    # A row made before event b belongs to the step that ends there.
-    end = book.events
-    start, freed, stack, size = book.start, book.freed, book.stack, book.size
-    for row in range(book.made):
-        step = bisect_right(boundaries, start[row])
-        if last - step >= survive:
-            gone = last + 1 if freed[row] >= end else bisect_right(boundaries, freed[row])
-            if gone - step >= survive:
-                judged.add(lines.line(stack[row]), step, gone, size[row])
+    freed = book.freed
+    edges = [bisect_left(book.start, boundary, 0, book.made) for boundary in boundaries]
+    # Step by step: rows are in order of their start, so each step's are next to each other.
+    for step, (low, high) in enumerate(zip([0, *edges], edges, strict=False)):
+        if last - step < survive:
+            break
+        outlives = boundaries[step + survive - 1]
+        for row in [r for r, end in enumerate(freed[low:high], low) if end >= outlives]:
+            alive = freed[row] >= book.events
+            gone = last + 1 if alive else bisect_right(boundaries, freed[row])
+            judged.add(lines.line(book.stack[row]), step, gone, book.size[row])
     return judged.result(book.trace.device, source)
 
 

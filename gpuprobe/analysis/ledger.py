@@ -190,9 +190,9 @@ def ledger(trace: MemoryTrace | Ledger) -> Ledger:
             opened[at] = row
             row += 1
         elif action == _FREE_REQUESTED:
-            if at in opened:
+            try:
                 freed[opened[at]] = event
-            else:
+            except KeyError:
                 opened[at] = unlisted(at, events.size[event], event, **_where(events, event))
         elif action == _FREE_COMPLETED:
             if at in opened:
