@@ -24,7 +24,7 @@ from statistics import median
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "fake_nvml_c"))
 
-from build import build  # noqa: E402
+from fleet_library import build  # noqa: E402
 
 GOAL_MS = 70.0
 

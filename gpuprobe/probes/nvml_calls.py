@@ -103,8 +103,8 @@ def pci_bus_id(raw: object) -> str:
     older drivers no domain at all. Raises ValueError for something else.
     """
     address = text(raw).strip().lower()
-    head, dot, function = address.rpartition(".")
-    fields = (head if dot else address).split(":")
+    head, _, function = address.partition(".")
+    fields = head.split(":")
     if len(fields) == 2:
         fields = ["0", *fields]
     if len(fields) != 3:

@@ -17,15 +17,15 @@ from gpuprobe.model.values import Reading, Unavailable
 
 __all__ = ["INFO_SCHEMA_VERSION", "document", "write"]
 
-INFO_SCHEMA_VERSION = "1.0"
-"""History: 1.0 first version."""
+INFO_SCHEMA_VERSION = (1, 0)
+"""Major and minor. History: 1.0 first version."""
 
 
 def document(inventory: Inventory) -> dict[str, Any]:
     """The inventory as plain data: objects, arrays, text, numbers."""
     return {
-        "schema": "gpuprobe/info",
-        "version": INFO_SCHEMA_VERSION,
+        "schema": "gpuprobe.info",
+        "version": list(INFO_SCHEMA_VERSION),
         "gpuprobe": __version__,
         **_plain(inventory),
         "devices": [{"key": device.key, **_plain(device)} for device in inventory.devices],

@@ -110,7 +110,7 @@ def _value(name: str, value: Any, indent: str, path: tuple[str, ...]) -> Iterato
 def _row(indent: str, name: str, text: str, source: str, status: str) -> str:
     left = padded(f"{indent}{name.replace('_', ' ')}", 34)
     right = f" {padded(source, 8)} {status}".rstrip()
-    return (left + " " + padded(visible(text), 46) + right).rstrip()
+    return (left + " " + padded(visible(text), 42) + right).rstrip()
 
 
 def _shown(name: str, value: Any, path: tuple[str, ...]) -> str:

@@ -1,5 +1,5 @@
 /* The fleets of gpuprobe.testing, served by a shared library with NVML's names, so that any
- * monitor can look at them. build.py writes fleet.h from the fleet's description. Tests and
+ * monitor can look at them. fleet_library.py writes fleet.h from the fleet's description. Tests and
  * benchmarks only. A function that is not here is "not found", as in a driver that lacks it. */
 #include <stdint.h>
 #include <string.h>
