@@ -91,6 +91,7 @@ class TraceSimulator(Simulator):
         self.gc_enabled = settings.garbage_collection_threshold > 0
         self.plain_search = self.plain_search and not self.gc_enabled
         self.trust_ages = True
+        self.private_pools = any(pools)
         # Where ties go by registration: blocks with an order up to this are from before the
         # trace, and their order is not recorded. What the trace shows of it is kept here.
         self.unknown_orders = 0
@@ -489,7 +490,9 @@ class TraceSimulator(Simulator):
         return super()._release_available(free_list, size)
 
     def _may_flush(self, free_list: FreeList) -> bool:
-        return self.peek() != _NONE
+        # Giving up without releasing anything is what torch does within a capture; whether
+        # one was underway is not recorded, but without private pools there was none.
+        return self.peek() != _NONE or not self.private_pools
 
     def _flush_as_recorded(self) -> None:
         self.flushes.append(self._batch[self._at])
@@ -502,9 +505,7 @@ class TraceSimulator(Simulator):
         self.synchronize_events()
         self._learn_release_order()
         # A retry that goes straight on to a new segment had nothing (more) to release.
-        if self.peek() in (_SEGMENT_ALLOC, _MAP) or (
-            self.peek() != _NONE and self._next_pool() == 0
-        ):
+        if self.peek() in (_NONE, _SEGMENT_ALLOC, _MAP) or self._next_pool() == 0:
             default = self.pools[0]
             release.release_half(self, default.large)
             release.release_half(self, default.small)

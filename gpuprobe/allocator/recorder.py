@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
+from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.layout import segments
 from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import EventColumns, MemoryTrace
 
 __all__ = ["TraceRecorder"]
+
+_OOM: Final = TraceAction.OOM.code
 
 
 class TraceRecorder:
@@ -31,6 +36,12 @@ class TraceRecorder:
         events.size.append(size)
         events.stream.append(stream)
         events.pool.append(pool)
+        free = 0
+        if action == _OOM:
+            driver = self.sim.driver
+            if isinstance(driver, SimulatedDriver) and driver.capacity is not None:
+                free = driver.capacity - driver.used
+        events.device_free.append(free)
 
     def trace(self, device: str = "cuda:0") -> MemoryTrace:
         """The trace so far, with the layout as it is now."""

@@ -309,3 +309,31 @@ def test_a_replayed_layout_is_the_programs() -> None:
     program = Program(2, parse_conf("expandable_segments:True")).run(100)
     assert segments(program.sim, POOLS) == program.trace().segments
     assert {s.stream for s in program.trace().segments} <= set(STREAMS)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    programs,
+    st.lists(
+        st.tuples(
+            st.integers(0, 10**6),
+            st.sampled_from(("action", "address", "size", "stream")),
+            st.integers(0, 2**48) | st.integers(0, 9),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_no_damaged_trace_breaks_replay(
+    program: Program, damages: list[tuple[int, str, int]]
+) -> None:
+    trace = cut(program.run(80).trace(), 0)
+    for pick, name, value in damages:
+        column = getattr(trace.events, name)
+        other = column[value % len(column)]  # plausible: some other event's value
+        if name == "action":
+            column[pick % len(column)] = value % 9
+        else:
+            column[pick % len(column)] = other if value % 2 else value
+    result = replay_trace(trace, device_memory=program.device_memory)
+    assert result.exact == (result.first_divergence is None)

@@ -1,0 +1,354 @@
+"""What-if and the search, and the command that prints them."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from allocator_programs import MIB, Program
+from conftest import shared_snapshots
+
+import gpuprobe
+from gpuprobe.allocator.driver import SimulatedDriver
+from gpuprobe.allocator.recorder import TraceRecorder
+from gpuprobe.allocator.replay import replay_trace
+from gpuprobe.allocator.settings import parse_conf, to_conf
+from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.allocator.whatif import search, what_if
+from gpuprobe.cli import main
+from gpuprobe.errors import ConfigError, DataError, UsageError
+from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.reporters import replay_json, replay_text
+
+
+def fragmenting(conf: str = "") -> MemoryTrace:
+    """Buffers that grow a little each time: cached blocks are always just too small."""
+    sim = Simulator(parse_conf(conf), device_memory=80 << 30)
+    recorder = TraceRecorder(sim)
+    for step in range(12):
+        block = sim.malloc((40 + 4 * step) * MIB)
+        assert block is not None
+        sim.free(block)
+    return recorder.trace()
+
+
+def steady() -> MemoryTrace:
+    """The same sizes over and over: nothing to gain."""
+    sim = Simulator()
+    recorder = TraceRecorder(sim)
+    for _ in range(20):
+        blocks = [sim.malloc(64 * MIB) for _ in range(4)]
+        for block in blocks:
+            assert block is not None
+            sim.free(block)
+    return recorder.trace()
+
+
+def test_the_recorded_settings_give_the_recorded_numbers() -> None:
+    """From an empty start nothing is re-packed, so the simulation is the recording."""
+    for seed in range(6):
+        trace = Program(seed, parse_conf("")).run(200).trace()
+        recorded = replay_trace(trace)
+        assert recorded.exact
+        outcome = what_if(trace, recorded, recorded.settings, orders=("ascending",))
+        assert outcome.change == ""
+        assert outcome.peak_allocated.most == recorded.peak_allocated
+        assert outcome.peak_reserved.most == recorded.peak_reserved
+        assert outcome.device_allocs.most == recorded.device_allocs
+        assert outcome.would_oom == 0
+
+
+def test_expandable_segments_cure_growing_buffers() -> None:
+    trace = fragmenting()
+    recorded = replay_trace(trace)
+    before = what_if(trace, recorded, recorded.settings)
+    after = what_if(trace, recorded, parse_conf("expandable_segments:True"))
+    assert before.peak_reserved.most == sum(40 + 4 * step for step in range(12)) * MIB
+    assert after.peak_reserved.most == 100 * MIB  # the largest, 84 MiB, in pages of 20
+    assert after.peak_allocated.most <= before.peak_allocated.most
+    assert after.change == "expandable_segments:True"
+
+
+def test_the_search_recommends_the_smallest_change() -> None:
+    trace = fragmenting()
+    advice = search(trace, replay_trace(trace))
+    assert advice.best is not None
+    assert advice.best.change == "expandable_segments:True"
+    assert advice.gain == advice.baseline.peak_reserved.least - 100 * MIB
+    assert not advice.fits
+
+
+def test_the_search_never_recommends_what_is_on() -> None:
+    for conf in ("expandable_segments:True", "roundup_power2_divisions:8", "max_split_size_mb:64"):
+        trace = fragmenting(conf)
+        recorded = replay_trace(trace, device_memory=80 << 30)
+        assert recorded.exact
+        advice = search(trace, recorded)
+        on = to_conf(recorded.settings)
+        assert all(to_conf(outcome.settings) != on for outcome in advice.tried)
+        assert all(outcome.change and outcome.change != conf for outcome in advice.tried)
+
+
+def test_the_search_says_when_nothing_helps() -> None:
+    trace = steady()
+    advice = search(trace, replay_trace(trace))
+    assert advice.best is None
+    result = gpuprobe.replay(trace, search=True)
+    assert "nothing helps" in "\n".join(rendered(result))
+
+
+def pinned(capacity: int | None) -> MemoryTrace:
+    """Growing buffers, each freed and then partly taken by a small block that stays: the
+    holes are pinned, and only what grows in place can use them."""
+    sim = Simulator(driver=SimulatedDriver(capacity))
+    recorder = TraceRecorder(sim)
+    for step in range(8):
+        big = sim.malloc((40 + 20 * step) * MIB)
+        if big is not None:
+            sim.free(big)
+        assert sim.malloc(15 * MIB) is not None
+    return recorder.trace()
+
+
+def test_the_search_finds_what_fits() -> None:
+    trace = pinned(None)
+    advice = search(trace, replay_trace(trace), capacity=380 * MIB)
+    assert advice.baseline.would_oom == advice.baseline.orders
+    assert advice.best is not None
+    assert advice.best.change == "expandable_segments:True"
+    assert advice.best.would_oom == 0
+    assert advice.fits
+    text = "\n".join(rendered(gpuprobe.replay(trace, search=True, capacity=380 * MIB)))
+    assert "fits, where the recorded settings run out of memory" in text
+
+
+def test_a_capacity_shows_who_would_run_out_of_memory() -> None:
+    trace = steady()
+    recorded = replay_trace(trace)
+    enough = what_if(trace, recorded, recorded.settings, capacity=256 * MIB)
+    short = what_if(trace, recorded, recorded.settings, capacity=255 * MIB)
+    assert (enough.would_oom, short.would_oom) == (0, short.orders)
+    assert short.ooms.least > 0
+    assert short.peak_reserved.most <= 255 * MIB
+
+
+def test_a_recorded_oom_gives_the_capacity_and_may_be_served() -> None:
+    trace = pinned(380 * MIB)
+    result = gpuprobe.replay(trace, "expandable_segments:True")
+    assert result.first_divergence is None
+    (found,) = result.traces
+    assert found.recorded.ooms == 1
+    assert (found.capacity, found.capacity_source) == (
+        380 * MIB,
+        "from the recorded out-of-memory",
+    )
+    assert found.baseline is not None
+    assert found.what_if is not None
+    assert found.baseline.served_after_all.most == 0
+    assert found.baseline.ooms.least == 1
+    assert found.what_if.served_after_all.least == 1
+    assert any("recorded OOMs served" in line for line in rendered(result))
+
+
+def test_giving_up_with_memory_left_to_release_is_found() -> None:
+    trace = fragmenting()
+    for name, value in (("action", TraceAction.OOM.code), ("size", 90 * MIB)):
+        getattr(trace.events, name).append(value)
+    for name in ("address", "stream", "pool", "device_free"):
+        getattr(trace.events, name).append(0)
+    divergence = replay_trace(trace).first_divergence
+    assert divergence is not None
+    assert (divergence.event, divergence.action) == (len(trace.events) - 1, "oom")
+    assert divergence.expected.startswith("frees the segment")
+
+
+def test_ranges_cover_several_address_orders() -> None:
+    trace = Program(4, parse_conf(""), capacity=None).run(300).trace()
+    recorded = replay_trace(trace)
+    outcome = what_if(trace, recorded, parse_conf("max_split_size_mb:32"))
+    assert outcome.orders == 4
+    for value in (outcome.peak_reserved, outcome.device_allocs, outcome.fragmentation):
+        assert value.least <= value.most
+    again = what_if(trace, recorded, parse_conf("max_split_size_mb:32"))
+    assert again == outcome  # shuffles have fixed seeds
+
+
+def test_an_inexact_replay_labels_its_what_if() -> None:
+    trace = fragmenting()
+    trace.events.address[1] += 512
+    result = gpuprobe.replay(trace, "expandable_segments:True")
+    assert not result.exact
+    assert "UNVERIFIED" in "\n".join(rendered(result))
+    document = replay_json.document(result)
+    assert document["traces"][0]["verified"] is False
+
+
+def rendered(result: Any) -> list[str]:
+    stream = io.StringIO()
+    replay_text.write(result, stream)
+    return stream.getvalue().splitlines()
+
+
+def test_text_names_the_first_divergence_and_stays_narrow() -> None:
+    trace = fragmenting()
+    trace.events.address[1] += 512
+    lines = rendered(gpuprobe.replay(trace))
+    text = "\n".join(lines)
+    assert "replay NOT exact: differs at event 1 (alloc)" in text
+    assert "why:" in text
+    assert max(map(len, lines)) <= 80
+    lines = rendered(gpuprobe.replay(steady(), "expandable_segments:True", search=True))
+    assert max(map(len, lines)) <= 100
+
+
+def test_json_is_versioned_and_complete() -> None:
+    result = gpuprobe.replay(fragmenting(), "expandable_segments:True", search=True)
+    stream = io.StringIO()
+    replay_json.write(result, stream)
+    document = json.loads(stream.getvalue())
+    assert (document["schema"], document["version"]) == ("gpuprobe.replay", [1, 0])
+    (trace,) = document["traces"]
+    assert trace["exact"] is True
+    assert trace["first_divergence"] is None
+    assert trace["what_if"]["peak_reserved"] == {"least": 100 * MIB, "most": 100 * MIB}
+    assert trace["search"]["best"]["change"] == "expandable_segments:True"
+    assert document["limits"]
+
+
+def test_the_api_takes_settings_text_and_objects() -> None:
+    trace = fragmenting()
+    text = gpuprobe.replay(trace, "expandable_segments:True")
+    settings = replace(parse_conf(""), expandable_segments=True)
+    assert gpuprobe.replay(trace, settings).peak_reserved == text.peak_reserved == 100 * MIB
+    plain = gpuprobe.replay(trace)
+    assert plain.exact
+    assert plain.first_divergence is None
+    assert plain.peak_reserved == plain.final_reserved > text.peak_reserved
+    with pytest.raises(ConfigError):
+        gpuprobe.replay(trace, "nonsense:1")
+    with pytest.raises(UsageError):
+        gpuprobe.replay(trace, "expandable_segments:True", capacity=0)
+    with pytest.raises(DataError, match="cuda:3"):
+        gpuprobe.replay(trace, device=3)
+
+
+def torch_snapshot(trace: MemoryTrace) -> dict[str, Any]:
+    """The trace in the form torch dumps."""
+    rows = [
+        {
+            "action": row.action.value,
+            "addr": row.address,
+            "size": row.size,
+            "stream": row.stream,
+            "time_us": 1,
+            "frames": [],
+            "pool_id": trace.pools[row.pool],
+        }
+        for row in trace.events.rows()
+    ]
+    layout = [
+        {
+            "device": 0,
+            "address": s.address,
+            "total_size": s.total_size,
+            "allocated_size": s.allocated_size,
+            "active_size": s.allocated_size + s.pending_size,
+            "requested_size": sum(b.requested_size for b in s.blocks),
+            "stream": s.stream,
+            "segment_type": s.segment_type,
+            "segment_pool_id": s.pool_id,
+            "is_expandable": s.is_expandable,
+            "frames": [],
+            "blocks": [
+                {
+                    "address": b.address,
+                    "size": b.size,
+                    "requested_size": b.requested_size,
+                    "state": b.state.value,
+                    "frames": [],
+                }
+                for b in s.blocks
+            ],
+        }
+        for s in trace.segments
+    ]
+    settings = {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False, "max_split_size": -1}
+    return {"segments": layout, "device_traces": [rows], "allocator_settings": settings}
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    path = tmp_path / "run.pickle"
+    with path.open("wb") as stream:
+        pickle.dump(torch_snapshot(fragmenting()), stream)
+    return path
+
+
+def test_the_command_replays(snapshot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(snapshot)]) == 0
+    assert "replay exact" in capsys.readouterr().out
+
+
+def test_the_command_asks_what_if(snapshot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["replay", str(snapshot), "--what-if", "expandable_segments:True", "--json"]
+    assert main(command) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["traces"][0]["what_if"]["peak_reserved"]["most"] == 100 * MIB
+    assert main([*command, "--capacity", "90MiB"]) == 1  # the pages need 100
+    assert json.loads(capsys.readouterr().out)["traces"][0]["what_if"]["would_oom"] == 4
+
+
+def test_the_command_searches(snapshot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(snapshot), "--search", "--device", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "recommended: expandable_segments:True" in out
+
+
+def test_the_command_finds_what_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = torch_snapshot(fragmenting())
+    plain["device_traces"][0][1]["addr"] += 512
+    path = tmp_path / "wrong.pickle"
+    with path.open("wb") as stream:
+        pickle.dump(plain, stream)
+    assert main(["replay", str(path)]) == 1
+    assert "differs at event 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--what-if", "foo:1"],
+        ["--what-if", "expandable_segments"],
+        ["--capacity", "many"],
+        ["--capacity", "0"],
+        ["--device", "x"],
+    ],
+)
+def test_wrong_arguments_exit_2(
+    snapshot: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(["replay", str(snapshot), *arguments])
+    except SystemExit as stop:
+        code = int(str(stop.code))
+    assert code == 2
+    assert capsys.readouterr().err.startswith("gpuprobe: error:")
+
+
+@pytest.mark.skipif(not shared_snapshots(), reason="no real snapshots beside this checkout")
+def test_a_real_run_is_helped_by_expandable_segments() -> None:
+    path = next(p for p in shared_snapshots() if p.stem == "lm_ctx128_train_step")
+    result = gpuprobe.replay(path, "expandable_segments:True")
+    assert result.exact
+    (trace,) = result.traces
+    assert trace.baseline is not None
+    assert trace.baseline.peak_reserved.most == trace.recorded.peak_reserved
+    assert result.peak_reserved < trace.recorded.peak_reserved
