@@ -94,11 +94,16 @@ def high_water_at(site: PeakSite) -> HighWater | Unavailable:
     if site.step is None or not site.device:
         return Unavailable("no step was traced", ReadStatus.NOT_COLLECTED)
     try:
-        for trace in site.rank.traces_of(site.step):
-            if trace.device == site.device:
-                return mark_of(trace)
+        # A step that a second optimizer's step was found to belong to has several.
+        marks = [
+            mark_of(trace)
+            for trace in site.rank.traces_of(site.step)
+            if trace.device == site.device
+        ]
     except DataError as error:
         return Unavailable(str(error))
+    if marks:
+        return max(marks, key=lambda mark: mark.allocated)
     return Unavailable(f"step {site.step.index} has no trace", ReadStatus.NOT_COLLECTED)
 
 

@@ -23,14 +23,11 @@ from gpuprobe.sampler import environment
 from gpuprobe.sampler.base import Sink
 from gpuprobe.sampler.sources import HostMemory, Reader
 from gpuprobe.sampler.timeline import OTHER, Segment, Timeline, assemble
+from gpuprobe.sampler.traces import Traces, exact_peak
 
 __all__ = ["LEVELS", "Recorder", "program_error"]
 
 LEVELS = ("counters", "trace")
-
-# Steps whose traces are always kept: the first, in which optimizer state is born, and two
-# warm ones. Later ones are kept when they set a new peak.
-_TRACED_STEPS = 3
 
 _NO_CPU_COUNTERS = Unavailable(
     "torch keeps no allocator statistics on the CPU; level 'trace' counts every storage",
@@ -101,7 +98,6 @@ class Recorder:
         self._sink = sink
         self._level = level
         self._argv = tuple(argv)
-        self._convert = convert
         self._warn = warn
         self._given = None if model is None else _listed(model)
         self._models: list[Any] = []
@@ -115,8 +111,7 @@ class Recorder:
         self._timeline: Any = None  # a Timeline from __enter__ on
         self._finished = False
         self._hooks: Any = None
-        self._cpu_trace: Any = None
-        self._cuda_trace: Any = None
+        self._traces = Traces(sink, self._write, convert)
         # The step being recorded.
         self._index = 0
         self._manual = False
@@ -129,7 +124,6 @@ class Recorder:
         self._last_traces: tuple[str, ...] = ()
         self._stepped: set[int] = set()
         self._primary: int | None = None
-        self._peak = -1
         self._seen_optimizers: set[int] = set()
 
     # -- life
@@ -157,11 +151,12 @@ class Recorder:
         self._active = True
         if self._level == "trace":
             if cuda:
-                self._start_cuda_trace()
+                self._traces.start_cuda()
             else:
-                self._start_cpu_trace(reader)
+                reader.sources.append(self._traces.start_cpu(self._timeline, self._fault))
+                self._timeline.restart()
         self._hooks = Hooks(self, self._given)
-        self._hooks.install(every_module=self._cpu_trace is not None)
+        self._hooks.install(every_module=self._traces.cpu is not None)
         if self._given is not None:
             self.found_models(self._given)
         _forget_in_children(self)
@@ -195,6 +190,8 @@ class Recorder:
         if self._active:
             self._thread = threading.get_ident()  # training may have run in another thread
             self._end_of_session(error)
+        if self._active:
+            self._write_waiting()
         self._uninstall()
         if self._host is None:  # never started: the program did not import torch
             self._write(
@@ -276,15 +273,15 @@ class Recorder:
 
     @_guarded
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._cpu_trace is not None:
-            self._cpu_trace.mark_inputs(args)
-            self._cpu_trace.mark_inputs(kwargs.values())
+        if self._traces.cpu is not None:
+            self._traces.cpu.mark_inputs(args)
+            self._traces.cpu.mark_inputs(kwargs.values())
 
     @_guarded
     def found_models(self, models: list[Any]) -> None:
         self._models = [weakref.ref(model) for model in models]
-        if self._cpu_trace is not None:
-            self._cpu_trace.name_modules(models)
+        if self._traces.cpu is not None:
+            self._traces.cpu.name_modules(models)
 
     @_guarded
     def compiles(self) -> None:
@@ -298,11 +295,13 @@ class Recorder:
 
     @_guarded
     def module_begins(self, module: Any) -> None:
-        self._cpu_trace.enter_module(module)
+        if self._traces.cpu is not None:
+            self._traces.cpu.enter_module(module)
 
     @_guarded
     def module_ends(self, module: Any) -> None:
-        self._cpu_trace.leave_module()
+        if self._traces.cpu is not None:
+            self._traces.cpu.leave_module()
 
     def optimizer_begins(self, optimizer: Any) -> None:
         if self._primary is None and self._active and os.getpid() == self._pid:
@@ -318,8 +317,8 @@ class Recorder:
             self._hooks.look_again()
         if self._depth == 1:
             self._timeline.enter("optimizer")
-            if self._cpu_trace is not None:  # gradients may be gone when the step ends
-                self._cpu_trace.mark_known(self._walk())
+            if self._traces.cpu is not None:  # gradients may be gone when the step ends
+                self._traces.cpu.mark_known(self._walk())
 
     @_guarded
     def optimizer_ends(self, optimizer: Any) -> None:
@@ -349,8 +348,8 @@ class Recorder:
     def _begin_step(self) -> None:
         self._manual = self._in_step = True
         self._timeline.skip()
-        if self._cpu_trace is not None:
-            self._cpu_trace.discard()
+        if self._traces.cpu is not None:
+            self._traces.cpu.discard()
 
     @_guarded
     def _end_step(self) -> None:
@@ -382,7 +381,9 @@ class Recorder:
             m.device: m.counts.allocated for m in segments[-1].end.devices
         }
         allocated.setdefault("cpu", _NO_CPU_COUNTERS)
-        traces = self._last_traces + self._collect_traces(segments, known)
+        traces = self._last_traces + self._traces.collect(
+            self._index, segments, known, out_of_memory=self._out_of_memory
+        )
         step = assemble(
             self._index,
             segments,
@@ -392,37 +393,13 @@ class Recorder:
             ended_by=ended_by,
         )
         self._write(lambda: self._sink.step(step))
+        self._traces.step_written(step)
         self._last, self._last_traces = segments, traces
         self._index += 1
-        if self._cuda_trace is not None and not self._cuda_trace.begin():
-            self._stop_cuda_trace()
+        self._traces.begin_step(self._index)
         self._timeline.restart()  # our own work is nobody's phase
         if self._infer_forward and not self._manual:
             self._forward_from_here()
-
-    def _collect_traces(self, segments: list[Segment], known: dict[int, Any]) -> tuple[str, ...]:
-        traces = []
-        if self._cpu_trace is not None:
-            self._cpu_trace.mark_known(known)
-            peak = _exact_peak(segments)
-            if self._index < _TRACED_STEPS or peak > self._peak or self._out_of_memory:
-                traces.append(self._cpu_trace.collect(self._index))
-            else:
-                self._cpu_trace.discard()
-            self._peak = max(self._peak, peak)
-        elif self._out_of_memory and self._convert is not None:
-            # The exception still holds the frames, and so the tensors, of the failed step.
-            from gpuprobe.sampler.cuda_trace import layout_now
-
-            traces.extend(layout_now(self._convert, self._index, known.values()))
-        elif self._cuda_trace is not None and self._index < _TRACED_STEPS:
-            traces.extend(self._cuda_trace.collect(self._index, known.values()))
-            if self._index == _TRACED_STEPS - 1:
-                self._stop_cuda_trace()
-        names: list[str] = []
-        for trace in traces:
-            self._write(lambda trace=trace: names.append(self._sink.trace(trace)))  # type: ignore[misc]
-        return tuple(names)
 
     @_guarded
     def _end_of_session(self, error: BaseException | None) -> None:
@@ -436,46 +413,21 @@ class Recorder:
         self._out_of_memory = error is not None and program_error(error).out_of_memory
         self._close_step("end")
 
+    @_guarded
+    def _write_waiting(self) -> None:
+        self._traces.write_waiting()
+
     def _tail_matters(self) -> bool:
         """Whether anything happened after the last step: evaluation, say, or a new peak."""
         segments = self._timeline.cut()
         self._timeline.put_back(segments)
-        peak = _exact_peak(segments)
+        peak = exact_peak(segments)
         # The last thing a DataLoader does is to say that there is no more; and a forward phase
         # that is only inferred always follows an optimizer.
         idle = {OTHER, "data"} | ({"forward"} if self._infer_forward else set())
-        return peak > self._peak or any(s.path not in idle for s in segments)
+        return peak > self._traces.peak or any(s.path not in idle for s in segments)
 
     # -- starting and stopping
-
-    def _start_cpu_trace(self, reader: Reader) -> None:
-        from gpuprobe.sampler.cpu_trace import BLIND_SPOTS, CpuTrace
-        from gpuprobe.sampler.discover import live_tensors
-
-        timeline = self._timeline
-        self._cpu_trace = CpuTrace(lambda: timeline.path, self._fault)
-        self._cpu_trace.start(live_tensors())
-        reader.sources.append(self._cpu_trace)
-        timeline.restart()
-        self._blind(BLIND_SPOTS)
-
-    def _start_cuda_trace(self) -> None:
-        from gpuprobe.sampler.cuda_trace import BLIND_SPOTS, CudaTrace
-
-        if self._convert is None:
-            raise UsageError("level 'trace' on CUDA needs a snapshot converter")
-        self._cuda_trace = CudaTrace(self._convert)
-        self._blind(BLIND_SPOTS)
-        if not self._cuda_trace.begin():
-            self._stop_cuda_trace()
-
-    def _stop_cuda_trace(self) -> None:
-        from gpuprobe.sampler.cuda_trace import FOREIGN_HISTORY
-
-        if self._index < _TRACED_STEPS - 1:
-            self._blind((FOREIGN_HISTORY,))
-        self._cuda_trace.stop()
-        self._cuda_trace = None
 
     def _blind(self, spots: Sequence[BlindSpot]) -> None:
         for spot in spots:
@@ -487,10 +439,8 @@ class Recorder:
         try:
             if self._hooks is not None:
                 self._hooks.remove()
-            if self._cpu_trace is not None and not self._cpu_trace.stop():
+            if not self._traces.stop():
                 self._faults.append("the dispatch mode stays: another mode lies above it")
-            if self._cuda_trace is not None:
-                self._cuda_trace.stop()
         except Exception as error:  # noqa: BLE001 - leaving must not end the program either
             self._faults.append(f"{type(error).__name__}: {error}")
 
@@ -513,14 +463,6 @@ class Recorder:
                 self._warn(f"gpuprobe cannot write its recording, the program goes on: {error}")
 
 
-def _exact_peak(segments: list[Segment]) -> int:
-    """The largest peak of any device that is known exactly; -1 where none is. Bytes."""
-    return max(
-        (m.exact_peak for s in segments for m in s.end.devices if m.exact_peak is not None),
-        default=-1,
-    )
-
-
 def _listed(value: Any) -> list[Any]:
     if value is None:
         return []
@@ -535,7 +477,7 @@ def _forget_in_children(recorder: Recorder) -> None:
         child = ref()
         if child is not None:
             child._active = False
-            if child._cpu_trace is not None:
-                child._cpu_trace.active = False
+            if child._traces.cpu is not None:
+                child._traces.cpu.active = False
 
     os.register_at_fork(after_in_child=forget)

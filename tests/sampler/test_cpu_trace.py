@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from sinks import KeepingSink
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Peak
+from gpuprobe.sampler import traces
 from gpuprobe.sampler.cpu_trace import CpuTrace
 from gpuprobe.sampler.discover import live_tensors
 from gpuprobe.sampler.recorder import Recorder
@@ -252,3 +254,27 @@ def test_torch_tensor_is_blamed_on_its_line() -> None:
     (row,) = [row for row in trace.events.rows() if row.address == keep.data_ptr()]
     assert row.size == 12
     assert trace.stacks.frames_of(row.stack)[0].filename == __file__
+
+
+def test_a_program_that_grows_is_not_drowned_in_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only so many new peaks are traced; the highest one always is."""
+    monkeypatch.setattr(traces, "PEAK_STEPS", 4)
+    sink = KeepingSink()
+    model = seeded(Mlp)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    kept = []
+    with Recorder(sink, level="trace"):
+        kept.append(torch.ones(100_000))
+        for _ in range(12):
+            kept.append(torch.ones(10))  # growth far below a percent
+            optimizer.zero_grad()
+            model(torch.randn(8, 16)).sum().backward()
+            optimizer.step()
+    peaks = [step.windows[0].peak_allocated for step in sink.steps]
+    assert all(isinstance(peak, Peak) for peak in peaks)
+    assert peaks == sorted(peaks, key=lambda p: p.at_least)  # type: ignore[union-attr]
+    traced = [step.index for step in sink.steps if step.traces]
+    assert traced[-1] == 11
+    assert len(traced) < 8
+    highest = sink.traces[sink.steps[11].traces[0]]
+    assert Peak.exactly(replay(highest)[0]) == peaks[11]

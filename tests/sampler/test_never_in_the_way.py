@@ -14,7 +14,7 @@ from models import Checkpointed, Mlp, seeded, train
 from sinks import Broken, FullDisk, KeepingSink
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from gpuprobe.sampler import cpu_trace, recorder
+from gpuprobe.sampler import cpu_trace, recorder, traces
 from gpuprobe.sampler.recorder import Recorder
 
 LEVELS = pytest.mark.parametrize("level", ["counters", "trace"])
@@ -140,7 +140,7 @@ def test_a_bug_of_ours_switches_us_off_and_nothing_else(level: str) -> None:
 FAULTS = [
     (recorder.Recorder, "_walk"),
     (recorder.Recorder, "_close_step"),
-    (recorder.Recorder, "_collect_traces"),
+    (traces.Traces, "collect"),
     (recorder.Timeline, "enter"),
     (recorder.Timeline, "leave"),
     (recorder.Timeline, "cut"),

@@ -1,0 +1,184 @@
+"""Which steps are traced, and when their traces are written (level ``trace``)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpuprobe.errors import UsageError
+from gpuprobe.model.session import BlindSpot, Step
+from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.sampler.base import Sink
+from gpuprobe.sampler.timeline import Segment, Timeline
+
+if TYPE_CHECKING:
+    from gpuprobe.sampler.cpu_trace import CpuTrace
+    from gpuprobe.sampler.cuda_trace import CudaTrace
+
+__all__ = ["Traces", "exact_peak"]
+
+FIRST_STEPS = 3
+"""Steps that are always traced: the first, in which optimizer state is born, and two warm ones."""
+
+PEAK_STEPS = 32
+"""New peaks whose trace is written at once. A program that grows sets one in every step, and
+each trace lists all that is alive: after these, only a peak one percent higher is.
+"""
+
+_GROWTH = 1.01
+
+Write = Callable[[Callable[[], object]], None]
+
+
+def exact_peak(segments: list[Segment]) -> int:
+    """The largest peak of any device that is known exactly; -1 where none is. Bytes."""
+    return max(
+        (m.exact_peak for s in segments for m in s.end.devices if m.exact_peak is not None),
+        default=-1,
+    )
+
+
+class Traces:
+    """The traces of one recording. On the CPU every event is seen and the steps that matter are
+    kept: the first few and those with a new peak. On CUDA the first few steps are traced.
+
+    The trace of the highest peak is never lost to `PEAK_STEPS`: it waits in memory, and is
+    written when the session ends.
+    """
+
+    def __init__(
+        self, sink: Sink, write: Write, convert: Callable[[dict[str, Any], int], Any] | None
+    ) -> None:
+        self._sink = sink
+        self._write = write
+        self._convert = convert
+        self.cpu: CpuTrace | None = None
+        self.cuda: CudaTrace | None = None
+        self.peak = -1
+        self._written_peak = -1
+        self._written = 0
+        self._waiting: tuple[Step | None, int, list[MemoryTrace]] | None = None
+
+    # -- on and off
+
+    def start_cpu(self, timeline: Timeline, on_fault: Callable[[Exception], None]) -> CpuTrace:
+        """Follow every storage on the CPU from now on."""
+        from gpuprobe.sampler.cpu_trace import BLIND_SPOTS, CpuTrace
+        from gpuprobe.sampler.discover import live_tensors
+
+        self.cpu = CpuTrace(lambda: timeline.path, on_fault)
+        self.cpu.start(live_tensors())
+        self._blind(*BLIND_SPOTS)
+        return self.cpu
+
+    def start_cuda(self) -> None:
+        """Record the allocator's history of the first steps. Raises UsageError where nobody
+        said how to read a snapshot.
+        """
+        from gpuprobe.sampler.cuda_trace import BLIND_SPOTS, CudaTrace
+
+        if self._convert is None:
+            raise UsageError("level 'trace' on CUDA needs a snapshot converter")
+        self.cuda = CudaTrace(self._convert)
+        self._blind(*BLIND_SPOTS)
+        self.begin_step(0)
+
+    def begin_step(self, index: int) -> None:
+        """Step ``index`` begins: switch the CUDA history on again, if it is to be traced."""
+        if self.cuda is None:
+            return
+        if index >= FIRST_STEPS:
+            self._stop_cuda()
+        elif not self.cuda.begin():
+            from gpuprobe.sampler.cuda_trace import FOREIGN_HISTORY
+
+            self._blind(FOREIGN_HISTORY)
+            self._stop_cuda()
+
+    def stop(self) -> bool:
+        """Stop everything. False where the dispatch mode could not be removed."""
+        self._stop_cuda()
+        return self.cpu is None or self.cpu.stop()
+
+    def _stop_cuda(self) -> None:
+        if self.cuda is not None:
+            self.cuda.stop()
+            self.cuda = None
+
+    # -- per step
+
+    def collect(
+        self,
+        index: int,
+        segments: list[Segment],
+        known: Mapping[int, Any],
+        *,
+        out_of_memory: bool = False,
+    ) -> tuple[str, ...]:
+        """The names of the traces written for the step that ends now."""
+        if self.cpu is not None:
+            return self._collect_cpu(self.cpu, index, segments, known, out_of_memory)
+        if out_of_memory and self._convert is not None:
+            # The exception still holds the frames, and so the tensors, of the failed step.
+            from gpuprobe.sampler.cuda_trace import layout_now
+
+            return self._save(layout_now(self._convert, index, known.values()))
+        if self.cuda is not None:
+            return self._save(self.cuda.collect(index, known.values()))
+        return ()
+
+    def _collect_cpu(
+        self,
+        cpu: CpuTrace,
+        index: int,
+        segments: list[Segment],
+        known: Mapping[int, Any],
+        out_of_memory: bool,
+    ) -> tuple[str, ...]:
+        cpu.mark_known(known)
+        peak = exact_peak(segments)
+        highest = peak > self.peak
+        self.peak = max(self.peak, peak)
+        if index >= FIRST_STEPS and not highest and not out_of_memory:
+            cpu.discard()
+            return ()
+        trace = cpu.collect(index)
+        if (
+            highest
+            and self._written >= PEAK_STEPS
+            and peak < self._written_peak * _GROWTH
+            and not out_of_memory
+        ):
+            earlier = self._waiting[2] if self._waiting and self._waiting[1] == index else []
+            self._waiting = (None, index, [*earlier, trace])
+            return ()
+        if highest:
+            self._waiting = None
+            self._written += 1
+            self._written_peak = peak
+        return self._save([trace])
+
+    def step_written(self, step: Step) -> None:
+        """Remember the record of the step whose trace is waiting."""
+        if self._waiting is not None and self._waiting[1] == step.index:
+            self._waiting = (step, *self._waiting[1:])
+
+    def write_waiting(self) -> None:
+        """Write the trace that waits, and the record of its step once more, naming it."""
+        if self._waiting is None or self._waiting[0] is None:
+            return
+        step, _, traces = self._waiting
+        self._waiting = None
+        complete = dataclasses.replace(step, traces=(*step.traces, *self._save(traces)))
+        self._write(lambda: self._sink.step(complete))
+
+    def _save(self, traces: list[MemoryTrace]) -> tuple[str, ...]:
+        names: list[str] = []
+        for trace in traces:
+            self._write(lambda trace=trace: names.append(self._sink.trace(trace)))  # type: ignore[misc]
+        return tuple(names)
+
+    def _blind(self, *spots: BlindSpot) -> None:
+        for spot in spots:
+            self._write(lambda spot=spot: self._sink.blind_spot(spot))  # type: ignore[misc]
