@@ -166,9 +166,11 @@ class Traces:
 
     def write_waiting(self) -> None:
         """Write the trace that waits, and the record of its step once more, naming it."""
-        if self._waiting is None or self._waiting[0] is None:
+        if self._waiting is None:
             return
         step, _, traces = self._waiting
+        if step is None:  # its record could not be made
+            return
         self._waiting = None
         complete = dataclasses.replace(step, traces=(*step.traces, *self._save(traces)))
         self._write(lambda: self._sink.step(complete))
