@@ -86,12 +86,13 @@ def _frame_marks(frame: Frame) -> int:
         if "lr_scheduler" in inside or name in ("zero_grad", "__init__", "add_param_group"):
             return 0
         return OPTIMIZER
-    if inside.startswith("nn/"):
-        if inside.startswith("nn/modules/") and name in _CALL_FUNCTIONS:
-            return MODULE_CALL
-        if inside == "nn/init.py" or name in _INIT_FUNCTIONS:
-            return INIT
-        return 0
+    if inside.startswith("nn/modules/") and name in _CALL_FUNCTIONS:
+        return MODULE_CALL
+    if inside == "nn/init.py":
+        return INIT
+    # Not all of torch/nn: what DistributedDataParallel's __init__ makes is no parameter.
+    if inside.startswith(("nn/modules/", "nn/parameter.py")):
+        return INIT if name in _INIT_FUNCTIONS else 0
     if inside.startswith("utils/data/"):
         return DATA
     if name == "_engine_run_backward" or (

@@ -43,7 +43,8 @@ _LIBRARY = re.compile(
     r"""
     /(site|dist)-packages/          # installed
     | /lib/python\d(\.\d+)?t?/      # the standard library
-    | /Lib/(?!site-packages)        # the same on Windows, after \ became /
+    | ^[A-Za-z]:/.*/Lib/            # the same on Windows, after \ became /
+    | /torchinductor_               # code that torch.compile wrote
     | /torch/(_|nn/|optim/|autograd/|cuda/|utils/|distributed/|amp/|functional\.py|overrides\.py)
     | /gpuprobe/(sampler|virtual|probes|api|cli|recording|model|integrations|hazards)/
     """,

@@ -2,7 +2,7 @@
 
 Schema ``gpuprobe.diff``, history:
 
-* 1.0: first version.
+* 1.0: first version. ``schemas/diff-1.json`` is its JSON Schema.
 
 Sizes are integers in bytes. A peak is ``{"at_least", "at_most", "exact"}``; a value that is not
 known is ``{"unavailable": reason, "status": …}``. In each of ``rows.category``, ``rows.module``
@@ -12,13 +12,14 @@ and ``rows.line`` the deltas sum to the peak's ``delta``.
 from __future__ import annotations
 
 import json
+from importlib import resources
 from typing import Any, TextIO
 
 from gpuprobe.analysis.diff import BY, Diff, DiffRow, PeakDiff
 from gpuprobe.model.codec import to_plain
 from gpuprobe.model.values import Peak, Unavailable
 
-__all__ = ["SCHEMA", "VERSION", "document", "write"]
+__all__ = ["SCHEMA", "VERSION", "document", "schema", "write"]
 
 SCHEMA = "gpuprobe.diff"
 VERSION = (1, 0)
@@ -40,6 +41,13 @@ def document(diff: Diff, by: tuple[str, ...] = BY) -> dict[str, Any]:
         "cautions": list(diff.cautions),
         "peaks": [_peak(peak, by) for peak in diff.peaks],
     }
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of the diff, as shipped in the package."""
+    file = resources.files("gpuprobe.reporters") / "schemas" / "diff-1.json"
+    loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return loaded
 
 
 def _peak(peak: PeakDiff, by: tuple[str, ...]) -> dict[str, Any]:

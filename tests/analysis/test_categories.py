@@ -101,6 +101,15 @@ def test_a_training_step_is_told_apart() -> None:
     }
 
 
+def test_the_buckets_of_data_parallel_are_no_parameters() -> None:
+    t = Training()
+    t.alloc(1, stack=t.stack((f"{TORCH}/nn/parallel/distributed.py", 800, "__init__"), TRAIN))
+    t.alloc(2, stack=t.stack((f"{TORCH}/nn/init.py", 40, "normal_"), TRAIN))
+    t.optimizer(3)
+    found = t.found()
+    assert (found[1], found[2]) == ("unknown", "parameter")
+
+
 def test_without_any_evidence_all_is_unknown() -> None:
     t = Training()
     t.before(1)

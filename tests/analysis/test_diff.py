@@ -6,6 +6,7 @@ import io
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 from analysis_programs import MIB, Script
 from conftest import shared_snapshots
@@ -226,6 +227,8 @@ def test_a_device_on_one_side_only_hides_no_other() -> None:
     diff_text.write(found, text)
     assert "change not known" in text.getvalue()
     document = json.loads(json.dumps(diff_json.document(found)))
+    jsonschema.Draft202012Validator.check_schema(diff_json.schema())
+    jsonschema.validate(document, diff_json.schema())
     assert "unavailable" in document["peaks"][1]["rows"]["line"]
     assert document["peaks"][0]["delta"] == 0
 
@@ -256,6 +259,7 @@ def test_the_command_on_two_real_snapshots(
     assert main(["diff", before, after, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["schema"], document["version"]) == ("gpuprobe.diff", [1, 0])
+    jsonschema.validate(document, diff_json.schema())
     (peak,) = document["peaks"]
     assert peak["delta"] == peak["after"]["at_least"] - peak["before"]["at_least"]
     for by in BY:
