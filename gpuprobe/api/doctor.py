@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuprobe._version import __version__
 from gpuprobe.model.diagnosis import Diagnosis, RankDiagnosis
@@ -52,12 +53,12 @@ def diagnose(
             f"{os.fspath(bundle)} exists already", hint="give another name, or remove it first"
         )
     variables = os.environ if environ is None else environ
-    found = inventory(("nvml",), demo, environ=variables)
+    found = inventory(("nvml", "cuda"), demo, environ=variables)
     if demo:
         only = Unavailable("of a demo fleet, only the devices", ReadStatus.NOT_COLLECTED)
-        facts = Facts(
-            found, only, only, only, only, only, only, only, only, False, os.getuid(), only
-        )
+        given: dict[str, Any] = {field.name: only for field in fields(Facts)}
+        given |= {"inventory": found, "in_container": False, "uid": os.getuid()}
+        facts = Facts(**given)
     else:
         facts = gather(found, variables)
     outcome = examine(RULES, facts)

@@ -60,7 +60,16 @@ def check_ranks(environ: Mapping[str, str], timeout: float) -> RankDiagnosis:
         return replace(started, findings=(opened,))
     store, notes = opened
     meeting = _Meeting(store, job, timeout)
-    return meeting.lead(started, notes) if job.rank == 0 else meeting.follow(started)
+    try:
+        return meeting.lead(started, notes) if job.rank == 0 else meeting.follow(started)
+    except torch.distributed.DistError as error:
+        lost = rules.COLLECTIVE.finding(
+            f"rank {job.rank} lost the meeting point {job.address}:{job.port}",
+            ("torch says", str(error).strip().splitlines()[0]),
+            fix="Look at the log of rank 0: did it, or the launcher, end?",
+            subject="meeting point",
+        )
+        return replace(started, findings=(*notes, lost))
 
 
 def _open_store(job: Job, timeout: float) -> tuple[Any, tuple[Finding, ...]] | Finding:

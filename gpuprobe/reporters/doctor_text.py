@@ -30,7 +30,7 @@ def render(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
     """The lines of the report on a machine."""
     parts = [
         f"driver {_or_none(diagnosis.driver)}",
-        f"torch {_or_none(diagnosis.torch)}",
+        *([] if diagnosis.demo else [f"torch {_or_none(diagnosis.torch)}"]),
         "no GPUs" if isinstance(diagnosis.devices, Unavailable) else _gpus(diagnosis.devices),
     ]
     if diagnosis.demo:

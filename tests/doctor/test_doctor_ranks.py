@@ -255,6 +255,24 @@ def test_without_rank_0_the_others_say_so_on_stderr() -> None:
 
 
 @pytest.mark.slow
+def test_a_meeting_point_that_goes_away() -> None:
+    pytest.importorskip("torch")
+    port = _free_port()
+    serve = (
+        "import sys; from torch.distributed import TCPStore; "
+        "s = TCPStore('127.0.0.1', int(sys.argv[1]), is_master=True, wait_for_workers=False); "
+        "s.wait(['gpuprobe-doctor/-/-/claim/1'])"
+    )
+    with subprocess.Popen([sys.executable, "-W", "ignore", "-c", serve, str(port)]):
+        process = _rank(1, 2, port, "60")
+        out, err = process.communicate()
+    assert process.returncode == 1
+    assert out == ""
+    assert "GP184" in err or "GP185" in err, err
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
 def test_a_port_that_is_taken() -> None:
     pytest.importorskip("torch")
     with socket.socket() as other:

@@ -61,6 +61,11 @@ def driver_missing(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
         yield self.finding(
             "no NVIDIA driver answers on this machine",
             ("NVML says", status.reason),
+            *(
+                (f"{source.name.upper()} says", source.reason)
+                for source in facts.inventory.sources
+                if source.name == "cuda" and not source.available
+            ),
             ("inside a container", _yes_no(facts.in_container)),
             fix=fix,
             code=code,

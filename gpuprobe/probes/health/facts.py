@@ -29,6 +29,7 @@ from gpuprobe.probes.host import ProcTree, container_of
 __all__ = ["gather", "read_kernel_log", "read_libraries", "read_packages", "read_shared_memory"]
 
 _TIME_LIMIT = 60.0  # seconds: a cold import of torch from a network disk takes tens
+_MARK = "gpuprobe facts: "
 _LAST_WORDS = 300  # characters of a failed process's stderr that are kept
 
 _TORCH_SCRIPT = """
@@ -120,7 +121,7 @@ def _ask(
     clean |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
     # The same import path as here: "-c" would put the working directory first.
     program = f"import sys, json\nsys.path[:] = json.loads(sys.argv[1])\n{script}\n"
-    program += "print('\\n' + json.dumps(facts))"
+    program += f"print('\\n{_MARK}' + json.dumps(facts))"
     try:
         return subprocess.Popen(
             [sys.executable, "-c", program, json.dumps(sys.path)],
@@ -152,8 +153,11 @@ def _answer(
         code = process.returncode
         ended = f"signal {-code}" if code < 0 else f"exit code {code}"
         return Unavailable(f"import {package}: {ended}: {said[-_LAST_WORDS:]}")
-    facts: dict[str, Any] = json.loads(out.rstrip().rpartition("\n")[2])
-    return facts
+    for line in reversed(out.splitlines()):  # a package may print of its own, also at exit
+        if line.startswith(_MARK):
+            facts: dict[str, Any] = json.loads(line.removeprefix(_MARK))
+            return facts
+    return Unavailable(f"import {package}: the process ended early and said nothing")
 
 
 def _torch_facts(answer: dict[str, Any] | Unavailable) -> TorchFacts | Unavailable:
