@@ -36,9 +36,9 @@ class LineInfo:
 def match_lines(before: Sequence[LineInfo], after: Sequence[LineInfo]) -> dict[str, str]:
     """Keys of ``before`` to keys of ``after``: the same place in the code.
 
-    Within one function of one file, lines are paired in order: an alignment that favours equal
-    stack shapes, equal bytes, and a common shift. What is then left in a file is paired where
-    shape and bytes are equal (a renamed function).
+    Within one function of one file, lines are aligned in order, favouring equal stack shapes,
+    equal bytes and equal numbers; of that, `_credible` pairs count. What is then left in a
+    file is paired where shape and bytes are equal (a renamed function).
     """
     files = _match_files({i.file for i in before}, {i.file for i in after})
     ours: dict[tuple[str, str], list[LineInfo]] = defaultdict(list)
@@ -51,8 +51,8 @@ def match_lines(before: Sequence[LineInfo], after: Sequence[LineInfo]) -> dict[s
     for place, lines in ours.items():
         one = sorted(lines, key=lambda i: i.line)
         two = sorted(theirs.get(place, ()), key=lambda i: i.line)
-        for i, j in _align(one, two):
-            found[one[i].key] = two[j].key
+        pairs = [(one[i], two[j]) for i, j in _align(one, two)]
+        found.update((a.key, b.key) for a, b in _credible(pairs, len(one) == len(two)))
     taken = set(found.values())
     left: dict[tuple[object, ...], list[LineInfo]] = defaultdict(list)
     for info in sorted(after, key=lambda i: i.line):
@@ -122,6 +122,29 @@ def _likeness(a: LineInfo, b: LineInfo) -> float:
     """How much two lines of one function look the same; always above 0, since the order of
     lines is evidence by itself. Sums of halves and quarters: exact in floating point."""
     return 0.25 + 4.0 * (a.shape == b.shape) + 2.0 * (a.bytes == b.bytes) + (a.line == b.line)
+
+
+def _credible(
+    pairs: Sequence[tuple[LineInfo, LineInfo]], same_count: bool
+) -> list[tuple[LineInfo, LineInfo]]:
+    """The pairs with evidence beyond their order, which alone would pair a line that is gone
+    with any that is new (also of another class: a frame names only the method).
+
+    Evidence is: the same number; or the same shape, and besides that the same bytes, the same
+    shift as a neighbour that counts, or that no line of the function stayed where it was while
+    there are as many as before.
+    """
+    counts = [a.line == b.line or (a.shape == b.shape and a.bytes == b.bytes) for a, b in pairs]
+    if not any(counts) and same_count:
+        return [(a, b) for a, b in pairs if a.shape == b.shape]
+    shifts = [b.line - a.line for a, b in pairs]
+    # Once down and once up: a shift that counts spreads over its neighbours.
+    order = [*zip(range(1, len(pairs)), range(len(pairs) - 1), strict=True)]
+    for here, beside in [*order, *((beside, here) for here, beside in reversed(order))]:
+        a, b = pairs[here]
+        if counts[beside] and shifts[here] == shifts[beside] and a.shape == b.shape:
+            counts[here] = True
+    return [pair for pair, counted in zip(pairs, counts, strict=True) if counted]
 
 
 def match_modules(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, str]:

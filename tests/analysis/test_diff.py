@@ -123,6 +123,21 @@ def test_a_line_added_in_the_middle_is_the_one_that_is_new() -> None:
     assert rows["m.py:10 in forward"].status == "same"
 
 
+def test_a_line_that_went_is_not_the_next_best_one_that_came() -> None:
+    """Two methods of one name in one file, as ``forward`` of two classes: order is no proof."""
+    rows = line_rows({39: 101, 513: 203}, {39: 301, 399: 405})
+    assert {key: row.status for key, row in rows.items()} == {
+        "m.py:39 in forward": "changed",
+        "m.py:513 in forward": "removed",
+        "m.py:399 in forward": "added",
+    }
+
+
+def test_a_function_that_was_shifted_and_grew_is_still_the_same() -> None:
+    rows = line_rows({10: 101, 20: 203}, {14: 111, 24: 333})
+    assert [row.status for row in rows.values()] == ["moved", "moved"]
+
+
 def test_another_checkout_is_the_same_code() -> None:
     marks = []
     for root in ("/home/a/proj", "/builds/7/proj"):
