@@ -21,6 +21,7 @@ from gpuprobe.allocator.blocks import (
 )
 from gpuprobe.allocator.rules import SMALL_LIMIT, expandable_span, round_size
 from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.allocator.ties import TieEvidence
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, EventColumns
@@ -92,11 +93,7 @@ class TraceSimulator(Simulator):
         self.plain_search = self.plain_search and not self.gc_enabled
         self.trust_ages = True
         self.private_pools = any(pools)
-        # Where ties go by registration: blocks with an order up to this are from before the
-        # trace, and their order is not recorded. What the trace shows of it is kept here.
-        self.unknown_orders = 0
-        self._earlier: dict[int, set[int]] = {}
-        self.ties_learnt = 0
+        self.ties = TieEvidence()
         self.flushes: list[int] = []
         self.memory_limit: int | None = None
         self.recent: list[int] = []  # blocks that came back since the last allocation
@@ -389,78 +386,28 @@ class TraceSimulator(Simulator):
                     return True
         return False
 
-    # -- ties between blocks whose order of registration is not recorded ----------------------
-
     def search(self, free_list: FreeList, size: int, growable: bool) -> Block | None:
         if self._miss_once:
             self._miss_once = False
             if self.gc_enabled:
                 free_list.pool.searches += 1
             return None
-        if not self.unknown_orders:
+        if not self.ties.unknown:
             return super().search(free_list, size, growable)
         if self.gc_enabled:
             free_list.pool.searches += 1
         block = self.find(free_list, size, growable)
         if block is None:
             return None
-        if block.order <= self.unknown_orders and self.at_event < len(self.events):
-            block = self._first_of_tied(free_list, block)
+        if block.order <= self.ties.unknown and self.at_event < len(self.events):
+            block = self.ties.first_of(free_list, block, self.events.address[self.at_event])
         free_list.remove(block)
         return block
 
-    def _first_of_tied(self, free_list: FreeList, block: Block) -> Block:
-        """Of equal blocks from before the trace, the one the trace takes, unless that
-        contradicts what it took before."""
-        at = bisect_left(free_list.keys, block.size << KEY_SHIFT)
-        tied = []
-        for key in free_list.keys[at:]:
-            other = free_list.blocks[key]
-            if other.size != block.size or other.order > self.unknown_orders:
-                break
-            tied.append(other)
-        address = self.events.address[self.at_event]
-        for wanted in tied:
-            if wanted.address == address:
-                rest = {other.order for other in tied} - {wanted.order}
-                if rest and not any(self._known_before(o, wanted.order) for o in rest):
-                    self._earlier.setdefault(wanted.order, set()).update(rest)
-                    self.ties_learnt += 1
-                    return wanted
-        return block
-
-    def _known_before(self, first: int, second: int) -> bool:
-        """Whether the trace has shown that ``first`` was registered before ``second``."""
-        seen = {first}
-        todo = [first]
-        while todo:
-            for later in self._earlier.get(todo.pop(), ()):
-                if later == second:
-                    return True
-                if later not in seen:
-                    seen.add(later)
-                    todo.append(later)
-        return False
-
     def _learn_release_order(self) -> None:
         """Equal blocks from before the trace are released in the order of the batch."""
-        if not self.unknown_orders:
-            return
-        place = {self.events.address[i]: at for at, i in enumerate(self._batch)}
-        for half in self.halves():
-            for free_list in half.streams.values():
-                sizes: dict[int, list[Block]] = {}
-                for block in free_list:
-                    if block.order <= self.unknown_orders and block.address in place:
-                        sizes.setdefault(block.size, []).append(block)
-                for blocks in sizes.values():
-                    orders = sorted(block.order for block in blocks)
-                    for block in blocks:
-                        free_list.remove(block)
-                    blocks.sort(key=lambda block: place[block.address])
-                    for block, order in zip(blocks, orders, strict=True):
-                        block.order = order
-                        free_list.add(block)
+        if self.ties.unknown:
+            self.ties.order_by(self.halves(), [self.events.address[i] for i in self._batch])
 
     def _collect(self) -> None:
         self._learn_release_order()

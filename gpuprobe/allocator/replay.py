@@ -199,7 +199,7 @@ def _run(
         return run
     run.start_reserved = sim.reserved
     if not tie_by_address and sim.orders:
-        sim.unknown_orders = sim.orders
+        sim.ties.unknown = sim.orders
         sim.plain_search = False
     sim.trust_ages = not any(half.free_blocks() for half in sim.halves())
     try:
@@ -436,9 +436,9 @@ def _shown(key: tuple[int, int, str, int]) -> str:
 def _result(trace: MemoryTrace, settings: AllocatorSettings, run: _Run) -> TraceReplay:
     sim = run.sim
     notes = list(run.notes)
-    if sim.ties_learnt:
+    if sim.ties.learnt:
         notes.append(
-            f"{sim.ties_learnt} ties between equal blocks from before the trace were decided "
+            f"{sim.ties.learnt} ties between equal blocks from before the trace were decided "
             "as the trace did: their order of registration is not recorded"
         )
     exact = run.divergence is None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from allocator_programs import MIB, Program
+from allocator_programs import MIB, Program, cut
 from conftest import shared_snapshots
 
 import gpuprobe
@@ -23,7 +23,9 @@ from gpuprobe.allocator.whatif import search, what_if
 from gpuprobe.cli import main
 from gpuprobe.errors import ConfigError, DataError, UsageError
 from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.session import Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.reporters import replay_json, replay_text
 
 
@@ -352,3 +354,33 @@ def test_a_real_run_is_helped_by_expandable_segments() -> None:
     assert trace.baseline is not None
     assert trace.baseline.peak_reserved.most == trace.recorded.peak_reserved
     assert result.peak_reserved < trace.recorded.peak_reserved
+
+
+def test_a_recording_of_several_steps_is_replayed_step_by_step(tmp_path: Path) -> None:
+    """Each step's trace has the layout at its end; a what-if takes the highest."""
+    program = Program(8, parse_conf(""))
+    path = tmp_path / "run.gpuprobe"
+    writer = RecordingWriter.create(path)
+    writer.session(Session(0.0, 1, ("train.py",), "trace", ("cuda:0",)), environment())
+    highest = 0
+    for step in range(3):
+        start = len(program.recorder.events)
+        program.run(60)
+        trace = cut(program.trace(), start)
+        trace.step = step
+        name = writer.trace(trace)
+        writer.step(Step(step, 0, 1, traces=(name,)))
+        highest = max(highest, program.sim.peak_reserved)
+    writer.end(SessionEnd(1))
+    writer.close()
+    result = gpuprobe.replay(path, "expandable_segments:True")
+    assert result.exact
+    assert [t.recorded.step for t in result.traces] == [0, 1, 2]
+    asked = [t for t in result.traces if t.what_if is not None]
+    assert len(asked) == 1
+    assert asked[0].recorded.peak_reserved == highest
+    assert "3 of 3 traces replay exactly" in rendered(result)[0]
+
+
+def environment() -> Environment:
+    return Environment(gpuprobe="0", python="3", platform="any", hostname="here")
