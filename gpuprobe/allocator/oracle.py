@@ -46,8 +46,7 @@ _WORDS: Final = {
 
 
 class Diverged(Exception):
-    """The rules and the trace disagree at event ``index``. ``block`` is what the rules chose;
-    ``tie``: the trace's choice fits just as well."""
+    """The rules and the trace disagree at event ``index``. ``block`` is what the rules chose."""
 
     def __init__(
         self,
@@ -56,8 +55,6 @@ class Diverged(Exception):
         trace: str,
         why: str,
         block: Block | None = None,
-        *,
-        tie: bool = False,
     ) -> None:
         super().__init__(why)
         self.index = index
@@ -65,7 +62,6 @@ class Diverged(Exception):
         self.trace = trace
         self.why = why
         self.block = block
-        self.tie = tie
 
 
 class TraceSimulator(Simulator):
@@ -185,14 +181,9 @@ class TraceSimulator(Simulator):
             ):
                 self._at += 1
                 return
-            # Another segment is released first: perhaps because equals are ordered otherwise.
-            tie = action == events.action[index] == _SEGMENT_FREE
-            self.disagree(_WORDS[action].format(address, human_bytes(size)), tie=tie)
         self.disagree(_WORDS[action].format(address, human_bytes(size)))
 
-    def disagree(
-        self, rules: str, why: str = "", block: Block | None = None, *, tie: bool = False
-    ) -> NoReturn:
+    def disagree(self, rules: str, why: str = "", block: Block | None = None) -> NoReturn:
         """Raise Diverged at the batch's next event, or at the one that ended the batch."""
         events = self.events
         if self._at < len(self._batch):
@@ -203,7 +194,7 @@ class TraceSimulator(Simulator):
             index = self.at_event
             trace = "does not"
         why = why or "the order of device operations differs"
-        raise Diverged(index, rules, trace, why, block, tie=tie)
+        raise Diverged(index, rules, trace, why, block)
 
     def next_event(self) -> tuple[int, int]:
         """(address, size) of the batch's next event."""

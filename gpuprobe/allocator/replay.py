@@ -93,7 +93,6 @@ class _Run:
     allocations: int = 0
     divergence: Divergence | None = None
     chosen: tuple[int, int, int] | None = None  # hole the rules took: address, size, wanted
-    tie: bool = False
     notes: list[str] = field(default_factory=list)
 
 
@@ -121,8 +120,9 @@ def replay_trace(
 
 def _best_run(trace: MemoryTrace, settings: AllocatorSettings, device_memory: int | None) -> _Run:
     run = _attempt(trace, settings, device_memory, tie_by_address=True)
-    if run.divergence is None or not run.tie:
+    if run.divergence is None:
         return run
+    # The trace does not say which torch made it: the newer order of equal blocks is tried.
     other = _attempt(trace, settings, device_memory, tie_by_address=False)
     if other.divergence is None or other.divergence.event > run.divergence.event:
         return other
@@ -211,7 +211,6 @@ def _run(
         if index < len(events):
             action = TraceAction.from_code(events.action[index]).value
         run.divergence = Divergence(index, action, diverged.rules, diverged.trace, diverged.why)
-        run.tie = diverged.tie
         block = diverged.block
         if block is not None:
             hole = block.size
@@ -320,14 +319,14 @@ def _wrong_place(
     rules = f"allocates it at {block.address:#x}"
     there = sim.live.get(address)
     if there is not None:
-        why, tie = "the recorded address is still in use by the rules", False
+        why = "the recorded address is still in use by the rules"
     else:
-        why, tie = _why_not(sim, block, address)
-    raise Diverged(index, rules, trace_says, why, block, tie=tie)
+        why = _why_not(sim, block, address)
+    raise Diverged(index, rules, trace_says, why, block)
 
 
-def _why_not(sim: TraceSimulator, chosen: Block, address: int) -> tuple[str, bool]:
-    """What the rules know about the place the trace chose, and whether it is a tie."""
+def _why_not(sim: TraceSimulator, chosen: Block, address: int) -> str:
+    """What the rules know about the place the trace chose."""
     hole = chosen.size
     rest = chosen.next
     if rest is not None and rest.mapped and not rest.active:
@@ -336,16 +335,15 @@ def _why_not(sim: TraceSimulator, chosen: Block, address: int) -> tuple[str, boo
         for block in half.free_blocks():
             if block.address <= address < block.address + block.size:
                 if block.address != address:
-                    why = (
+                    return (
                         "the recorded address is inside a free block, and an allocation "
                         "always starts at a block's low end"
                     )
-                    return why, False
                 if block.size == hole:
-                    return "two free blocks fit equally well, and the order differs", True
+                    return "two free blocks fit equally well, and the order differs"
                 there, here = human_bytes(block.size), human_bytes(hole)
-                return f"the free block there has {there}, the one the rules take {here}", False
-    return "the rules know no free block at the recorded address", False
+                return f"the free block there has {there}, the one the rules take {here}"
+    return "the rules know no free block at the recorded address"
 
 
 def event_pools(trace: MemoryTrace) -> Sequence[int]:
