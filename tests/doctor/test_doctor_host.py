@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -73,6 +74,23 @@ def test_the_installed_torch_agrees(machine: Machine, conf: str, refused: bool) 
     )
     assert bool(done.returncode) is refused, done.stderr
     assert bool(of("GP140", machine.but(environ={NEW: conf}))) is refused
+
+
+@pytest.mark.slow
+def test_which_variable_the_installed_torch_takes() -> None:
+    torch = pytest.importorskip("torch")
+    if tuple(map(int, torch.__version__.split(".")[:2])) != (2, 13):
+        pytest.skip("what GP141 says was seen with torch 2.13")
+    program = "import torch; print(torch._C._accelerator_getAllocatorSettings())"
+    both = {OLD: "max_split_size_mb:100", NEW: "max_split_size_mb:50"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        env={**os.environ, **both},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == both[OLD]
 
 
 def test_a_key_newer_than_torch(machine: Machine) -> None:
@@ -169,6 +187,9 @@ def test_nccl_missing(machine: Machine) -> None:
     assert only("GP160", machine.but(torch=without)).level is Level.WARNING
     one = machine.with_inventory(devices=(machine.first,))
     assert passed("GP160", replace(one, torch=without))
+    assert reasons("GP161", machine.but(torch=without)) == [none.reason]
+    cpu = replace(without, cuda=none)
+    assert reasons("GP160", machine.but(torch=cpu)) == [none.reason]
     library = replace(TORCH, nccl_loaded=Unavailable("libnccl.so.2: cannot open"))
     assert len(of("GP160", machine.but(torch=library))) == 1
 

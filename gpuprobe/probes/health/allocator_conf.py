@@ -144,11 +144,11 @@ def conf_invalid(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
     "environment",
 )
 def conf_conflict(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
-    """Settings of which one silently wins: both variables with different values (torch reads
-    one of them, and which one has changed between versions), a key given twice, and options
-    of the native allocator beside `backend:cudaMallocAsync`, which ignores them.
-    `max_split_size_mb` and `expandable_segments:True` do not add up either: expandable
-    segments leave that option little to do.
+    """Settings of which one silently wins: both variables with different values (torch 2.13
+    takes `PYTORCH_CUDA_ALLOC_CONF`, though its documentation puts the other one first), a key
+    given twice, and options of the native allocator beside `backend:cudaMallocAsync`, which
+    ignores them. `max_split_size_mb` and `expandable_segments:True` do not add up either:
+    expandable segments leave that option little to do.
     """
     if isinstance(facts.environ, Unavailable):
         yield facts.environ

@@ -145,9 +145,7 @@ def driver_too_old(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
         f"the driver is too old for torch: it supports CUDA {driver}, torch needs {runtime}",
         *evidence,
         fix=f"Update the driver, or install a torch built for CUDA {supported[0]} "
-        "(pytorch.org/get-started/previous-versions).",
-        code=f"pip install torch --index-url https://download.pytorch.org/whl/cu{supported[0]}"
-        f"{supported[1]}",
+        "(pytorch.org/get-started/previous-versions has the commands).",
     )
 
 
@@ -195,9 +193,9 @@ def torch_without_cuda(self: Rule, facts: Facts) -> Iterator[Finding | Unavailab
             + ("s" if gpus > 1 else ""),
             ("torch", facts.torch.version),
             ("torch.version.cuda", facts.torch.cuda.reason),
-            fix="Install a torch with CUDA: pytorch.org/get-started has the command.",
-            code="pip install --force-reinstall torch --index-url "
-            "https://download.pytorch.org/whl/cu126",
+            fix="Install a torch with CUDA: pytorch.org/get-started has the command for this "
+            "machine.",
+            code="pip uninstall torch",
         )
 
 

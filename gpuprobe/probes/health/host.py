@@ -9,14 +9,14 @@ from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Unavailable
 from gpuprobe.probes.health.base import Facts, Rule, rule
-from gpuprobe.probes.health.driver import version_pair
+from gpuprobe.probes.health.driver import driver_status
 
 __all__ = ["RULES"]
 
 _MIB = 1024**2
 _SHM_SMALL = 1024 * _MIB  # docker's default is 64 MiB; one batch of images is easily 100
 _SHM_FREE = 256 * _MIB
-_MEMLOCK_RDMA = 1024 * _MIB  # what NCCL may register for one communicator, with room
+_MEMLOCK_RDMA = 1024 * _MIB  # a rule of thumb: vendors advise "unlimited"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,14 @@ def nccl_missing(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
     if isinstance(facts.inventory, Unavailable):
         yield facts.inventory
         return
-    if isinstance(facts.torch.cuda, Unavailable) or len(facts.inventory.devices) < 2:
+    if isinstance(facts.torch.cuda, Unavailable):
+        yield facts.torch.cuda
+        return
+    status = driver_status(facts.inventory)
+    if isinstance(status, Unavailable) or not status.available:
+        yield Unavailable("no driver: not known whether there are several GPUs")
+        return
+    if len(facts.inventory.devices) < 2:
         return
     for version in (facts.torch.nccl_built, facts.torch.nccl_loaded):
         if isinstance(version, Unavailable):
@@ -209,8 +216,7 @@ def nccl_missing(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
                 f"torch {facts.torch.version} has no NCCL for {len(facts.inventory.devices)} GPUs",
                 ("torch says", version.reason),
                 fix="Install torch's own NCCL package, or a torch wheel for Linux with CUDA.",
-                code="pip install --upgrade nvidia-nccl-cu"
-                f"{(version_pair(facts.torch.cuda) or (12, 0))[0]}",
+                code=f"pip install --upgrade nvidia-nccl-cu{_major(facts.torch.cuda)}",
             )
             return
 
@@ -232,7 +238,8 @@ def nccl_mismatch(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
         return
     built, loaded = facts.torch.nccl_built, facts.torch.nccl_loaded
     if isinstance(built, Unavailable):
-        return  # a torch without NCCL: GP160's business
+        yield built  # whether it should have one is GP160's business
+        return
     if isinstance(loaded, Unavailable):
         yield loaded
         return
@@ -249,9 +256,13 @@ def nccl_mismatch(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
         if newer
         else "Remove the older NCCL from LD_LIBRARY_PATH and LD_PRELOAD, or reinstall torch with "
         "its dependencies.",
-        code=f"pip install nvidia-nccl-cu12=={built}",
+        code=f"pip install nvidia-nccl-cu{_major(facts.torch.cuda)}=={built}",
         level=Level.NOTE if newer else Level.WARNING,
     )
+
+
+def _major(cuda: str | Unavailable) -> str:
+    return "12" if isinstance(cuda, Unavailable) else cuda.partition(".")[0]
 
 
 def _numbers(version: str) -> tuple[int, ...]:

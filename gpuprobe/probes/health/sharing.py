@@ -12,7 +12,9 @@ from gpuprobe.probes.health.devices import answering, is_lost
 
 __all__ = ["RULES"]
 
-_UNOWNED = 512 * 1024**2  # bytes: the driver itself may use this much beside "reserved"
+# Bytes. Drivers before 510 count what they reserve for themselves as used, which is over
+# 500 MiB on the largest GPUs.
+_UNOWNED = 1024**3
 
 
 @rule(
