@@ -36,10 +36,12 @@ class Writer:
     def emit(self, data: bytes) -> None:
         self._parts.append(data)
         self._held += len(data)
-        if self._held > 1 << 20:
+        if self._held > 1 << 16:
             self.flush()
 
     def flush(self) -> None:
+        """Write what is held as one frame, of the size that pickle makes them."""
+        self._out.write(b"\x95" + struct.pack("<Q", self._held))
         self._out.write(b"".join(self._parts))
         self._parts.clear()
         self._held = 0
@@ -103,7 +105,8 @@ class Memory:
 def write(out: BinaryIO, events: int, depth: int, seed: int) -> None:
     rng = random.Random(seed)
     w = Writer(out)
-    w.emit(b"\x80\x04}")
+    out.write(b"\x80\x04")
+    w.emit(b"}")
     w.memoized()
     w.emit(b"\x94(" + w.text("device_traces") + b"]\x94(]\x94")
     w.memoized(), w.memoized()

@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 from gpuprobe.errors import SnapshotError
 from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
 from gpuprobe.model.trace import (
+    COLUMNS,
     AllocatorSettings,
     Annotation,
-    EventColumns,
     LiveColumns,
     MemoryTrace,
     parse_tag,
@@ -56,8 +56,12 @@ _MALFORMED = (
 )
 
 
-Keep = Callable[[int, str, "array[int]"], "array[int]"]
-"""What is done with a column (device, name, values) when it is made: the result is kept."""
+Keep = Callable[[int, str, "array[int]"], object]
+"""Takes the next part of a column: device, name, values."""
+
+_STRETCH = 8192
+"""So many events at a time: what one column's pass fetched is still in the processor's cache
+when the next column's pass comes."""
 
 
 class Decoded(NamedTuple):
@@ -84,8 +88,8 @@ def decode(
 ) -> Decoded:
     """The traces of a snapshot, one per device (or of the device ``only``).
 
-    ``keep`` may take the columns of events away as they are made, so that they need not all be
-    held here; then `add_baseline` is left to whoever has them. ``limit`` bounds the events and
+    ``keep`` may take the columns of events away, part by part, so that they need not be held
+    here; then `add_baseline` is left to whoever has them. ``limit`` bounds the events and
     blocks that are looked at: a pickle can refer to one list many times, and so describe more
     than it holds. Raises SnapshotError for anything that is not a snapshot: what, and where.
     """
@@ -109,7 +113,7 @@ def decode(
     except KeyError as error:
         name = " ".join(str(error).split())[:80]
         raise SnapshotError(
-            f"not a torch memory snapshot: {place} has no {name}", hint=_HINT
+            f"not a torch memory snapshot: {place}: {name} is missing", hint=_HINT
         ) from None
     except _MALFORMED as error:
         what = " ".join(str(error).split())[:160]
@@ -181,7 +185,7 @@ class _Decoder:
         self._place = place
         self._left = limit
         self._foreign: dict[str, int] = {}
-        self._keep: Keep = keep or (lambda device, name, values: values)
+        self._keep = keep
 
     def _spend(self, count: int) -> None:
         self._left -= count
@@ -230,7 +234,7 @@ class _Decoder:
             self._place.text = name
             events = _listed(self._traces[device], name)
             self._spend(len(events))
-            trace.events = self._events(events, device, trace, stacks, pools)
+            self._events(events, device, trace, stacks, pools)
         segments = []
         for index, plain in enumerate(self._segments):
             self._place.text = f"segments[{index}]"
@@ -248,53 +252,64 @@ class _Decoder:
         trace: MemoryTrace,
         stacks: StackInterner,
         pools: dict[tuple[int, int], int],
-    ) -> EventColumns:
-        columns, name, place = EventColumns(), self._place.text, self._place
+    ) -> None:
+        columns, name, place = trace.events, self._place.text, self._place
 
-        def put(column: str, values: array[int]) -> None:
-            setattr(columns, column, self._keep(device, column, values))
+        def append(column: str, values: array[int]) -> None:
+            if self._keep is not None:
+                self._keep(device, column, values)
+            else:
+                getattr(columns, column).extend(values)
 
-        try:
-            action = array("B", map(_CODES.__getitem__, map(itemgetter("action"), events)))
-        except (KeyError, TypeError):
-            events = self._known(events, name)
-            action = array("B", [_CODES[event["action"]] for event in events])
-        put("action", action)
-        if not events:
-            return columns
-        place.text = f"'addr' in {name}"
-        if _OOM in action:
-            ooms = [code == _OOM for code in action]
-            pairs = list(zip(ooms, events, strict=True))
-            put("address", array("Q", [0 if oom else event["addr"] for oom, event in pairs]))
-            free = [event.get("device_free", 0) if oom else 0 for oom, event in pairs]
-            put("device_free", array("Q", free))
-        else:
-            put("address", array("Q", map(itemgetter("addr"), events)))
-        place.text = f"'size' in {name}"
-        put("size", array("Q", map(itemgetter("size"), events)))
-        place.text = f"'stream' in {name}"
-        put("stream", _column("Q", "stream", events))
-        place.text = f"'time_us' in {name}"
-        put("time_us", _column("q", "time_us", events))
-        place.text = f"pool_id in {name}"
-        put("pool", _interned(events, "pool_id", lambda value: _pool_index(pools, value)))
-        place.text = f"user_metadata in {name}"
+        sink = _Sink(append)
+        pool = _Interned("pool_id", lambda value: pools.setdefault(_pool(value), len(pools)))
         string = trace.stacks.string
-        put("phase", _interned(events, "user_metadata", lambda tag: string(_tag(tag)[0])))
-        put("module", _interned(events, "user_metadata", lambda tag: string(_tag(tag)[1])))
-        place.text = f"frames in {name}"
-        put("stack", stacks.column(events))
-        return columns
+        phase = _Interned("user_metadata", lambda value: string(_tag(value)[0]))
+        module = _Interned("user_metadata", lambda value: string(_tag(value)[1]))
+        for start in range(0, len(events), _STRETCH):
+            part = events[start : start + _STRETCH]
+            try:
+                action = array("B", map(_CODES.__getitem__, map(itemgetter("action"), part)))
+            except (KeyError, TypeError):
+                part = self._known(part, start, name)
+                action = array("B", [_CODES[event["action"]] for event in part])
+            if not part:
+                continue
+            sink.begin(len(part))
+            sink.put("action", action)
+            place.text = f"'addr' in {name}"
+            if _OOM in action:
+                pairs = [(code == _OOM, event) for code, event in zip(action, part, strict=True)]
+                at = [0 if oom else event["addr"] for oom, event in pairs]
+                sink.put("address", array("Q", at))
+                free = [event.get("device_free", 0) if oom else 0 for oom, event in pairs]
+                sink.put("device_free", array("Q", free))
+            else:
+                sink.put("address", array("Q", map(itemgetter("addr"), part)))
+            place.text = f"'size' in {name}"
+            sink.put("size", array("Q", map(itemgetter("size"), part)))
+            place.text = f"'stream' in {name}"
+            sink.put("stream", _column("Q", "stream", part))
+            place.text = f"'time_us' in {name}"
+            sink.put("time_us", _column("q", "time_us", part))
+            place.text = f"'pool_id' in {name}"
+            sink.put("pool", pool.column(part))
+            place.text = f"'user_metadata' in {name}"
+            sink.put("phase", phase.column(part))
+            sink.put("module", module.column(part))
+            place.text = f"'frames' in {name}"
+            sink.put("stack", stacks.column(part))
+            place.text = name
+        sink.end()
 
-    def _known(self, events: list[Any], name: str) -> list[Any]:
+    def _known(self, events: list[Any], start: int, name: str) -> list[Any]:
         """Only the entries whose action is known; the others are counted, not guessed at.
 
         torch's users can add entries of their own (``user_defined``), which are no act of the
         allocator.
         """
         known = []
-        for index, event in enumerate(events):
+        for index, event in enumerate(events, start):
             self._place.text = f"{name}[{index}]"
             if not isinstance(event, dict):
                 raise TypeError(f"a {type(event).__name__}, not a dictionary")
@@ -307,7 +322,7 @@ class _Decoder:
                     raise ValueError("too many kinds of unknown actions")
                 self._foreign[action] = self._foreign.get(action, 0) + 1
         self._place.text = name
-        if events and not known and "user_defined" not in self._foreign:
+        if start == 0 and not known and "user_defined" not in self._foreign:
             raise ValueError(f"no known action; the first is {next(iter(self._foreign))!r}")
         return known
 
@@ -356,39 +371,77 @@ def _block(entry: Any, address: int, stacks: StackInterner) -> Block:
     return Block(address, size, _count(requested, "size"), state, stacks.one(frames or []))
 
 
-def _column(typecode: str, name: str, events: list[Any]) -> array[int]:
-    """A column of numbers that older snapshots lack; empty where no event has it."""
+class _Sink:
+    """Passes columns on, part by part; one that is zero throughout is never begun."""
+
+    def __init__(self, append: Callable[[str, array[int]], None]) -> None:
+        self._append = append
+        self._rows = 0  # in the parts before this one
+        self._part = 0
+        self._begun: dict[str, int] = {}  # rows passed on
+
+    def begin(self, rows: int) -> None:
+        self._rows += self._part
+        self._part = rows
+
+    def put(self, column: str, values: array[int] | None) -> None:
+        """The part of a column, None for zeros."""
+        if values is None:
+            return
+        self._fill(column, self._rows)
+        self._append(column, values)
+        self._begun[column] += len(values)
+
+    def end(self) -> None:
+        for column in self._begun:
+            self._fill(column, self._rows + self._part)
+
+    def _fill(self, column: str, rows: int) -> None:
+        """Add the zeros that were left out."""
+        missing = rows - self._begun.setdefault(column, 0)
+        if missing:
+            typecode = COLUMNS[column]
+            self._append(column, array(typecode, bytes(missing * array(typecode).itemsize)))
+            self._begun[column] = rows
+
+
+class _Interned:
+    """A column of indices of values that repeat; ``index`` is called once per value."""
+
+    def __init__(self, key: str, index: Callable[[Any], int]) -> None:
+        self._key = key
+        self._index = index
+        self._table: dict[Any, int] = {None: 0}  # None: the event has no such key
+        self._zeros = True
+
+    def column(self, events: list[Any]) -> array[int] | None:
+        try:
+            values = list(map(itemgetter(self._key), events))
+        except KeyError:
+            values = [event.get(self._key) for event in events]
+        table = self._table
+        try:
+            if self._zeros:
+                if table.keys() >= set(values):
+                    return None
+                raise KeyError
+            return array("I", map(table.__getitem__, values))
+        except KeyError:
+            for value in dict.fromkeys(values):
+                if value not in table:
+                    table[value] = self._index(value)
+            self._zeros = not any(table.values())
+            return None if self._zeros else array("I", map(table.__getitem__, values))
+
+
+def _column(typecode: str, name: str, events: list[Any]) -> array[int] | None:
+    """A column of numbers that older snapshots lack; None where no event has it."""
     try:
         return array(typecode, map(itemgetter(name), events))
     except KeyError:
         if not any(name in event for event in events):
-            return array(typecode)
+            return None
         return array(typecode, [event.get(name, 0) for event in events])
-
-
-def _interned(events: list[Any], name: str, index: Callable[[Any], int]) -> array[int]:
-    """A column of indices of values that repeat; ``index`` is called once per value."""
-    if not any(name in event for event in (events[0], events[-1])) and not any(
-        name in event for event in events
-    ):
-        return array("I")
-    get: Callable[[Any], Any] = itemgetter(name)
-    try:
-        values = dict.fromkeys(map(get, events))
-    except KeyError:
-
-        def get(event: Any) -> Any:
-            return event.get(name)
-
-        values = dict.fromkeys(map(get, events))
-    table = {value: 0 if value is None else index(value) for value in values}
-    if not any(table.values()):
-        return array("I")
-    return array("I", map(table.__getitem__, map(get, events)))
-
-
-def _pool_index(pools: dict[tuple[int, int], int], value: Any) -> int:
-    return pools.setdefault(_pool(value), len(pools))
 
 
 def _tag(value: Any) -> tuple[str, str]:

@@ -20,7 +20,7 @@ __all__ = ["StackInterner"]
 _CROWDED = 8
 """So many stacks that look alike at three frames are told apart by a key of all frames."""
 
-_SAMPLE = 4096
+_SAMPLE = 256
 """So many events tell whether lists are shared. A wrong guess costs time only."""
 
 
@@ -33,6 +33,9 @@ class StackInterner:
         self._table = table
         self._frames: dict[int, int] = {}  # id of a frame's dict -> frame index
         self._lists: dict[int, int] = {}  # id of a list -> stack index
+        # What a list looks like at three frames -> pairs (list, stack index).
+        self._looks: dict[Any, list[tuple[Any, int]]] = {}
+        self._exact: dict[tuple[int, ...], int] = {}
 
     def one(self, frames: Any) -> int:
         """The stack index of one list of frames."""
@@ -41,13 +44,15 @@ class StackInterner:
             found = self._lists[id(frames)] = self._add(frames)
         return found
 
-    def column(self, events: list[Any]) -> array[int]:
-        """The stack index of every event; empty where none has frames."""
+    def column(self, events: list[Any]) -> array[int] | None:
+        """The stack index of every event; None where none has frames. May be called for one
+        stretch of the events after the other.
+        """
         try:
             return self._column(events, itemgetter("frames"))
         except KeyError:
             if not any(event.get("frames") for event in events):
-                return array("I")
+                return None
             empty: list[Any] = []
             return self._column(events, lambda event: event.get("frames") or empty)
 
@@ -61,9 +66,7 @@ class StackInterner:
         """Most events have a list of their own."""
         result = array("I")
         append = result.append
-        # What a list looks like at three frames -> pairs (list, stack index).
-        looks: dict[Any, Any] = {}
-        exact: dict[tuple[int, ...], int] = {}
+        looks, exact = self._looks, self._exact
         last: Any = None
         index = 0
         for frames in lists:

@@ -11,7 +11,7 @@ a time, so that columns leave it as they are made::
 
     magic   8 bytes  "GPSNAP1\\n"
     record  <IHHQ    length of the name, device, 0, count; then the name, then
-                     an event column of that device: count items, machine byte order
+                     the next part of that device's column: count items, machine byte order
     …
     record           the name "json": count bytes of JSON, the last record:
                      {"error": …, "hint": …} or {"traces": […], "foreign": {…}}
@@ -22,6 +22,7 @@ version. They are checked all the same: the child has read a hostile file.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import struct
@@ -135,11 +136,14 @@ def read_in_child(stream: IO[bytes], size: int) -> Decoded:
 def main(size: int) -> None:
     """The child."""
     _limit(size)
+    gc.disable()  # to its end: one collection of what a large snapshot holds takes a second
     output = sys.stdout.buffer
     try:
         output.write(_MAGIC)
+        keep = partial(_send_column, output)
         try:
-            send(decode_stream(sys.stdin.buffer, size, partial(_send_column, output)), output)
+            with open(0, "rb", buffering=1 << 18, closefd=False) as stream:
+                send(decode_stream(stream, size, keep), output)
         except SnapshotError as error:
             _send_json({"error": str(error), "hint": error.hint}, output)
         output.flush()
@@ -167,11 +171,9 @@ def _limit(size: int) -> None:
             resource.setrlimit(what, (value, value))
 
 
-def _send_column(stream: IO[bytes], device: int, name: str, values: array[int]) -> array[int]:
-    if values:
-        _record(stream, name, device, len(values))
-        stream.write(values)
-    return array(values.typecode)
+def _send_column(stream: IO[bytes], device: int, name: str, values: array[int]) -> None:
+    _record(stream, name, device, len(values))
+    stream.write(values)
 
 
 def _record(stream: IO[bytes], name: str, device: int, count: int) -> None:
@@ -231,9 +233,10 @@ def receive(stream: IO[bytes]) -> Decoded | SnapshotError:
             name = _exactly(stream, length).decode()
             if name == "json":
                 break
-            values = array(COLUMNS[name])
-            values.fromfile(stream, count)
-            columns.setdefault(f"cuda:{device}", {})[name] = values
+            known = columns.setdefault(f"cuda:{device}", {})
+            if name not in known:
+                known[name] = array(COLUMNS[name])
+            known[name].fromfile(stream, count)
         plain = json.loads(_exactly(stream, count))
         if stream.read(1):
             raise ValueError("it does not end where it should")
