@@ -17,6 +17,7 @@ import argparse
 import ast
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import io
 import re
@@ -55,7 +56,12 @@ def command_reference() -> str:
 def _commands() -> dict[str, tuple[str, str]]:
     from gpuprobe.cli.commands import COMMANDS
 
-    return COMMANDS
+    # A command that is announced before it is written has nothing to be documented yet.
+    return {
+        name: (home, text)
+        for name, (home, text) in COMMANDS.items()
+        if importlib.util.find_spec(home) is not None
+    }
 
 
 def _command(name: str, home: str) -> str:
