@@ -133,7 +133,14 @@ class TraceSimulator(Simulator):
         releases = _SEGMENT_FREE in codes or _UNMAP in codes
         flushed = releases and not self._explains_release(requested, stream, pool, polled)
         if flushed:
-            self._flush_as_recorded()
+            free_list, size, growable = self._request(requested, stream, pool)
+            cached = self.find(free_list, size, growable)
+            try:
+                self._flush_as_recorded()
+            except Diverged as diverged:
+                # It was taken for an ``empty_cache`` because this block would have fitted.
+                diverged.block = cached
+                raise
         plain = self.plain_search
         self._miss_once = self._missed_before(requested, stream, pool) or (
             flushed and self._grew_into_place(index, requested, stream, pool)

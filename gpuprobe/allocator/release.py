@@ -25,6 +25,7 @@ __all__ = [
     "release_available",
     "release_cached",
     "release_half",
+    "release_pool",
     "release_segment",
 ]
 
@@ -60,7 +61,7 @@ def collect_garbage(sim: Simulator) -> None:
 
 
 def garbage_round(half: BlockPool, total_age: int, count: int) -> list[Block]:
-    """What one round of garbage collection frees, in order. Unmapped-able (expandable)
+    """What one round of garbage collection frees, in order. Expandable
     blocks count towards the mean but are never freed, as in torch."""
     mean = total_age / count
     return [
@@ -80,10 +81,7 @@ def _is_split(block: Block) -> bool:
 
 def available_to_release(sim: Simulator, free_list: FreeList, size: int) -> list[Block] | None:
     """The oversize cached blocks that ``release_available_cached_blocks`` frees for a request
-    of ``size`` bytes, in order; the flag is whether they are enough.
-
-    Returns None where nothing is freed; see `release_available` for the outcome.
-    """
+    of ``size`` bytes, in order; None where it frees nothing."""
     if sim.max_split == NO_LIMIT:
         return None
     wanted = max(size, sim.max_split)

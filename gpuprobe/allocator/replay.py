@@ -212,12 +212,13 @@ def _run(
             action = TraceAction.from_code(events.action[index]).value
         run.divergence = Divergence(index, action, diverged.rules, diverged.trace, diverged.why)
         block = diverged.block
-        if block is not None:
+        if block is not None and 0 <= sim.at_event < len(events):
             hole = block.size
             rest = block.next
             if rest is not None and rest.mapped and not rest.active:
                 hole += rest.size
-            run.chosen = (block.address, hole, round_size(block.requested, settings))
+            wanted = round_size(events.size[sim.at_event], settings)
+            run.chosen = (block.address, hole, wanted)
     except (InternalError, KeyError) as error:
         # A trace that puts two segments in one place, as no driver does, breaks the layout.
         at = max(sim.at_event, 0)
