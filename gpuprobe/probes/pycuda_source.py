@@ -71,7 +71,7 @@ class PycudaSource:
         try:
             device = driver.Device(ordinal)
             bus = pci_bus_id(device.pci_bus_id())
-            attributes = device.get_attributes() if detail == "full" else {}
+            attributes = self._attributes(device) if detail == "full" else {}
             return Device(
                 DeviceIdentity(uuid=no_uuid, pci_bus_id=bus, cuda_ordinal=ordinal),
                 name=Reading(device.name(), "pycuda"),
@@ -81,10 +81,7 @@ class PycudaSource:
                     "pycuda",
                 ),
                 memory=DeviceMemory(total=Reading(Bytes(device.total_memory()), "pycuda")),
-                attributes={
-                    str(name).rpartition(".")[2].lower(): Reading(int(value), "pycuda")
-                    for name, value in attributes.items()
-                },
+                attributes=attributes,
             )
         except (driver.Error, ValueError) as error:
             missing = Unavailable(f"pycuda: {error}")
@@ -92,3 +89,22 @@ class PycudaSource:
                 ProbeError("pycuda", missing.status, missing.reason, f"cuda-{ordinal}", "Device")
             )
             return Device(DeviceIdentity(uuid=no_uuid, pci_bus_id=missing, cuda_ordinal=ordinal))
+
+    def _attributes(self, device: Any) -> dict[str, Reading[int]]:
+        """Every attribute pycuda has a name for.
+
+        Not ``device.get_attributes()``: that warns about each attribute an older driver does
+        not know, and leaves it out. Here it says why it is missing.
+        """
+        names = self._driver.device_attribute
+        found: dict[str, Reading[int]] = {}
+        for name in dir(names):
+            if not name[0].isupper():
+                continue
+            value: int | Unavailable
+            try:
+                value = int(device.get_attribute(getattr(names, name)))
+            except self._driver.Error as error:
+                value = Unavailable(f"pycuda: {error}", ReadStatus.UNSUPPORTED)
+            found[name.lower()] = Reading(value, "pycuda")
+        return found

@@ -81,13 +81,15 @@ def width(text: str) -> int:
 
 def cut(text: str, columns: int) -> str:
     """``text`` in at most ``columns`` columns, with an ellipsis where something is left out."""
-    if width(text) <= columns:
+    # Combining characters take no column: a name could stack thousands of them on one letter.
+    most = 4 * columns
+    if len(text) <= most and width(text) <= columns:
         return text
-    kept = []
+    kept: list[str] = []
     room = columns - 1
     for char in text:
         room -= width(char)
-        if room < 0:
+        if room < 0 or len(kept) == most:
             break
         kept.append(char)
     return "".join(kept) + "…"

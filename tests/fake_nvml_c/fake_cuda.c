@@ -25,3 +25,9 @@ EXPORT int cuDeviceGetAttribute(int *v, int a, int d) {
         default: return 1;
     }
 }
+EXPORT int cuDeviceComputeCapability(int *major, int *minor, int d) {
+    *major = CUDA[d].major;
+    *minor = CUDA[d].minor;
+    return 0;
+}
+EXPORT int cuGetErrorString(int code, const char **text) { (void)code; *text = "refused by the fake driver"; return 0; }

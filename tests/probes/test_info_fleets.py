@@ -208,3 +208,22 @@ def test_a_stream_that_is_not_utf8_is_no_reason_to_fail() -> None:
     info_verbose.write(seen("hostile"), stream)
     stream.flush()
     raw.getvalue().decode("ascii")
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "expected"),
+    [
+        ("abc", 3, "abc"),
+        ("abcd", 3, "ab…"),
+        ("漢字漢字", 5, "漢字…"),
+        ("漢字漢字", 8, "漢字漢字"),
+        ("e\u0301e\u0301e\u0301", 3, "e\u0301e\u0301e\u0301"),
+    ],
+)
+def test_text_is_cut_by_what_it_takes_on_a_terminal(text: str, columns: int, expected: str) -> None:
+    assert info_text.cut(text, columns) == expected
+    assert info_text.width(expected) <= columns
+
+
+def test_stacked_combining_characters_are_cut() -> None:
+    assert len(info_text.cut("a" + "\u0301" * 10_000, 20)) <= 81

@@ -128,12 +128,22 @@ class FakePycudaDevice:
     def total_memory(self) -> int:
         return GIB
 
-    def get_attribute(self, attribute: str) -> int:
-        assert attribute == "device_attribute.MULTIPROCESSOR_COUNT"
-        return 1
+    def get_attribute(self, attribute: int) -> int:
+        if attribute not in (10, 16):
+            raise PycudaError("cuDeviceGetAttribute failed: invalid argument")
+        return 32 if attribute == 10 else 1
 
-    def get_attributes(self) -> dict[str, int]:
-        return {"device_attribute.WARP_SIZE": 32, "device_attribute.MAX_PITCH": 2147483647}
+
+class PycudaError(Exception):
+    """As ``pycuda.driver.Error``."""
+
+
+class DeviceAttribute:
+    """As ``pycuda.driver.device_attribute``, an enumeration made by Boost."""
+
+    MULTIPROCESSOR_COUNT = 16
+    WARP_SIZE = 10
+    TOO_NEW = 999
 
 
 @pytest.fixture
@@ -144,17 +154,12 @@ def pycuda_like(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     package.VERSION_TEXT = "2026.1"  # type: ignore[attr-defined]
     driver = types.ModuleType("pycuda.driver")
 
-    class Error(Exception):
-        pass
-
-    driver.Error = Error  # type: ignore[attr-defined]
+    driver.Error = PycudaError  # type: ignore[attr-defined]
     driver.init = lambda: None  # type: ignore[attr-defined]
     driver.get_driver_version = lambda: 12080  # type: ignore[attr-defined]
     FakePycudaDevice.count = staticmethod(lambda: 4)  # type: ignore[attr-defined]
     driver.Device = FakePycudaDevice  # type: ignore[attr-defined]
-    driver.device_attribute = types.SimpleNamespace(  # type: ignore[attr-defined]
-        MULTIPROCESSOR_COUNT="device_attribute.MULTIPROCESSOR_COUNT"
-    )
+    driver.device_attribute = DeviceAttribute  # type: ignore[attr-defined]
     package.driver = driver  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pycuda", package)
     monkeypatch.setitem(sys.modules, "pycuda.driver", driver)
@@ -165,7 +170,8 @@ def test_pycuda_joins_by_pci_address(pycuda_like: types.ModuleType) -> None:
     found = inventory(("nvml", "pycuda"), "reordered")
     assert [d.identity.cuda_ordinal for d in found.devices] == [3, 1, 2, 0]
     assert found.devices[0].attributes["warp_size"].value == 32
-    assert found.devices[0].attributes["max_pitch"].source == "pycuda"
+    assert found.devices[0].attributes["warp_size"].source == "pycuda"
+    assert found.devices[0].attributes["too_new"].status is ReadStatus.UNSUPPORTED
     assert found.sources[1].version == "2026.1"
 
 
