@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 from gpuprobe._version import __version__
 
 if TYPE_CHECKING:
-    from gpuprobe.api import devices, diff, load, record, report
+    from gpuprobe.api.devices import devices
+    from gpuprobe.api.diff import diff
     from gpuprobe.api.doctor import doctor
+    from gpuprobe.api.recordings import load, report
     from gpuprobe.api.replay import replay
+    from gpuprobe.api.watch import record
     from gpuprobe.model.recording import Recording
 
 __all__ = [
@@ -30,13 +33,13 @@ __all__ = [
 
 _HOMES = {
     "Recording": "gpuprobe.model.recording",
-    "devices": "gpuprobe.api",
-    "diff": "gpuprobe.api",
+    "devices": "gpuprobe.api.devices",
+    "diff": "gpuprobe.api.diff",
     "doctor": "gpuprobe.api.doctor",
-    "load": "gpuprobe.api",
-    "record": "gpuprobe.api",
+    "load": "gpuprobe.api.recordings",
+    "record": "gpuprobe.api.watch",
     "replay": "gpuprobe.api.replay",
-    "report": "gpuprobe.api",
+    "report": "gpuprobe.api.recordings",
 }
 
 

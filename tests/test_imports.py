@@ -96,3 +96,10 @@ def test_every_public_name_is_there() -> None:
     assert set(gpuprobe.__all__) <= set(dir(gpuprobe))
     with pytest.raises(AttributeError, match="no_such_name"):
         gpuprobe.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["devices", "diff", "doctor", "replay"])
+def test_a_function_is_not_hidden_by_the_module_of_its_name(name: str) -> None:
+    """``gpuprobe.devices`` is the function, whatever was imported before."""
+    code = f"import gpuprobe.api.{name}, gpuprobe\nassert callable(gpuprobe.{name})"
+    assert f"gpuprobe.api.{name}" in imported_by(code)

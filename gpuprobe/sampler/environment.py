@@ -21,10 +21,10 @@ __all__ = ["allocator_conf", "describe", "ranks", "session"]
 def allocator_conf(environ: Mapping[str, str] = os.environ) -> str:
     """The allocator settings the program was started with.
 
-    torch 2.9 renamed the variable; where both are set the new name wins
-    (c10/core/AllocatorConfig).
+    torch 2.9 added a name without CUDA in it; where both are set the old one wins, as torch
+    2.13's ``torch._C._accelerator_getAllocatorSettings`` shows.
     """
-    return environ.get("PYTORCH_ALLOC_CONF") or environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    return environ.get("PYTORCH_CUDA_ALLOC_CONF") or environ.get("PYTORCH_ALLOC_CONF", "")
 
 
 def ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from snapshot_samples import modern, torch_2_0, without_frames
 from torch.cuda import _memory_viz
 
-from gpuprobe.api import load
+from gpuprobe.api.recordings import load
 from gpuprobe.api.views import write_snapshot
 from gpuprobe.errors import UsageError
 from gpuprobe.model.trace import MemoryTrace

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from snapshot_samples import modern, without_frames
 
-from gpuprobe import api
 from gpuprobe.analysis.flame import FlameNode, flame_tree
 from gpuprobe.analysis.highwater import high_water
+from gpuprobe.api.recordings import load
 from gpuprobe.api.views import write_flamegraph, write_perfetto
 from gpuprobe.cli import exit_codes, main
 from gpuprobe.errors import UsageError
@@ -211,18 +211,18 @@ def test_an_existing_file_is_kept_unless_forced(
 
 def test_a_folder_that_does_not_exist(snapshot_file: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot write"):
-        write_flamegraph(api.load(snapshot_file), tmp_path / "none" / "f.html")
+        write_flamegraph(load(snapshot_file), tmp_path / "none" / "f.html")
     with pytest.raises(UsageError, match="cannot write"):
-        write_perfetto(api.load(snapshot_file), tmp_path / "none" / "f.json", force=True)
+        write_perfetto(load(snapshot_file), tmp_path / "none" / "f.json", force=True)
 
 
 @pytest.mark.parametrize("path", shared_snapshots()[1:2], ids=lambda p: p.stem)
 def test_a_real_snapshot(path: Path, tmp_path: Path) -> None:
-    write_flamegraph(api.load(path), tmp_path / "f.html")
+    write_flamegraph(load(path), tmp_path / "f.html")
     data = json.loads(Page((tmp_path / "f.html").read_text()).scripts[0])
-    (trace,) = api.load(path).ranks[0].load_traces()
+    (trace,) = load(path).ranks[0].load_traces()
     assert data["bytes"][0] == high_water(trace).allocated
-    write_perfetto(api.load(path), tmp_path / "t.json")
+    write_perfetto(load(path), tmp_path / "t.json")
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     used = [e["args"]["allocated"] for e in events if e["name"] == "bytes in use"]
     assert max(used) == data["bytes"][0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from gpuprobe import api
+from gpuprobe.api.diff import diff
 from gpuprobe.cli import exit_codes
 
 _BY = ("category", "module", "line")
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = api.diff(args.before, args.after)
+    found = diff(args.before, args.after)
     by = (args.by,) if args.by else _BY
     if args.json:
         from gpuprobe.reporters import diff_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from gpuprobe import api
+from gpuprobe.api.recordings import load, report
 from gpuprobe.api.views import VIEWS
 from gpuprobe.cli import exit_codes, talk
 from gpuprobe.model.text import visible
@@ -27,22 +27,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    recording = api.load(args.recording)
+    recording = load(args.recording)
     wanted = [(write, getattr(args, name)) for name, write in VIEWS.items() if getattr(args, name)]
     for write, path in wanted:
         write(recording, path, force=args.force)
         talk.say(f"wrote {visible(path)}")
     if wanted and not args.json:
         return exit_codes.OK
-    report = api.report(recording, top=args.top)
+    document = report(recording, top=args.top)
     if args.json:
         from gpuprobe.reporters import report_json
 
-        report_json.write(report, sys.stdout)
+        report_json.write(document, sys.stdout)
     else:
         from gpuprobe.reporters import text
 
-        text.write(report, sys.stdout)
+        text.write(document, sys.stdout)
     return exit_codes.OK
 
 
