@@ -42,7 +42,7 @@ from gpuprobe.analysis.leaks import leaks
 from gpuprobe.analysis.ledger import ledger
 from gpuprobe.analysis.timeline import timeline
 trace = {LOAD.splitlines()[1]}
-while_loading = peak_of_all()
+after_loading = peaks()[0]
 book = ledger(trace)
 timeline(book)
 mark = high_water(book)
@@ -74,14 +74,12 @@ def peaks():
     return [resource.getrusage(who).ru_maxrss / 1024
             for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
 
-def peak_of_all():
-    return sum(peaks())
-
-while_loading = None
+after_loading = None
 start = time.perf_counter()
 {body}
 seconds = time.perf_counter() - start
-peak = peak_of_all() if while_loading is None else max(while_loading, peaks()[0])
+own, child = peaks()
+peak = max(own, child + (own if after_loading is None else after_loading))
 cpu = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF,
                                                        resource.RUSAGE_CHILDREN))
 print(json.dumps([seconds, cpu, peak]), flush=True)

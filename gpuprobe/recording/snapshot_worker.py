@@ -28,6 +28,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 from array import array
 from functools import partial
 from typing import IO, Any
@@ -106,31 +107,34 @@ def read_in_child(stream: IO[bytes], size: int) -> Decoded:
         raise InternalError(f"cannot start a process to read the snapshot: {error}") from error
     assert child.stdout is not None
     assert child.stderr is not None
-    with child:
-        answer: Decoded | SnapshotError | None
+    with child.stdout, child.stderr:
         try:
             with gc_paused():
                 answer = receive(child.stdout)
         except EOFError:
-            answer = None
+            talk = child.stderr.read(10_000).decode("utf-8", "replace").strip()
+            raise _ended(child.wait(), talk) from None
         except BaseException:
             child.kill()
+            child.wait()
             raise
-        child.stdout.close()
-        talk = child.stderr.read(10_000).decode("utf-8", "replace").strip()
-        child.stderr.close()
-        code_of_child = child.wait()
+    # It has said all it had to. Giving back the memory of a large snapshot takes the system a
+    # tenth of a second, which nobody has to wait for.
+    threading.Thread(target=child.wait, name="gpuprobe-reaper", daemon=True).start()
     if isinstance(answer, SnapshotError):
         raise answer
-    if answer is not None and code_of_child == 0:
-        return answer
-    if code_of_child < 0 or "MemoryError" in talk:
-        raise SnapshotError(
+    return answer
+
+
+def _ended(code: int, talk: str) -> SnapshotError | InternalError:
+    """What to say of a child that ended before it had answered."""
+    if code < 0 or "MemoryError" in talk:
+        return SnapshotError(
             "the file made its reader crash or run out of its limits: torch did not write this",
             hint="do not load this file with pickle",
         )
-    last = talk.splitlines()[-1] if talk else f"exit code {code_of_child}"
-    raise InternalError(f"the process that reads snapshots failed: {last}")
+    last = talk.splitlines()[-1] if talk else f"exit code {code}"
+    return InternalError(f"the process that reads snapshots failed: {last}")
 
 
 def main(size: int) -> None:
@@ -147,6 +151,7 @@ def main(size: int) -> None:
         except SnapshotError as error:
             _send_json({"error": str(error), "hint": error.hint}, output)
         output.flush()
+        os.close(output.fileno())  # the parent need not wait for the memory to be given back
     except BrokenPipeError:  # the parent lost interest
         pass
     # Not sys.exit: that would free everything, object by object.
