@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gpuprobe.analysis.highwater import HighWater, Share, by_line
-from gpuprobe.analysis.peaks import PeakSite, mark_of, window_of
+from gpuprobe.analysis.highwater import HighWater, Share, by_line, high_water
+from gpuprobe.analysis.peaks import PeakSite, window_of
 from gpuprobe.errors import DataError
 from gpuprobe.model.recording import RankRecording
 from gpuprobe.model.session import Step
@@ -97,6 +97,6 @@ def _grown_lines(rank: RankRecording, device: str, steps: list[Step]) -> tuple[S
 def _mark(rank: RankRecording, step: Step, device: str) -> HighWater | None:
     """A step's high water mark, None where its trace cannot be read (the report says so)."""
     try:
-        return next((mark_of(t) for t in rank.traces_of(step) if t.device == device), None)
+        return next((high_water(t) for t in rank.traces_of(step) if t.device == device), None)
     except DataError:
         return None

@@ -10,7 +10,6 @@ from gpuprobe.errors import DataError
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.recording import RankRecording, Recording
 from gpuprobe.model.session import DeviceWindow, Phase, Step
-from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Peak, ReadStatus, Unavailable
 
 __all__ = [
@@ -18,7 +17,6 @@ __all__ = [
     "device_peaks",
     "high_water_at",
     "host_peak",
-    "mark_of",
     "overall_peak",
     "window_of",
 ]
@@ -96,7 +94,7 @@ def high_water_at(site: PeakSite) -> HighWater | Unavailable:
     try:
         # A step that a second optimizer's step was found to belong to has several.
         marks = [
-            mark_of(trace)
+            high_water(trace)
             for trace in site.rank.traces_of(site.step)
             if trace.device == site.device
         ]
@@ -105,14 +103,6 @@ def high_water_at(site: PeakSite) -> HighWater | Unavailable:
     if marks:
         return max(marks, key=lambda mark: mark.allocated)
     return Unavailable(f"step {site.step.index} has no trace", ReadStatus.NOT_COLLECTED)
-
-
-def mark_of(trace: MemoryTrace) -> HighWater:
-    """The high water mark. Raises DataError where the sizes in the trace cannot be real."""
-    try:
-        return high_water(trace)
-    except OverflowError as error:
-        raise DataError(f"the trace of {trace.device} has impossible sizes ({error})") from error
 
 
 def window_of(windows: Iterable[DeviceWindow], device: str) -> DeviceWindow | None:
@@ -142,7 +132,7 @@ def _of_traces(rank: RankRecording) -> Iterator[PeakSite]:
     """A recording without steps, such as a snapshot: each trace has a high water mark."""
     highest: dict[str, tuple[HighWater, AllocatorCounts]] = {}
     for trace in rank.load_traces():
-        mark = mark_of(trace)
+        mark = high_water(trace)
         if trace.device not in highest or mark.allocated > highest[trace.device][0].allocated:
             highest[trace.device] = (mark, _counts_of(trace))
     for device, (mark, end) in highest.items():
