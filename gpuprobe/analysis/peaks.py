@@ -10,6 +10,7 @@ from gpuprobe.errors import DataError
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.recording import RankRecording, Recording
 from gpuprobe.model.session import DeviceWindow, Phase, Step
+from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Peak, ReadStatus, Unavailable
 
 __all__ = [
