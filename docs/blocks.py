@@ -197,7 +197,7 @@ class Runner:
             "PYTHONWARNINGS": "ignore:Failed to initialize NumPy",
             "PYTHONDONTWRITEBYTECODE": "1",
             "CUDA_VISIBLE_DEVICES": "",  # the pages show what every machine can run
-            "OMP_NUM_THREADS": "2",
+            "OMP_NUM_THREADS": "1",  # small models: threads only wait for one another
         }
         if _ABOUT_DEVICES.match(argv[-1]):
             del env["CUDA_VISIBLE_DEVICES"]  # here it is what the page is about

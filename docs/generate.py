@@ -68,7 +68,11 @@ def _command(name: str, home: str) -> str:
     module = importlib.import_module(home)
     parser = argparse.ArgumentParser(prog=f"gpuprobe {name}", description=module.__doc__)
     module.add_arguments(parser)
-    actions = [a for a in parser._actions if a.help != argparse.SUPPRESS]
+    actions = [
+        action
+        for action in parser._actions
+        if action.help != argparse.SUPPRESS and "--help" not in action.option_strings
+    ]
     options = [a for a in actions if a.option_strings]
     positionals = [a for a in actions if not a.option_strings]
     usage = parser.usage or " ".join(
@@ -102,15 +106,13 @@ def _positional(action: argparse.Action) -> str:
         "?": f"[{shown}]",
         "*": f"[{shown} ...]",
         "+": f"{shown} [{shown} ...]",
-        argparse.REMAINDER: f"[{shown} ...]",
     }.get(str(action.nargs), shown)
 
 
 def _spelling(action: argparse.Action) -> str:
     if not action.option_strings:
         return _metavar(action)
-    takes_value = action.nargs != 0
-    value = f" {_metavar(action)}" if takes_value else ""
+    value = f" {_positional(action)}" if action.nargs != 0 else ""
     return ", ".join(action.option_strings) + value
 
 

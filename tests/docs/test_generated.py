@@ -68,9 +68,9 @@ def test_links(page: Path) -> None:
 
 def test_every_page_is_reachable_from_the_index() -> None:
     index = blocks.DOCS / "index.md"
-    linked = {
-        (index.parent / target.partition("#")[0]).resolve() for target in LINK.findall(prose(index))
-    }
+    targets = LINK.findall(prose(index))
+    assert len(targets) == len(set(targets)), "a page is listed twice"
+    linked = {(index.parent / target.partition("#")[0]).resolve() for target in targets}
     missing = [
         str(page.relative_to(blocks.DOCS))
         for page in blocks.DOCS.rglob("*.md")

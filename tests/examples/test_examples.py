@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import gpuprobe
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL_GPT = ("train_gpt.py", "--steps", "6", "--layers", "1", "--embed", "32", "--context", "32")
 SMALL_CNN = ("train_cnn.py", "--steps", "8", "--batch-size", "16", "--channels", "4")
@@ -61,6 +63,19 @@ def test_memory_leak_and_its_fix_compute_the_same_losses() -> None:
     fixed = losses(run("memory_leak.py", "--steps", "4", "--fixed"))
     assert leaking == fixed
     assert len(leaking) == 4
+
+
+def test_record_api_records_what_it_says(tmp_path: Path) -> None:
+    output = run("record_api.py", "own.gpuprobe", "--steps", "3", cwd=tmp_path)
+    assert output.endswith("recorded 3 steps\n")
+    (rank,) = gpuprobe.load(tmp_path / "own.gpuprobe").ranks
+    assert [step.ended_by for step in rank.steps] == ["user"] * 3
+    for step in rank.steps:
+        paths = {phase.path for phase in step.phases}
+        assert {"data", "forward", "backward", "optimizer", "accuracy"} <= paths
+    assert rank.end is not None
+    assert rank.end.gpuprobe_faults == ()
+    assert len(losses(output)) == 3
 
 
 def test_plain_examples_do_not_know_gpuprobe() -> None:
