@@ -9,12 +9,13 @@ PYTEST_ARGS ?= -n 2 --dist loadgroup
 STAMP_DEMO := $(VENV)/.stamp-demo
 STAMP_DEV  := $(VENV)/.stamp-dev
 
-.PHONY: help demo test venv lint types contracts unit fix coverage test-gpu clean
+.PHONY: help demo test venv lint types contracts unit fix coverage test-gpu test-pycuda clean
 
 help:
 	@echo "make demo       record an example training run and print its report"
 	@echo "make test       lint, types, import contracts and tests (installs the dev extra)"
 	@echo "make fix        format and auto-fix"
+	@echo "make test-pycuda  pycuda's real code against a fake driver (builds it; two minutes)"
 	@echo "make test-gpu   only the tests that need a CUDA device"
 	@echo "make coverage   tests with a coverage report as HTML"
 	@echo "make clean      remove .venv and caches"
@@ -53,6 +54,10 @@ unit: $(STAMP_DEV)
 
 test: lint types contracts
 	$(PY) -m pytest $(PYTEST_ARGS) --cov=gpuprobe --cov-report=term:skip-covered
+
+# Builds pycuda from source, and runs its real code against a fake driver.
+test-pycuda: $(STAMP_DEV)
+	$(PY) tests/fake_nvml_c/pycuda_check.py .venv-pycuda
 
 # With a CUDA build of torch in the environment that PYTHON names: PY=python3 make test-gpu
 test-gpu:
