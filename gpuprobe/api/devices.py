@@ -130,7 +130,7 @@ class DeviceWatch:
 
     def read(self) -> Inventory:
         """Ask every source again."""
-        from gpuprobe.probes.host import describe_host, describe_processes
+        from gpuprobe.probes.host import describe_host, describe_processes, kernel_module
         from gpuprobe.probes.reconcile import join, join_drivers
         from gpuprobe.probes.waterfall import waterfall
 
@@ -158,10 +158,13 @@ class DeviceWatch:
                 host = replace(host, torch_archs=Reading(view.torch_archs, view.source))
             if view.torch_cuda is not None:
                 host = replace(host, torch_cuda=Reading(view.torch_cuda, view.source))
+        driver = join_drivers(views)
+        if full:
+            driver = replace(driver, kernel_module=kernel_module())
         return Inventory(
             taken_at=time.time(),
             sources=tuple(statuses),
-            driver=join_drivers(views),
+            driver=driver,
             host=host,
             devices=joined.devices,
             processes=_ordered(processes, joined.devices),

@@ -16,7 +16,14 @@ from typing import Any
 from gpuprobe.model.devices import Container, GpuProcess, HostInfo
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 
-__all__ = ["ProcTree", "container_of", "describe_host", "describe_processes", "proc_root"]
+__all__ = [
+    "ProcTree",
+    "container_of",
+    "describe_host",
+    "describe_processes",
+    "kernel_module",
+    "proc_root",
+]
 
 # The inode of the first PID namespace: PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h.
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
@@ -262,6 +269,23 @@ def describe_host(proc: ProcTree | None = None, *, full: bool = True) -> HostInf
         pycuda=_version("pycuda"),
         nvidia_ml_py=_version("nvidia-ml-py"),
     )
+
+
+def kernel_module(proc: ProcTree | None = None) -> Reading[str]:
+    """The version of the NVIDIA kernel module that is loaded, with "(open)" for the open one.
+
+    It differs from the libraries' version after an update without a reboot.
+    """
+    text = (ProcTree() if proc is None else proc).read("driver", "nvidia", "version")
+    if isinstance(text, Unavailable):
+        if text.status is ReadStatus.DENIED:
+            return Reading(text, "host")
+        missing = Unavailable("the NVIDIA kernel module is not loaded", ReadStatus.UNSUPPORTED)
+        return Reading(missing, "host")
+    match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)", text)
+    if match is None:
+        return Reading(Unavailable("its version file has no version"), "host")
+    return Reading(match.group(1) + (" (open)" if "Open Kernel" in text else ""), "host")
 
 
 def _meminfo(text: str | Unavailable, name: str) -> Reading[Bytes]:

@@ -221,6 +221,12 @@ def write_proc_tree(fleet: Fleet, folder: Path) -> None:
     (proc / "self" / "cgroup").write_text("0::/\n")
     (proc / "stat").write_text("cpu 0 0 0 0\nbtime 1700000000\n")
     (proc / "meminfo").write_text("MemTotal: 2113456789 kB\nMemAvailable: 1913456789 kB\n")
+    if not fleet.init:
+        (proc / "driver" / "nvidia").mkdir(parents=True)
+        version = fleet.driver["version"]
+        (proc / "driver" / "nvidia" / "version").write_text(
+            f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build\n"
+        )
     for pid, facts in fleet.proc.items():
         home = proc / pid
         home.mkdir()

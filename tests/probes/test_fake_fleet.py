@@ -150,4 +150,7 @@ def test_the_c_library_serves_the_same_fleet(
     in_c = subprocess.run(
         [sys.executable, "-c", program], env=environ, capture_output=True, check=True
     )
-    assert json.loads(in_c.stdout) == json.loads(in_python.stdout)
+    of_c, of_python = json.loads(in_c.stdout), json.loads(in_python.stdout)
+    for document in (of_c, of_python):
+        del document["driver"]["kernel_module"]  # of /proc, which the C library does not fake
+    assert of_c == of_python

@@ -9,7 +9,13 @@ import pytest
 
 from gpuprobe.model.devices import Container, GpuProcess
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.host import ProcTree, container_of, describe_host, describe_processes
+from gpuprobe.probes.host import (
+    ProcTree,
+    container_of,
+    describe_host,
+    describe_processes,
+    kernel_module,
+)
 
 ID = "0123456789abcdef" * 4
 POD = "0a1b2c3d-1111-2222-3333-444455556666"
@@ -161,3 +167,27 @@ def test_the_host_names_versions_without_importing() -> None:
         assert host.torch.value == metadata.version("torch")
     except metadata.PackageNotFoundError:
         assert isinstance(host.torch.value, Unavailable)
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08  Sat Feb 17 22:55:48\n",
+            "535.161.08",
+        ),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release\n",
+            "570.124.06 (open)",
+        ),
+        ("something else", None),
+        (None, None),
+    ],
+)
+def test_the_kernel_module(tmp_path: Path, text: str | None, version: str | None) -> None:
+    proc = tree(tmp_path)
+    if text is not None:
+        (proc / "driver" / "nvidia").mkdir(parents=True)
+        (proc / "driver" / "nvidia" / "version").write_text(text)
+    value = kernel_module(ProcTree(proc)).value
+    assert value == version if version is not None else isinstance(value, Unavailable)
