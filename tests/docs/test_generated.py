@@ -36,6 +36,7 @@ def anchors(page: Path) -> set[str]:
 def test_generated_sections_are_current() -> None:
     out_of_date = [str(page.relative_to(blocks.ROOT)) for page, _ in generate.stale(blocks.pages())]
     assert not out_of_date, "run: python docs/generate.py"
+    assert generate.main(["--check"]) == 0
 
 
 def test_every_kind_of_section_is_used() -> None:
