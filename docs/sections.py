@@ -1,0 +1,422 @@
+"""What the reference takes from the code: one function for each kind of section.
+
+Everything is read with ``ast`` and ``inspect`` and written by hand here, not by argparse or
+``inspect.signature``: what those print differs between versions of Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import io
+import re
+import sys
+import textwrap
+import tokenize
+from collections.abc import Callable, Sequence
+from enum import EnumMeta
+from typing import Any
+
+_LITERAL = re.compile(r"``([^`]+)``")
+
+# -- the command line
+
+
+def command_list() -> str:
+    """The commands, with the line that ``gpuprobe --help`` has for each."""
+    rows = [(f"[`{name}`](#gpuprobe-{name})", text) for name, (_, text) in _commands().items()]
+    return table(("command", "what it does"), rows)
+
+
+def command_reference() -> str:
+    """Every command with its arguments, as argparse knows them."""
+    return "\n\n".join(_command(name, home) for name, (home, _) in _commands().items())
+
+
+def _commands() -> dict[str, tuple[str, str]]:
+    from gpuprobe.cli.commands import COMMANDS
+
+    # A command that is announced before it is written has nothing to be documented yet.
+    return {
+        name: (home, text)
+        for name, (home, text) in COMMANDS.items()
+        if importlib.util.find_spec(home) is not None
+    }
+
+
+def _command(name: str, home: str) -> str:
+    module = importlib.import_module(home)
+    parser = argparse.ArgumentParser(prog=f"gpuprobe {name}", description=module.__doc__)
+    module.add_arguments(parser)
+    actions = [
+        action
+        for action in parser._actions
+        if action.help != argparse.SUPPRESS and "--help" not in action.option_strings
+    ]
+    options = [a for a in actions if a.option_strings]
+    positionals = [a for a in actions if not a.option_strings]
+    usage = parser.usage or " ".join(
+        [parser.prog, "[options]", *(_positional(action) for action in positionals)]
+    )
+    parts = [
+        f"## gpuprobe {name}",
+        f"```text\n{usage % {'prog': parser.prog}}\n```",
+        docstring(parser.description),
+        table(
+            ("argument", "meaning"),
+            [(f"`{_spelling(a)}`", _help(parser, a)) for a in (*positionals, *options)],
+        ),
+    ]
+    if parser.epilog:
+        parts.append(docstring(parser.epilog))
+    return "\n\n".join(parts)
+
+
+def _metavar(action: argparse.Action) -> str:
+    if isinstance(action.metavar, str):
+        return action.metavar
+    if action.choices is not None:
+        return "{" + ",".join(map(str, action.choices)) + "}"
+    return action.dest.upper()
+
+
+def _positional(action: argparse.Action) -> str:
+    shown = _metavar(action)
+    return {
+        "?": f"[{shown}]",
+        "*": f"[{shown} ...]",
+        "+": f"{shown} [{shown} ...]",
+    }.get(str(action.nargs), shown)
+
+
+def _spelling(action: argparse.Action) -> str:
+    if not action.option_strings:
+        return _metavar(action)
+    value = f" {_positional(action)}" if action.nargs != 0 else ""
+    return ", ".join(action.option_strings) + value
+
+
+def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    values = {**vars(action), "prog": parser.prog}
+    text = (action.help or "") % values
+    default = action.default
+    worth_saying = isinstance(default, (str, int, float)) and not isinstance(default, bool)
+    worth_saying = worth_saying and default not in ("", argparse.SUPPRESS)
+    if action.option_strings and worth_saying and "default" not in text:
+        text += f" (default: {default})"
+    return text
+
+
+# -- exit codes
+
+
+def exit_code_table() -> str:
+    """The codes of ``gpuprobe.cli.exit_codes``, and the errors that become each."""
+    from gpuprobe import errors
+    from gpuprobe.cli import exit_codes
+
+    comments = _comments(inspect.getsource(exit_codes))
+    raised: dict[int, list[str]] = {}
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        if kind is not errors.GpuprobeError:
+            code = exit_codes.of(kind("", "") if kind is errors.MissingExtra else kind(""))
+            raised.setdefault(code, []).append(f"`{name}`")
+    rows = []
+    for name, value in vars(exit_codes).items():
+        if name.isupper() and isinstance(value, int):
+            meaning = name.lower().replace("_", " ")
+            comment = comments.get(name, "")
+            if comment:
+                meaning = comment if comment.startswith(meaning) else f"{meaning}: {comment}"
+            rows.append((str(value), meaning, ", ".join(raised.get(value, []))))
+    return table(("code", "meaning", "errors of the Python API"), rows)
+
+
+def error_table() -> str:
+    """Every public error with the first line of its docstring."""
+    from gpuprobe import errors
+
+    rows = []
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        base = kind.__bases__[0].__name__
+        rows.append((f"`{name}`", f"`{base}`", _first_paragraph(kind.__doc__)))
+    return table(("error", "is a", "meaning"), rows)
+
+
+# -- the Python API
+
+
+def python_api() -> str:
+    """Every public name of ``gpuprobe``, then the classes that they hand out."""
+    import gpuprobe
+
+    names = [name for name in gpuprobe.__all__ if name != "__version__"]
+    public = [getattr(gpuprobe, name) for name in names]
+    functions = [item for item in public if not inspect.isclass(item)]
+    classes = [item for item in public if inspect.isclass(item)]
+    parts = [f"## gpuprobe.{item.__name__}\n\n{_function(item)}" for item in functions]
+    parts += [
+        f"## {item.__name__}\n\n{_class(item)}"
+        for item in classes + _handed_out(functions, classes)
+    ]
+    return "\n\n".join(parts)
+
+
+def _handed_out(functions: list[Any], known: list[type]) -> list[type]:
+    """Classes that public functions return, which are not public names themselves."""
+    found: list[type] = []
+    for function in functions:
+        node = _node(function)
+        assert isinstance(node, ast.FunctionDef), function
+        names = {n.id for n in ast.walk(node.returns or node) if isinstance(n, ast.Name)}
+        module = ast.parse(inspect.getsource(sys.modules[function.__module__]))
+        for statement in ast.walk(module):  # also those under TYPE_CHECKING
+            if isinstance(statement, ast.ImportFrom) and statement.module:
+                for alias in statement.names:
+                    if alias.name in names and statement.module.startswith("gpuprobe."):
+                        item = getattr(importlib.import_module(statement.module), alias.name)
+                        if inspect.isclass(item) and item not in found + known:
+                            found.append(item)
+    return found
+
+
+def _function(item: Any, name: str = "") -> str:
+    node = _node(item)
+    assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)), item
+    return f"```text\n{_signature(node, name or 'gpuprobe.' + node.name)}\n```\n\n" + docstring(
+        inspect.getdoc(item)
+    )
+
+
+def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> str:
+    pieces = _parameters(node.args)
+    if pieces and pieces[0] in ("self", "cls"):
+        del pieces[0]
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
+    line = f"{name}({', '.join(pieces)}){returns}"
+    if len(line) <= 88:
+        return line
+    return f"{name}(\n" + "".join(f"    {piece},\n" for piece in pieces) + f"){returns}"
+
+
+def _parameters(arguments: ast.arguments) -> list[str]:
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
+    pieces = [
+        _parameter(a, d) for a, d in zip(positional, [*defaults, *arguments.defaults], strict=True)
+    ]
+    if arguments.posonlyargs:
+        pieces.insert(len(arguments.posonlyargs), "/")
+    if arguments.vararg is not None:
+        pieces.append(f"*{_parameter(arguments.vararg, None)}")
+    elif arguments.kwonlyargs:
+        pieces.append("*")
+    named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    pieces += [_parameter(argument, default) for argument, default in named]
+    if arguments.kwarg is not None:
+        pieces.append(f"**{_parameter(arguments.kwarg, None)}")
+    return pieces
+
+
+def _parameter(argument: ast.arg, default: ast.expr | None) -> str:
+    text = argument.arg
+    if argument.annotation is not None:
+        text += f": {ast.unparse(argument.annotation)}"
+    if default is None:
+        return text
+    return f"{text} = {ast.unparse(default)}" if ": " in text else f"{text}={ast.unparse(default)}"
+
+
+def _class(item: type) -> str:
+    parts = [docstring(item.__doc__)]
+    if dataclasses.is_dataclass(item):
+        parts.append(fields(item))
+    for name, member in vars(item).items():
+        if name.startswith("_"):
+            continue
+        if isinstance(member, property) and inspect.getdoc(member):
+            parts.append(f"* `{name}`: " + _first_paragraph(inspect.getdoc(member)))
+        elif inspect.isfunction(member) and inspect.getdoc(member) and not _internal(member):
+            function = inspect.unwrap(member)
+            parts.append(f"### {item.__name__}.{name}\n\n" + _function(function, name))
+    return "\n\n".join(part for part in parts if part)
+
+
+# What the sampler's own hooks call is public to them, not to users.
+_RECORDER_CALLS = {"step", "phase", "wrap", "finish"}
+
+
+def _internal(member: Any) -> bool:
+    home, _, name = member.__qualname__.rpartition(".")
+    return home == "Recorder" and name not in _RECORDER_CALLS
+
+
+# -- the recording format
+
+
+def fields(cls: type) -> str:
+    """The fields of a dataclass, with the comment behind each."""
+    node = _node(cls)
+    assert isinstance(node, ast.ClassDef)
+    comments = _comments(textwrap.dedent(inspect.getsource(cls)))
+    names = vars(sys.modules[cls.__module__])
+    rows = []
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            name = statement.target.id
+            default = "" if statement.value is None else _default(statement.value)
+            kind = ast.unparse(statement.annotation)
+            meaning = comments.get(name, "")
+            enum = names.get(kind)
+            if isinstance(enum, EnumMeta):
+                values = ", ".join(f"`{member.value}`" for member in enum.__members__.values())
+                meaning = f"{meaning}; {values}" if meaning else values
+            rows.append((f"`{name}`", f"`{kind}`", default, meaning))
+    return table(("field", "type", "default", "meaning"), rows)
+
+
+def _default(value: ast.expr) -> str:
+    text = ast.unparse(value)
+    if (made := re.fullmatch(r"field\(default(?:_factory)?=(.*)\)", text)) is not None:
+        text = {"dict": "{}", "list": "[]", "tuple": "()"}.get(made[1], made[1])
+    if text.startswith("_"):  # a constant that says "not collected"
+        return "unavailable"
+    if re.fullmatch(r"(lambda\b.*|[A-Z]\w*)", text) and text not in ("None", "True", "False"):
+        return ""
+    return f"`{text}`"
+
+
+def record(path: str) -> str:
+    """One record of the format: what its dataclass says, and its fields."""
+    module, _, name = path.rpartition(".")
+    cls = getattr(importlib.import_module(f"gpuprobe.model.{module}"), name)
+    return docstring(cls.__doc__) + "\n\n" + fields(cls)
+
+
+def trace_columns() -> str:
+    """The columns of a trace chunk."""
+    from gpuprobe.model import trace
+
+    source = inspect.getsource(trace)
+    (columns,) = (
+        node.value
+        for node in ast.parse(source).body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "COLUMNS"
+    )
+    assert isinstance(columns, ast.Dict)
+    lines = {key.lineno: (ast.literal_eval(key), key.lineno) for key in columns.keys if key}
+    comments = _attached(source, lines)
+    rows = [
+        (f"`{name}`", f"`{code}`", comments.get(name, "")) for name, code in trace.COLUMNS.items()
+    ]
+    return table(("column", "typecode", "meaning"), rows)
+
+
+def codes(path: str) -> str:
+    """The numbers an enum has in trace columns."""
+    module, _, name = path.rpartition(".")
+    enum: Any = getattr(importlib.import_module(f"gpuprobe.model.{module}"), name)
+    rows = [(str(member.code), f"`{member.value}`") for member in enum]
+    return table(("code", "name"), sorted(rows, key=lambda row: int(row[0])))
+
+
+def module_doc(name: str) -> str:
+    """A module's docstring."""
+    return docstring(importlib.import_module(f"gpuprobe.{name}").__doc__)
+
+
+# -- helpers
+
+
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """A Markdown table. Columns that are empty in every row are left out."""
+    used = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    lines = [[head[i] for i in used], ["---"] * len(used)]
+    lines += [[row[i].replace("|", "\\|") for i in used] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def docstring(text: str | None) -> str:
+    """A docstring as Markdown: reST's literals become code, its literal blocks fenced ones."""
+    clean = inspect.cleandoc(text or "").strip()
+    out: list[str] = []
+    literal = False
+    for paragraph in clean.split("\n\n"):
+        if literal and paragraph.startswith("    "):
+            code = textwrap.dedent(paragraph)
+            if out and out[-1].startswith("```text"):  # a blank line within the literal block
+                out[-1] = f"{out[-1].removesuffix('```')}\n{code}\n```"
+            else:
+                out.append(f"```text\n{code}\n```")
+            continue
+        literal = paragraph.endswith("::")
+        prose = paragraph.removesuffix("::") + (":" if len(paragraph) > 2 and literal else "")
+        if prose:
+            out.append(_LITERAL.sub(r"`\1`", prose))
+    return "\n\n".join(out)
+
+
+def _first_paragraph(text: str | None) -> str:
+    return " ".join(docstring(text).split("\n\n")[0].split())
+
+
+def _node(item: Any) -> ast.stmt:
+    return ast.parse(textwrap.dedent(inspect.getsource(item))).body[0]
+
+
+def _comments(source: str) -> dict[str, str]:
+    """The comment at each assignment or annotation of a name: see `_attached`."""
+    names: dict[int, tuple[str, int]] = {}
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, (ast.AnnAssign, ast.Assign)):
+            continue
+        target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+        if isinstance(target, ast.Name):
+            names[node.end_lineno or node.lineno] = (target.id, node.lineno)
+    return _attached(source, names)
+
+
+def _attached(source: str, names: dict[int, tuple[str, int]]) -> dict[str, str]:
+    """name -> the comment behind it, else the lines of comment above it.
+
+    ``names``: the line where a thing ends -> its name, and the line where it begins.
+    """
+    behind: dict[int, str] = {}
+    alone: dict[int, str] = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            own_line = not token.line[: token.start[1]].strip()
+            (alone if own_line else behind)[token.start[0]] = token.string.lstrip("# ")
+    found = {}
+    for end, (name, start) in names.items():
+        above: list[str] = []
+        while start - 1 - len(above) in alone:
+            above.insert(0, alone[start - 1 - len(above)])
+        text = behind.get(end) or " ".join(above)
+        if text:
+            found[name] = _LITERAL.sub(r"`\1`", text)
+    return found
+
+
+# -- all of them
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "commands": command_list,
+    "command-reference": command_reference,
+    "exit-codes": exit_code_table,
+    "errors": error_table,
+    "python-api": python_api,
+    "trace-columns": trace_columns,
+}
+
+WITH_ARGUMENT: dict[str, Callable[[str], str]] = {
+    "record": record,
+    "codes": codes,
+    "module": module_doc,
+}
