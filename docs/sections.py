@@ -275,7 +275,8 @@ def fields(cls: type) -> str:
             meaning = comments.get(name, "")
             enum = names.get(kind)
             if isinstance(enum, EnumMeta):
-                values = ", ".join(f"`{member.value}`" for member in enum.__members__.values())
+                members: list[Any] = list(enum)
+                values = ", ".join(f"`{member.value}`" for member in members)
                 meaning = f"{meaning}; {values}" if meaning else values
             rows.append((f"`{name}`", f"`{kind}`", default, meaning))
     return table(("field", "type", "default", "meaning"), rows)
