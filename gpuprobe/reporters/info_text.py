@@ -7,14 +7,14 @@ uses it. Names come from elsewhere: they are shown with `visible` and cut by dis
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from gpuprobe._version import __version__
 from gpuprobe.model.devices import Device, GpuProcess, Inventory
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 
-__all__ = ["WIDTH", "cut", "lines", "width", "write"]
+__all__ = ["WIDTH", "DeviceCells", "cells", "cut", "headline", "lines", "width", "write"]
 
 WIDTH = 100
 """Columns that no line exceeds."""
@@ -46,7 +46,7 @@ def write(inventory: Inventory, stream: IO[str]) -> None:
 
 def lines(inventory: Inventory) -> Iterator[str]:
     """The lines, without their ends, none wider than `WIDTH`."""
-    yield cut(_headline(inventory), WIDTH)
+    yield cut(headline(inventory), WIDTH)
     if inventory.devices:
         yield ""
         yield _heading()
@@ -113,7 +113,8 @@ def wrapped(text: str, prefix: str, columns: int) -> Iterator[str]:
     yield line
 
 
-def _headline(inventory: Inventory) -> str:
+def headline(inventory: Inventory) -> str:
+    """The first line: versions, and how many GPUs."""
     parts = [f"gpuprobe {__version__}"]
     if inventory.demo:
         parts.append(f"demo: {visible(inventory.demo)}")
@@ -140,21 +141,46 @@ def _heading() -> str:
     )
 
 
-def _device_lines(device: Device, inventory: Inventory) -> Iterator[str]:
-    identity = device.identity
+class DeviceCells(NamedTuple):
+    """What the table says of one GPU, safe to print."""
+
+    nvml: str
+    cuda: str
+    name: str
+    memory: str
+    utilisation: str
+    temperature: str
+    power: str
+    remarks: tuple[str, ...]
+
+
+def cells(device: Device) -> DeviceCells:
+    """The cells of one GPU. A value that is missing says how in one word."""
     name = device.name.value
     if isinstance(name, Unavailable):
         name = f"({_MISSING[name.status]}: {name.reason})"
     else:
         name = name.removeprefix("NVIDIA ")
+    return DeviceCells(
+        nvml=_index(device.identity.nvml_index),
+        cuda=_cuda_index(device),
+        name=visible(name),
+        memory=_memory(device),
+        utilisation=_short(device.utilisation.gpu, "%"),
+        temperature=_short(device.temperature.gpu, "°C"),
+        power=_power(device),
+        remarks=tuple(_remarks(device)),
+    )
+
+
+def _device_lines(device: Device, inventory: Inventory) -> Iterator[str]:
+    row = cells(device)
     yield (
-        f"{_index(identity.nvml_index):>4} {_cuda_index(device):>4}  "
-        f"{padded(visible(name), _NAME)} {padded(_memory(device), 28)}"
-        f" {_short(device.utilisation.gpu, '%'):>6} {_short(device.temperature.gpu, '°C'):>6}"
-        f" {_power(device):>11}"
+        f"{row.nvml:>4} {row.cuda:>4}  {padded(row.name, _NAME)} {padded(row.memory, 28)}"
+        f" {row.utilisation:>6} {row.temperature:>6} {row.power:>11}"
     ).rstrip()
     mine = [p for p in inventory.processes if p.device == device.key]
-    parts = list(_remarks(device))
+    parts = list(row.remarks)
     if mine:
         more = f" (+{len(mine) - 1} more)" if len(mine) > 1 else ""
         taken = _INDENT + sum(width(part) + 3 for part in parts) + len(more)

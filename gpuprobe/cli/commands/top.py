@@ -1,0 +1,53 @@
+"""Watch the GPUs of this machine on the screen. NVML is asked; no CUDA context is created.
+
+Piped, or with --once, prints what ``gpuprobe info`` would, and exits with 3 where there is no
+driver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from gpuprobe.cli import exit_codes, talk
+from gpuprobe.cli.screen import can_show
+from gpuprobe.errors import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--once", action="store_true", help="print text and exit")
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="SECONDS", help="time between readings"
+    )
+    parser.add_argument(
+        "--demo",
+        metavar="FLEET",
+        nargs="?",
+        const="8xh100",
+        help="look at a fake fleet instead of this machine (default: 8xh100)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from gpuprobe.api.devices import demo_fleets, inventory
+
+    if not 0.05 <= args.interval <= 3600:
+        raise UsageError("--interval takes 0.05 to 3600 seconds")
+    if args.demo is not None and args.demo not in demo_fleets():
+        raise UsageError(f"no such fleet: {args.demo}", hint=f"fleets: {', '.join(demo_fleets())}")
+    if args.once or not can_show():
+        from gpuprobe.reporters import info_text
+
+        found = inventory(("nvml",), args.demo, detail="table")
+        info_text.write(found, sys.stdout)
+        if any(source.available for source in found.sources):
+            return exit_codes.OK
+        talk.say("gpuprobe: no GPU can be asked: is there an NVIDIA driver on this machine?")
+        talk.say("  hint: gpuprobe top --demo shows a fake fleet")
+        return exit_codes.ENVIRONMENT
+
+    from gpuprobe.tui.top_app import TopApp  # 190 ms: Textual
+
+    app = TopApp(args.demo, interval=args.interval)
+    app.run()
+    return app.return_code or exit_codes.OK
