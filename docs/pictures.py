@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 import blocks
 
 REPORT = blocks.DOCS / "images" / "report.svg"
+VIEW = blocks.DOCS / "images" / "view.svg"
 
 # What the picture shows, and what has to run before it.
 BEFORE = "gpuprobe run --level trace --output gpt.gpuprobe examples/train_gpt.py --steps 8"
@@ -79,10 +79,63 @@ def current(lines: list[str], picture: str) -> bool:
     return blocks.same_shape(text_of(picture), [line for line in lines if line])
 
 
-def write(runner: blocks.Runner, where: Path = REPORT) -> None:
-    """Make the picture anew, if what it shows has changed its shape."""
+# Opens the screen without a terminal, goes to the step with the peak, and saves what is seen.
+_SCREEN = """
+import asyncio
+import os
+from pathlib import Path
+
+del os.environ["NO_COLOR"]  # set for the other commands of a page
+
+from gpuprobe.api.live import Followed
+from gpuprobe.tui.view_app import ViewApp
+
+
+async def main():
+    followed = Followed("gpt.gpuprobe")
+    followed.poll()
+    app = ViewApp(followed, interval=3600)
+    async with app.run_test(size=(120, 34)) as pilot:
+        await pilot.press("p")
+        await pilot.pause()
+        picture = app.export_screenshot(title="gpuprobe view gpt.gpuprobe")
+        Path("view.svg").write_text(picture, encoding="utf-8")
+
+
+asyncio.run(main())
+"""
+
+# Textual's pictures load a font from a CDN, and carry an id that is new every time.
+_FONT_FACE = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
+_COMMENT = re.compile(r"\s*<!--.*?-->", re.DOTALL)
+_ID = re.compile(r"terminal-\d+")
+
+
+def view(runner: blocks.Runner, scratch: str = "screen") -> str:
+    """What ``gpuprobe view`` shows of the same recording, as SVG."""
+    cwd = runner.scratch(scratch)
+    for result in (runner.shell(BEFORE, cwd), runner.python(_SCREEN, cwd)):
+        if result.code != 0:
+            raise RuntimeError(result.output)
+    picture = (cwd / "view.svg").read_text(encoding="utf-8")
+    picture = _COMMENT.sub("", _FONT_FACE.sub("", picture))
+    picture = picture.replace("Fira Code", "ui-monospace, Menlo, Consolas")
+    picture = _ID.sub("terminal", picture)
+    return "\n".join(line.rstrip() for line in picture.splitlines()) + "\n"
+
+
+def words(picture: str) -> set[str]:
+    """The words in a picture: what is left of it when every figure may differ."""
+    found = ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")
+    text = " ".join("".join(element.itertext()) for element in found)
+    return set(re.findall(r"[a-z_]{3,}", text, re.IGNORECASE))
+
+
+def write(runner: blocks.Runner) -> None:
+    """Make the pictures anew, where what they show has changed."""
     lines = report_lines(runner)
-    if where.exists() and current(lines, where.read_text(encoding="utf-8")):
-        return
-    where.parent.mkdir(exist_ok=True)
-    where.write_text(svg(lines, "gpuprobe report"), encoding="utf-8")
+    if not REPORT.exists() or not current(lines, REPORT.read_text(encoding="utf-8")):
+        REPORT.write_text(svg(lines, "gpuprobe report"), encoding="utf-8")
+    screen = view(runner)
+    if not VIEW.exists() or words(screen) != words(VIEW.read_text(encoding="utf-8")):
+        VIEW.write_text(screen, encoding="utf-8")

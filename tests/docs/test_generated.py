@@ -87,6 +87,13 @@ def test_the_picture_shows_the_report(runner: blocks.Runner) -> None:
     assert pictures.current(lines, picture), "run: python docs/generate.py --pages"
 
 
+def test_the_picture_shows_the_screen(runner: blocks.Runner) -> None:
+    screen = pictures.words(pictures.view(runner))
+    assert {"forward", "backward", "optimizer", "activation"} <= screen
+    shown = pictures.words(pictures.VIEW.read_text(encoding="utf-8"))
+    assert shown == screen, "run: python docs/generate.py --pages"
+
+
 def test_pictures_and_pages_hold_nothing_of_a_machine() -> None:
     everything = [*blocks.pages(), *(blocks.DOCS / "images").iterdir()]
     for path in everything:
