@@ -19,7 +19,7 @@ from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.devices import Device, Inventory
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.reporters.info_text import cells, headline
-from gpuprobe.tui.base import ProbeApp
+from gpuprobe.tui.base import ProbeApp, fill
 from gpuprobe.tui.plot import draw
 
 __all__ = ["HISTORY", "TopApp"]
@@ -138,9 +138,9 @@ class TopApp(ProbeApp):
         problem = "" if any(s.available for s in found.sources) else _reasons(found)
         self._say(problem)
         self.query_one("#title", Static).update(Text(headline(found), no_wrap=True))
-        self._fill(self._devices, [self._cells(device) for device in found.devices])
+        fill(self._devices, [self._cells(device) for device in found.devices])
         names = {device.key: cells(device).nvml for device in found.devices}
-        self._fill(
+        fill(
             self.query_one("#processes", DataTable),
             [
                 (
@@ -173,18 +173,6 @@ class TopApp(ProbeApp):
     def _cells(self, device: Device) -> tuple[str, ...]:
         row = cells(device)
         return (*row[:7], " · ".join(row.remarks))
-
-    def _fill(self, table: DataTable[Any], rows: list[tuple[str, ...]]) -> None:
-        """Show these rows; the cursor stays where it is."""
-        for at, row in enumerate(rows[: table.row_count]):
-            for column, cell in enumerate(row):
-                if str(table.get_cell_at((at, column))) != cell:  # type: ignore[arg-type]
-                    table.update_cell_at((at, column), Text(cell), update_width=True)  # type: ignore[arg-type]
-        while table.row_count > len(rows):
-            key = table.coordinate_to_cell_key((table.row_count - 1, 0)).row_key  # type: ignore[arg-type]
-            table.remove_row(key)
-        for row in rows[table.row_count :]:
-            table.add_row(*(Text(cell) for cell in row))
 
     def _show_plot(self) -> None:
         plot = self.query_one("#plot", Static)

@@ -20,7 +20,7 @@ from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.recording import Recording
 from gpuprobe.model.text import visible
 from gpuprobe.model.values import Unavailable
-from gpuprobe.tui.base import ProbeApp
+from gpuprobe.tui.base import ProbeApp, fill
 from gpuprobe.tui.plot import draw
 from gpuprobe.tui.run_model import RunModel, detail_lines, model_of
 
@@ -86,6 +86,7 @@ class ViewApp(ProbeApp):
         self.recording: Recording | None = None
         self.run_model: RunModel | None = None
         self._rank = 0
+        self._shown_rank = -1
         self._peaks: dict[tuple[int, int], StepPeak | Unavailable] = {}
 
     def compose(self) -> ComposeResult:
@@ -158,25 +159,19 @@ class ViewApp(ProbeApp):
         self.query_one("#title", Static).update(Text(title))
         table: DataTable[Any] = self.query_one(DataTable)
         at_end = table.cursor_row >= table.row_count - 1
-        known = min(table.row_count, len(model.rows))
-        # A running program appends; only a step that a second optimizer amended changes.
-        if known and self._shown_rank == model.rank:
-            first = max(0, known - 1)
-            for _ in range(table.row_count - first):
-                table.remove_row(table.coordinate_to_cell_key((table.row_count - 1, 0)).row_key)  # type: ignore[arg-type]
-        else:
-            first = 0
-            table.clear()
+        # A running program appends; of what is shown, only the last step may change (a second
+        # optimizer's step that was found to belong to it).
+        unchanged = max(0, table.row_count - 1) if self._shown_rank == model.rank else 0
         self._shown_rank = model.rank
-        for row in model.rows[first:]:
-            cells = (str(row.index), row.time, row.peak, row.end, row.phase, row.note)
-            table.add_row(*(Text(cell) for cell in cells))
+        fill(
+            table,
+            [(str(r.index), r.time, r.peak, r.end, r.phase, r.note) for r in model.rows],
+            unchanged=unchanged,
+        )
         if at_end and model.running and table.row_count:
             table.move_cursor(row=table.row_count - 1)
         self._show_plot()
         self._show_detail()
-
-    _shown_rank = -1
 
     def _show_plot(self) -> None:
         model = self.run_model

@@ -1,0 +1,123 @@
+"""The plot and what the screens show, as plain data."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuprobe.api.live import StepPeak
+from gpuprobe.model.memory import AllocatorCounts, Category
+from gpuprobe.model.recording import RankRecording, Recording
+from gpuprobe.model.session import (
+    DeviceWindow,
+    Environment,
+    HostWindow,
+    KnownTensors,
+    Phase,
+    ProgramError,
+    Session,
+    SessionEnd,
+    Step,
+)
+from gpuprobe.model.values import Bytes, Peak, Unavailable
+from gpuprobe.tui.plot import draw
+from gpuprobe.tui.run_model import detail_lines, model_of
+
+MIB = 1 << 20
+
+
+@given(st.lists(st.integers(0, 1 << 40), max_size=400), st.integers(14, 200), st.integers(2, 30))
+def test_a_plot_fits_and_loses_no_peak(values: list[int], width: int, height: int) -> None:
+    plot = draw(values, width, height)
+    assert len(plot.lines) == height
+    assert all(len(line) <= max(width, 17) for line in plot.lines)
+    if not values:
+        return
+    shown = [index for column in plot.columns for index in column]
+    assert set(shown) == set(range(len(values)))
+    top = plot.lines[0][plot.offset :]
+    if max(values):  # the highest value reaches the top, in the column that holds it
+        full = {i for i, cell in enumerate(top) if cell == "█"}
+        at = values.index(max(values))
+        assert any(at in plot.columns[i] for i in full)
+
+
+def step(index: int, peak: int, *, ended_by: str = "optimizer", exact: bool = True) -> Step:
+    size = Bytes(peak // 2)
+    counts = AllocatorCounts(size, size, Bytes(peak * 2), size)
+
+    def window(high: int) -> DeviceWindow:
+        bounds = Peak.exactly(high) if exact else Peak(high, high * 2)
+        return DeviceWindow("cuda:0", counts, counts, bounds, bounds)
+
+    phases = (
+        Phase("forward", 0, 3_000, 1, (window(peak // 2),)),
+        Phase("forward/inner", 0, 1_000, 1, (window(peak),)),
+        Phase("backward", 3_000, 2_000, 1, (window(peak),)),
+    )
+    tensors = KnownTensors("cuda:0", {Category.PARAMETER: Bytes(MIB)}, Bytes(3 * MIB))
+    return Step(
+        index, 0, 5_000, phases, (window(peak),), HostWindow(), (tensors,), ended_by=ended_by
+    )
+
+
+def recording(*ranks: RankRecording) -> Recording:
+    return Recording("/runs/mine.gpuprobe", (1, 0), ranks)
+
+
+def rank(*steps: Step, end: SessionEnd | None = None, number: int = 0) -> RankRecording:
+    session = Session(0.0, 1, ("train.py",), "trace", ("cuda:0",), "/runs", rank=number)
+    environment = Environment("0", "3", "Linux", "another-host", torch="2.13.0")
+    return RankRecording(session, environment, steps, end=end)
+
+
+def test_the_table_shows_peaks_and_their_phase() -> None:
+    model = model_of(recording(rank(step(0, 4 * MIB), step(1, 9 * MIB), end=SessionEnd(10**9))))
+    assert model.title == "mine.gpuprobe"
+    assert model.state == "complete after 1.00 s"
+    assert model.measure == "allocated on cuda:0"
+    assert [row.peak for row in model.rows] == ["4.0 MiB", "9.0 MiB"]
+    assert {row.phase for row in model.rows} == {"backward"}
+    assert model.highest == 1
+    assert not model.running
+
+
+def test_bounds_are_shown_as_such() -> None:
+    model = model_of(recording(rank(step(0, MIB, exact=False), end=SessionEnd(1))))
+    assert model.rows[0].peak == "≥1.0 MiB"
+
+
+def test_states_in_words() -> None:
+    failed = SessionEnd(1, ProgramError("KeyError", "\x1b[31mred"))
+    assert model_of(recording(rank(end=failed))).state == "failed: KeyError: \\x1b[31mred"
+    # On another machine nobody can tell whether it still runs: it is followed.
+    assert model_of(recording(rank(step(0, MIB)))).running
+    assert model_of(recording()).state == "no rank has begun"
+
+
+def test_without_device_counters_the_process_is_shown() -> None:
+    host = HostWindow(Bytes(MIB), Bytes(2 * MIB), Peak(2 * MIB, 3 * MIB))
+    phase = Phase("forward", 0, 1, 1, (), host)
+    model = model_of(recording(rank(Step(0, 0, 1, (phase,), (), host), end=SessionEnd(1))))
+    assert model.measure == "resident memory of the process"
+    row = model.rows[0]
+    assert (row.peak, row.end, row.phase) == ("≥2.0 MiB", "2.0 MiB", "forward")
+
+
+def test_ranks_are_chosen_by_position_and_clamped() -> None:
+    both = recording(rank(step(0, MIB)), rank(step(0, 2 * MIB), number=1))
+    assert [model_of(both, i).rows[0].peak for i in (0, 1, 9)] == ["1.0 MiB", "2.0 MiB", "2.0 MiB"]
+    assert "rank 1 of 2" in model_of(both, 1).facts
+
+
+def test_the_panel_says_what_it_knows_and_what_not() -> None:
+    model = model_of(recording(rank(step(0, 4 * MIB), end=SessionEnd(1))))
+    row = model.rows[0]
+    waiting = "\n".join(detail_lines(model, row, None))
+    assert "reading the trace" in waiting
+    assert "everything else" in waiting
+    assert "  inner" in waiting  # nested phases are indented
+    missing = detail_lines(model, row, Unavailable("no trace\x1b"))
+    assert "no trace\\x1b" in missing
+    peak = StepPeak("cuda:0", 4 * MIB, "backward", (), (), ())
+    assert "4.0 MiB on cuda:0, in backward" in detail_lines(model, row, peak)
