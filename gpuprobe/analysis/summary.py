@@ -239,7 +239,7 @@ def _table(
         "total": sum(share.bytes for share in shares),
         "rows": [row(share) for share in shown],
         "remainder": {
-            "what": f"{len(rest)} more {what}",
+            "what": f"{len(rest)} more {what[:-1] if len(rest) == 1 else what}",
             "bytes": sum(share.bytes for share in rest),
             "blocks": sum(share.blocks for share in rest),
         },

@@ -40,11 +40,12 @@ class Segment(NamedTuple):
 
 
 class _Level:
-    __slots__ = ("name", "sticky")
+    __slots__ = ("again", "name", "sticky")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.sticky = False
+        self.again = 0  # how often it was entered again while it was on
 
 
 class Timeline:
@@ -65,7 +66,12 @@ class Timeline:
         """The phase that is on now. An attribute: it is read at every allocation."""
 
     def enter(self, name: str) -> None:
-        """Begin the phase ``name`` inside the one that is on."""
+        """Begin the phase ``name`` inside the one that is on. If that has the same name (the
+        program's own ``forward`` around the one that a hook reports), it is one phase.
+        """
+        if self._stack and not self._stack[-1].sticky and self._stack[-1].name == name:
+            self._stack[-1].again += 1
+            return
         if self._stack and self._stack[-1].sticky:
             if self._stack[-1].name == name:  # forward again: the same phase goes on
                 self._stack[-1].sticky = False
@@ -80,6 +86,9 @@ class Timeline:
         """End the innermost phase that is not already over."""
         if self._stack and self._stack[-1].sticky:
             self._stack.pop()  # it was over; what encloses it is left now
+        if self._stack and self._stack[-1].again:
+            self._stack[-1].again -= 1
+            return
         if self._stack and sticky:
             self._stack[-1].sticky = True
             return

@@ -153,7 +153,7 @@ def test_files_without_text_or_shape(tmp_path: Path) -> None:
 def test_this_very_process_in_the_real_proc() -> None:
     process = describe_processes((GpuProcess(os.getpid(), "GPU-1", ("compute",)),), ProcTree())[0]
     assert process.uid.value == os.getuid()
-    assert "pytest" in str(process.command.value)
+    assert "python" in str(process.command.value)  # under xdist it does not say pytest
     assert isinstance(process.started_at.value, float)
 
 

@@ -166,3 +166,15 @@ def test_what_cannot_be_read_stays_unavailable() -> None:
     assert step.host.rss_start == reason
     assert step.host.rss_peak == reason
     assert step.windows == ()
+
+
+def test_a_phase_inside_one_of_the_same_name_is_that_phase() -> None:
+    timeline = Timeline(Machine().read)
+    timeline.enter("forward")  # the program's own
+    for _ in range(2):
+        timeline.enter("forward")  # what the hook reports
+        timeline.leave(sticky=True)
+        assert timeline.path == "forward"
+    timeline.leave()
+    assert timeline.path == "other"
+    assert [s.path for s in timeline.cut()] == [SETUP, "forward", "other"]
