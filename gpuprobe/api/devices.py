@@ -132,6 +132,7 @@ class DeviceWatch:
         """Ask every source again."""
         from gpuprobe.probes.host import describe_host, describe_processes, kernel_module
         from gpuprobe.probes.reconcile import join, join_drivers
+        from gpuprobe.probes.topology import join_topology
         from gpuprobe.probes.waterfall import waterfall
 
         full = self.detail == "full"
@@ -174,7 +175,7 @@ class DeviceWatch:
                 waterfall(d, processes, os.getuid(), _unlisted(d.key, views, errors))
                 for d in joined.devices
             ),
-            topology=next((v.topology for v in views if v.topology is not None), None),
+            topology=join_topology(views),
             errors=tuple(errors),
             demo=self._demo,
         )

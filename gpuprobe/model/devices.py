@@ -455,12 +455,15 @@ class TopologyCell:
     ``nvlinks`` counts active links between the two, directly or through switches.
     ``ancestor``: ``internal``, ``single``, ``multiple``, ``hostbridge``, ``node``, ``system``
     (NVML's words: the PCIe path crosses a board, one switch, several, a host bridge, a NUMA
-    node, or the link between nodes). ``p2p``: ``ok``, or why not.
+    node, or the link between nodes). ``p2p``: ``ok``, or why not, as NVML has it. ``peer``:
+    whether CUDA lets a kernel on one read the other's memory (``cuDeviceCanAccessPeer``, which
+    is what torch's and pycuda's ``can_access_peer`` ask), for GPUs that CUDA sees.
     """
 
     nvlinks: Reading[int] = NOT_READ
     ancestor: Reading[str] = NOT_READ
     p2p: Reading[str] = NOT_READ
+    peer: Reading[bool] = NOT_READ
 
 
 @record(frozen=True, slots=True)

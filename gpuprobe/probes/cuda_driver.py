@@ -19,6 +19,8 @@ from gpuprobe.model.devices import (
     DriverInfo,
     ProbeError,
     SourceStatus,
+    TopologyCell,
+    TopologyMatrix,
 )
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import Detail, SourceView
@@ -111,7 +113,31 @@ class CudaDriverSource:
             for ordinal in range(0 if isinstance(number, Unavailable) else number)
         )
         driver = DriverInfo(cuda=Reading(text, "cuda"))
-        return SourceView("cuda", devices, driver=driver, errors=tuple(errors))
+        topology = self._peers(devices, errors) if detail == "full" else None
+        return SourceView("cuda", devices, driver=driver, topology=topology, errors=tuple(errors))
+
+    def _peers(self, devices: tuple[Device, ...], errors: list[ProbeError]) -> TopologyMatrix:
+        """Which GPU may read which other's memory. Creates no context, unlike torch's call."""
+        handles = []
+        for ordinal, device in enumerate(devices):
+            handle = ctypes.c_int()
+            self._call(errors, device.key, "cuDeviceGet", ctypes.byref(handle), ordinal)
+            handles.append(handle)
+
+        def cell(a: int, b: int) -> TopologyCell | None:
+            if a == b:
+                return None
+            answer = self._integer(
+                errors, devices[a].key, "cuDeviceCanAccessPeer", handles[a], handles[b]
+            )
+            known = answer if isinstance(answer, Unavailable) else bool(answer)
+            return TopologyCell(peer=Reading(known, "cuda"))
+
+        numbers = range(len(devices))
+        return TopologyMatrix(
+            tuple(device.key for device in devices),
+            tuple(tuple(cell(a, b) for b in numbers) for a in numbers),
+        )
 
     def _call(
         self, errors: list[ProbeError], key: str, name: str, *args: Any

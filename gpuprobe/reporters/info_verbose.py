@@ -207,3 +207,22 @@ def _topology(topology: TopologyMatrix, inventory: Inventory) -> Iterator[str]:
         yield f"{label:>5} " + "".join(f"{text:>{column}}" for text in cells)
     if len(labels) > fit:
         yield f"      ({len(labels) - fit} more columns: gpuprobe info --json)"
+    yield f"  {_peers(topology, labels)}"
+
+
+def _peers(topology: TopologyMatrix, labels: list[str]) -> str:
+    """Which GPUs may read one another's memory, in one sentence."""
+    cells = [
+        (f"{labels[i]}→{labels[j]}", cell.peer.value)
+        for i, row in enumerate(topology.cells)
+        for j, cell in enumerate(row)
+        if cell is not None
+    ]
+    asked = [(pair, value) for pair, value in cells if isinstance(value, bool)]
+    refused = [pair for pair, value in asked if not value]
+    if not asked:
+        return "peer access: not known (the CUDA driver was not asked, or sees one GPU)"
+    if not refused:
+        return f"peer access: CUDA allows all {len(asked)} pairs that it sees"
+    shown = ", ".join(refused[:8]) + (" …" if len(refused) > 8 else "")
+    return f"peer access: CUDA refuses {len(refused)} of {len(asked)} pairs: {shown}"

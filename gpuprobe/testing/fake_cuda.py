@@ -88,6 +88,11 @@ class FakeCuda:
         _into(out).value = values[number]
         return None
 
+    def c_cuDeviceCanAccessPeer(self, out: Any, device: Any, peer: Any) -> None:
+        # nvml.h, nvmlGpuP2PStatus_t: 0 is "ok". Both ends must be able to.
+        both = (self._device(device), self._device(peer))
+        _into(out).value = int(all(facts.get("p2p", 0) == 0 for facts in both))
+
     def _device(self, device: Any) -> Mapping[str, Any]:
         if self._visible is None:
             raise UnexpectedCall("a device was asked before cuInit")

@@ -13,6 +13,7 @@ import pytest
 
 from gpuprobe.api.devices import demo_fleets, inventory
 from gpuprobe.model.devices import Inventory
+from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters import info_json, info_text, info_verbose
 
 FLEETS = sorted(demo_fleets())
@@ -227,3 +228,23 @@ def test_text_is_cut_by_what_it_takes_on_a_terminal(text: str, columns: int, exp
 
 def test_stacked_combining_characters_are_cut() -> None:
     assert len(info_text.cut("a" + "\u0301" * 10_000, 20)) <= 81
+
+
+def test_peer_access_is_what_cuda_says() -> None:
+    """Both ends must allow it; a GPU that CUDA does not see has no answer."""
+    found = inventory(("nvml", "cuda"), "throttled")
+    assert found.topology is not None
+    answers = [
+        [cell and cell.peer.value for cell in row]  # None on the diagonal
+        for row in found.topology.cells
+    ]
+    assert answers == [[None, True, False], [True, None, False], [False, False, None]]
+    hidden = inventory(("nvml", "cuda"), "8xh100").topology
+    assert hidden is not None
+    cell = hidden.cells[0][7]
+    assert cell is not None
+    assert isinstance(cell.peer.value, Unavailable)
+    assert cell.nvlinks.value == 18  # NVML's part is untouched
+    alone = inventory(("cuda",), "throttled").topology
+    assert alone is not None
+    assert len(alone.devices) == 3
