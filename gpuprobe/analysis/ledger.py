@@ -25,10 +25,14 @@ from operator import sub
 
 from gpuprobe.analysis.columns import selector
 from gpuprobe.analysis.layout import BlockSizes
+from gpuprobe.errors import DataError
 from gpuprobe.model.memory import BlockState, TraceAction
 from gpuprobe.model.trace import COLUMNS, EventColumns, LiveColumns, MemoryTrace
 
 __all__ = ["Checks", "Ledger", "ledger"]
+
+_MOST_BYTES = 1 << 61
+"""Beyond this, sums could leave the 8 bytes of a column."""
 
 _ALLOC = TraceAction.ALLOC.code
 _FREE_REQUESTED = TraceAction.FREE_REQUESTED.code
@@ -145,11 +149,16 @@ def ledger(trace: MemoryTrace | Ledger) -> Ledger:
     """Match every free with its allocation. A ledger is returned as it is.
 
     Functions that take a trace also take its ledger, so that several of them share the pass.
+    Raises DataError for sizes that no device has (more than 2 EiB in all).
     """
     if isinstance(trace, Ledger):
         return trace
     events = trace.events
     count = len(events)
+    held = sum(trace.baseline.size) + sum(segment.total_size for segment in trace.segments)
+    blocks = sum(b.size + b.requested_size for s in trace.segments for b in s.blocks)
+    if max(held, blocks) + sum(events.size) > _MOST_BYTES:
+        raise DataError("damaged memory trace: its sizes add up to more than any device has")
     checks = Checks()
     is_alloc = selector(events.action, _ALLOC)
     start = array("q", compress(range(count), is_alloc))
