@@ -16,6 +16,7 @@ from typing import Any
 
 from gpuprobe._version import __version__
 from gpuprobe.analysis.advice import Evidence, advise
+from gpuprobe.analysis.forensics import forensics
 from gpuprobe.analysis.growth import Growth, growth_of
 from gpuprobe.analysis.highwater import HighWater, Share, by_category, by_line, by_module
 from gpuprobe.analysis.peaks import (
@@ -94,6 +95,7 @@ def summarize(
         "top_lines": _lines(mark, top),
         "top_modules": _modules(mark, top),
         "growth": None if growth is None else _growth(growth, top),
+        **forensics(site),
         "steps": {
             "highlights": _highlights(site),
             "rows": [_step(rank, step) for rank in recording.ranks for step in rank.steps],

@@ -41,7 +41,10 @@ def render(report: Report, style: Style) -> Iterator[str]:
         (_categories_title(report["categories"]), _shares(report["categories"], style)),
         ("Lines at the peak", _shares(report["top_lines"], style)),
         ("Modules at the peak", _modules(report["top_modules"], style)),
+        ("Why it ran out of memory", _failures(report["out_of_memory"], style)),
         ("Growth", _growth(report["growth"], style)),
+        ("Kept from step to step", _leaks(report["leaks"], style)),
+        ("Fragmentation", _fragmentation(report["fragmentation"], style)),
         ("Devices", _devices(report, style)),
         ("Steps", _steps(report, style)),
         ("Findings", _findings(report["findings"], style)),
@@ -217,6 +220,40 @@ def _growth(growth: Report | None, style: Style) -> Iterator[str]:
             if row["bytes"] > 0:
                 start = f"  {human_delta(row['bytes']):>10}         "
                 yield start + style.fit(style.path(row["key"]), style.width - len(start))
+
+
+def _failures(failures: list[Report], style: Style) -> Iterator[str]:
+    for failure in failures[-2:]:  # a program that retries fails again and again
+        for sentence in failure["sentences"]:
+            yield from style.wrapped(_relative(sentence, style), first="  ", rest="    ")
+    if failures:
+        text = "Which other allocator settings would have fitted: gpuprobe replay --search"
+        yield from style.wrapped(text, first="  ", rest="    ")
+
+
+def _leaks(leaks: Report, style: Style) -> Iterator[str]:
+    """Only lines that keep leaving blocks behind; nothing to say is not said."""
+    for row in leaks.get("rows", ())[:5]:
+        start = f"  {human_bytes(row['bytes']):>10}  {human_delta(row['bytes_per_step'])} a step  "
+        yield start + style.fit(style.path(row["key"]), style.width - len(start))
+
+
+def _fragmentation(found: Report, style: Style) -> Iterator[str]:
+    if "unavailable" in found:
+        return
+    columns = ("reserved", "allocated", "rounding", "free", "largest_hole")
+    yield " " * 11 + "".join(f"{name.replace('_', ' '):>13}" for name in columns)
+    for name in ("peak", "end"):
+        account = found[name]
+        if "unavailable" in account:
+            reason = f"at the {name}: not known ({account['unavailable']})"
+            yield from style.wrapped(reason, first="  ", rest="    ")
+            continue
+        cells = "".join(f"{human_bytes(account['total'][column]):>13}" for column in columns)
+        yield f"  at {name:<6}{cells}"
+    if "unavailable" not in found["end"]:
+        for sentence in found["end"]["why_it_stays"][:3]:
+            yield from style.wrapped(_relative(sentence, style), first="  ", rest="    ")
 
 
 # -- devices and steps

@@ -1,0 +1,157 @@
+"""The report's sections on what the allocator did with its memory: how it was cut up, what
+outlived its steps, and why an allocation failed. Plain data, ready for JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuprobe.analysis.fragmentation import Fragmentation, PoolSpace, fragmentation
+from gpuprobe.analysis.highwater import high_water
+from gpuprobe.analysis.leaks import Leaks, leaks, leaks_over_steps
+from gpuprobe.analysis.ledger import Ledger, ledger
+from gpuprobe.analysis.moment import layout_at
+from gpuprobe.analysis.oom import OomReport, oom_reports
+from gpuprobe.analysis.peaks import PeakSite
+from gpuprobe.errors import DataError
+from gpuprobe.model.codec import to_plain
+from gpuprobe.model.values import ReadStatus, Unavailable
+
+__all__ = ["forensics"]
+
+_MOST = 10
+"""Rows of pools, pins and leaking lines. All of them are in the trace."""
+
+Plain = dict[str, Any]
+
+
+def forensics(site: PeakSite | None) -> Plain:
+    """``fragmentation`` (at the end and at the peak), ``leaks`` and ``out_of_memory``."""
+    if site is None:
+        return _nothing(Unavailable("nothing was measured", ReadStatus.NOT_COLLECTED))
+    try:
+        books = _books(site)
+        if not books:
+            return _nothing(Unavailable("no step was traced", ReadStatus.NOT_COLLECTED))
+        book = max(books, key=lambda b: high_water(b).allocated)
+        return {
+            "fragmentation": _fragmentation(book),
+            "leaks": _leaks(site, book),
+            "out_of_memory": [_failure(r) for b in books for r in oom_reports(b)],
+        }
+    except DataError as error:
+        return _nothing(Unavailable(str(error)))
+
+
+def _nothing(reason: Unavailable) -> Plain:
+    plain = to_plain(reason)
+    return {"fragmentation": plain, "leaks": plain, "out_of_memory": []}
+
+
+def _books(site: PeakSite) -> list[Ledger]:
+    """The traces that tell: of the peak's step and of the last one; or all of a snapshot."""
+    steps = site.rank.steps
+    if not steps:
+        traces = list(site.rank.load_traces())
+    else:
+        chosen = {step.index: step for step in (site.step, steps[-1]) if step is not None}
+        traces = [trace for step in chosen.values() for trace in site.rank.traces_of(step)]
+    return [ledger(trace) for trace in traces if trace.device == site.device]
+
+
+def _fragmentation(book: Ledger) -> Plain:
+    layout = layout_at(book, high_water(book).event)
+    peak = (
+        layout
+        if isinstance(layout, Unavailable)
+        else fragmentation(book.trace, layout, moment="peak")
+    )
+    end = fragmentation(book.trace)
+    if isinstance(end, Unavailable):
+        return to_plain(end)  # type: ignore[no-any-return]
+    return {"end": _account(end), "peak": _account(peak)}
+
+
+def _account(found: Fragmentation | Unavailable) -> Plain:
+    if isinstance(found, Unavailable):
+        return to_plain(found)  # type: ignore[no-any-return]
+    return {
+        "total": _space(found.total),
+        "pools": [
+            {
+                "pool": list(pool.pool),
+                "segment_type": pool.segment_type,
+                "stream": pool.stream,
+                **_space(pool),
+            }
+            for pool in found.pools[:_MOST]
+        ],
+        "pins": [
+            {
+                "segment_bytes": pin.total,
+                "free": pin.free,
+                "held": pin.held,
+                "blocks": len(pin.blocks),
+                "lines": [{"key": s.key, "bytes": s.bytes} for s in pin.by_line[:3]],
+            }
+            for pin in found.pins[:_MOST]
+        ],
+        "why_it_stays": list(found.why_it_stays),
+    }
+
+
+def _space(space: PoolSpace) -> Plain:
+    """``allocated + pending + free = reserved``; ``returnable + pinned = free``."""
+    return {
+        "segments": space.segments,
+        "reserved": space.reserved,
+        "allocated": space.allocated,
+        "rounding": space.rounding,
+        "pending": space.pending,
+        "free": space.free,
+        "largest_hole": space.largest_hole,
+        "returnable": space.returnable,
+        "pinned": space.pinned,
+    }
+
+
+def _leaks(site: PeakSite, book: Ledger) -> Plain:
+    found: Leaks | Unavailable
+    if site.rank.steps:
+        traces = (t for s in site.rank.steps for t in site.rank.traces_of(s))
+        found = leaks_over_steps(t for t in traces if t.device == site.device)
+    else:
+        found = leaks(book)
+    if isinstance(found, Unavailable):
+        return to_plain(found)  # type: ignore[no-any-return]
+    return {
+        "boundaries": found.source,
+        "steps": found.steps,
+        "survive": found.survive,
+        "rows": [
+            {
+                "key": line.line,
+                "bytes": line.bytes,
+                "blocks": line.blocks,
+                "bytes_per_step": line.per_step,
+                "seen_in_steps": list(line.steps[:_MOST]),
+            }
+            for line in found.leaking[:_MOST]
+        ],
+    }
+
+
+def _failure(report: OomReport) -> Plain:
+    return {
+        "device": report.device,
+        "line": report.line,
+        "asked": report.asked,
+        "needed": report.needed,
+        "device_free": report.device_free,
+        "allocated": report.allocated,
+        "reserved": to_plain(report.reserved),
+        "largest_hole": to_plain(report.largest_hole),
+        "usable_hole": to_plain(report.usable_hole),
+        "private_pools": to_plain(report.private_pools),
+        "sentences": list(report.sentences),
+    }

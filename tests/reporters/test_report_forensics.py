@@ -1,0 +1,114 @@
+"""The report on how memory was cut up, what outlived its steps, and why an allocation failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from report_builders import ALLOC, MIB, environment, recording, session, step
+from test_report_data import checked, words
+
+from gpuprobe.allocator.driver import SimulatedDriver
+from gpuprobe.allocator.recorder import TraceRecorder
+from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.model.recording import RankRecording, Recording
+from gpuprobe.model.trace import AllocatorSettings, Frame, MemoryTrace
+
+
+def snapshot(*traces: MemoryTrace) -> Recording:
+    devices = tuple(made.device for made in traces)
+    rank = RankRecording(session(devices=devices), environment(), load_traces=lambda: iter(traces))
+    return Recording("oom.pickle", (1, 0), (rank,), kind="snapshot")
+
+
+def program(sizes: list[int], capacity: int, keep_every: int) -> MemoryTrace:
+    """Allocate all, free all but every ``keep_every``-th, then ask for a block of 15 MiB."""
+    sim = Simulator(AllocatorSettings(), SimulatedDriver(capacity, "ascending"))
+    recorder = TraceRecorder(sim)
+    blocks = [sim.malloc(size) for size in sizes]
+    for number, block in enumerate(blocks):
+        if block is not None and number % keep_every:
+            sim.free(block)
+    sim.malloc(15 * MIB)
+    made = recorder.trace()
+    table = made.stacks
+    stack = table.stack((table.frame(Frame("/home/u/project/model.py", 12, "forward")),))
+    made.events.stack.extend([stack] * (len(made.events) - len(made.events.stack)))
+    return made
+
+
+def spaces(report: dict[str, Any]) -> list[dict[str, Any]]:
+    found = report["fragmentation"]
+    return [
+        space for name in ("end", "peak") for space in (found[name]["total"], *found[name]["pools"])
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(1, 30 * MIB), min_size=1, max_size=12),
+    st.sampled_from([60 * MIB, 400 * MIB]),
+    st.integers(1, 4),
+)
+def test_every_space_adds_up(sizes: list[int], capacity: int, keep_every: int) -> None:
+    report = checked(snapshot(program(sizes, capacity, keep_every)))
+    if "unavailable" in report["fragmentation"]:
+        assert report["peak"]["measure"] is None or not report["devices"]
+        return
+    for space in spaces(report):
+        assert space["allocated"] + space["pending"] + space["free"] == space["reserved"]
+        assert space["returnable"] + space["pinned"] == space["free"]
+        assert 0 <= space["largest_hole"] <= space["free"]
+        assert 0 <= space["rounding"] <= space["allocated"]
+    for name in ("end", "peak"):
+        account = report["fragmentation"][name]
+        for what in ("reserved", "allocated", "free", "segments"):
+            assert sum(pool[what] for pool in account["pools"]) == account["total"][what]
+
+
+def test_a_failed_allocation_is_explained_first() -> None:
+    report = checked(snapshot(program([9 * MIB] * 10, 100 * MIB, 2)))
+    (failure,) = report["out_of_memory"]
+    assert failure["asked"] == 15 * MIB
+    assert failure["largest_hole"] == 11 * MIB  # what is left of a segment of 20
+    text = words(report)
+    assert (
+        "Why it ran out of memory An allocation of 15.0 MiB failed at /home/u/project/model.py:12"
+        in text
+    )
+    assert "no single hole was: fragmentation" in text
+    assert "gpuprobe replay --search" in text
+    assert text.index("Why it ran out") < text.index("Fragmentation")
+
+
+def test_lines_that_leave_blocks_in_every_step_are_named() -> None:
+    """Each step makes 500 bytes at line 9 that nobody frees; line 3's are there from the start."""
+    traces = []
+    for index in range(6):
+        made = MemoryTrace("cpu", step=index)
+        table = made.stacks
+        keeps, leaks = (
+            table.stack((table.frame(Frame("train.py", line, "loop")),)) for line in (3, 9)
+        )
+        (made.baseline if index else made.events).append(ALLOC, 1, 1000, stack=keeps)
+        for earlier in range(index):
+            made.baseline.append(ALLOC, 100 + earlier, 500, stack=leaks)
+        made.events.append(ALLOC, 100 + index, 500, stack=leaks)
+        traces.append(made)
+    ends = [1000 + 500 * (i + 1) for i in range(6)]
+    steps = [step(i, {"forward": end}, end=end) for i, end in enumerate(ends)]
+    report = checked(recording(steps, traces))
+    (row,) = report["leaks"]["rows"]
+    assert row["key"] == "train.py:9 in loop"
+    assert row["bytes_per_step"] == 500
+    assert report["leaks"]["steps"] == 6
+    assert "+500 B a step train.py:9 in loop" in words(report)
+
+
+def test_without_a_trace_nothing_is_guessed() -> None:
+    report = checked(recording([step(0, {"forward": 5})], ()))
+    assert "unavailable" in report["fragmentation"]
+    assert "unavailable" in report["leaks"]
+    assert report["out_of_memory"] == []
+    assert "Fragmentation" not in words(report)
