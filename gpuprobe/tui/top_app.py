@@ -83,23 +83,28 @@ class TopApp(ProbeApp):
         self._utilisation: dict[str, deque[int]] = {}
 
     def compose(self) -> ComposeResult:
-        yield Static("asking …", id="title", markup=False)
-        yield Static(id="problem", markup=False)
-        yield DataTable(id="devices", cursor_type="row", zebra_stripes=True)
-        yield Static(id="plot", markup=False)
-        yield DataTable(id="processes", cursor_type="row")
-        yield Static(id="notes", markup=False)
+        # Kept, and not looked up: a message may still come while the screen is being taken down.
+        self._title = Static("asking …", id="title", markup=False)
+        self._problem = Static(id="problem", markup=False)
+        self._devices: DataTable[Any] = DataTable(
+            id="devices", cursor_type="row", zebra_stripes=True
+        )
+        self._plot = Static(id="plot", markup=False)
+        self._processes: DataTable[Any] = DataTable(id="processes", cursor_type="row")
+        self._notes = Static(id="notes", markup=False)
+        yield self._title
+        yield self._problem
+        yield self._devices
+        yield self._plot
+        yield self._processes
+        yield self._notes
         yield Footer()
 
     def on_mount(self) -> None:
         self._devices.add_columns(*_DEVICES)
-        self.query_one("#processes", DataTable).add_columns(*_PROCESSES)
+        self._processes.add_columns(*_PROCESSES)
         self._devices.focus()
         self.run_worker(self._watch, thread=True, exclusive=True)
-
-    @property
-    def _devices(self) -> DataTable[Any]:
-        return self.query_one("#devices", DataTable)
 
     # -- reading, in a thread
 
@@ -137,11 +142,11 @@ class TopApp(ProbeApp):
                 self._kept(self._utilisation, device).append(utilisation)
         problem = "" if any(s.available for s in found.sources) else _reasons(found)
         self._say(problem)
-        self.query_one("#title", Static).update(Text(headline(found), no_wrap=True))
+        self._title.update(Text(headline(found), no_wrap=True))
         fill(self._devices, [self._cells(device) for device in found.devices])
         names = {device.key: cells(device).nvml for device in found.devices}
         fill(
-            self.query_one("#processes", DataTable),
+            self._processes,
             [
                 (
                     names.get(process.device, "?"),
@@ -156,16 +161,15 @@ class TopApp(ProbeApp):
         )
         notes = [f"! {one.message}" for one in found.disagreements if not one.expected]
         notes += [f"! {error.source}: {error.message}" for error in found.errors if not problem]
-        self.query_one("#notes", Static).update(Text("\n".join(visible(n) for n in notes)))
+        self._notes.update(Text("\n".join(visible(n) for n in notes)))
         self._show_plot()
 
     def on_top_app_failed(self, message: Failed) -> None:
         self._say(message.text)
 
     def _say(self, text: str) -> None:
-        problem = self.query_one("#problem", Static)
-        problem.set_class(bool(text), "shown")
-        problem.update(Text(visible(text)))
+        self._problem.set_class(bool(text), "shown")
+        self._problem.update(Text(visible(text)))
 
     def _kept(self, histories: dict[str, deque[int]], device: Device) -> deque[int]:
         return histories.setdefault(device.key, deque(maxlen=HISTORY))
@@ -175,7 +179,7 @@ class TopApp(ProbeApp):
         return (*row[:7], " · ".join(row.remarks))
 
     def _show_plot(self) -> None:
-        plot = self.query_one("#plot", Static)
+        plot = self._plot
         found, row = self.inventory, self._devices.cursor_row
         if found is None or not 0 <= row < len(found.devices) or not plot.content_size.width:
             plot.update("")

@@ -90,20 +90,27 @@ class ViewApp(ProbeApp):
         self._peaks: dict[tuple[int, int], StepPeak | Unavailable] = {}
 
     def compose(self) -> ComposeResult:
-        yield Static(id="title", markup=False)
-        yield Static(id="problem", markup=False)
+        # Kept, and not looked up: a message may still come while the screen is being taken down.
+        self._title = Static(id="title", markup=False)
+        self._problem = Static(id="problem", markup=False)
+        self._plot = Static(id="plot", markup=False)
+        self._table: DataTable[Any] = DataTable(id="steps", cursor_type="row", zebra_stripes=True)
+        self._detail = Static(id="detail", markup=False)
+        self._unseen = Static(id="unseen", markup=False)
+        yield self._title
+        yield self._problem
         with Horizontal():
             with Vertical(id="left"):
-                yield Static(id="plot", markup=False)
-                yield DataTable(id="steps", cursor_type="row", zebra_stripes=True)
+                yield self._plot
+                yield self._table
             with VerticalScroll(id="panel"):
-                yield Static(id="detail", markup=False)
-                yield Static(id="unseen", markup=False)
+                yield self._detail
+                yield self._unseen
         yield Footer()
 
     def on_mount(self) -> None:
-        self.query_one(DataTable).add_columns(*_COLUMNS)
-        self.query_one(DataTable).focus()
+        self._table.add_columns(*_COLUMNS)
+        self._table.focus()
         self._follow()
 
     # -- reading, in threads
@@ -137,13 +144,12 @@ class ViewApp(ProbeApp):
 
     def on_view_app_polled(self, message: Polled) -> None:
         self.recording = message.recording
-        self.query_one("#problem").remove_class("shown")
+        self._problem.remove_class("shown")
         self._show()
 
     def on_view_app_failed(self, message: Failed) -> None:
-        problem = self.query_one("#problem", Static)
-        problem.update(Text(visible(message.text) + "   (r: try again)"))
-        problem.add_class("shown")
+        self._problem.update(Text(visible(message.text) + "   (r: try again)"))
+        self._problem.add_class("shown")
 
     def on_view_app_looked(self, message: Looked) -> None:
         self._peaks[message.key] = message.peak
@@ -156,8 +162,8 @@ class ViewApp(ProbeApp):
             return
         model = self.run_model = model_of(self.recording, self._rank)
         title = f"{model.title} · {model.state}\n{model.facts} · {model.measure} per step"
-        self.query_one("#title", Static).update(Text(title))
-        table: DataTable[Any] = self.query_one(DataTable)
+        self._title.update(Text(title))
+        table = self._table
         at_end = table.cursor_row >= table.row_count - 1
         # A running program appends; of what is shown, only the last step may change (a second
         # optimizer's step that was found to belong to it).
@@ -175,7 +181,7 @@ class ViewApp(ProbeApp):
 
     def _show_plot(self) -> None:
         model = self.run_model
-        plot = self.query_one("#plot", Static)
+        plot = self._plot
         if model is None or not plot.size.width:
             return
         width, height = plot.content_size.width, plot.content_size.height
@@ -184,8 +190,8 @@ class ViewApp(ProbeApp):
 
     def _show_detail(self) -> None:
         model, recording = self.run_model, self.recording
-        detail = self.query_one("#detail", Static)
-        row = self.query_one(DataTable).cursor_row
+        detail = self._detail
+        row = self._table.cursor_row
         if model is None or recording is None or not 0 <= row < len(model.rows):
             text = "no step yet" if model is None or model.running else "no step was recorded"
             detail.update(Text(text))
@@ -203,9 +209,7 @@ class ViewApp(ProbeApp):
         lines = detail_lines(model, chosen, peak)
         detail.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"))
         spots = ["", "What this could not see", *(f"- {spot}" for spot in model.blind_spots)]
-        self.query_one("#unseen", Static).update(
-            Text("\n".join(spots) if model.blind_spots else "")
-        )
+        self._unseen.update(Text("\n".join(spots) if model.blind_spots else ""))
 
     def on_data_table_row_highlighted(self) -> None:
         self._show_detail()
@@ -218,16 +222,16 @@ class ViewApp(ProbeApp):
     # -- keys
 
     def action_move(self, by: int) -> None:
-        table = self.query_one(DataTable)
+        table = self._table
         table.move_cursor(row=max(0, min(table.row_count - 1, table.cursor_row + by)))
 
     def action_edge(self, row: int) -> None:
-        table = self.query_one(DataTable)
+        table = self._table
         table.move_cursor(row=row if row >= 0 else max(0, table.row_count - 1))
 
     def action_peak(self) -> None:
         if self.run_model is not None and self.run_model.highest >= 0:
-            self.query_one(DataTable).move_cursor(row=self.run_model.highest)
+            self._table.move_cursor(row=self.run_model.highest)
 
     def action_rank(self, by: int) -> None:
         if self.recording is not None and self.recording.ranks:
