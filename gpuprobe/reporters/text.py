@@ -137,7 +137,8 @@ def _peak(report: Report, style: Style) -> Iterator[str]:
         yield from style.wrapped(share, first="  ", rest="  ")
     for name, value in (("reserved", peak["reserved"]), ("resident", peak["host_rss"])):
         if "at_least" in value and not (resident and name == "resident"):
-            yield from style.wrapped(f"{name}: at most {_amount(value)}", first="  ", rest="    ")
+            most = f"{name}: at most {human_bytes(value['at_most'])}"
+            yield from style.wrapped(most, first="  ", rest="    ")
     if resident and "unavailable" in peak["allocated"]:
         reason = f"allocated: not known ({peak['allocated']['unavailable']})"
         yield from style.wrapped(reason, first="  ", rest="    ")
