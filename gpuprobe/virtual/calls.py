@@ -1,0 +1,95 @@
+"""The lowering table's language: one operator call as CUDA would run it.
+
+The dispatch mode sees every operator below autograd. By itself it charges each new storage to
+the allocator, which is what most CUDA kernels do. A `Row` says what else one operator does:
+scratch memory, buffers saved beside a result, a result that reuses an input's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from gpuprobe.allocator.blocks import Block
+from gpuprobe.virtual.device import VirtualDevice
+from gpuprobe.virtual.machine import Machine
+
+__all__ = ["Call", "Row"]
+
+
+class Call:
+    """One call of ``func`` on a device. ``result`` is None before it ran."""
+
+    __slots__ = ("_held", "args", "device", "func", "kwargs", "machine", "result", "stream")
+
+    def __init__(
+        self,
+        machine: Machine,
+        device: VirtualDevice,
+        stream: int,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.machine = machine
+        self.device = device
+        self.stream = stream
+        self.func = func
+        self.args = args
+        self.kwargs = kwargs
+        self.result: Any = None
+        self._held: list[Block] = []
+
+    def argument(self, name: str, default: Any = None) -> Any:
+        """An argument by its name in the operator's schema."""
+        if name in self.kwargs:
+            return self.kwargs[name]
+        for at, argument in enumerate(self.func._schema.arguments):
+            if argument.name == name:
+                if at < len(self.args):
+                    return self.args[at]
+                return argument.default_value if argument.has_default_value() else default
+        return default
+
+    def scratch(self, nbytes: int) -> None:
+        """Memory that the kernel allocates, and gives back when the operator returns."""
+        if nbytes > 0:
+            self._held.append(self.device.malloc(nbytes, self.stream))
+
+    def passing(self, nbytes: int) -> None:
+        """Memory allocated and freed at once, before whatever comes next."""
+        if nbytes > 0:
+            self.device.free(self.device.malloc(nbytes, self.stream))
+
+    def attach(self, tensor: Any, nbytes: int) -> None:
+        """Memory that lives as long as ``tensor``'s storage (a result's)."""
+        brand = self.machine.brand_of(tensor)
+        if brand is not None and nbytes > 0:
+            block = self.device.malloc(nbytes, self.stream)
+            if brand.extra is None:
+                brand.extra = []
+            brand.extra.append(block)
+
+    def release(self) -> None:
+        """End of the operator."""
+        for block in self._held:
+            self.device.free(block)
+        self._held.clear()
+
+
+class Row(NamedTuple):
+    """One operator (all overloads of one name, or one overload) of the lowering table.
+
+    ``path`` says in words what CUDA does, ``source`` where that was read (file and function in
+    torch, or the measurement). ``before`` runs when the inputs are there and no result is yet,
+    ``after`` when the results have their memory; scratch memory of both is freed after that.
+    ``reuse`` names the argument in whose memory the first result lies, where CUDA would work in
+    place; None for a result of its own.
+    """
+
+    op: str
+    path: str
+    source: str
+    after: Callable[[Call], None] | None = None
+    before: Callable[[Call], None] | None = None
+    reuse: Callable[[Call], Any] | None = None

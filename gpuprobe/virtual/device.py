@@ -1,0 +1,160 @@
+"""One virtual CUDA device: a catalogue entry, its caching allocator, its streams."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+import torch
+
+from gpuprobe.allocator.blocks import Block
+from gpuprobe.allocator.driver import SimulatedDriver
+from gpuprobe.allocator.settings import memory_fraction
+from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.model.trace import AllocatorSettings
+from gpuprobe.virtual.catalogue import GpuModel
+
+__all__ = ["VirtualDevice"]
+
+
+class VirtualDevice:
+    """One device. All methods may be called from any thread, and from a weak reference's
+    callback in the middle of one another: frees that arrive while the allocator is at work
+    wait until it is done.
+
+    ``context`` (bytes) is what the driver holds for the process beside the allocator; it is
+    not available to the allocator.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        model: GpuModel,
+        settings: AllocatorSettings,
+        *,
+        context: int,
+        order: str = "ascending",
+    ) -> None:
+        self.index = index
+        self.model = model
+        self.settings = settings
+        self.context = context
+        self.driver = SimulatedDriver(model.total_memory - context, order)
+        self.sim = Simulator(
+            settings, self.driver, device_memory=model.total_memory, tie_by_address=False
+        )
+        self._lock = threading.RLock()
+        self._busy = False
+        self._waiting: deque[Block] = deque()
+        self.workspaces: dict[tuple[Any, ...], Block] = {}
+
+    # -- memory
+
+    def malloc(self, nbytes: int, stream: int = 0) -> Block:
+        """A block of at least ``nbytes`` (> 0) for work on ``stream``. Raises
+        torch.OutOfMemoryError where the device is full, with torch's own wording.
+        """
+        with self._lock:
+            self._busy = True
+            try:
+                block = self.sim.malloc(nbytes, stream, self.sim.pool_of(stream))
+            finally:
+                self._busy = False
+            self._drain()
+        if block is None:
+            raise torch.OutOfMemoryError(self._out_of_memory(nbytes))
+        return block
+
+    def free(self, block: Block) -> None:
+        """Give a block back. Never raises for a block that `malloc` gave, once."""
+        with self._lock:
+            if self._busy:  # called by the garbage collector while the allocator runs
+                self._waiting.append(block)
+                return
+            self._free(block)
+            self._drain()
+
+    def _free(self, block: Block) -> None:
+        self._busy = True
+        try:
+            self.sim.free(block)
+        finally:
+            self._busy = False
+
+    def _drain(self) -> None:
+        while self._waiting:
+            self._free(self._waiting.popleft())
+
+    def record_stream(self, block: Block, stream: int) -> None:
+        """Another stream uses the block: it is not given to anyone until that work is done."""
+        with self._lock:
+            self.sim.record_stream(block, stream)
+
+    def finish(self, stream: int) -> None:
+        """All work queued on ``stream`` is done (the host waited for it)."""
+        with self._lock:
+            self.sim.finish(stream)
+
+    def empty_cache(self) -> None:
+        with self._lock:
+            self._busy = True
+            try:
+                self.sim.empty_cache()
+            finally:
+                self._busy = False
+            self._drain()
+
+    def workspace(self, key: tuple[Any, ...], nbytes: int, stream: int) -> None:
+        """A library's buffer that is allocated at its first use and then kept."""
+        if nbytes and key not in self.workspaces:
+            self.workspaces[key] = self.malloc(nbytes, stream)
+
+    def clear_workspaces(self) -> None:
+        """``torch._C._cuda_clearCublasWorkspaces``."""
+        blocks = list(self.workspaces.values())
+        self.workspaces.clear()
+        for block in blocks:
+            self.free(block)
+
+    # -- figures
+
+    @property
+    def total(self) -> int:
+        """Bytes of memory, as ``get_device_properties(i).total_memory``."""
+        return self.model.total_memory
+
+    @property
+    def free_memory(self) -> int:
+        """Bytes that ``cudaMemGetInfo`` calls free: not reserved, not the context's."""
+        return self.total - self.context - self.sim.reserved
+
+    def _out_of_memory(self, nbytes: int) -> str:
+        sim = self.sim
+        used = self.context + sim.reserved
+        fraction = memory_fraction(self.settings)
+        allowed = ""
+        if fraction < 1.0:
+            allowed = f"{_size(int(fraction * self.total))} allowed; "
+        return (
+            f"CUDA out of memory. Tried to allocate {_size(nbytes)}. GPU {self.index} has "
+            f"a total capacity of {_size(self.total)} of which "
+            f"{_size(self.free_memory)} is free. Including non-PyTorch memory, this process "
+            f"has {_size(used)} memory in use. {allowed}Of the allocated memory "
+            f"{_size(sim.allocated)} is allocated by PyTorch, and "
+            f"{_size(sim.reserved - sim.allocated)} is reserved by PyTorch but unallocated. "
+            "If reserved but unallocated memory is large try setting "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
+            "documentation for Memory Management  "
+            "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+        )
+
+
+def _size(count: int) -> str:
+    """Bytes in torch's own wording (``format_size`` in CUDACachingAllocator.cpp)."""
+    if count <= 1024:
+        return f"{count} bytes"
+    for unit, limit in (("KiB", 1 << 20), ("MiB", 1 << 30)):
+        if count <= limit:
+            return f"{count / (limit >> 10):.2f} {unit}"
+    return f"{count / (1 << 30):.2f} GiB"

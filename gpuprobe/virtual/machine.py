@@ -1,0 +1,205 @@
+"""The virtual machine: its devices, which storage lies where, and what each thread has current.
+
+A *brand* says where a storage is supposed to lie. The storage itself is ordinary CPU memory
+(``compute="real"``) or has no memory at all (``"shapes"``: a meta tensor). A brand is the weak
+reference to its storage: when the storage dies, its block goes back to the allocator.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from gpuprobe.allocator.blocks import Block
+from gpuprobe.model.trace import AllocatorSettings
+from gpuprobe.virtual.catalogue import GpuModel
+from gpuprobe.virtual.device import VirtualDevice
+
+__all__ = ["HOST", "PINNED", "Brand", "Local", "Machine"]
+
+HOST: Final = -1
+"""Place of ordinary host memory. Places from 0 on are device indices."""
+PINNED: Final = -2
+"""Place of page-locked host memory."""
+
+
+class Brand(weakref.ref[Any]):
+    """Where a live storage lies. ``block`` is None for host memory and empty storages.
+
+    ``extra`` are further blocks that die with the storage: what a CUDA kernel saves beside it.
+    """
+
+    __slots__ = ("block", "extra", "key", "nbytes", "place", "stream")
+
+    key: int
+    place: int
+    nbytes: int
+    stream: int
+    block: Block | None
+    extra: list[Block] | None
+
+
+class Local(threading.local):
+    """What one thread has current."""
+
+    def __init__(self) -> None:
+        self.device = 0
+        self.streams: dict[int, int] = {}
+        self.birth: int | None = None  # the place of storages that the call at hand makes
+        self.entered = False  # the keys and the dispatch mode are on in this thread
+
+
+class Machine:
+    """All of a virtual machine's state.
+
+    ``compute`` is ``"real"`` (values on the CPU) or ``"shapes"`` (none). ``observer`` is told
+    of launches, copies, births and deaths where hazards are looked for.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[GpuModel],
+        compute: str,
+        settings: AllocatorSettings,
+        *,
+        context: int | None = None,
+        order: str = "ascending",
+    ) -> None:
+        self.shapes = compute == "shapes"
+        self.devices = [
+            VirtualDevice(
+                index,
+                model,
+                settings,
+                context=model.context_bytes if context is None else context,
+                order=order,
+            )
+            for index, model in enumerate(models)
+        ]
+        self.settings = settings
+        self.local = Local()
+        self.brands: dict[int, Brand] = {}
+        self.observer: Any = None
+        self.many_streams = False
+        self._switch_lock = threading.Lock()
+        # Stream switches as (autograd sequence number, device -> stream): backward work runs
+        # on the stream of its forward work.
+        self._switches: list[int] = []
+        self._streams_then: list[dict[int, int]] = []
+        self.closed = False
+
+    # -- storages
+
+    def brand_of(self, tensor: Any) -> Brand | None:
+        """The brand of a plain strided tensor's storage, None where it has none."""
+        return self.brands.get(tensor.untyped_storage()._cdata)
+
+    def place_of(self, tensor: Any) -> int:
+        """Device index, `HOST` or `PINNED`. A tensor without storage is the host's."""
+        try:
+            brand = self.brands.get(tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):  # a subclass or layout without storage
+            return HOST
+        return HOST if brand is None else brand.place
+
+    def adopt(
+        self, storage: Any, place: int, stream: int | None = None, instead: Brand | None = None
+    ) -> Brand:
+        """Brand a storage, and take a block for it where it lies on a device.
+
+        ``instead``: the storage takes over this one's block, if it has the same size. Raises torch.OutOfMemoryError where that device is full.
+        """
+        nbytes = storage.nbytes()
+        block = None
+        if stream is None:
+            stream = self.stream(place) if place >= 0 else 0
+        if place >= 0 and nbytes:
+            if instead is not None and instead.nbytes == nbytes and instead.place == place:
+                block, instead.block = instead.block, None
+            if block is None:
+                block = self.devices[place].malloc(nbytes, stream)
+        brand = Brand(storage, self._died)
+        brand.key = storage._cdata
+        brand.place = place
+        brand.nbytes = nbytes
+        brand.stream = stream
+        brand.block = block
+        brand.extra = None
+        self.brands[brand.key] = brand
+        if self.observer is not None:
+            self.observer.born(brand)
+        return brand
+
+    def resized(self, brand: Brand, storage: Any) -> None:
+        """A storage changed its size: another block, allocated before the old one is freed
+        (``resize_bytes_cuda`` in ``aten/src/ATen/native/cuda/Resize.cpp``).
+        """
+        old, nbytes = brand.block, storage.nbytes()
+        brand.nbytes = nbytes
+        if brand.place < 0:
+            return
+        device = self.devices[brand.place]
+        brand.stream = self.stream(brand.place)
+        brand.block = device.malloc(nbytes, brand.stream) if nbytes else None
+        if self.observer is not None:
+            self.observer.resized(brand, old)
+        if old is not None:
+            device.free(old)
+
+    def _died(self, brand: Brand) -> None:
+        if self.brands.get(brand.key) is brand:
+            del self.brands[brand.key]
+        if brand.place >= 0 and not self.closed:
+            if self.observer is not None:
+                self.observer.died(brand)
+            device = self.devices[brand.place]
+            if brand.block is not None:
+                device.free(brand.block)
+            for block in brand.extra or ():
+                device.free(block)
+
+    # -- streams
+
+    def stream(self, index: int) -> int:
+        """The stream that work of this thread on a device goes to: the current one, or in the
+        backward pass that of the forward operator.
+        """
+        if not self.many_streams:
+            return 0
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            found = self._then(node._sequence_nr(), index)
+            if found is not None:
+                return found
+        return self.local.streams.get(index, 0)
+
+    def switch(self, index: int, stream: int) -> None:
+        """Make ``stream`` this thread's current one on a device."""
+        streams = self.local.streams
+        if streams.get(index, 0) == stream:
+            return
+        streams[index] = stream
+        if stream:
+            self.many_streams = True
+        with self._switch_lock:
+            self._switches.append(torch._C._autograd._get_sequence_nr())
+            self._streams_then.append(dict(streams))
+
+    def _then(self, sequence: int, index: int) -> int | None:
+        """The stream that was current when an autograd node was made; None for nodes that
+        have no number of their own (gradient accumulation).
+        """
+        if sequence >= 1 << 63:
+            return None
+        at = bisect_right(self._switches, sequence) - 1
+        return self._streams_then[at].get(index, 0) if at >= 0 else 0
+
+    def close(self) -> None:
+        """Storages that outlive the virtual machine no longer count."""
+        self.closed = True
+        self.brands.clear()

@@ -1,0 +1,41 @@
+"""Attributes of torch that are replaced while a virtual device exists, and put back after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Patches"]
+
+_ABSENT = object()
+
+
+class Patches:
+    """Replacements, undone in reverse order by `undo`."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Replace ``owner.name``, or add it. What a class inherits is left on its base."""
+        old = vars(owner).get(name, _ABSENT)
+        setattr(owner, name, value)
+        if old is _ABSENT:
+            self._undo.append(lambda: delattr(owner, name))
+        else:
+            self._undo.append(lambda: setattr(owner, name, old))
+
+    def add(self, undo: Callable[[], None]) -> None:
+        """Have ``undo`` called, for changes that are not attributes."""
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        """Put everything back. What fails is tried for all, then the first failure is raised."""
+        failed: BaseException | None = None
+        while self._undo:
+            try:
+                self._undo.pop()()
+            except Exception as error:  # noqa: BLE001 - the others are still to be put back
+                failed = failed or error
+        if failed is not None:
+            raise failed
