@@ -13,6 +13,8 @@
     │   ├── UnsupportedSchema       written by a newer major version                  exit 4
     │   └── SnapshotError           a snapshot that is malformed, or not safe to load exit 4
     ├── ProgramFailed               the watched program ended with an exception       exit 5
+    │   ├── ValueNeeded             a value was needed where none is computed         exit 5
+    │   └── NotModelled             the virtual device cannot do what was asked       exit 5
     └── InternalError               gpuprobe contradicts itself: a bug                exit 70
 
 The exit codes are mapped in ``gpuprobe.cli.exit_codes``, not here. Every error carries a
@@ -30,10 +32,12 @@ __all__ = [
     "InternalError",
     "MissingExtra",
     "NotARecording",
+    "NotModelled",
     "ProgramFailed",
     "SnapshotError",
     "UnsupportedSchema",
     "UsageError",
+    "ValueNeeded",
 ]
 
 
@@ -93,6 +97,14 @@ class SnapshotError(DataError):
 
 class ProgramFailed(GpuprobeError):
     """The program being watched ended with an exception of its own."""
+
+
+class ValueNeeded(ProgramFailed, RuntimeError):
+    """A program needs the value of a tensor that a virtual device did not compute."""
+
+
+class NotModelled(ProgramFailed, RuntimeError):
+    """A program asks a virtual device for what it cannot imitate (a custom kernel, NCCL, …)."""
 
 
 class InternalError(GpuprobeError):

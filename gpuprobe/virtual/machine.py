@@ -20,7 +20,10 @@ from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.virtual.catalogue import GpuModel
 from gpuprobe.virtual.device import VirtualDevice
 
-__all__ = ["HOST", "PINNED", "Brand", "Local", "Machine"]
+__all__ = ["HOST", "PINNED", "Brand", "Local", "Machine", "is_meta"]
+
+is_meta = torch._C.TensorBase.is_meta.__get__
+"""Whether a tensor truly has no memory: ``Tensor.is_meta`` itself is replaced."""
 
 HOST: Final = -1
 """Place of ordinary host memory. Places from 0 on are device indices."""
@@ -52,6 +55,11 @@ class Local(threading.local):
         self.streams: dict[int, int] = {}
         self.birth: int | None = None  # the place of storages that the call at hand makes
         self.entered = False  # the keys and the dispatch mode are on in this thread
+        self.inside = False  # a kernel is at work: tensors answer what torch made them
+        self.explicit = False  # the program itself named the device of the copy at hand
+        # Host storages that C++ code made within the Python instruction at hand.
+        self.fresh: set[int] = set()
+        self.instruction: tuple[int, int] | None = None
 
 
 class Machine:
@@ -92,6 +100,12 @@ class Machine:
         self._switches: list[int] = []
         self._streams_then: list[dict[int, int]] = []
         self.closed = False
+        self.unknown_as_nan = False
+        self.assumed: dict[str, int] = {}
+
+    def assume(self, what: str) -> None:
+        """Count something that was taken for granted; reports say so."""
+        self.assumed[what] = self.assumed.get(what, 0) + 1
 
     # -- storages
 
@@ -134,6 +148,23 @@ class Machine:
         if self.observer is not None:
             self.observer.born(brand)
         return brand
+
+    def made_on_host(self, key: int, instruction: tuple[int, int]) -> None:
+        """A factory made a host storage while Python was at ``instruction`` (frame id, offset).
+
+        Most are the program's own. But C++ code that works for a device's tensor also asks for
+        "memory like this tensor's", which is host memory here: `fresh` tells them apart, since
+        that is used within the same instruction.
+        """
+        local = self.local
+        if local.instruction != instruction:
+            local.instruction = instruction
+            local.fresh.clear()
+        local.fresh.add(key)
+
+    def fresh(self, key: int, instruction: tuple[int, int]) -> bool:
+        """Whether a host storage was made within the instruction at hand."""
+        return self.local.instruction == instruction and key in self.local.fresh
 
     def resized(self, brand: Brand, storage: Any) -> None:
         """A storage changed its size: another block, allocated before the old one is freed

@@ -1,0 +1,154 @@
+"""Entering and leaving a virtual machine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from gpuprobe.allocator.settings import parse_conf
+from gpuprobe.errors import UsageError
+from gpuprobe.model.trace import AllocatorSettings
+from gpuprobe.virtual import autocast, cuda_api, tensors
+from gpuprobe.virtual.catalogue import GpuModel, parse_spec
+from gpuprobe.virtual.intercept import Intercept
+from gpuprobe.virtual.keys import DEVICE, Kernels, exclude, include
+from gpuprobe.virtual.lowering import functions, rows
+from gpuprobe.virtual.machine import Machine
+from gpuprobe.virtual.patches import Patches
+from gpuprobe.virtual.watch import Watch
+
+__all__ = ["Session", "current", "virtual_gpu"]
+
+COMPUTE = ("real", "shapes")
+
+_session: Session | None = None
+
+
+def current() -> Session | None:
+    """The session this process is in, None outside."""
+    return _session
+
+
+class Session:
+    """A virtual machine that torch believes in between `start` and `stop`."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.intercept = Intercept(machine)
+        self._patches = Patches()
+        self._kernels: Kernels | None = None
+        self._watch = Watch(machine, rows())
+
+    def start(self) -> None:
+        """Raises UsageError where another session is under way."""
+        global _session
+        if _session is not None:
+            raise UsageError("a virtual GPU is in use already", hint="leave that one first")
+        _session = self
+        try:
+            self._kernels = Kernels()
+            self._patches.add(self._kernels.close)
+            self.intercept.install(self._kernels)
+            functions.install(self.machine, self._kernels)
+            autocast.install(self.machine, self._kernels, self._patches)
+            cuda_api.install(self.machine, self._patches)
+            tensors.install(self.machine, self.intercept, self._patches)
+            _threads(self, self._patches)
+            self.enter_thread()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Put everything back as it was."""
+        global _session
+        _session = None
+        self.machine.close()
+        try:
+            if self.machine.local.entered:
+                self.leave_thread()
+        finally:
+            self._patches.undo()
+
+    def enter_thread(self) -> None:
+        """Make this thread use the virtual machine."""
+        include(DEVICE)
+        self._watch.__enter__()
+        self.machine.local.entered = True
+
+    def leave_thread(self) -> None:
+        """Undo `enter_thread`. The mode stays where the program left one of its own above it."""
+        from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+        self.machine.local.entered = False
+        exclude(DEVICE)
+        stack = _get_current_dispatch_mode_stack()
+        if stack and stack[-1] is self._watch:
+            self._watch.__exit__(None, None, None)
+
+
+def _threads(session: Session, patches: Patches) -> None:
+    """Dispatch keys and modes belong to threads: new ones get them as they begin."""
+    original = threading.Thread.run
+
+    def run(thread: threading.Thread) -> None:
+        if session.machine.closed or session.machine.local.entered:
+            original(thread)
+            return
+        session.enter_thread()
+        try:
+            original(thread)
+        finally:
+            if session.machine.local.entered:
+                session.leave_thread()
+
+    patches.set(threading.Thread, "run", run)
+
+
+def machine_of(
+    spec: str | Sequence[GpuModel],
+    compute: str = "real",
+    conf: str | None = None,
+    order: str = "ascending",
+) -> Machine:
+    """The machine that ``spec`` describes: ``h100-80gb``, ``2xa100-40gb``, or catalogue entries.
+
+    ``conf`` is an allocator setting in the form of ``PYTORCH_CUDA_ALLOC_CONF``; None reads that
+    variable, as torch does. Raises ConfigError for an unknown GPU or setting, UsageError for an
+    unknown ``compute``.
+    """
+    if compute not in COMPUTE:
+        raise UsageError(f"unknown compute {compute!r}", hint=f"one of: {', '.join(COMPUTE)}")
+    models = parse_spec(spec) if isinstance(spec, str) else tuple(spec)
+    if conf is None:
+        import os
+
+        conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get(
+            "PYTORCH_CUDA_ALLOC_CONF", ""
+        )
+    settings = parse_conf(conf) if conf else AllocatorSettings()
+    return Machine(models, compute, settings, order=order)
+
+
+@contextmanager
+def virtual_gpu(
+    gpu: str = "h100-80gb", compute: str = "real", *, conf: str | None = None
+) -> Iterator[Any]:
+    """Give torch a CUDA device that exists only in software, inside this context.
+
+    ``gpu`` names an entry of the catalogue, or several: ``"2xa100-40gb"``. ``compute="real"``
+    computes every value on the CPU; ``"shapes"`` computes none, so that a large model takes
+    seconds, and a line that needs a value raises `ValueNeeded`. Yields the `Session`.
+
+    Raises ConfigError for a GPU that is not in the catalogue, UsageError inside another one.
+    """
+    session = Session(machine_of(gpu, compute, conf))
+    session.start()
+    try:
+        yield session
+    finally:
+        session.stop()

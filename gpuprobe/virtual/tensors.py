@@ -1,0 +1,478 @@
+"""What tensors and storages answer about themselves on a virtual machine.
+
+Replaced on the Python classes ``torch.Tensor`` and ``torch.UntypedStorage``: C++ code goes on
+seeing CPU or meta tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gpuprobe.virtual import values
+from gpuprobe.virtual.intercept import Intercept, born_on
+from gpuprobe.virtual.keys import below
+from gpuprobe.virtual.machine import HOST, PINNED, Brand, Machine, is_meta
+from gpuprobe.virtual.patches import Patches
+
+__all__ = ["install"]
+
+_Base = torch._C.TensorBase
+_CPU = torch.device("cpu")
+
+
+def install(machine: Machine, intercept: Intercept, patches: Patches) -> None:
+    """Replace what needs to know about the virtual machine."""
+    _attributes(machine, patches)
+    _methods(machine, intercept, patches)
+    _storages(machine, patches)
+    _constructors(machine, intercept, patches)
+    _serialization(machine, patches)
+    _grouping(machine, patches)
+
+
+def _attributes(machine: Machine, patches: Patches) -> None:
+    devices = [torch.device("cuda", index) for index in range(len(machine.devices))]
+    brands = machine.brands
+    real = {
+        name: getattr(_Base, name).__get__ for name in ("device", "is_cuda", "is_cpu", "is_meta")
+    }
+
+    local = machine.local
+
+    def brand_of(tensor: Any) -> Brand | None:
+        if local.inside:
+            return None
+        try:
+            return brands.get(tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):  # sparse layouts, some subclasses
+            return None
+
+    def device(tensor: Any) -> torch.device:
+        brand = brand_of(tensor)
+        if brand is None:
+            return real["device"](tensor)  # type: ignore[no-any-return]
+        return devices[brand.place] if brand.place >= 0 else _CPU
+
+    def is_cuda(tensor: Any) -> bool:
+        brand = brand_of(tensor)
+        return brand is not None and brand.place >= 0
+
+    def is_cpu(tensor: Any) -> bool:
+        brand = brand_of(tensor)
+        return bool(real["is_cpu"](tensor)) if brand is None else brand.place < 0
+
+    def tensor_is_meta(tensor: Any) -> bool:
+        return brand_of(tensor) is None and bool(real["is_meta"](tensor))
+
+    def set_grad_device(tensor: Any, value: Any) -> None:
+        raise AttributeError("attribute 'device' of 'torch._C.TensorBase' objects is not writable")
+
+    for name, getter in (
+        ("device", device),
+        ("is_cuda", is_cuda),
+        ("is_cpu", is_cpu),
+        ("is_meta", tensor_is_meta),
+    ):
+        patches.set(torch.Tensor, name, property(getter, set_grad_device))
+
+    def get_device(tensor: Any) -> int:
+        brand = brand_of(tensor)
+        return brand.place if brand is not None and brand.place >= 0 else -1
+
+    patches.set(torch.Tensor, "get_device", get_device)
+    patches.set(torch, "get_device", get_device)
+
+    def data_ptr(tensor: Any) -> int:
+        brand = brand_of(tensor)
+        if brand is None or brand.block is None:
+            return _Base.data_ptr(tensor)
+        return brand.block.address + tensor.storage_offset() * tensor.element_size()
+
+    patches.set(torch.Tensor, "data_ptr", data_ptr)
+
+
+def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
+    def place(tensor: Any) -> int:
+        return machine.place_of(tensor)
+
+    def numpy(tensor: Any, *, force: bool = False) -> Any:
+        index = place(tensor)
+        if index >= 0:
+            if not force:
+                raise TypeError(
+                    f"can't convert cuda:{index} device type tensor to numpy. Use Tensor.cpu() to "
+                    "copy the tensor to host memory first."
+                )
+            return tensor.detach().cpu().resolve_conj().resolve_neg().numpy()
+        if is_meta(tensor) and machine.brand_of(tensor) is not None:
+            raise values.refuse("numpy()")
+        array = _Base.numpy(tensor, force=force)
+        if index == PINNED and machine.observer is not None:
+            machine.observer.aliased(tensor, array)
+        return array
+
+    patches.set(torch.Tensor, "numpy", numpy)
+
+    local = machine.local
+
+    def explicitly(method: Callable[..., Any]) -> Callable[..., Any]:
+        """C++ code calls `to` as well, with the device that it takes a tensor to be on."""
+
+        def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            before, local.explicit = local.explicit, True
+            try:
+                return method(tensor, *args, **kwargs)
+            finally:
+                local.explicit = before
+
+        return functools.wraps(method)(call)
+
+    patches.set(torch.Tensor, "to", explicitly(_Base.to))
+    patches.set(torch.Tensor, "cpu", explicitly(_Base.cpu))
+
+    def tolist(tensor: Any) -> Any:
+        if place(tensor) >= 0:
+            return tensor.cpu().tolist() if tensor.dim() else tensor.item()
+        if is_meta(tensor) and machine.brand_of(tensor) is not None:
+            raise values.refuse("tolist()")
+        return _Base.tolist(tensor)
+
+    patches.set(torch.Tensor, "tolist", tolist)
+
+    def record_stream(tensor: Any, stream: Any) -> None:
+        brand = machine.brand_of(tensor)
+        if brand is None or brand.place < 0 or brand.block is None:
+            return
+        machine.devices[brand.place].record_stream(brand.block, stream.number)
+        if machine.observer is not None:
+            machine.observer.record_stream(brand, stream.number)
+
+    patches.set(torch.Tensor, "record_stream", record_stream)
+
+    def new_tensor(tensor: Any, data: Any, **options: Any) -> Any:
+        options.setdefault("device", tensor.device)
+        if options.get("dtype") is None:
+            options["dtype"] = data.dtype if isinstance(data, torch.Tensor) else None
+            if options["dtype"] is None:
+                options["dtype"] = tensor.dtype
+        return torch.tensor(data, **options)
+
+    patches.set(torch.Tensor, "new_tensor", new_tensor)
+
+    original_type = torch.Tensor.type
+
+    def type_(tensor: Any, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        if dtype is None:
+            name: str = original_type(tensor)
+            short = name.rpartition(".")[2]
+            if place(tensor) >= 0:
+                return f"torch.cuda.{short}"
+            return f"torch.{short}" if machine.brand_of(tensor) is not None else name
+        text = dtype if isinstance(dtype, str) else None
+        if text is None and not isinstance(dtype, torch.dtype):
+            text = f"{dtype.__module__}.{dtype.__name__}"
+        if text is not None:
+            on_device = text.startswith("torch.cuda.")
+            wanted = _LEGACY[text.rpartition(".")[2].removesuffix("Tensor")]
+            device = "cuda" if on_device else "cpu"
+            if on_device and place(tensor) >= 0:
+                device = f"cuda:{place(tensor)}"
+            return tensor.to(device=device, dtype=wanted, non_blocking=non_blocking)
+        return tensor.to(dtype=dtype, non_blocking=non_blocking)
+
+    patches.set(torch.Tensor, "type", type_)
+
+    original_deepcopy = torch.Tensor.__deepcopy__
+
+    def deepcopy(tensor: Any, memo: dict[int, Any]) -> Any:
+        brand = machine.brand_of(tensor) if type(tensor) is torch.Tensor else None
+        if brand is None or not tensor.is_leaf:
+            return original_deepcopy(tensor, memo)
+        if id(tensor) in memo:
+            return memo[id(tensor)]
+        with torch.no_grad():
+            copy = tensor.detach().clone()
+        copy.requires_grad_(tensor.requires_grad)
+        if tensor.grad is not None:
+            copy.grad = deepcopy(tensor.grad, memo)
+        memo[id(tensor)] = copy
+        return copy
+
+    patches.set(torch.Tensor, "__deepcopy__", deepcopy)
+
+    def interface(tensor: Any) -> Any:
+        index = place(tensor)
+        if index < 0:
+            raise AttributeError(
+                "Can't get __cuda_array_interface__ on non-CUDA tensor type: "
+                f"{tensor.type()} If CUDA data is required use tensor.cuda() to copy tensor to "
+                "device memory."
+            )
+        raise values.not_modelled("__cuda_array_interface__: code outside torch on the tensor")
+
+    patches.set(torch.Tensor, "__cuda_array_interface__", property(interface))
+
+
+_LEGACY = {
+    "Float": torch.float32,
+    "Double": torch.float64,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Byte": torch.uint8,
+    "Char": torch.int8,
+    "Short": torch.int16,
+    "Int": torch.int32,
+    "Long": torch.int64,
+    "Bool": torch.bool,
+}
+
+
+def _storages(machine: Machine, patches: Patches) -> None:
+    brands = machine.brands
+    Storage = torch.UntypedStorage
+    base = torch._C.StorageBase
+
+    def brand_of(storage: Any) -> Brand | None:
+        return brands.get(storage._cdata)
+
+    original_device = base.device.__get__
+
+    def device(storage: Any) -> torch.device:
+        brand = brand_of(storage)
+        if brand is None:
+            return original_device(storage)  # type: ignore[no-any-return]
+        return torch.device("cuda", brand.place) if brand.place >= 0 else _CPU
+
+    patches.set(Storage, "device", property(device))
+
+    def is_cuda(storage: Any) -> bool:
+        brand = brand_of(storage)
+        return brand is not None and brand.place >= 0
+
+    patches.set(Storage, "is_cuda", property(is_cuda))
+
+    def data_ptr(storage: Any) -> int:
+        brand = brand_of(storage)
+        if brand is None or brand.block is None:
+            return base.data_ptr(storage)
+        return brand.block.address
+
+    patches.set(Storage, "data_ptr", data_ptr)
+
+    def resize_(storage: Any, nbytes: int) -> Any:
+        result = base.resize_(storage, nbytes)
+        brand = brand_of(storage)
+        if brand is not None and brand.nbytes != storage.nbytes():
+            machine.resized(brand, storage)
+        return result
+
+    patches.set(Storage, "resize_", resize_)
+
+    def as_tensor(storage: Any) -> Any:
+        return torch.empty(0, dtype=torch.uint8, device=original_device(storage)).set_(storage)
+
+    def cpu(storage: Any) -> Any:
+        if is_cuda(storage):
+            return as_tensor(storage).cpu().untyped_storage()
+        return original_cpu(storage)
+
+    original_cpu = Storage.cpu
+    patches.set(Storage, "cpu", cpu)
+
+    def clone(storage: Any) -> Any:
+        if brand_of(storage) is None:
+            return original_clone(storage)
+        return as_tensor(storage).clone().untyped_storage()
+
+    original_clone = Storage.clone
+    patches.set(Storage, "clone", clone)
+
+
+def _constructors(machine: Machine, intercept: Intercept, patches: Patches) -> None:
+    """``torch.tensor`` and its kin fill memory from Python values behind the dispatcher: they
+    do so on the host, and the result is moved.
+    """
+    for name in ("tensor", "as_tensor", "asarray"):
+        patches.set(torch, name, _then_move(getattr(torch, name), machine, intercept))
+    if machine.shapes:
+        _valueless(machine, patches)
+
+
+def _then_move(
+    original: Callable[..., Any], machine: Machine, intercept: Intercept
+) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def build(data: Any, *args: Any, **options: Any) -> Any:
+        if machine.local.inside:
+            return original(data, *args, **options)
+        wanted = options.get("device")
+        if wanted is None:
+            wanted = _default_device()
+        device = None if wanted is None else _as_device(wanted)
+        is_tensor = isinstance(data, torch.Tensor)
+        if device is None or device.type == "cpu":
+            if not options.get("pin_memory"):
+                if is_tensor and machine.place_of(data) >= 0 and original.__name__ == "tensor":
+                    return _copy_of(data, device, options)
+                return original(data, *args, **options)
+        elif device.type != "cuda":
+            return original(data, *args, **options)
+        if is_tensor:
+            place = machine.place_of(data)
+            if original.__name__ == "tensor" or place >= 0:
+                return _copy_of(data, device, options)
+        grad = options.pop("requires_grad", False)
+        pin = options.pop("pin_memory", False)
+        options["device"] = "cpu"
+        result = original(data, *args, **options)
+        if pin:
+            result = intercept.pin(result)
+        elif device is not None:
+            result = result.to(device)
+        return result.requires_grad_() if grad else result
+
+    return build
+
+
+def _copy_of(data: Any, device: Any, options: dict[str, Any]) -> Any:
+    """``torch.tensor(tensor)``: a detached copy."""
+    result = data.detach().to(device=device, dtype=options.get("dtype"), copy=True)
+    return result.requires_grad_(options.get("requires_grad", False))
+
+
+def _as_device(value: Any) -> torch.device:
+    if isinstance(value, torch.device):
+        return value
+    if isinstance(value, int):
+        return torch.device("cuda", value)
+    return torch.device(value)
+
+
+def _default_device() -> torch.device | None:
+    """What ``with torch.device(...)`` or ``set_default_device`` asks for; None for the CPU."""
+    device = torch.get_default_device() if hasattr(torch, "get_default_device") else _CPU
+    return None if device.type == "cpu" else device
+
+
+# Factories whose result carries no information but its shape; others keep their values.
+_VALUELESS = (
+    "empty",
+    "zeros",
+    "ones",
+    "full",
+    "rand",
+    "randn",
+    "normal",
+    "empty_strided",
+)
+
+
+def _valueless(machine: Machine, patches: Patches) -> None:
+    """Host tensors of floating point have no values either: a model is built on the host first,
+    and would need its memory there.
+    """
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def build(*args: Any, **options: Any) -> Any:
+            if machine.local.inside:
+                return original(*args, **options)
+            device = options.get("device")
+            if device is None:
+                device = _default_device()
+            if device is not None and _as_device(device).type != "cpu":
+                return original(*args, **options)
+            dtype = options.get("dtype")
+            if dtype is None:
+                dtype = _implied(original.__name__, args, options)
+            if not (dtype.is_floating_point or dtype.is_complex):
+                return original(*args, **options)
+            place = PINNED if options.pop("pin_memory", False) else HOST
+            options["device"] = "meta"
+            options.pop("generator", None)
+            with born_on(machine, place), below():
+                result = original(*args, **options)
+            if result.numel() <= 1 and place == HOST:  # counters and such: they have values
+                options["device"] = "cpu"
+                return original(*args, **options)
+            return result
+
+        return build
+
+    for name in _VALUELESS:
+        patches.set(torch, name, wrap(getattr(torch, name)))
+
+
+def _implied(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> torch.dtype:
+    """The dtype of a factory that was not told one."""
+    if name == "full":
+        fill = options.get("fill_value", args[1] if len(args) > 1 else 0.0)
+        if isinstance(fill, bool):
+            return torch.bool
+        if isinstance(fill, int):
+            return torch.int64
+        if isinstance(fill, torch.Tensor):
+            return fill.dtype
+    return torch.get_default_dtype()
+
+
+def _serialization(machine: Machine, patches: Patches) -> None:
+    """``torch.save`` and ``torch.load`` know where a storage lies, and put it there."""
+    import torch.serialization as serialization
+
+    def tag(storage: Any) -> str | None:
+        brand = machine.brands.get(storage._cdata)
+        return f"cuda:{brand.place}" if brand is not None and brand.place >= 0 else None
+
+    def deserialize(storage: Any, location: str) -> Any:
+        if not location.startswith("cuda"):
+            return None
+        device = torch.device(location)
+        index = machine.local.device if device.index is None else device.index
+        if index >= len(machine.devices):
+            raise RuntimeError(
+                f"Attempting to deserialize object on CUDA device {index} but "
+                f"torch.cuda.device_count() is {len(machine.devices)}. Please use torch.load "
+                "with map_location to map your storages to an existing device."
+            )
+        untyped = storage if isinstance(storage, torch.UntypedStorage) else storage._untyped_storage
+        with below():
+            if machine.shapes:
+                untyped = torch.UntypedStorage(untyped.nbytes(), device="meta")
+        if machine.brands.get(untyped._cdata) is None:
+            machine.adopt(untyped, index)
+        return untyped
+
+    before = list(serialization._package_registry)
+    serialization.register_package(-1, tag, deserialize)
+
+    def undo() -> None:
+        serialization._package_registry[:] = before
+
+    patches.add(undo)
+
+
+def _grouping(machine: Machine, patches: Patches) -> None:
+    """Optimizers group their tensors by device and dtype, in C++: the device is the host's."""
+    group = torch._C._group_tensors_by_device_and_dtype
+
+    def grouped(tensorlists: Any, with_indices: bool = False) -> Any:
+        found: dict[Any, Any] = {}
+        for (_, dtype), (lists, indices) in group(tensorlists, True).items():
+            for at, index in enumerate(indices):
+                first = lists[0][at]
+                key = (_CPU if first is None else first.device, dtype)
+                columns, places = found.setdefault(key, ([[] for _ in lists], []))
+                for column, values_ in zip(columns, lists, strict=True):
+                    if values_:
+                        column.append(values_[at])
+                places.append(index)
+        if not with_indices:
+            return {key: (columns, []) for key, (columns, _) in found.items()}
+        return found
+
+    patches.set(torch._C, "_group_tensors_by_device_and_dtype", grouped)

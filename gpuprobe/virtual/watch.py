@@ -1,0 +1,302 @@
+"""The dispatch mode of a virtual device: every operator below autograd, its memory and its place.
+
+New storages get the place that the call asked for, else that of its inputs; tensors in different
+places are refused as CUDA refuses them. What an operator does beyond allocating its results is in
+the lowering table (`gpuprobe.virtual.lowering`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpuprobe.virtual import keys, values
+from gpuprobe.virtual.calls import Call, Row
+from gpuprobe.virtual.machine import HOST, Brand, Machine, is_meta
+
+__all__ = ["Watch"]
+
+_Tensor = torch.Tensor
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+# Operators that take host tensors beside device ones, as on CUDA. Source: their CUDA kernels'
+# checks, in aten/src/ATen/native.
+_MIXED = frozenset(
+    {
+        "copy_",
+        "_to_copy",
+        "_copy_from",
+        "_copy_from_and_resize",
+        "index",
+        "index_put_",
+        "_index_put_impl_",
+        "index_put",
+        "set_",
+        "_pack_padded_sequence",
+        "_pad_packed_sequence",
+        "_ctc_loss",
+        "_cudnn_ctc_loss",
+        "_use_cudnn_ctc_loss",
+        "tensor_split",
+        "record_stream",
+        "_fused_adam_",
+        "_fused_adamw_",
+        "_fused_sgd_",
+        "_fused_adagrad_",
+        "_foreach_copy_",
+        "lift_fresh",
+    }
+)
+
+# Results that stay on the host though the inputs lie on a device: position by operator.
+_HOST_RESULTS = {"_pack_padded_sequence": (1,)}
+
+
+class Watch(TorchDispatchMode):
+    """Pushed in every thread that uses the virtual machine."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __init__(self, machine: Machine, rows: Mapping[str, Row]) -> None:
+        super().__init__()
+        self.machine = machine
+        self._named_rows = rows
+        self._facts: dict[Any, _Facts] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        machine = self.machine
+        kwargs = kwargs or {}
+        facts = self._facts.get(func)
+        if facts is None:
+            facts = self._facts[func] = self._learn(func)
+        for kind in types:
+            if kind not in _PLAIN and _dispatches(kind):
+                return NotImplemented  # the subclass unwraps first; its parts come back here
+        if machine.closed:
+            return func(*args, **kwargs)
+        if facts.composite:  # inference mode hands composite operators over whole
+            with self:
+                return func.decompose(*args, **kwargs)
+
+        device, host, meta = self._places(args, kwargs)
+        birth = machine.local.birth
+        if host is not None and device >= 0 and birth is None and not facts.mixed:
+            self._same_place(func, args, kwargs, device)
+        place = birth if birth is not None else device
+        if machine.shapes and meta:
+            if facts.needs_values:
+                answer = values.answer(machine, func, args)
+                if answer is not values.NO_ANSWER:
+                    if machine.observer is not None and device >= 0:
+                        machine.observer.device_op(func, args, kwargs, answer, device)
+                    return answer
+            args = values.without_values(args)
+            kwargs = {name: values.without_values(value) for name, value in kwargs.items()}
+        if device >= 0 or place >= 0:
+            return self._on_device(facts, func, args, kwargs, device, place)
+        result = self._run(func, args, kwargs)
+        if place != HOST or machine.shapes:
+            self._births(result, place, facts, None)
+        if machine.observer is not None:
+            machine.observer.host_op(func, args, kwargs, result)
+        return result
+
+    def _on_device(
+        self,
+        facts: _Facts,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        device: int,
+        place: int,
+    ) -> Any:
+        machine = self.machine
+        row = facts.row
+        index = place if place >= 0 else device
+        if row is None:
+            result = self._run(func, args, kwargs)
+            self._births(result, place, facts, None)
+        else:
+            call = Call(machine, machine.devices[index], machine.stream(index), func, args, kwargs)
+            try:
+                if row.before is not None:
+                    row.before(call)
+                source = row.reuse(call) if row.reuse is not None else None
+                result = call.result = self._run(func, args, kwargs)
+                self._births(result, place, facts, source)
+                if row.after is not None:
+                    row.after(call)
+            finally:
+                call.release()
+        if machine.observer is not None:
+            machine.observer.device_op(func, args, kwargs, result, index)
+        return result
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The host's kernel. Meta kernels are often Python code: what they ask of tensors must
+        be answered as if there were no virtual device.
+        """
+        local = self.machine.local
+        local.inside = True
+        try:
+            with keys.below():
+                return func(*args, **kwargs)
+        finally:
+            local.inside = False
+
+    # -- places
+
+    def _places(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[int, Any | None, bool]:
+        """The device of the arguments (-1: none), one host tensor that is not a scalar, and
+        whether any has no values.
+        """
+        device = -1
+        host = None
+        meta = False
+        brands = self.machine.brands
+        for value in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(value, _Tensor):
+                items: Any = (value,)
+            elif type(value) is list or type(value) is tuple:
+                items = value
+            else:
+                continue
+            for tensor in items:
+                if not isinstance(tensor, _Tensor):
+                    continue
+                brand = self._brand(brands, tensor)
+                if is_meta(tensor):
+                    meta = True
+                if brand is None or brand.place < 0:
+                    if host is None and tensor.dim():
+                        host = tensor
+                elif device < 0:
+                    device = brand.place
+                elif device != brand.place and host is None:
+                    host = tensor  # on another device: as wrong as on the host
+        return device, host, meta
+
+    @staticmethod
+    def _brand(brands: dict[int, Brand], tensor: Any) -> Brand | None:
+        try:
+            return brands.get(tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):  # sparse and other layouts without storage
+            return None
+
+    def _same_place(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: int
+    ) -> None:
+        """Refuse tensors in two places, in torch's words. Tensors that C++ code made for this
+        very call follow it to the device.
+        """
+        machine = self.machine
+        for value in (*args, *kwargs.values()):
+            for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                if not isinstance(tensor, _Tensor):
+                    continue
+                brand = self._brand(machine.brands, tensor)
+                if brand is not None and brand.place == device:
+                    continue
+                if (brand is None or brand.place == HOST) and not tensor.dim():
+                    continue
+                if brand is None or brand.place == HOST:
+                    try:
+                        storage = tensor.untyped_storage()
+                    except (NotImplementedError, RuntimeError):
+                        continue
+                    if machine.fresh(storage._cdata, values.instruction()) or (brand is None and is_meta(tensor)):
+                        machine.adopt(storage, device)
+                        continue
+                other = "cpu" if brand is None or brand.place < 0 else f"cuda:{brand.place}"
+                name = func._schema.name.removeprefix("aten::")
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but found at least two "
+                    f"devices, cuda:{device} and {other}! (when running {name})"
+                )
+
+    def _births(self, result: Any, place: int, facts: _Facts, source: Any) -> None:
+        if type(result) is _Tensor:
+            self._born(result, place, source)
+        elif isinstance(result, (tuple, list)):
+            stay = facts.host_results
+            for at, item in enumerate(result):
+                if isinstance(item, _Tensor):
+                    self._born(item, HOST if at in stay else place, source if at == 0 else None)
+                elif isinstance(item, (list, tuple)):
+                    for inner in item:
+                        if isinstance(inner, _Tensor):
+                            self._born(inner, place, None)
+        elif isinstance(result, _Tensor):
+            self._born(result, place, source)
+
+    def _born(self, tensor: Any, place: int, source: Any) -> None:
+        machine = self.machine
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):
+            return
+        known = machine.brands.get(storage._cdata)
+        if known is None:
+            if place == HOST and not is_meta(tensor):
+                return  # ordinary host memory: nobody asks about it
+            instead = None if source is None else machine.brand_of(source)
+            machine.adopt(storage, place, None, instead)
+        elif known.nbytes != storage.nbytes():
+            machine.resized(known, storage)
+
+    def _learn(self, func: Any) -> _Facts:
+        schema = func._schema
+        name = schema.name.removeprefix("aten::")
+        overload = schema.overload_name or "default"
+        row = self._named_rows.get(f"{name}.{overload}") or self._named_rows.get(name)
+        return _Facts(
+            row=row if schema.name.startswith("aten::") else None,
+            mixed=name in _MIXED or name.startswith("_foreach_"),
+            composite=_composite(func),
+            needs_values=name in values.NEED_VALUES,
+            host_results=_HOST_RESULTS.get(name, ()),
+        )
+
+
+class _Facts:
+    """What the mode needs to know about one operator; looked up once."""
+
+    __slots__ = ("composite", "host_results", "mixed", "needs_values", "row")
+
+    def __init__(
+        self,
+        *,
+        row: Row | None,
+        mixed: bool,
+        composite: bool,
+        needs_values: bool,
+        host_results: tuple[int, ...],
+    ) -> None:
+        self.row = row
+        self.mixed = mixed
+        self.composite = composite
+        self.needs_values = needs_values
+        self.host_results = host_results
+
+
+def _composite(func: Any) -> bool:
+    """Whether an operator is made of others and has no kernel or formula of its own."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = func.name()
+    if not has(name, "CompositeImplicitAutograd"):
+        return False
+    return not any(has(name, key) for key in ("CPU", "Meta", "CompositeExplicitAutograd"))
+
+
+def _dispatches(kind: type) -> bool:
+    handler = getattr(kind, "__torch_dispatch__", None)
+    return handler is not None and handler is not torch._C._disabled_torch_dispatch_impl
