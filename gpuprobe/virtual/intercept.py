@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from gpuprobe.errors import NotModelled
 from gpuprobe.virtual import values
 from gpuprobe.virtual.keys import DEVICE, Kernels, below
 from gpuprobe.virtual.machine import HOST, PINNED, Machine, is_meta
 
 __all__ = ["Intercept", "born_on"]
 
+_DDP = str(Path("torch", "nn", "parallel", "distributed.py"))
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
 _COPIES = frozenset({"to", "_to_copy"})
@@ -107,6 +108,10 @@ class Intercept:
                 kwargs["pin_memory"] = False
                 with born_on(machine, PINNED), below():
                     return operator(*args, **kwargs)
+            place = HOST if takes_tensor else _asked_by_torch(machine)
+            if place >= 0:
+                with born_on(machine, place), below():
+                    return operator(*args, **kwargs)
             with below():
                 result = operator(*args, **kwargs)
             if not takes_tensor and isinstance(result, torch.Tensor):
@@ -134,9 +139,7 @@ class Intercept:
 
     # -- copies
 
-    def _copy(
-        self, operator: Any, names: list[str], positional: int | None
-    ) -> Callable[..., Any]:
+    def _copy(self, operator: Any, names: list[str], positional: int | None) -> Callable[..., Any]:
         machine = self.machine
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -166,12 +169,8 @@ class Intercept:
                     given["pin_memory"] = None
                 with below():
                     return operator(tensor, **given)
-            options = {
-                name: given.get(name) for name in ("dtype", "layout", "memory_format")
-            }
-            return self.move(
-                tensor, place, non_blocking=bool(given.get("non_blocking")), **options
-            )
+            options = {name: given.get(name) for name in ("dtype", "layout", "memory_format")}
+            return self.move(tensor, place, non_blocking=bool(given.get("non_blocking")), **options)
 
         return kernel
 
@@ -235,9 +234,7 @@ class Intercept:
         if place == PINNED:
             return tensor
         if place >= 0:
-            raise RuntimeError(
-                f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned"
-            )
+            raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
         with born_on(machine, PINNED), below():
             return tensor.clone(memory_format=torch.contiguous_format)
 
@@ -255,6 +252,19 @@ class _ToCopy(torch.autograd.Function):
     def backward(ctx: Any, grad: Any) -> Any:
         place, dtype = ctx.back
         return ctx.intercept.move(grad, place, dtype=dtype), None, None
+
+
+def _asked_by_torch(machine: Machine) -> int:
+    """The device of memory that torch's C++ code takes to be "where the model is": the gradient
+    buckets of DistributedDataParallel. `HOST` for all other callers.
+    """
+    frame = values.caller()
+    if frame is None or not frame.f_code.co_filename.endswith(_DDP):
+        return HOST
+    owner = frame.f_locals.get("self")
+    for parameter in owner.parameters() if isinstance(owner, torch.nn.Module) else ():
+        return machine.place_of(parameter)
+    return HOST
 
 
 def _operator(schema: Any) -> Any:

@@ -101,6 +101,7 @@ class Machine:
         self._streams_then: list[dict[int, int]] = []
         self.closed = False
         self.unknown_as_nan = False
+        self.ranks = 1  # of a pretended cluster
         self.assumed: dict[str, int] = {}
 
     def assume(self, what: str) -> None:
@@ -126,7 +127,8 @@ class Machine:
     ) -> Brand:
         """Brand a storage, and take a block for it where it lies on a device.
 
-        ``instead``: the storage takes over this one's block, if it has the same size. Raises torch.OutOfMemoryError where that device is full.
+        ``instead``: the storage takes over this one's block, if it has the same size. Raises
+        torch.OutOfMemoryError where that device is full.
         """
         nbytes = storage.nbytes()
         block = None

@@ -7,12 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from gpuprobe.allocator.settings import parse_conf
 from gpuprobe.errors import UsageError
 from gpuprobe.model.trace import AllocatorSettings
-from gpuprobe.virtual import autocast, cuda_api, tensors
+from gpuprobe.virtual import autocast, collectives, cuda_api, tensors
 from gpuprobe.virtual.catalogue import GpuModel, parse_spec
 from gpuprobe.virtual.intercept import Intercept
 from gpuprobe.virtual.keys import DEVICE, Kernels, exclude, include
@@ -56,6 +54,7 @@ class Session:
             functions.install(self.machine, self._kernels)
             autocast.install(self.machine, self._kernels, self._patches)
             cuda_api.install(self.machine, self._patches)
+            collectives.install(self.machine, self._patches)
             tensors.install(self.machine, self.intercept, self._patches)
             _threads(self, self._patches)
             self.enter_thread()
@@ -127,9 +126,7 @@ def machine_of(
     if conf is None:
         import os
 
-        conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get(
-            "PYTORCH_CUDA_ALLOC_CONF", ""
-        )
+        conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     settings = parse_conf(conf) if conf else AllocatorSettings()
     return Machine(models, compute, settings, order=order)
 

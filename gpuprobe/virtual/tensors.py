@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._device import DeviceContext
 
 from gpuprobe.virtual import values
 from gpuprobe.virtual.intercept import Intercept, born_on
@@ -31,6 +32,7 @@ def install(machine: Machine, intercept: Intercept, patches: Patches) -> None:
     _storages(machine, patches)
     _constructors(machine, intercept, patches)
     _serialization(machine, patches)
+    _compile(machine, patches)
     _grouping(machine, patches)
 
 
@@ -54,7 +56,7 @@ def _attributes(machine: Machine, patches: Patches) -> None:
     def device(tensor: Any) -> torch.device:
         brand = brand_of(tensor)
         if brand is None:
-            return real["device"](tensor)  # type: ignore[no-any-return]
+            return real["device"](tensor)
         return devices[brand.place] if brand.place >= 0 else _CPU
 
     def is_cuda(tensor: Any) -> bool:
@@ -204,6 +206,16 @@ def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
 
     patches.set(torch.Tensor, "__deepcopy__", deepcopy)
 
+    original_repr = torch.Tensor.__repr__
+
+    def representation(tensor: Any, **kwargs: Any) -> str:
+        if not is_meta(tensor) or machine.brand_of(tensor) is None:
+            return original_repr(tensor, **kwargs)
+        dtype = f", dtype={tensor.dtype}" if tensor.dtype != torch.get_default_dtype() else ""
+        return f"tensor(..., device='{tensor.device}', size={tuple(tensor.shape)}{dtype})"
+
+    patches.set(torch.Tensor, "__repr__", representation)
+
     def interface(tensor: Any) -> Any:
         index = place(tensor)
         if index < 0:
@@ -244,7 +256,7 @@ def _storages(machine: Machine, patches: Patches) -> None:
     def device(storage: Any) -> torch.device:
         brand = brand_of(storage)
         if brand is None:
-            return original_device(storage)  # type: ignore[no-any-return]
+            return original_device(storage)
         return torch.device("cuda", brand.place) if brand.place >= 0 else _CPU
 
     patches.set(Storage, "device", property(device))
@@ -353,9 +365,15 @@ def _as_device(value: Any) -> torch.device:
 
 
 def _default_device() -> torch.device | None:
-    """What ``with torch.device(...)`` or ``set_default_device`` asks for; None for the CPU."""
-    device = torch.get_default_device() if hasattr(torch, "get_default_device") else _CPU
-    return None if device.type == "cpu" else device
+    """What ``with torch.device(...)`` or ``set_default_device`` asks for; None for the CPU.
+
+    ``torch.get_default_device`` finds out by making a tensor, so it cannot be asked here.
+    """
+    for at in reversed(range(torch._C._len_torch_function_stack())):
+        mode = torch._C._get_function_stack_at(at)
+        if isinstance(mode, DeviceContext):
+            return None if mode.device.type == "cpu" else mode.device
+    return None
 
 
 # Factories whose result carries no information but its shape; others keep their values.
@@ -454,6 +472,19 @@ def _serialization(machine: Machine, patches: Patches) -> None:
         serialization._package_registry[:] = before
 
     patches.add(undo)
+
+
+def _compile(machine: Machine, patches: Patches) -> None:
+    """Compiled code would be built for the host: it runs eagerly, and the report says so."""
+
+    def compile_(model: Any = None, **options: Any) -> Any:
+        machine.assume("what torch.compile would compile runs eagerly: fused kernels save memory")
+        return model if model is not None else lambda function: function
+
+    patches.set(torch, "compile", compile_)
+    patches.set(
+        torch.nn.Module, "compile", lambda module, *args, **kwargs: compile_(module) and None
+    )
 
 
 def _grouping(machine: Machine, patches: Patches) -> None:

@@ -11,7 +11,19 @@ import torch
 from gpuprobe.errors import NotModelled, ValueNeeded
 from gpuprobe.virtual.machine import Machine, is_meta
 
-__all__ = ["NEED_VALUES", "NO_ANSWER", "answer", "caller", "instruction", "not_modelled", "program_line", "refuse", "where", "without_values"]
+__all__ = [
+    "NEED_VALUES",
+    "NO_ANSWER",
+    "answer",
+    "caller",
+    "in_engine",
+    "instruction",
+    "not_modelled",
+    "program_line",
+    "refuse",
+    "where",
+    "without_values",
+]
 
 NEED_VALUES: Final = frozenset(
     {
@@ -39,6 +51,8 @@ NO_ANSWER: Final = object()
 
 _OURS = str(Path(__file__).resolve().parent)
 _TORCH = str(Path(torch.__file__).resolve().parent)
+# The code whose frames call the C++ autograd engine.
+_ENGINE = frozenset({torch.autograd.graph._engine_run_backward.__code__})
 _PLUMBING = (_OURS, f"{_TORCH}/_ops.py", f"{_TORCH}/utils/_python_dispatch.py")
 _empty_strided = torch.empty_strided
 
@@ -57,31 +71,38 @@ def answer(machine: Machine, func: Any, args: tuple[Any, ...]) -> Any:
         return NO_ANSWER
     if name == "bincount" or name == "histc":
         raise refuse(name)
-    if name in ("_local_scalar_dense", "item") and machine.unknown_as_nan:
-        if _found_inf(tensor):
-            machine.assume("gradient scaling finds no overflow")
-            return 0.0
-        if tensor.is_floating_point():
-            machine.assume(f"unknown values are NaN where the program reads them: {where()}")
-            return float("nan")
-    if name == "_local_scalar_dense" and _found_inf(tensor):
-        machine.assume("gradient scaling finds no overflow")
-        return 0.0
+    if name == "_local_scalar_dense":
+        reader = _reader()
+        if reader is not None:
+            what, value = reader
+            machine.assume(what)
+            return value
+    if name == "_local_scalar_dense" and machine.unknown_as_nan and tensor.is_floating_point():
+        machine.assume(f"unknown values are NaN where the program reads them: {where()}")
+        return float("nan")
     raise refuse(name)
 
 
-def _found_inf(tensor: Any) -> bool:
-    """Whether the value is read by torch's gradient scaler, which asks for overflows."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
-        frame = frame.f_back
+# Values that torch's own code reads, and that do not decide what is allocated.
+_HARMLESS = (
+    ("amp/grad_scaler.py", "gradient scaling finds no overflow", 0.0),
+    ("nn/init.py", "resampling in torch's initialisers ends at the first try", 0.0),
+    ("optim/_adafactor.py", "norms that Adafactor reads are unknown", float("nan")),
+)
+
+
+def _reader() -> tuple[str, float] | None:
+    """What torch's own code that reads a value is told, and the assumption in words."""
+    frame = caller()
     for _ in range(6):
         if frame is None:
-            return False
-        if frame.f_code.co_filename.endswith("grad_scaler.py"):
-            return True
+            return None
+        name = frame.f_code.co_filename
+        for end, what, value in _HARMLESS:
+            if name.startswith(_TORCH) and name.endswith(end):
+                return what, value
         frame = frame.f_back
-    return False
+    return None
 
 
 def refuse(what: str) -> ValueNeeded:
@@ -125,12 +146,39 @@ def caller() -> Any:
     return frame
 
 
+def in_engine() -> bool:
+    """Whether C++ code of the backward pass is at work, and no Python code called by it."""
+    if torch._C._current_autograd_node() is None:
+        return False
+    frame = caller()
+    return frame is not None and frame.f_code in _ENGINE
+
+
 def instruction() -> tuple[int, int]:
     """Which instruction of which Python frame is at work, gpuprobe's and torch's plumbing
     aside: a frame's id and an offset into its code.
     """
     frame = caller()
     return (id(frame), frame.f_lasti) if frame is not None else (0, 0)
+
+
+def packed(data: Any, lengths: Any, batch_first: bool) -> tuple[Any, Any]:
+    """``_pack_padded_sequence`` of a tensor without values: the lengths have theirs."""
+    if is_meta(lengths):
+        raise refuse("the lengths of sequences")
+    time = 1 if batch_first else 0
+    column = torch.zeros(
+        (lengths.numel(), data.size(time), 1)
+        if batch_first
+        else (data.size(time), lengths.numel(), 1)
+    )
+    _, sizes = torch.ops.aten._pack_padded_sequence.default(column, lengths, batch_first)
+    shape = (int(lengths.sum()), *data.shape[2:])
+    return torch.empty(shape, dtype=data.dtype, device="meta"), sizes
+
+
+BY_SHAPE: Final = {"_pack_padded_sequence": packed}
+"""Operators that lack a meta kernel, or whose arguments keep their values: what they return."""
 
 
 def without_values(value: Any) -> Any:

@@ -7,7 +7,7 @@ the lowering table (`gpuprobe.virtual.lowering`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -97,13 +97,20 @@ class Watch(TorchDispatchMode):
                     if machine.observer is not None and device >= 0:
                         machine.observer.device_op(func, args, kwargs, answer, device)
                     return answer
-            args = values.without_values(args)
+            if facts.by_shape is not None:
+                func = facts.by_shape
+            else:
+                args = values.without_values(args)
             kwargs = {name: values.without_values(value) for name, value in kwargs.items()}
         if device >= 0 or place >= 0:
             return self._on_device(facts, func, args, kwargs, device, place)
         result = self._run(func, args, kwargs)
-        if place != HOST or machine.shapes:
+        if place != HOST or birth is not None:
             self._births(result, place, facts, None)
+        elif machine.shapes:
+            self._host_births(args, result, facts)
+        if machine.local.fresh:
+            self._freshness(args, result)
         if machine.observer is not None:
             machine.observer.host_op(func, args, kwargs, result)
         return result
@@ -213,7 +220,11 @@ class Watch(TorchDispatchMode):
                         storage = tensor.untyped_storage()
                     except (NotImplementedError, RuntimeError):
                         continue
-                    if machine.fresh(storage._cdata, values.instruction()) or (brand is None and is_meta(tensor)):
+                    if (
+                        (brand is None and is_meta(tensor))
+                        or machine.fresh(storage._cdata, values.instruction())
+                        or values.in_engine()
+                    ):
                         machine.adopt(storage, device)
                         continue
                 other = "cpu" if brand is None or brand.place < 0 else f"cuda:{brand.place}"
@@ -223,22 +234,42 @@ class Watch(TorchDispatchMode):
                     f"devices, cuda:{device} and {other}! (when running {name})"
                 )
 
+    def _host_births(self, args: tuple[Any, ...], result: Any, facts: _Facts) -> None:
+        """Results of host tensors are host tensors. What has no place yet gets one with its
+        first use: C++ code makes tensors "like this one", which may be a device's.
+        """
+        for tensor in _tensors(args):
+            if self._brand(self.machine.brands, tensor) is not None or not is_meta(tensor):
+                self._births(result, HOST, facts, None)
+                return
+
+    def _freshness(self, args: tuple[Any, ...], result: Any) -> None:
+        """What is made of tensors made in this very instruction is so too (`Machine.fresh`)."""
+        fresh = self.machine.local.fresh
+        if any(_storage_key(tensor) in fresh for tensor in _tensors(args)):
+            fresh.update(_storage_key(tensor) for tensor in _tensors((result,)))
+
     def _births(self, result: Any, place: int, facts: _Facts, source: Any) -> None:
         if type(result) is _Tensor:
-            self._born(result, place, source)
+            self._born(result, place, source, facts.in_place)
         elif isinstance(result, (tuple, list)):
             stay = facts.host_results
             for at, item in enumerate(result):
                 if isinstance(item, _Tensor):
-                    self._born(item, HOST if at in stay else place, source if at == 0 else None)
+                    self._born(
+                        item,
+                        HOST if at in stay else place,
+                        source if at == 0 else None,
+                        facts.in_place,
+                    )
                 elif isinstance(item, (list, tuple)):
                     for inner in item:
                         if isinstance(inner, _Tensor):
-                            self._born(inner, place, None)
+                            self._born(inner, place, None, facts.in_place)
         elif isinstance(result, _Tensor):
-            self._born(result, place, source)
+            self._born(result, place, source, facts.in_place)
 
-    def _born(self, tensor: Any, place: int, source: Any) -> None:
+    def _born(self, tensor: Any, place: int, source: Any, in_place: bool) -> None:
         machine = self.machine
         try:
             storage = tensor.untyped_storage()
@@ -246,6 +277,8 @@ class Watch(TorchDispatchMode):
             return
         known = machine.brands.get(storage._cdata)
         if known is None:
+            if in_place:
+                return  # an argument, written to: it stays where it is
             if place == HOST and not is_meta(tensor):
                 return  # ordinary host memory: nobody asks about it
             instead = None if source is None else machine.brand_of(source)
@@ -262,6 +295,11 @@ class Watch(TorchDispatchMode):
             row=row if schema.name.startswith("aten::") else None,
             mixed=name in _MIXED or name.startswith("_foreach_"),
             composite=_composite(func),
+            in_place=bool(schema.returns)
+            and all(
+                item.alias_info is not None and item.alias_info.is_write for item in schema.returns
+            ),
+            by_shape=values.BY_SHAPE.get(name),
             needs_values=name in values.NEED_VALUES,
             host_results=_HOST_RESULTS.get(name, ()),
         )
@@ -270,7 +308,15 @@ class Watch(TorchDispatchMode):
 class _Facts:
     """What the mode needs to know about one operator; looked up once."""
 
-    __slots__ = ("composite", "host_results", "mixed", "needs_values", "row")
+    __slots__ = (
+        "by_shape",
+        "composite",
+        "host_results",
+        "in_place",
+        "mixed",
+        "needs_values",
+        "row",
+    )
 
     def __init__(
         self,
@@ -278,14 +324,33 @@ class _Facts:
         row: Row | None,
         mixed: bool,
         composite: bool,
+        in_place: bool,
+        by_shape: Callable[..., Any] | None,
         needs_values: bool,
         host_results: tuple[int, ...],
     ) -> None:
         self.row = row
         self.mixed = mixed
         self.composite = composite
+        self.in_place = in_place
+        self.by_shape = by_shape
         self.needs_values = needs_values
         self.host_results = host_results
+
+
+def _tensors(values_: Any) -> Iterator[Any]:
+    for value in values_:
+        if isinstance(value, _Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _storage_key(tensor: Any) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return 0
 
 
 def _composite(func: Any) -> bool:
