@@ -61,8 +61,8 @@ _TYPECODES = frozenset("bBhHiIqQfd")
 T = TypeVar("T")
 
 
-def encode_chunk(trace: MemoryTrace) -> bytes:
-    """The bytes of a chunk file."""
+def encode_chunk(trace: MemoryTrace, *, level: int = _LEVEL) -> bytes:
+    """The bytes of a chunk file. ``level`` is zlib's: 0 where the file is compressed whole."""
     blobs: list[bytes] = []
     columns = []
     for table, rows in (("events", trace.events), ("baseline", trace.baseline)):
@@ -77,7 +77,7 @@ def encode_chunk(trace: MemoryTrace) -> bytes:
                     "name": name,
                     "typecode": typecode,
                     "rows": len(values),
-                    **_pack(raw, blobs),
+                    **_pack(raw, blobs, level),
                 }
             )
     texts = {
@@ -97,7 +97,7 @@ def encode_chunk(trace: MemoryTrace) -> bytes:
             "pools": [list(pool) for pool in trace.pools],
             "settings": to_plain(trace.settings),
             "columns": columns,
-            "tables": {"length": len(raw), **_pack(raw, blobs)},
+            "tables": {"length": len(raw), **_pack(raw, blobs, level)},
         }
     )
     prefix = _PREFIX.pack(_MAGIC, *CHUNK_VERSION, len(header), zlib.crc32(header))
@@ -108,8 +108,8 @@ def _dumps(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _pack(raw: bytes, blobs: list[bytes]) -> dict[str, int]:
-    blob = zlib.compress(raw, _LEVEL)
+def _pack(raw: bytes, blobs: list[bytes], level: int) -> dict[str, int]:
+    blob = zlib.compress(raw, level)
     blobs.append(blob)
     return {"stored": len(blob), "crc32": zlib.crc32(blob)}
 
