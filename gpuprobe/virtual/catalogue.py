@@ -27,6 +27,7 @@ from typing import Any, Final
 from gpuprobe.errors import ConfigError, DriverUnavailable, MissingExtra
 from gpuprobe.model.text import visible
 from gpuprobe.virtual.catalogue_file import (
+    ARCHITECTURES_SOURCE,
     NUMBERS,
     PRESENT,
     architectures,
@@ -144,7 +145,7 @@ def from_properties(properties: Any) -> GpuModel:
             "capability": capability,
             "context": known.context if known is not None else (0, 0),
             "sources": {
-                **dict.fromkeys(facts, "NVIDIA's table of capabilities"),
+                **dict.fromkeys(facts, ARCHITECTURES_SOURCE),
                 **dict.fromkeys([*measured, "capability"], source),
                 **({"context": known.sources["context"]} if known is not None else {}),
             },

@@ -15,6 +15,7 @@ from gpuprobe.model.text import visible
 from gpuprobe.virtual.gpu_model import GpuModel
 
 __all__ = [
+    "ARCHITECTURES_SOURCE",
     "NUMBERS",
     "PRESENT",
     "architectures",
@@ -29,6 +30,10 @@ PRESENT: Final = "present"
 """The name of the GPU that this machine really has: no entry may take it."""
 SCHEMA_VERSION: Final = 1
 """1: first. A file of another version is refused."""
+ARCHITECTURES_SOURCE: Final = (
+    "CUDA C++ Programming Guide, Technical Specifications per Compute Capability"
+)
+"""Where the figures come from that depend on the compute capability alone."""
 
 _HERE = Path(__file__).parent
 
@@ -75,7 +80,7 @@ def load_user_catalogue(path: str | Path) -> tuple[GpuModel, ...]:
 @lru_cache(maxsize=1)
 def built_in() -> tuple[GpuModel, ...]:
     document = json.loads((_HERE / "gpus.json").read_text(encoding="utf-8"))
-    return _models(document, "gpus.json", document["architectures_source"], ())
+    return _models(document, "gpus.json", document["source"], ())
 
 
 @lru_cache(maxsize=1)
@@ -170,7 +175,7 @@ def _model(entry: Any, source: str, known: Sequence[GpuModel]) -> GpuModel:
         raise ConfigError(
             f"nothing is known of capability {entry['capability']}: give {', '.join(missing)} too"
         )
-    given["sources"] = {**dict.fromkeys(facts, source), **given["sources"]}
+    given["sources"] = {**dict.fromkeys(facts, ARCHITECTURES_SOURCE), **given["sources"]}
     return GpuModel(**{**facts, **given})
 
 
