@@ -9,7 +9,7 @@ PYTEST_ARGS ?= -n 2 --dist loadgroup
 STAMP_DEMO := $(VENV)/.stamp-demo
 STAMP_DEV  := $(VENV)/.stamp-dev
 
-.PHONY: help demo test venv lint types contracts unit fix coverage test-gpu test-pycuda clean
+.PHONY: help demo test venv lint types contracts unit fix coverage test-gpu bench-gpu test-pycuda clean
 
 help:
 	@echo "make demo       record an example training run and print its report"
@@ -17,6 +17,7 @@ help:
 	@echo "make fix        format and auto-fix"
 	@echo "make test-pycuda  pycuda's real code against a fake driver (builds it; two minutes)"
 	@echo "make test-gpu   only the tests that need a CUDA device"
+	@echo "make bench-gpu  measure on the GPU of this machine: truth files, overheads (8 minutes)"
 	@echo "make coverage   tests with a coverage report as HTML"
 	@echo "make clean      remove .venv and caches"
 
@@ -62,6 +63,14 @@ test-pycuda: $(STAMP_DEV)
 # With a CUDA build of torch in the environment that PYTHON names: PY=python3 make test-gpu
 test-gpu:
 	$(PY) -m pytest -m gpu -q
+
+# What it writes is for tests/recorded/ and docs/verification.md. PYTHONPATH: the environment
+# with the CUDA build of torch need not have gpuprobe installed. Later parts run even if an
+# earlier one fails.
+bench-gpu:
+	PYTHONPATH=. $(PY) benchmarks/gpu/record_truth.py; truth=$$?; \
+	PYTHONPATH=. $(PY) benchmarks/gpu/overhead.py; cost=$$?; \
+	test $$truth -eq 0 && test $$cost -eq 0
 
 coverage: $(STAMP_DEV)
 	$(PY) -m pytest $(PYTEST_ARGS) --cov=gpuprobe --cov-report=html

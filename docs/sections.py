@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from enum import EnumMeta
 from typing import Any
 
+from gpu_table import gpu_tables
+
 _LITERAL = re.compile(r"``([^`]+)``")
 
 # -- the command line
@@ -408,6 +410,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "errors": error_table,
     "python-api": python_api,
     "trace-columns": trace_columns,
+    "gpus": lambda: gpu_tables(table),
 }
 
 WITH_ARGUMENT: dict[str, Callable[[str], str]] = {
