@@ -11,9 +11,11 @@ import torch
 from gpuprobe.allocator.blocks import Block
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.settings import memory_fraction
-from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.allocator.simulator import Listener, Simulator
 from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.virtual.catalogue import GpuModel
+from gpuprobe.virtual.history import History
+from gpuprobe.virtual.statistics import Statistics
 
 __all__ = ["VirtualDevice"]
 
@@ -44,10 +46,18 @@ class VirtualDevice:
         self.sim = Simulator(
             settings, self.driver, device_memory=model.total_memory, tie_by_address=False
         )
+        self.statistics = Statistics(self.sim)
+        self.history = History(self)
+        self.listeners: list[Listener] = [self.statistics.heard]
+        self.sim.listener = self._heard
         self._lock = threading.RLock()
         self._busy = False
         self._waiting: deque[Block] = deque()
         self.workspaces: dict[tuple[Any, ...], Block] = {}
+
+    def _heard(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
+        for listener in self.listeners:
+            listener(action, address, size, stream, pool)
 
     # -- memory
 

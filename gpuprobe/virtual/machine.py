@@ -93,6 +93,8 @@ class Machine:
         self.local = Local()
         self.brands: dict[int, Brand] = {}
         self.observer: Any = None
+        self.capture: Any = None  # the graph being captured: see cuda_api.graphs
+        self.sync_debug_mode = 0
         self.many_streams = False
         self._switch_lock = threading.Lock()
         # Stream switches as (autograd sequence number, device -> stream): backward work runs

@@ -31,6 +31,7 @@ def install(machine: Machine, intercept: Intercept, patches: Patches) -> None:
     _methods(machine, intercept, patches)
     _storages(machine, patches)
     _constructors(machine, intercept, patches)
+    _legacy_types(machine, patches)
     _serialization(machine, patches)
     _compile(machine, patches)
     _grouping(machine, patches)
@@ -312,6 +313,43 @@ def _constructors(machine: Machine, intercept: Intercept, patches: Patches) -> N
         patches.set(torch, name, _then_move(getattr(torch, name), machine, intercept))
     if machine.shapes:
         _valueless(machine, patches)
+
+
+def _legacy_types(machine: Machine, patches: Patches) -> None:
+    """``torch.cuda.FloatTensor`` and its like."""
+    for title, dtype in _LEGACY.items():
+        name = f"{title}Tensor"
+
+        class Kind(type):
+            _dtype = dtype
+
+            def __instancecheck__(cls, value: Any) -> bool:
+                return (
+                    isinstance(value, torch.Tensor)
+                    and value.dtype == cls._dtype
+                    and machine.place_of(value) >= 0
+                )
+
+            def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+                if args and not isinstance(args[0], int):
+                    return torch.tensor(*args, dtype=cls._dtype, device="cuda")
+                return torch.empty(args or (0,), dtype=cls._dtype, device="cuda")
+
+        made = Kind(name, (), {"__module__": "torch.cuda", "dtype": dtype, "is_cuda": True})
+        patches.set(torch.cuda, name, made)
+
+    original = torch.set_default_tensor_type
+
+    def set_default_tensor_type(kind: Any) -> None:
+        text = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+        if not text.startswith("torch.cuda."):
+            original(kind)
+            torch.set_default_device(None)
+            return
+        torch.set_default_dtype(_LEGACY[text.rpartition(".")[2].removesuffix("Tensor")])
+        torch.set_default_device("cuda")
+
+    patches.set(torch, "set_default_tensor_type", set_default_tensor_type)
 
 
 def _then_move(

@@ -142,6 +142,8 @@ class Watch(TorchDispatchMode):
                     row.after(call)
             finally:
                 call.release()
+        if machine.capture is not None:
+            machine.capture.note(func, args, kwargs, result)
         if machine.observer is not None:
             machine.observer.device_op(func, args, kwargs, result, index)
         return result

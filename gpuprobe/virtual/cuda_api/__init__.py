@@ -1,0 +1,27 @@
+"""``torch.cuda`` answered by a virtual machine: one module per theme.
+
+Most of it replaces the functions of ``torch._C`` that a CUDA build has, so that torch's own
+Python code above them runs as it does on hardware.
+"""
+
+from __future__ import annotations
+
+from gpuprobe.virtual.cuda_api import (
+    accelerator,
+    devices,
+    graphs,
+    memory,
+    parallel,
+    random,
+    streams,
+)
+from gpuprobe.virtual.machine import Machine
+from gpuprobe.virtual.patches import Patches
+
+__all__ = ["install"]
+
+
+def install(machine: Machine, patches: Patches) -> None:
+    """Replace everything; ``patches`` puts it back."""
+    for module in (devices, memory, streams, random, graphs, accelerator, parallel):
+        module.install(machine, patches)

@@ -1,0 +1,192 @@
+"""Which devices there are, and what they are like."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import torch
+
+from gpuprobe.model.values import Unavailable
+from gpuprobe.virtual.catalogue import GpuModel
+from gpuprobe.virtual.machine import Machine
+from gpuprobe.virtual.patches import Patches
+
+__all__ = ["DeviceProperties", "install"]
+
+CUDA_VERSION = "13.0"
+"""What ``torch.version.cuda`` says: the toolkit of torch 2.11 to 2.13's default wheels."""
+CUDNN_VERSION = 91300
+
+
+NCCL_VERSION = (2 << 32) | (28 << 16) | 3
+"""Packed as ``torch._C._nccl_version``: what those wheels bring along."""
+
+
+class DeviceProperties:
+    """As ``torch.cuda.get_device_properties``. Fields that no source gives are 0."""
+
+    def __init__(self, model: GpuModel, index: int) -> None:
+        self._model = model
+        self.name = model.title
+        self.major, self.minor = model.capability
+        self.total_memory = model.total_memory
+        self.multi_processor_count = model.multi_processor_count
+        self.max_threads_per_multi_processor = model.max_threads_per_multi_processor
+        self.max_threads_per_block = model.max_threads_per_block
+        self.regs_per_multiprocessor = model.regs_per_multiprocessor
+        self.shared_memory_per_block = model.shared_memory_per_block
+        self.shared_memory_per_block_optin = model.shared_memory_per_block_optin
+        self.shared_memory_per_multiprocessor = model.shared_memory_per_multiprocessor
+        self.warp_size = model.warp_size
+        self.is_multi_gpu_board = 0
+        self.is_integrated = 0
+        self.L2_cache_size = _known(model.L2_cache_size)
+        self.clock_rate = _known(model.clock_rate)
+        self.memory_clock_rate = _known(model.memory_clock_rate)
+        self.memory_bus_width = _known(model.memory_bus_width)
+        self.gcnArchName = model.title
+        # Not a real device's: derived from the name, so that it is the same in every run.
+        self.uuid = uuid.uuid5(uuid.NAMESPACE_URL, f"gpuprobe:{model.name}:{index}")
+        self.pci_bus_id, self.pci_device_id, self.pci_domain_id = index + 1, 0, 0
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory // (1 << 20)}MB, "
+            f"multi_processor_count={self.multi_processor_count}, uuid={self.uuid}, "
+            f"pci_bus_id={self.pci_bus_id}, pci_device_id={self.pci_device_id}, "
+            f"pci_domain_id={self.pci_domain_id}, "
+            f"L2_cache_size={self.L2_cache_size // (1 << 20)}MB)"
+        )
+
+
+def _known(value: int | Unavailable) -> int:
+    return 0 if isinstance(value, Unavailable) else value
+
+
+def install(machine: Machine, patches: Patches) -> None:
+    local, devices = machine.local, machine.devices
+    properties = [DeviceProperties(device.model, device.index) for device in devices]
+
+    def set_device(index: int) -> None:
+        if index < 0:
+            return
+        if index >= len(devices):
+            error = getattr(torch, "AcceleratorError", RuntimeError)
+            raise error("CUDA error: invalid device ordinal")
+        local.device = index
+
+    def exchange(index: int) -> int:
+        before = local.device
+        set_device(index)
+        return before
+
+    def get_properties(device: Any = None) -> DeviceProperties:
+        index = torch.cuda._utils._get_device_index(device, optional=True)
+        if not 0 <= index < len(devices):
+            raise AssertionError("Invalid device id")
+        return properties[index]
+
+    def can_access_peer(device: Any, peer: Any) -> bool:
+        first = torch.cuda._utils._get_device_index(device, optional=True)
+        second = torch.cuda._utils._get_device_index(peer)
+        for index in (first, second):
+            if not 0 <= index < len(devices):
+                raise AssertionError("Invalid device id")
+        return first != second
+
+    def clear_workspaces() -> None:
+        for device in devices:
+            device.clear_workspaces()
+
+    arch = sorted({f"sm_{device.model.major}{device.model.minor}" for device in devices})
+    for name, value in {
+        "_cuda_getDeviceCount": lambda: len(devices),
+        "_cuda_getDevice": lambda: local.device,
+        "_cuda_setDevice": set_device,
+        "_cuda_exchangeDevice": exchange,
+        "_cuda_maybeExchangeDevice": exchange,
+        "_cuda_init": lambda: None,
+        "_cuda_isInBadFork": lambda: False,
+        "_cuda_getArchFlags": lambda: " ".join(arch),
+        "_cuda_canDeviceAccessPeer": can_access_peer,
+        "_cuda_ipc_collect": lambda: None,
+        "_cuda_getCompiledVersion": lambda: int(CUDA_VERSION.split(".")[0]) * 1000,
+        "_cuda_hasPrimaryContext": lambda index: True,
+        "_cuda_clearCublasWorkspaces": lambda: (
+            [device.clear_workspaces() for device in devices] and None
+        ),
+        "_has_cuda": True,
+        "_host_emptyCache": lambda: None,
+        "_nccl_version": lambda: NCCL_VERSION,
+        "_nccl_version_suffix": lambda: b"",
+    }.items():
+        patches.set(torch._C, name, value)
+
+    cuda = torch.cuda
+    for name, value in {
+        "is_available": lambda: True,
+        "device_count": lambda: len(devices),
+        "_lazy_init": lambda: None,
+        "_lazy_call": lambda callable_, **kwargs: callable_(),
+        "init": lambda: None,
+        "is_initialized": lambda: True,
+        "_initialized": True,
+        "_is_compiled": lambda: True,
+        "_is_in_bad_fork": lambda: False,
+        "current_device": lambda: local.device,
+        "set_device": lambda device: set_device(torch.cuda._utils._get_device_index(device)),
+        "get_device_properties": get_properties,
+        "can_device_access_peer": can_access_peer,
+        "_exchange_device": exchange,
+        "_maybe_exchange_device": exchange,
+        "has_half": True,
+        "is_bf16_supported": lambda including_emulation=True: (
+            including_emulation or devices[local.device].model.major >= 8
+        ),
+        "is_tf32_supported": lambda: devices[local.device].model.major >= 8,
+        "_device_count_nvml": lambda: len(devices),
+        "_parse_visible_devices": lambda: list(range(len(devices))),
+    }.items():
+        patches.set(cuda, name, value)
+    for name in ("utilization", "temperature", "power_draw", "clock_rate", "memory_usage"):
+        patches.set(cuda, name, _no_sensor(name))
+    for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+        patches.set(cuda.nvtx, name, lambda *args, **kwargs: 0)
+    patches.set(torch.version, "cuda", CUDA_VERSION)
+    _backends(machine, patches)
+
+
+def _no_sensor(name: str) -> Any:
+    def ask(device: Any = None) -> int:
+        raise RuntimeError(f"torch.cuda.{name}: a virtual GPU has no sensors")
+
+    return ask
+
+
+def _backends(machine: Machine, patches: Patches) -> None:
+    """``torch.backends.cuda`` and ``cudnn``, and which mixed precision there is."""
+    backends = torch.backends
+    patches.set(backends.cuda, "is_built", lambda: True)
+    patches.set(backends.cudnn, "is_available", lambda: True)
+    patches.set(backends.cudnn, "version", lambda: CUDNN_VERSION)
+
+    def acceptable(tensor: Any) -> bool:
+        return machine.place_of(tensor) >= 0 and tensor.dtype in (
+            torch.float16,
+            torch.float32,
+            torch.float64,
+            torch.bfloat16,
+        )
+
+    patches.set(backends.cudnn, "is_acceptable", acceptable)
+    original = torch._C._is_autocast_available
+
+    def available(device_type: str) -> bool:
+        return device_type == "cuda" or bool(original(device_type))
+
+    patches.set(torch._C, "_is_autocast_available", available)
+    for module in (torch.cuda.amp, torch.cuda.amp.common):
+        if hasattr(module, "amp_definitely_not_available"):
+            patches.set(module, "amp_definitely_not_available", lambda: False)

@@ -1,0 +1,216 @@
+"""CUDA graphs of a virtual device: capture notes what is launched, replay does it again.
+
+What was captured is kept as a list of calls over numbered storages, not as tensors: those would
+stay alive, and a graph's intermediate results live in its private pool, where their memory is
+used again within the graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from typing import Any
+
+import torch
+
+from gpuprobe.virtual import keys
+from gpuprobe.virtual.machine import Machine, is_meta
+from gpuprobe.virtual.patches import Patches
+
+__all__ = ["Capture", "install"]
+
+
+class _Tensor:
+    """A tensor of a captured call: a window on a numbered storage."""
+
+    __slots__ = ("dtype", "meta", "offset", "size", "slot", "stride")
+
+    def __init__(self, tensor: Any, slot: int) -> None:
+        self.slot = slot
+        self.dtype = tensor.dtype
+        self.size = tuple(tensor.size())
+        self.stride = tensor.stride()
+        self.offset = tensor.storage_offset()
+        self.meta = is_meta(tensor)
+
+
+class Capture:
+    """The calls of one graph. `note` is called by the dispatch mode."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._slots: list[tuple[weakref.ref[Any], int, bool]] = []
+        self._slot_of: dict[int, int] = {}
+        self._calls: list[tuple[Any, Any, Any, Any]] = []
+        self.accesses: Any = None  # what the hazard engine keeps of a capture
+
+    def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        self._calls.append((func, self._pack(args), self._pack(kwargs), self._pack(result)))
+
+    def _pack(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()
+            key = storage._cdata
+            slot = self._slot_of.get(key)
+            if slot is None or self._slots[slot][0]() is None:
+                slot = self._slot_of[key] = len(self._slots)
+                self._slots.append((weakref.ref(storage), storage.nbytes(), is_meta(value)))
+            return _Tensor(value, slot)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._pack(item) for item in value)
+        if isinstance(value, dict):
+            return {name: self._pack(item) for name, item in value.items()}
+        return value
+
+    def replay(self) -> None:
+        """Do everything again, into the same memory. Nothing without values."""
+        if self._machine.shapes:
+            return
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        scratch: dict[int, Any] = {}
+        with _disable_current_modes(), keys.below(), torch.no_grad():
+            for func, args, kwargs, result in self._calls:
+                got = func(*self._unpack(args, scratch), **self._unpack(kwargs, scratch))
+                self._store(got, result, scratch)
+
+    def _storage(self, slot: int, scratch: dict[int, Any]) -> Any:
+        found = scratch.get(slot)
+        if found is None:
+            reference, nbytes, _ = self._slots[slot]
+            found = reference()
+            if found is None:
+                found = torch.UntypedStorage(nbytes)
+            scratch[slot] = found
+        return found
+
+    def _unpack(self, value: Any, scratch: dict[int, Any]) -> Any:
+        if isinstance(value, _Tensor):
+            made = torch.empty(0, dtype=value.dtype)
+            storage = self._storage(value.slot, scratch)
+            return made.set_(storage, value.offset, value.size, value.stride)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._unpack(item, scratch) for item in value)
+        if isinstance(value, dict):
+            return {name: self._unpack(item, scratch) for name, item in value.items()}
+        return value
+
+    def _store(self, got: Any, wanted: Any, scratch: dict[int, Any]) -> None:
+        """Put a result where the captured call's result lies."""
+        if isinstance(wanted, _Tensor):
+            target = self._unpack(wanted, scratch)
+            if target.data_ptr() != got.data_ptr():
+                target.copy_(got)
+        elif isinstance(wanted, (list, tuple)):
+            for one, other in zip(got, wanted, strict=True):
+                self._store(one, other, scratch)
+
+
+def install(machine: Machine, patches: Patches) -> None:
+    handles = itertools.count(1)
+
+    class CUDAGraph:
+        """``torch.cuda.CUDAGraph``."""
+
+        def __init__(self, keep_graph: bool = False) -> None:
+            self._capture: Capture | None = None
+            self._pool: tuple[int, int] | None = None
+            self._index = 0
+            self._open = False
+
+        def capture_begin(
+            self, pool: Any = None, capture_error_mode: str = "global", **kwargs: Any
+        ) -> None:
+            if machine.capture is not None:
+                raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+            self._pool = pool if pool is not None else (0, next(handles))
+            self._index = machine.local.device
+            stream = machine.stream(self._index)
+            device = machine.devices[self._index]
+            device.sim.begin_capture(self._pool[1], frozenset({stream}))
+            self._capture = machine.capture = Capture(machine)
+            self._open = True
+            if machine.observer is not None:
+                machine.observer.capture_begin(self._index, stream)
+
+        def capture_end(self) -> None:
+            if not self._open or self._pool is None or self._capture is None:
+                raise RuntimeError("capture_end was called without capture_begin")
+            self._open = False
+            machine.capture = None
+            machine.devices[self._index].sim.end_capture(self._pool[1])
+            if machine.observer is not None:
+                self._capture.accesses = machine.observer.capture_end(self._index)
+
+        def instantiate(self) -> None:
+            return None
+
+        def replay(self) -> None:
+            if self._capture is None or self._open:
+                raise RuntimeError(
+                    "Called CUDAGraph::replay without a preceding successful capture."
+                )
+            if machine.observer is not None:
+                machine.observer.graph_launch(
+                    self._capture.accesses, self._index, machine.stream(self._index)
+                )
+            self._capture.replay()
+
+        def reset(self) -> None:
+            if self._pool is not None and self._capture is not None:
+                machine.devices[self._index].sim.release_pool(self._pool[1])
+            self._capture = None
+
+        def pool(self) -> tuple[int, int]:
+            if self._pool is None:
+                raise RuntimeError("Called CUDAGraph::pool() without a preceding capture.")
+            return self._pool
+
+        def enable_debug_mode(self) -> None:
+            return None
+
+        def debug_dump(self, path: str) -> None:
+            raise RuntimeError("a virtual GPU's graph has no nodes to dump")
+
+        def __del__(self) -> None:
+            if not machine.closed and not self._open:
+                self.reset()
+
+    def handle() -> tuple[int, int]:
+        return (0, next(handles))
+
+    for module in (torch.cuda, torch.cuda.graphs):
+        patches.set(module, "CUDAGraph", CUDAGraph)
+        patches.set(module, "graph_pool_handle", handle)
+        patches.set(module, "is_current_stream_capturing", lambda: machine.capture is not None)
+    patches.set(torch._C, "_CUDAGraph", CUDAGraph)
+    patches.set(torch._C, "_graph_pool_handle", handle)
+    patches.set(torch.cuda.graphs, "_graph_pool_handle", handle)
+    patches.set(torch._C, "_cuda_isCurrentStreamCapturing", lambda: machine.capture is not None)
+    patches.set(
+        torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: machine.capture is not None
+    )
+    hooks = {
+        "_cuda_beginAllocateToPool": _begin,
+        "_cuda_beginAllocateCurrentThreadToPool": _begin,
+        "_cuda_endAllocateToPool": _end,
+        "_cuda_releasePool": _release,
+    }
+    for name, hook in hooks.items():
+        call = functools.partial(hook, machine)
+        patches.set(torch._C, name, call)
+        if hasattr(torch.cuda.memory, name):
+            patches.set(torch.cuda.memory, name, call)
+
+
+def _begin(machine: Machine, index: int, pool: tuple[int, int]) -> None:
+    machine.devices[index].sim.begin_capture(pool[1])
+
+
+def _end(machine: Machine, index: int, pool: tuple[int, int]) -> None:
+    machine.devices[index].sim.end_capture(pool[1])
+
+
+def _release(machine: Machine, index: int, pool: tuple[int, int]) -> None:
+    machine.devices[index].sim.release_pool(pool[1])

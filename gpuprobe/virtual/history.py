@@ -1,0 +1,154 @@
+"""``torch.cuda.memory._record_memory_history`` and ``_snapshot`` of a virtual device.
+
+The dictionaries have torch's schema (``docs/source/torch_cuda_memory.md`` and
+``torch/csrc/cuda/memory_snapshot.cpp`` in PyTorch), so what reads a real snapshot reads these.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gpuprobe.allocator.layout import segments
+from gpuprobe.model.memory import BlockState, TraceAction
+
+if TYPE_CHECKING:
+    from gpuprobe.virtual.device import VirtualDevice
+
+__all__ = ["History"]
+
+_ACTIONS: Final = {action.code: action.value for action in TraceAction}
+_ALLOC: Final = TraceAction.ALLOC.code
+_FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
+_OOM: Final = TraceAction.OOM.code
+_OURS = str(Path(__file__).resolve().parent.parent)
+
+
+class History:
+    """The memory history of one device; off until `start`."""
+
+    def __init__(self, device: VirtualDevice) -> None:
+        self._device = device
+        self._events: deque[dict[str, Any]] = deque()
+        self._stacks: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        self._frames_of: dict[int, list[dict[str, Any]]] = {}  # live address -> its frames
+        self.on = False
+        self._stack_free = True
+        self.metadata = ""
+
+    def start(self, *, max_entries: int, clear: bool, events: bool) -> None:
+        """``enabled="all"`` keeps events; ``"state"`` only the stacks of live blocks."""
+        limit = max_entries if events else 0
+        kept = [] if clear else list(self._events)
+        self._events = deque(kept, maxlen=max(0, min(limit, sys.maxsize)))
+        self.on = True
+
+    def stop(self) -> None:
+        """``enabled=None``: what was kept is dropped, as torch drops it."""
+        self.on = False
+        self._events.clear()
+        self._frames_of.clear()
+
+    def heard(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
+        """One event of the simulator."""
+        if not self.on:
+            return
+        frames = self._frames()
+        if action == _ALLOC:
+            self._frames_of[address] = frames
+        elif action == _FREE_COMPLETED:
+            self._frames_of.pop(address, None)
+        entry: dict[str, Any] = {
+            "action": _ACTIONS[action],
+            "addr": self._device.free_memory if action == _OOM else address,
+            "size": size,
+            "stream": stream,
+            "time_us": time.time_ns() // 1000,
+            "compile_context": "N/A",
+            "user_metadata": self.metadata,
+            "pool_id": (0, pool),
+            "frames": frames,
+        }
+        if action == _OOM:
+            entry["device_free"] = entry.pop("addr")
+        self._events.append(entry)
+
+    def _frames(self) -> list[dict[str, Any]]:
+        """Python frames, innermost first, gpuprobe's own left out. One list per stack."""
+        frame: Any = sys._getframe(2)
+        key: list[Any] = []
+        while frame is not None:
+            if not frame.f_code.co_filename.startswith(_OURS):
+                key.append(frame.f_code)
+                key.append(frame.f_lasti)
+            frame = frame.f_back
+        found = self._stacks.get(tuple(key))
+        if found is None:
+            found = self._stacks[tuple(key)] = _describe(key)
+        return found
+
+    def events(self) -> list[dict[str, Any]]:
+        return list(self._events)
+
+    def segments(self) -> list[dict[str, Any]]:
+        """The layout now, in torch's form."""
+        result = []
+        pools = [(0, index) for index in range(max(self._device.sim.pools) + 1)]
+        for segment in segments(self._device.sim, pools, self._device.index):
+            blocks = []
+            active = allocated = requested = 0
+            for block in segment.blocks:
+                row: dict[str, Any] = {
+                    "address": int(block.address),
+                    "size": int(block.size),
+                    "requested_size": int(block.requested_size),
+                    "state": block.state.value,
+                    "frames": self._frames_of.get(int(block.address), []),
+                }
+                if block.state is not BlockState.INACTIVE:
+                    active += row["size"]
+                    requested += row["requested_size"]
+                if block.state is BlockState.ALLOCATED:
+                    allocated += row["size"]
+                blocks.append(row)
+            result.append(
+                {
+                    "device": self._device.index,
+                    "address": int(segment.address),
+                    "total_size": int(segment.total_size),
+                    "stream": int(segment.stream),
+                    "segment_type": segment.segment_type,
+                    "segment_pool_id": tuple(segment.pool_id),
+                    "is_expandable": segment.is_expandable,
+                    "allocated_size": allocated,
+                    "active_size": active,
+                    "requested_size": requested,
+                    "frames": [],
+                    "blocks": blocks,
+                }
+            )
+        return result
+
+
+def _describe(key: list[Any]) -> list[dict[str, Any]]:
+    frames = []
+    for code, instruction in zip(key[::2], key[1::2], strict=True):
+        frames.append(
+            {
+                "filename": code.co_filename,
+                "line": _line(code, instruction),
+                "name": code.co_name,
+            }
+        )
+    return frames
+
+
+def _line(code: Any, instruction: int) -> int:
+    """The source line of an instruction (``co_lines``: ranges of offsets)."""
+    for start, end, line in code.co_lines():
+        if start <= instruction < end:
+            return line or code.co_firstlineno
+    return int(code.co_firstlineno)
