@@ -68,8 +68,7 @@ class Session:
         _session = None
         self.machine.close()
         try:
-            if self.machine.local.entered:
-                self.leave_thread()
+            self.leave_thread()
         finally:
             self._patches.undo()
 
@@ -83,6 +82,8 @@ class Session:
         """Undo `enter_thread`. The mode stays where the program left one of its own above it."""
         from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+        if not self.machine.local.entered:
+            return
         self.machine.local.entered = False
         exclude(DEVICE)
         stack = _get_current_dispatch_mode_stack()
@@ -102,8 +103,7 @@ def _threads(session: Session, patches: Patches) -> None:
         try:
             original(thread)
         finally:
-            if session.machine.local.entered:
-                session.leave_thread()
+            session.leave_thread()
 
     patches.set(threading.Thread, "run", run)
 

@@ -81,6 +81,12 @@ class Watch(TorchDispatchMode):
                 return NotImplemented  # the subclass unwraps first; its parts come back here
         if machine.closed:
             return func(*args, **kwargs)
+        if machine.local.paused:
+            if machine.shapes:
+                func = facts.by_shape or func
+                if facts.by_shape is None and any(is_meta(item) for item in _tensors(args)):
+                    args = values.without_values(args)
+            return self._run(func, args, kwargs)
         if facts.composite:  # inference mode hands composite operators over whole
             with self:
                 return func.decompose(*args, **kwargs)
@@ -153,12 +159,12 @@ class Watch(TorchDispatchMode):
         be answered as if there were no virtual device.
         """
         local = self.machine.local
-        local.inside = True
+        before, local.inside = local.inside, True
         try:
             with keys.below():
                 return func(*args, **kwargs)
         finally:
-            local.inside = False
+            local.inside = before
 
     # -- places
 

@@ -114,9 +114,7 @@ def install(machine: Machine, patches: Patches) -> None:
         "_cuda_ipc_collect": lambda: None,
         "_cuda_getCompiledVersion": lambda: int(CUDA_VERSION.split(".")[0]) * 1000,
         "_cuda_hasPrimaryContext": lambda index: True,
-        "_cuda_clearCublasWorkspaces": lambda: (
-            [device.clear_workspaces() for device in devices] and None
-        ),
+        "_cuda_clearCublasWorkspaces": clear_workspaces,
         "_has_cuda": True,
         "_host_emptyCache": lambda: None,
         "_nccl_version": lambda: NCCL_VERSION,

@@ -1,0 +1,88 @@
+"""The backward pass in place: what the engine does out of place while a mode watches it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+import torch
+
+from gpuprobe.virtual.calls import Call, Row
+
+__all__ = ["ROWS", "at_its_end"]
+
+
+def at_its_end(call: Call, tensor: Any) -> bool:
+    """Whether nobody but this call holds the tensor's memory: one tensor has it, densely.
+
+    The count is of the storage's owners: this tensor, and the Python object of the storage that
+    the virtual machine's weak reference made.
+    """
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+        return False
+    storage = tensor.untyped_storage()
+    brand = call.machine.brands.get(storage._cdata)
+    if brand is None or brand.block is None:
+        return False
+    if torch._C._storage_Use_Count(storage._cdata) > 2:
+        return False
+    # Python code of the program's own may still hold the tensor itself.
+    if sys.getrefcount(tensor) > _REFERENCES:
+        return False
+    return bool(tensor.numel() * tensor.element_size() == storage.nbytes())
+
+
+# Of a tensor that only the engine has: the argument tuple of the dispatch mode, `call.args` is
+# the same tuple, the parameters of the functions in between, and getrefcount's own.
+_REFERENCES: Final = 5
+
+
+def _in_backward() -> bool:
+    return torch._C._current_autograd_node() is not None
+
+
+def _sum(call: Call) -> Any:
+    """``InputBuffer::accumulate``: the older gradient first, then the new one."""
+    if not _in_backward() or call.kwargs.get("alpha", 1) != 1 or len(call.args) < 2:
+        return None
+    first, second = call.args[:2]
+    if not isinstance(second, torch.Tensor) or first.shape != second.shape:
+        return None
+    for tensor in (first, second):
+        if at_its_end(call, tensor):
+            return tensor
+    return None
+
+
+def _first(call: Call) -> Any:
+    """Formulas that write into the zeros they just made."""
+    if _in_backward() and call.args and at_its_end(call, call.args[0]):
+        return call.args[0]
+    return None
+
+
+_FORMULA: Final = "torch/csrc/autograd/FunctionsManual.cpp: areAnyTensorSubclassLike"
+
+ROWS: Final = (
+    Row(
+        "add.Tensor",
+        "gradients that meet are added in place, into the first that nobody else holds",
+        "torch/csrc/autograd/input_buffer.cpp: accumulate",
+        reuse=_sum,
+    ),
+    *(
+        Row(name, "in the backward pass: in place on the first argument", _FORMULA, reuse=_first)
+        for name in (
+            "index_put",
+            "_unsafe_index_put",
+            "scatter.src",
+            "scatter.value",
+            "scatter_add",
+            "index_add",
+            "index_copy",
+            "masked_scatter",
+            "select_scatter",
+            "slice_scatter",
+        )
+    ),
+)

@@ -1,0 +1,95 @@
+"""cuBLAS and cuBLASLt: the workspace that the first matrix product of a handle leaves behind."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from typing import Final
+
+import torch
+
+from gpuprobe.virtual.calls import Call, Row
+
+__all__ = ["ROWS", "lt_workspace_bytes", "workspace_bytes"]
+
+_SOURCE: Final = "aten/src/ATen/cuda/CublasHandlePool.cpp: getCurrentCUDABlasHandle"
+_KIB: Final = 1024
+
+
+@functools.cache
+def workspace_bytes(default: int) -> int:
+    """``CUBLAS_WORKSPACE_CONFIG`` (``:SIZE:COUNT`` in KiB, repeated), else the GPU's default.
+
+    Source: ``parseChosenWorkspaceSize`` in the same file.
+    """
+    text = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+    pairs = re.findall(r":([0-9]+):([0-9]+)", text)
+    if not pairs:
+        return default
+    return sum(int(size) * _KIB * int(count) for size, count in pairs)
+
+
+@functools.cache
+def lt_workspace_bytes(major: int) -> int:
+    """cuBLASLt's own workspace, taken for one call; 0 where torch shares cuBLAS's (since 2.7).
+
+    Source: ``_parseChosenWorkspaceSize`` in ``aten/src/ATen/cuda/CUDABlas.cpp`` of 2.6: 1 MiB,
+    32 MiB on compute capability 9.0, ``CUBLASLT_WORKSPACE_SIZE`` in KiB.
+    """
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version >= (2, 7):
+        return 0
+    chosen = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
+    if chosen.isdecimal():
+        return int(chosen) * _KIB
+    return 32 * _KIB * _KIB if major == 9 else _KIB * _KIB
+
+
+def _workspace(call: Call) -> None:
+    # Handles belong to threads, and on CUDA the backward pass has a thread of its own.
+    backward = torch._C._current_autograd_node() is not None
+    size = workspace_bytes(call.device.model.cublas_workspace_bytes)
+    call.device.workspace(("cublas", backward, call.stream), size, call.stream)
+
+
+def _with_bias(call: Call) -> None:
+    """A bias added by the product itself: cuBLASLt."""
+    bias = call.argument("self")
+    if bias is not None and bias.dim() == 1 and call.result.dim() == 2:
+        call.scratch(lt_workspace_bytes(call.device.model.major))
+    _workspace(call)
+
+
+ROWS: Final = (
+    *(
+        Row(
+            name,
+            "a cuBLAS workspace per thread and stream, allocated after the first result, kept",
+            _SOURCE,
+            after=_workspace,
+        )
+        for name in (
+            "mm",
+            "bmm",
+            "baddbmm",
+            "mv",
+            "addmv",
+            "dot",
+            "vdot",
+            "addbmm",
+            "addr",
+            "_scaled_mm",
+            "_int_mm",
+        )
+    ),
+    *(
+        Row(
+            name,
+            "as mm; with a bias cuBLASLt, whose workspace was its own before torch 2.7",
+            f"{_SOURCE}; aten/src/ATen/native/cuda/Blas.cpp: addmm_out_cuda_impl",
+            after=_with_bias,
+        )
+        for name in ("addmm", "_addmm_activation")
+    ),
+)

@@ -1,0 +1,379 @@
+"""Composite functions that CUDA runs as one kernel: their kernels on the device key.
+
+With values the result is computed by the CPU's own path, out of the virtual machine's sight, so
+that it is what a CPU run gives; what is allocated and saved is CUDA's. Without values torch's
+meta kernels of the CUDA operators are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from gpuprobe.virtual.keys import DEVICE, Kernels, below
+from gpuprobe.virtual.lowering import attention
+from gpuprobe.virtual.machine import Machine
+
+__all__ = ["install"]
+
+_aten = torch.ops.aten
+
+
+def install(machine: Machine, kernels: Kernels) -> None:
+    kernels.add("dropout", _dropout(machine), DEVICE)
+    kernels.add("scaled_dot_product_attention", _attention(machine), DEVICE)
+    for name, operator in (
+        ("lstm.input", _aten.lstm.input),
+        ("lstm.data", _aten.lstm.data),
+        ("gru.input", _aten.gru.input),
+        ("gru.data", _aten.gru.data),
+        ("rnn_tanh.input", _aten.rnn_tanh.input),
+        ("rnn_tanh.data", _aten.rnn_tanh.data),
+        ("rnn_relu.input", _aten.rnn_relu.input),
+        ("rnn_relu.data", _aten.rnn_relu.data),
+    ):
+        kernels.add(name, _recurrent(machine, name.partition(".")[0], operator), DEVICE)
+
+
+@contextmanager
+def _unseen(machine: Machine) -> Iterator[None]:
+    """Operators within are not charged to the device."""
+    local = machine.local
+    before, local.paused = local.paused, True
+    try:
+        with below():
+            yield
+    finally:
+        local.paused = before
+
+
+def _given(machine: Machine, place: int, tensor: Any) -> Any:
+    """Put a tensor that was made out of sight on the device."""
+    machine.adopt(tensor.untyped_storage(), place)
+    return tensor
+
+
+# -- dropout
+
+
+def _dropout(machine: Machine) -> Callable[..., Any]:
+    """``native_dropout``: a mask of bytes. Source: ``is_fused_kernel_acceptable`` in
+    ``aten/src/ATen/native/Dropout.cpp``.
+    """
+
+    def dropout(tensor: Any, p: float, train: bool) -> Any:
+        place = machine.place_of(tensor)
+        if place < 0 or not train or not 0.0 < p < 1.0 or not tensor.numel():
+            with below():
+                return _aten.dropout.default(tensor, p, train)
+        if machine.shapes:
+            with below():
+                return _aten.native_dropout.default(tensor, p, True)[0]
+        return _Dropout.apply(tensor, p, machine, place)
+
+    return dropout
+
+
+class _Dropout(torch.autograd.Function):
+    """The CPU's dropout (the same random numbers and rounding), saved as CUDA saves it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, p: float, machine: Machine, place: int) -> Any:
+        with _unseen(machine):
+            mask = torch.empty_like(tensor).bernoulli_(1 - p)
+            result = tensor * mask.div(1 - p)
+            kept = mask.bool()
+        _given(machine, place, result)
+        _given(machine, place, kept)
+        ctx.save_for_backward(kept)
+        ctx.p, ctx.machine, ctx.place = p, machine, place
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (kept,) = ctx.saved_tensors
+        with _unseen(ctx.machine):
+            result = grad * kept.to(grad.dtype).div(1 - ctx.p)
+        return _given(ctx.machine, ctx.place, result), None, None, None
+
+
+# -- attention
+
+
+def _attention(machine: Machine) -> Callable[..., Any]:
+    operator = _aten.scaled_dot_product_attention.default
+
+    def scaled_dot_product_attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: Any = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        place = machine.place_of(query)
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        if place < 0:
+            with below():
+                return operator(query, key, value, attn_mask, dropout_p, is_causal, **options)
+        chosen = attention.pick(
+            machine.devices[place].model.capability,
+            query,
+            key,
+            value,
+            attn_mask,
+            enable_gqa=enable_gqa,
+        )
+        if chosen == attention.MATH:
+            with below():
+                return _math(query, key, value, attn_mask, dropout_p, is_causal, **options)
+        if not machine.shapes:
+            return _Attention.apply(
+                query, key, value, attn_mask, dropout_p, is_causal, options, chosen, machine, place
+            )
+        with below():
+            if chosen == attention.FLASH:
+                if key.size(1) != query.size(1):
+                    repeat = query.size(1) // key.size(1)
+                    key = key.repeat_interleave(repeat, -3)
+                    value = value.repeat_interleave(repeat, -3)
+                return _aten._scaled_dot_product_flash_attention.default(
+                    query, key, value, dropout_p, is_causal, scale=scale
+                )[0]
+            save = torch.is_grad_enabled() and any(
+                item.requires_grad for item in (query, key, value)
+            )
+            mask = attn_mask
+            if mask is not None:
+                if mask.dtype is torch.bool:
+                    mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(
+                        mask.logical_not(), float("-inf")
+                    )
+                mask = mask.expand(*query.shape[:-1], key.size(-2))
+            return _aten._scaled_dot_product_efficient_attention.default(
+                query, key, value, mask, save, dropout_p, is_causal, scale=scale
+            )[0]
+
+    return scaled_dot_product_attention
+
+
+def _math(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    dropout_p: float,
+    is_causal: bool,
+    scale: Any,
+    enable_gqa: bool,
+) -> Any:
+    """``_scaled_dot_product_attention_math``, with the conversion of boolean masks before it
+    (``convert_boolean_attn_mask``).
+    """
+    if mask is not None and mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(
+            mask.logical_not(), float("-inf")
+        )
+    return _aten._scaled_dot_product_attention_math.default(
+        query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+    )[0]
+
+
+class _Attention(torch.autograd.Function):
+    """The CPU's attention, with what a fused CUDA kernel allocates: the result, the log of the
+    sum of exponentials, the random state; in the backward pass three gradients and scratch.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        mask: Any,
+        dropout_p: float,
+        is_causal: bool,
+        options: dict[str, Any],
+        chosen: str,
+        machine: Machine,
+        place: int,
+    ) -> Any:
+        state = torch.default_generator.get_state() if dropout_p else None
+        with _unseen(machine):
+            result = _aten.scaled_dot_product_attention.default(
+                query, key, value, mask, dropout_p, is_causal, **options
+            ).contiguous()
+        _given(machine, place, result)
+        batch, heads, length = query.shape[:3]
+        if chosen == attention.EFFICIENT:
+            length = -(-length // 32) * 32
+        device = query.device
+        sums = torch.empty((batch, heads, length), dtype=torch.float32, device=device)
+        random = torch.empty(2, dtype=torch.int64, device=device)
+        ctx.save_for_backward(query, key, value, mask, result, sums, random)
+        ctx.rest = (dropout_p, is_causal, options, chosen, machine, place, state)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        query, key, value, mask = ctx.saved_tensors[:4]
+        dropout_p, is_causal, options, chosen, machine, place, state = ctx.rest
+        now = torch.default_generator.get_state() if state is not None else None
+        with _unseen(machine), torch.enable_grad():
+            inputs = [item.detach().requires_grad_() for item in (query, key, value)]
+            if state is not None:
+                torch.default_generator.set_state(state)
+            again = _aten.scaled_dot_product_attention.default(
+                *inputs, mask, dropout_p, is_causal, **options
+            )
+            grads = torch.autograd.grad(again, inputs, grad)
+            grads = tuple(item.contiguous() for item in grads)
+        if now is not None:
+            torch.default_generator.set_state(now)
+        for item in grads:
+            _given(machine, place, item)
+        device = machine.devices[place]
+        stream = machine.stream(place)
+        sizes = (
+            attention.flash_backward_scratch(query)
+            if chosen == attention.FLASH
+            else attention.efficient_backward_scratch(query, key)
+        )
+        held = [device.malloc(size, stream) for size in sizes]
+        for block in held:
+            device.free(block)
+        return (*grads, *[None] * 7)
+
+
+# -- recurrent networks
+
+
+_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+def _recurrent(machine: Machine, kind: str, operator: Any) -> Callable[..., Any]:
+    """cuDNN runs a whole recurrent network: one result, the last states, and a reserve."""
+
+    def network(*args: Any) -> Any:
+        place = machine.place_of(args[0])
+        if place < 0 or machine.local.paused:
+            with below():
+                return operator(*args)
+        machine.assume(
+            "cuDNN's reserve of a recurrent network: its size is not documented; the gates and "
+            "cell states of every step are counted"
+        )
+        if torch.is_autocast_enabled("cuda"):
+            dtype = torch.get_autocast_dtype("cuda")
+            args = _cast(args, dtype)
+        flat, spec = _flatten(args)
+        return tuple(_Recurrent.apply(machine, place, kind, operator, spec, *flat))
+
+    return network
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        floating = value.is_floating_point() and value.dtype is not torch.float64
+        return value.to(dtype) if floating and value.is_cuda else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cast(item, dtype) for item in value)
+    return value
+
+
+def _flatten(args: Any) -> tuple[list[Any], Any]:
+    flat: list[Any] = []
+
+    def spec(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            flat.append(value)
+            return ("tensor", len(flat) - 1)
+        if isinstance(value, (list, tuple)):
+            return ("list", [spec(item) for item in value])
+        return ("value", value)
+
+    return flat, [spec(item) for item in args]
+
+
+def _build(spec: Any, flat: list[Any]) -> list[Any]:
+    def build(item: Any) -> Any:
+        kind, value = item
+        if kind == "tensor":
+            return flat[value]
+        if kind == "list":
+            return [build(inner) for inner in value]
+        return value
+
+    return [build(item) for item in spec]
+
+
+class _Recurrent(torch.autograd.Function):
+    """The CPU's recurrent network out of sight; results and a reserve on the device."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, machine: Machine, place: int, kind: str, operator: Any, spec: Any, *flat: Any
+    ) -> Any:
+        state = torch.default_generator.get_state()
+        with _unseen(machine):
+            results = operator(*_build(spec, list(flat)))
+            results = tuple(item.clone() for item in results)
+        for item in results:
+            _given(machine, place, item)
+        saved = [*flat]
+        if any(ctx.needs_input_grad):
+            elements = results[0].numel() * (_GATES[kind] + (2 if kind == "lstm" else 1))
+            elements *= _layers(spec, kind)
+            reserve = torch.empty(elements, dtype=results[0].dtype, device=results[0].device)
+            saved.append(reserve)
+        ctx.save_for_backward(*saved)
+        ctx.rest = (machine, place, operator, spec, len(flat), state)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        machine, place, operator, spec, count, state = ctx.rest
+        flat = ctx.saved_tensors[:count]
+        now = torch.default_generator.get_state()
+        with _unseen(machine), torch.enable_grad():
+            torch.default_generator.set_state(state)
+            inputs = [
+                item.detach().requires_grad_() if item.is_floating_point() else item
+                for item in flat
+            ]
+            wanted = [item for item in inputs if item.requires_grad]
+            results = operator(*_build(spec, inputs))
+            given = [
+                (result, grad)
+                for result, grad in zip(results, grads, strict=True)
+                if grad is not None and result.requires_grad
+            ]
+            found = torch.autograd.grad(
+                [result for result, _ in given],
+                wanted,
+                [grad for _, grad in given],
+                allow_unused=True,
+            )
+        torch.default_generator.set_state(now)
+        for item in found:
+            if item is not None:
+                _given(machine, place, item)
+        answers = iter(found)
+        return (
+            *[None] * 5,
+            *[next(answers) if item.is_floating_point() else None for item in flat],
+        )
+
+
+def _layers(spec: Any, kind: str) -> int:
+    """``num_layers``, the first whole number among the arguments."""
+    for name, value in spec:
+        if name == "value" and isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return 1
