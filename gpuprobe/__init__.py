@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpuprobe.api.doctor import doctor
     from gpuprobe.api.recordings import load, report
     from gpuprobe.api.replay import replay
+    from gpuprobe.api.virtual import virtual_gpu
     from gpuprobe.api.watch import record
     from gpuprobe.model.recording import Recording
 
@@ -29,6 +30,7 @@ __all__ = [
     "record",
     "replay",
     "report",
+    "virtual_gpu",
 ]
 
 _HOMES = {
@@ -40,6 +42,7 @@ _HOMES = {
     "record": "gpuprobe.api.watch",
     "replay": "gpuprobe.api.replay",
     "report": "gpuprobe.api.recordings",
+    "virtual_gpu": "gpuprobe.api.virtual",
 }
 
 

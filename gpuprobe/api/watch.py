@@ -129,12 +129,21 @@ def run(
     level: str = "counters",
     force: bool = False,
     warn: Callable[[str], None] | None = None,
+    virtual: str | None = None,
+    compute: str = "real",
 ) -> RunResult:
     """Run a program in this process and record it into ``output``.
 
-    torch is imported when the program imports it, and watching begins there. Raises what
-    `record` raises; what the program raises is in the result.
+    torch is imported when the program imports it, and watching begins there. ``virtual`` names
+    the GPU that the program is to find (``"h100-80gb"``, ``"2xa100-40gb"``), ``compute`` what
+    `virtual_gpu` does. Raises what `record` and `virtual_gpu` raise; what the program raises is
+    in the result.
     """
+    if virtual is not None:
+        from gpuprobe.api.virtual import virtual_gpu
+
+        with virtual_gpu(virtual, compute):
+            return run(loaded, output, level=level, force=force, warn=warn)
     from gpuprobe.sampler.program import when_imported
 
     recorder = record(output, level=level, force=force, warn=warn)

@@ -15,14 +15,25 @@ from gpuprobe.errors import UsageError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "gpuprobe run [--level counters|trace] [-o DIR] [--force] [--quiet] "
-        "(SCRIPT | -m MODULE) [ARGS ...]"
+        "gpuprobe run [--level counters|trace] [--virtual GPU [--compute real|shapes]] [-o DIR] "
+        "[--force] [--quiet] (SCRIPT | -m MODULE) [ARGS ...]"
     )
     parser.add_argument(
         "--level",
         choices=("counters", "trace"),
         default="counters",
         help="counters: next to no cost (default); trace: every allocation, with its line",
+    )
+    parser.add_argument(
+        "--virtual",
+        metavar="GPU",
+        help="run on a GPU in software, such as h100-80gb or 2xa100-40gb; none is needed",
+    )
+    parser.add_argument(
+        "--compute",
+        choices=("real", "shapes"),
+        default="real",
+        help="with --virtual: compute values on the CPU (default), or only shapes and memory",
     )
     parser.add_argument(
         "-o",
@@ -54,7 +65,15 @@ def run(args: argparse.Namespace) -> int:
     program = watch.program(target, arguments, module=args.module is not None)
     output = args.output or watch.default_output(target)
 
-    result = watch.run(program, output, level=args.level, force=args.force, warn=talk.warning)
+    result = watch.run(
+        program,
+        output,
+        level=args.level,
+        force=args.force,
+        warn=talk.warning,
+        virtual=args.virtual,
+        compute=args.compute,
+    )
 
     if isinstance(result.error, KeyboardInterrupt):
         code = exit_codes.INTERRUPTED
