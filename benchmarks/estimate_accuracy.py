@@ -2,11 +2,14 @@
 
     python benchmarks/estimate_accuracy.py                     every truth file in tests/recorded
     python benchmarks/estimate_accuracy.py PATH... [--case 'gpt2-*'] [--json]
+    python benchmarks/estimate_accuracy.py --snapshots DIR     public snapshots, see
+                                                               benchmarks/gpu/snapshot_programs.py
 
 For each truth file (``benchmarks/gpu/record_truth.py`` wrote them) the same case is estimated in
 a process of its own, from the start of the process on, with the allocator settings of the
-recording, and held against the recorded peaks over the whole run. Exit code: 0 if the goals are
-met, 1 if not, 3 where there is nothing to compare or no estimator.
+recording, and held against the recorded peaks over the whole run. Of a snapshot only the peaks of
+the recorded stretch are known, and neither the GPU nor the version of torch. Exit code: 0 if the
+goals are met, 1 if not, 3 where there is nothing to compare or no estimator, 4 for bad files.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,7 @@ if str(HERE / "gpu") not in sys.path:
     sys.path.insert(0, str(HERE / "gpu"))
 
 from reference_models import cases  # noqa: E402
+from snapshot_programs import programs  # noqa: E402
 from truth_files import Truth, read_truth, truth_files  # noqa: E402
 
 from gpuprobe.errors import GpuprobeError  # noqa: E402
@@ -199,7 +203,6 @@ def summary_lines(summary: Summary) -> Iterator[str]:
 
 def estimate_case(truth: Truth) -> Estimated:
     """What gpuprobe estimates for the run that ``truth`` describes."""
-    import gpuprobe
 
     case = cases()[truth.case]
 
@@ -210,8 +213,24 @@ def estimate_case(truth: Truth) -> Estimated:
             loss = step()
             del loss
 
-    compute = "real" if case.values else "shapes"
-    result: Any = gpuprobe.estimate(program, gpu=gpu_name(truth), compute=compute)
+    return _estimate(program, gpu_name(truth), "real" if case.values else "shapes")
+
+
+def estimate_program(name: str) -> Estimated:
+    """What gpuprobe estimates for a program of ``snapshot_programs``."""
+    chosen = programs()[name]
+
+    def program() -> None:
+        for _ in chosen.run("cuda", chosen.sizes):
+            pass
+
+    return _estimate(program, chosen.gpu, "shapes")
+
+
+def _estimate(program: Callable[[], None], gpu: str, compute: str) -> Estimated:
+    import gpuprobe
+
+    result: Any = gpuprobe.estimate(program, gpu=gpu, compute=compute)
     return Estimated(
         result.peak_allocated, result.peak_reserved, result.reserved_low, result.reserved_high
     )
@@ -224,17 +243,17 @@ def gpu_name(truth: Truth) -> str:
     return find(getattr(truth.gpu, "title", "")).name
 
 
-def estimate_apart(path: Path, truth: Truth) -> tuple[Estimated | None, str]:
-    """`estimate_case` in a fresh process: (estimate, "") or (None, why not)."""
-    environment = dict(os.environ)
-    wanted = {**truth.flags, "PYTORCH_CUDA_ALLOC_CONF": truth.allocator_conf}
-    for name in SETTINGS:
-        environment.pop(name, None)
-        if wanted.get(name):
-            environment[name] = wanted[name]
+def estimate_apart(target: str, settings: Mapping[str, str]) -> tuple[Estimated | None, str]:
+    """An estimate in a fresh process: (estimate, "") or (None, why not).
+
+    ``target`` is a truth file or the name of a program; ``settings`` are the environment
+    variables of the recorded run that decide what is allocated.
+    """
+    environment = {name: text for name, text in os.environ.items() if name not in SETTINGS}
+    environment.update((name, settings[name]) for name in SETTINGS if settings.get(name))
     try:
         done = subprocess.run(
-            [sys.executable, str(HERE / "estimate_accuracy.py"), "--child", str(path)],
+            [sys.executable, str(HERE / "estimate_accuracy.py"), "--child", target],
             capture_output=True,
             text=True,
             timeout=CHILD_LIMIT,
@@ -249,43 +268,69 @@ def estimate_apart(path: Path, truth: Truth) -> tuple[Estimated | None, str]:
     return Estimated(**json.loads(done.stdout.splitlines()[-1])), ""
 
 
+# -- what there is to compare
+
+
+def truth_rows(roots: Sequence[Path], wanted: str) -> Iterator[Row]:
+    """A row for each truth file with peaks. Raises DataError for a damaged one."""
+    for root in roots:
+        for path in truth_files(root):
+            truth = read_truth(path)
+            has_peaks = truth.outcome == "ok" and isinstance(truth.peak_allocated, int)
+            if has_peaks and fnmatch.fnmatchcase(truth.case, wanted):
+                settings = {**truth.flags, "PYTORCH_CUDA_ALLOC_CONF": truth.allocator_conf}
+                yield row_of(truth, *estimate_apart(str(path), settings))
+
+
+def snapshot_rows(folder: Path, wanted: str) -> Iterator[Row]:
+    """A row for each snapshot in ``folder`` that there is a program for."""
+    import gpuprobe
+
+    for name in programs():
+        path = folder / f"{name}.pickle"
+        if path.exists() and fnmatch.fnmatchcase(name, wanted):
+            recorded = gpuprobe.replay(path)
+            estimate, problem = estimate_apart(name, {})
+            peaks = recorded.peak_allocated, recorded.peak_reserved
+            yield Row(name, "not known", "not known", *peaks, estimate, problem)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("path", nargs="*", type=Path, help="truth files, or folders of them")
     parser.add_argument("--case", default="*", help="only cases of this name (with * and ?)")
     parser.add_argument("--json", action="store_true", help="rows and summary as JSON")
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--snapshots", type=Path, help="folder of public snapshots, instead")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.child:
-        print(json.dumps(asdict(estimate_case(read_truth(args.child)))))
+        known = args.child in programs()
+        made = (
+            estimate_program(args.child) if known else estimate_case(read_truth(Path(args.child)))
+        )
+        print(json.dumps(asdict(made)))
         return 0
     import gpuprobe
 
+    if not hasattr(gpuprobe, "estimate"):
+        print("this gpuprobe has no estimate()", file=sys.stderr)
+        return 3
     roots = args.path or [ROOT / "tests" / "recorded"]
-    files = [file for root in roots for file in truth_files(root)]
     try:
-        known = [(file, read_truth(file)) for file in files]
+        if args.snapshots:
+            rows = list(snapshot_rows(args.snapshots, args.case))
+        else:
+            rows = list(truth_rows(roots, args.case))
     except GpuprobeError as error:
         print(error, file=sys.stderr)
         return 4
-    chosen = [
-        (file, truth)
-        for file, truth in known
-        if isinstance(truth.peak_allocated, int)
-        and truth.outcome == "ok"
-        and fnmatch.fnmatchcase(truth.case, args.case)
-    ]
-    if not chosen:
-        where = ", ".join(str(root) for root in roots)
+    if not rows:
+        where = ", ".join(str(root) for root in ([args.snapshots] if args.snapshots else roots))
         print(
             f"no truth recorded on a GPU under {where}: benchmarks/gpu/record_truth.py does it",
             file=sys.stderr,
         )
         return 3
-    if not hasattr(gpuprobe, "estimate"):
-        print("this gpuprobe has no estimate()", file=sys.stderr)
-        return 3
-    rows = [row_of(truth, *estimate_apart(file, truth)) for file, truth in chosen]
     summary = summarise(rows)
     if args.json:
         print(json.dumps({"rows": [asdict(row) for row in rows], "summary": asdict(summary)}))

@@ -84,24 +84,42 @@ def test_only_truth_with_peaks_is_scored() -> None:
         row_of(truth(peak_allocated=Unavailable("none")), None, "")
 
 
-def test_nothing_to_score(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+@pytest.fixture
+def with_estimator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if this gpuprobe had an estimator. Nothing calls it in this process."""
+    import gpuprobe
+
+    if "estimate" not in gpuprobe.__all__:
+        monkeypatch.setattr(gpuprobe, "estimate", NotImplemented, raising=False)
+
+
+@pytest.mark.usefixtures("with_estimator")
+def test_nothing_to_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_truth(tmp_path, truth(outcome="out of memory"), None)
     assert estimate_accuracy.main([str(tmp_path)]) == 3
     assert "no truth recorded" in capsys.readouterr().err
+    assert estimate_accuracy.main(["--snapshots", str(tmp_path)]) == 3
 
 
-def test_a_damaged_truth_file_is_bad_data(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.usefixtures("with_estimator")
+def test_a_damaged_truth_file_is_bad_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "x.truth.json").write_text("{}")
     assert estimate_accuracy.main([str(tmp_path)]) == 4
     assert "not a truth file" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("with_estimator")
+def test_a_case_that_cannot_be_estimated_is_a_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_truth(tmp_path, truth(case="no-such-case"), None)
+    assert estimate_accuracy.main([str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "no estimate: KeyError: 'no-such-case'" in out
+    assert "NOT MET every case estimated" in out
+
+
 def test_the_gpu_is_found_in_the_catalogue() -> None:
     assert estimate_accuracy.gpu_name(truth()) == "h100-80gb"
-
-
-def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
-    path = write_truth(tmp_path, truth(case="no-such-case"), None)
-    estimate, problem = estimate_accuracy.estimate_apart(path, truth(case="no-such-case"))
-    assert estimate is None
-    assert "no-such-case" in problem
