@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gpuprobe.api.devices import devices
     from gpuprobe.api.diff import diff
     from gpuprobe.api.doctor import doctor
+    from gpuprobe.api.estimate import estimate
     from gpuprobe.api.recordings import load, report
     from gpuprobe.api.replay import replay
     from gpuprobe.api.virtual import virtual_gpu
@@ -26,6 +27,7 @@ __all__ = [
     "devices",
     "diff",
     "doctor",
+    "estimate",
     "load",
     "record",
     "replay",
@@ -38,6 +40,7 @@ _HOMES = {
     "devices": "gpuprobe.api.devices",
     "diff": "gpuprobe.api.diff",
     "doctor": "gpuprobe.api.doctor",
+    "estimate": "gpuprobe.api.estimate",
     "load": "gpuprobe.api.recordings",
     "record": "gpuprobe.api.watch",
     "replay": "gpuprobe.api.replay",

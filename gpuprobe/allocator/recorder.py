@@ -20,16 +20,20 @@ class TraceRecorder:
     """Listens to a simulator and keeps what it does.
 
     ``pools`` gives the torch pool id of each pool index. Times are left out: a simulation has
-    no clock.
+    no clock. Without ``listen`` the caller sends the simulator's events to `heard`.
     """
 
-    def __init__(self, sim: Simulator, pools: Sequence[tuple[int, int]] = ((0, 0),)) -> None:
+    def __init__(
+        self, sim: Simulator, pools: Sequence[tuple[int, int]] = ((0, 0),), *, listen: bool = True
+    ) -> None:
         self.sim = sim
         self.events = EventColumns()
         self.pools = list(pools)
-        sim.listener = self._heard
+        if listen:
+            sim.listener = self.heard
 
-    def _heard(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
+    def heard(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
+        """One event of the simulator."""
         events = self.events
         events.action.append(action)
         events.address.append(address)

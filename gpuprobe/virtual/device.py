@@ -26,7 +26,7 @@ class VirtualDevice:
     wait until it is done.
 
     ``context`` (bytes) is what the driver holds for the process beside the allocator; it is
-    not available to the allocator.
+    not available to the allocator. ``endless``: the device never runs out of memory.
     """
 
     def __init__(
@@ -37,12 +37,13 @@ class VirtualDevice:
         *,
         context: int,
         order: str = "ascending",
+        endless: bool = False,
     ) -> None:
         self.index = index
         self.model = model
         self.settings = settings
         self.context = context
-        self.driver = SimulatedDriver(model.total_memory - context, order)
+        self.driver = SimulatedDriver(None if endless else model.total_memory - context, order)
         self.sim = Simulator(
             settings, self.driver, device_memory=model.total_memory, tie_by_address=False
         )
@@ -58,6 +59,14 @@ class VirtualDevice:
     def _heard(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
         for listener in self.listeners:
             listener(action, address, size, stream, pool)
+
+    def listen_to_history(self) -> None:
+        """Tell the history of events, or no longer, as it asks for."""
+        wanted = self.history.on or self.history.keep_stacks
+        if wanted and self.history.heard not in self.listeners:
+            self.listeners.append(self.history.heard)
+        elif not wanted and self.history.heard in self.listeners:
+            self.listeners.remove(self.history.heard)
 
     # -- memory
 
@@ -115,10 +124,16 @@ class VirtualDevice:
                 self._busy = False
             self._drain()
 
-    def workspace(self, key: tuple[Any, ...], nbytes: int, stream: int) -> None:
-        """A library's buffer that is allocated at its first use and then kept."""
+    def workspace(self, key: tuple[Any, ...], nbytes: int, stream: int, name: str) -> None:
+        """A library's buffer that is allocated at its first use and then kept. ``name`` is what
+        a history shows as the innermost frame.
+        """
         if nbytes and key not in self.workspaces:
-            self.workspaces[key] = self.malloc(nbytes, stream)
+            self.history.library = name
+            try:
+                self.workspaces[key] = self.malloc(nbytes, stream)
+            finally:
+                self.history.library = ""
 
     def clear_workspaces(self) -> None:
         """``torch._C._cuda_clearCublasWorkspaces``."""

@@ -36,7 +36,8 @@ class History:
         self._stacks: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         self._frames_of: dict[int, list[dict[str, Any]]] = {}  # live address -> its frames
         self.on = False
-        self._stack_free = True
+        self.keep_stacks = False  # of live blocks, even while no events are asked for
+        self.library = ""  # the library whose own memory is being allocated
         self.metadata = ""
 
     def start(self, *, max_entries: int, clear: bool, events: bool) -> None:
@@ -50,17 +51,22 @@ class History:
         """``enabled=None``: what was kept is dropped, as torch drops it."""
         self.on = False
         self._events.clear()
-        self._frames_of.clear()
+        if not self.keep_stacks:
+            self._frames_of.clear()
 
     def heard(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
         """One event of the simulator."""
-        if not self.on:
+        if not (self.on or self.keep_stacks):
             return
         frames = self._frames()
+        if self.library:
+            frames = [{"filename": "??", "line": 0, "name": self.library}, *frames]
         if action == _ALLOC:
             self._frames_of[address] = frames
         elif action == _FREE_COMPLETED:
             self._frames_of.pop(address, None)
+        if not self.on:
+            return
         entry: dict[str, Any] = {
             "action": _ACTIONS[action],
             "addr": self._device.free_memory if action == _OOM else address,

@@ -78,6 +78,7 @@ class Machine:
         *,
         context: int | None = None,
         order: str = "ascending",
+        endless: bool = False,
     ) -> None:
         self.shapes = compute == "shapes"
         self.devices = [
@@ -87,6 +88,7 @@ class Machine:
                 settings,
                 context=model.context_bytes if context is None else context,
                 order=order,
+                endless=endless,
             )
             for index, model in enumerate(models)
         ]

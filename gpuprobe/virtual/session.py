@@ -113,8 +113,11 @@ def machine_of(
     compute: str = "real",
     conf: str | None = None,
     order: str = "ascending",
+    endless: bool = False,
 ) -> Machine:
     """The machine that ``spec`` describes: ``h100-80gb``, ``2xa100-40gb``, or catalogue entries.
+
+    ``endless`` devices never run out of memory.
 
     ``conf`` is an allocator setting in the form of ``PYTORCH_CUDA_ALLOC_CONF``; None reads that
     variable, as torch does. Raises ConfigError for an unknown GPU or setting, UsageError for an
@@ -128,7 +131,7 @@ def machine_of(
 
         conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     settings = parse_conf(conf) if conf else AllocatorSettings()
-    return Machine(models, compute, settings, order=order)
+    return Machine(models, compute, settings, order=order, endless=endless)
 
 
 @contextmanager

@@ -17,5 +17,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("gpuprobe.cli.commands.report", "say where the memory of a recording went"),
     "view": ("gpuprobe.cli.commands.view", "open a recording on the screen"),
     "diff": ("gpuprobe.cli.commands.diff", "compare the peaks of two recordings"),
+    "estimate": ("gpuprobe.cli.commands.estimate", "say whether a script would fit on a GPU"),
     "replay": ("gpuprobe.cli.commands.replay", "check a trace exactly; try other settings"),
 }

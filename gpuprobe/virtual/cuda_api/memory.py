@@ -64,10 +64,7 @@ def install(machine: Machine, patches: Patches) -> None:
                 device.history.start(
                     max_entries=max_entries, clear=clear, events=enabled in ("all", True)
                 )
-            if device.history.on and device.history.heard not in device.listeners:
-                device.listeners.append(device.history.heard)
-            elif not device.history.on and device.history.heard in device.listeners:
-                device.listeners.remove(device.history.heard)
+            device.listen_to_history()
 
     def snapshot(pool: Any = None) -> dict[str, Any]:
         found = [segment for device in devices for segment in device.history.segments()]

@@ -50,7 +50,9 @@ def _workspace(call: Call) -> None:
     # Handles belong to threads, and on CUDA the backward pass has a thread of its own.
     backward = torch._C._current_autograd_node() is not None
     size = workspace_bytes(call.device.model.cublas_workspace_bytes)
-    call.device.workspace(("cublas", backward, call.stream), size, call.stream)
+    call.device.workspace(
+        ("cublas", backward, call.stream), size, call.stream, "at::cuda::CUDABlasWorkspace"
+    )
 
 
 def _with_bias(call: Call) -> None:

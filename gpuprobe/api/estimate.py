@@ -1,0 +1,254 @@
+"""What a training step would need on a GPU: run on a virtual one, through the allocator."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuprobe.errors import MissingExtra, ProgramFailed, UsageError
+
+if TYPE_CHECKING:
+    from gpuprobe.model.estimate import Estimate
+    from gpuprobe.sampler.program import Program
+    from gpuprobe.virtual.session import Session
+
+__all__ = ["estimate", "estimate_program"]
+
+_NOT_MODELLED = (
+    "workspaces that cuDNN picks for convolutions, and global buffers of large reductions",
+    "kernels outside torch's dispatcher: custom CUDA extensions, Triton, NCCL's buffers",
+    "other processes on the same GPU",
+)
+
+_MARGIN = 0.02
+"""Of the reserved memory: what the estimate may be off by where nothing else is known. Twice the
+worst error that the project's accuracy goal allows."""
+
+
+def estimate(
+    step: Callable[[], Any],
+    gpu: str = "h100-80gb",
+    *,
+    steps: int = 3,
+    compute: str = "shapes",
+    conf: str | None = None,
+    ranks: int = 1,
+) -> Estimate:
+    """The memory that ``step`` would take on a GPU. None is needed.
+
+    ``step`` is called on a virtual GPU (see `virtual_gpu`). It builds its model there and
+    trains: either one function that does both, or one that returns the function for a single
+    step, which is then called ``steps`` times::
+
+        def build():
+            model = Model().cuda()
+            optimizer = torch.optim.AdamW(model.parameters())
+            def step():
+                loss = model(torch.randn(32, 1024, device="cuda")).mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return step
+
+        gpuprobe.estimate(build, gpu="a100-40gb")
+
+    ``compute``: ``"shapes"`` computes no values, ``"real"`` all of them. ``conf``: allocator
+    settings as in ``PYTORCH_CUDA_ALLOC_CONF``. ``ranks``: pretend to be one of so many processes.
+
+    Raises what `virtual_gpu` raises, UsageError where nothing was allocated on the device, and
+    what ``step`` raises; `ValueNeeded` where it needs a value that was not computed.
+    """
+    if steps < 1:
+        raise UsageError("at least one step is needed")
+
+    def run(session: Session, recorder: Any) -> int:
+        done = 0
+        current = step
+        while done < steps:
+            with recorder.step():
+                answer = current()
+            if callable(answer) and current is step and not done:
+                current = answer
+                answer = None
+                continue
+            del answer
+            done += 1
+        return done
+
+    return _estimate(run, gpu, compute, conf, ranks)
+
+
+def estimate_program(
+    program: Program,
+    gpu: str = "h100-80gb",
+    *,
+    steps: int = 3,
+    compute: str = "shapes",
+    conf: str | None = None,
+    ranks: int = 1,
+) -> Estimate:
+    """As `estimate`, for a whole program: it is stopped after ``steps`` optimizer steps.
+
+    With ``compute="shapes"`` numbers that the program reads are NaN, and the result says so.
+    Raises ProgramFailed where the program ends with an exception of its own.
+    """
+    if steps < 1:
+        raise UsageError("at least one step is needed")
+
+    def run(session: Session, recorder: Any) -> int:
+        session.machine.unknown_as_nan = True
+        with _limit(steps) as count:
+            try:
+                program.run()
+            except _Enough:
+                pass
+            except SystemExit as exit_:
+                if exit_.code not in (None, 0):
+                    raise ProgramFailed(f"the program ended with exit code {exit_.code}") from None
+        return count()
+
+    return _estimate(run, gpu, compute, conf, ranks)
+
+
+class _Enough(BaseException):
+    """Ends a program after the steps that were asked for. Not an Exception: programs that catch
+    those must not go on.
+    """
+
+
+@contextmanager
+def _limit(steps: int) -> Iterator[Callable[[], int]]:
+    """Raise `_Enough` once every optimizer, or one of them once more, has made ``steps``."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+    most = 0
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        nonlocal most
+        counts[optimizer] = counts.get(optimizer, 0) + 1
+        most = max(most, counts[optimizer])
+        if min(counts.values()) >= steps or max(counts.values()) > steps:
+            raise _Enough
+
+    handle = register_optimizer_step_post_hook(stepped)
+    try:
+        yield lambda: most
+    finally:
+        handle.remove()
+
+
+def _estimate(
+    run: Callable[[Session, Any], int], gpu: str, compute: str, conf: str | None, ranks: int
+) -> Estimate:
+    if find_spec("torch") is None:
+        raise MissingExtra("torch", "torch", why="an estimate runs the training step")
+    from gpuprobe.allocator.recorder import TraceRecorder
+    from gpuprobe.api.recordings import load, report
+    from gpuprobe.api.watch import record
+    from gpuprobe.virtual.session import Session, machine_of
+
+    machine = machine_of(gpu, compute, conf, endless=True)
+    machine.ranks = ranks
+    taps = []
+    for device in machine.devices:
+        tap = TraceRecorder(device.sim, listen=False)
+        device.listeners.append(tap.heard)
+        device.history.keep_stacks = True
+        device.listen_to_history()
+        taps.append(tap)
+    environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks)} if ranks > 1 else {}
+    with tempfile.TemporaryDirectory(prefix="gpuprobe-") as folder:
+        path = Path(folder, "estimate.gpuprobe")
+        recorder = record(path, level="trace", warn=lambda text: None)
+        session = Session(machine)
+        session.start()
+        before = {name: os.environ.get(name) for name in environment}
+        os.environ.update(environment)
+        try:
+            with recorder:
+                steps = run(session, recorder)
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+            session.stop()
+        document = report(load(path), top=1_000_000)
+    fullest = max(machine.devices, key=lambda device: device.sim.peak_reserved)
+    if not fullest.sim.peak_allocated:
+        raise UsageError(
+            "nothing was allocated on the GPU",
+            hint="build the model inside the function, on the device: Model().cuda()",
+        )
+    return _result(machine, fullest, taps[fullest.index].trace(), document, steps)
+
+
+def _result(machine: Any, device: Any, trace: Any, document: Any, steps: int) -> Estimate:
+    """Put the figures together."""
+    from gpuprobe.allocator.replay import replay_trace
+    from gpuprobe.allocator.whatif import what_if
+    from gpuprobe.model.estimate import FITS, NOT, WITHIN_MARGIN, Estimate
+    from gpuprobe.model.values import Bytes
+
+    model = device.model
+    recorded = replay_trace(trace)
+    free = what_if(trace, recorded, machine.settings)
+    low = min(free.peak_reserved.least, device.sim.peak_reserved)
+    high = max(free.peak_reserved.most, device.sim.peak_reserved)
+    verdict = FITS
+    if high + _MARGIN * high + model.context_high > model.total_memory:
+        # Cached memory is given back when the device is full: only a simulation tells.
+        worst = what_if(
+            trace, recorded, machine.settings, capacity=model.total_memory - model.context_high
+        )
+        best = what_if(
+            trace, recorded, machine.settings, capacity=model.total_memory - model.context_low
+        )
+        tight = device.sim.peak_allocated * (1 + _MARGIN) + model.context_high
+        if best.would_oom == best.orders:
+            verdict = NOT
+        elif worst.would_oom or tight > model.total_memory:
+            verdict = WITHIN_MARGIN
+    peak = document["peak"]
+    traced = peak.get("traced") or 0
+    return Estimate(
+        gpu=model.name,
+        devices=len(machine.devices),
+        steps=steps,
+        peak_allocated=Bytes(device.sim.peak_allocated),
+        peak_reserved=Bytes(device.sim.peak_reserved),
+        reserved_low=Bytes(low),
+        reserved_high=Bytes(high),
+        context_low=Bytes(model.context_low),
+        context_high=Bytes(model.context_high),
+        capacity=Bytes(model.total_memory),
+        verdict=verdict,
+        attributed=Bytes(traced),
+        by_category=_shares(document["categories"]),
+        by_module=_shares(document["top_modules"]),
+        by_line=_shares(document["top_lines"]),
+        assumed=tuple(
+            text if count == 1 else f"{text} ({count} times)"
+            for text, count in machine.assumed.items()
+        ),
+        not_modelled=_NOT_MODELLED,
+        settings=machine.settings.conf,
+        ranks=machine.ranks,
+    )
+
+
+def _shares(table: Any) -> Any:
+    from gpuprobe.model.estimate import Share
+    from gpuprobe.model.values import Bytes
+
+    if not isinstance(table, dict) or "rows" not in table:
+        return ()
+    return tuple(Share(row["key"], Bytes(row["bytes"])) for row in table["rows"])

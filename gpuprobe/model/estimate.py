@@ -1,0 +1,76 @@
+"""What a training step would need on a GPU that is not there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuprobe.model.values import Bytes
+
+__all__ = ["FITS", "NOT", "WITHIN_MARGIN", "Estimate", "Share"]
+
+FITS = "fits"
+NOT = "does not fit"
+WITHIN_MARGIN = "within the margin"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of the memory at the peak: a category, a module or a source line."""
+
+    name: str
+    bytes: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The memory of a training run on a virtual GPU. Unit: bytes.
+
+    ``peak_allocated`` and ``peak_reserved`` are of the caching allocator, over the whole run.
+    What a real run reserves depends on the addresses that the driver hands out:
+    ``reserved_low`` to ``reserved_high`` is the range over several orders of them.
+    ``context_low`` to ``context_high`` is what the CUDA context and its libraries hold beside
+    it, from the catalogue. ``capacity`` is the GPU's whole memory.
+
+    ``verdict`` is `FITS`, `NOT`, or `WITHIN_MARGIN` where the range decides. The shares of
+    each of ``by_category``, ``by_module`` and ``by_line`` sum to ``attributed``, the allocated
+    bytes at the peak of the most demanding step that was traced. ``assumed`` says what was taken
+    for granted on the way, ``not_modelled`` what no virtual GPU knows.
+    """
+
+    gpu: str
+    devices: int
+    steps: int
+    peak_allocated: Bytes
+    peak_reserved: Bytes
+    reserved_low: Bytes
+    reserved_high: Bytes
+    context_low: Bytes
+    context_high: Bytes
+    capacity: Bytes
+    verdict: str
+    attributed: Bytes
+    by_category: tuple[Share, ...]
+    by_module: tuple[Share, ...]
+    by_line: tuple[Share, ...]
+    assumed: tuple[str, ...]
+    not_modelled: tuple[str, ...]
+    settings: str = ""
+    ranks: int = 1
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits even at the upper end of every range."""
+        return self.verdict == FITS
+
+    @property
+    def context_bytes(self) -> int:
+        """The upper end of the context's range: what a plan should count with."""
+        return self.context_high
+
+    @property
+    def total_low(self) -> int:
+        return self.reserved_low + self.context_low
+
+    @property
+    def total_high(self) -> int:
+        return self.reserved_high + self.context_high
