@@ -72,7 +72,8 @@ class NormA(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         dtype = x.dtype
         x = x.float()
-        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+        x = x * scale
         return (self.weight * x).to(dtype)
 
 
@@ -150,11 +151,13 @@ class ModelA(nn.Module):
         self.norm, self.head = NormA(sizes.width), Linear(sizes.width, sizes.vocabulary)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.tokens(ids)
+        start = x = self.tokens(ids)  # start: kept until the end
         for block in self.blocks:
             x = block(x)
         x = self.norm(x)
-        return self.head(x)
+        out = self.head(x)
+        del start
+        return out
 
 
 def log_softmax(x: Tensor) -> Tensor:
@@ -204,19 +207,19 @@ class NormB(nn.Module):
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         rms = torch.sqrt(size**2 / x.shape[-1] + 1e-5)
         scaled = x / rms
-        out = torch.einsum("...d,d->...d", scaled, self.weight)
+        out = torch.einsum("d,...d->...d", self.weight, scaled)
         return out.to(dtype)
 
 
 class LinearB(nn.Module):
-    """The weight the other way round: its gradients need no copy to have its layout."""
+    """The weight comes first: autocast copies it first, and its gradient needs no copy."""
 
     def __init__(self, inside: int, out: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(inside, out))
+        self.weight = nn.Parameter(torch.empty(out, inside))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.einsum("...i,io->...o", x, self.weight)
+        return torch.einsum("oi,...i->...o", self.weight, x)
 
 
 class RotaryB(nn.Module):
@@ -251,14 +254,17 @@ class AttentionB(nn.Module):
         q = self.q(x)
         k = self.k(x)
         v = self.v(x)
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
+        # Names of their own: the first results live until the end.
+        heads_q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        heads_k = k.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        heads_v = v.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         places = torch.arange(length, device=x.device).unsqueeze(0).expand(batch, -1)
-        q = self.rotary(q, places)
-        k = self.rotary(k, places)
+        heads_q = self.rotary(heads_q, places)
+        heads_k = self.rotary(heads_k, places)
         mask = torch.triu(torch.ones(length, length, device=x.device), diagonal=1).bool()
         mask = ~mask
         mask = mask.expand(batch, self.heads, -1, -1)
-        mixed = attend_b(q, k, v, mask)
+        mixed = attend_b(heads_q, heads_k, heads_v, mask)
         mixed = mixed.transpose(1, 2).reshape(x.shape)
         return self.o(mixed)
 
