@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 __all__ = ["Patches"]
@@ -24,6 +25,19 @@ class Patches:
             self._undo.append(lambda: delattr(owner, name))
         else:
             self._undo.append(lambda: setattr(owner, name, old))
+
+    def set_all(self, owner: Any, values: Mapping[str, Any], within: str) -> None:
+        """`set` several, also in the modules below ``within`` that imported them by name."""
+        old = {name: vars(owner)[name] for name in values if name in vars(owner)}
+        for name, value in values.items():
+            self.set(owner, name, value)
+        for path, module in list(sys.modules.items()):
+            if module is owner or not path.startswith(within) or module is None:
+                continue
+            names = vars(module)
+            for name, value in old.items():
+                if names.get(name, _ABSENT) is value and callable(value):
+                    self.set(module, name, values[name])
 
     def add(self, undo: Callable[[], None]) -> None:
         """Have ``undo`` called, for changes that are not attributes."""

@@ -177,7 +177,33 @@ def packed(data: Any, lengths: Any, batch_first: bool) -> tuple[Any, Any]:
     return torch.empty(shape, dtype=data.dtype, device="meta"), sizes
 
 
-BY_SHAPE: Final = {"_pack_padded_sequence": packed}
+def ctc(
+    log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *rest: Any
+) -> tuple[Any, Any]:
+    """``_ctc_loss``: the loss of each sequence, and its alphas. Source: ``ctc_loss_gpu_template``
+    in ``aten/src/ATen/native/cuda/LossCTC.cu``: alphas are (batch, time, 2 * longest + 1).
+    """
+    if isinstance(target_lengths, torch.Tensor):
+        if is_meta(target_lengths):
+            raise refuse("the lengths of targets")
+        longest = int(target_lengths.max())
+    else:
+        longest = max(target_lengths)
+    time, batch = log_probs.shape[:2]
+    make = {"dtype": log_probs.dtype, "device": "meta"}
+    return torch.empty((batch,), **make), torch.empty((batch, time, 2 * longest + 1), **make)
+
+
+def nothing(*args: Any, **kwargs: Any) -> None:
+    """An operator that only writes into its arguments."""
+
+
+BY_SHAPE: Final = {
+    "_pack_padded_sequence": packed,
+    "_ctc_loss": ctc,
+    "_fused_sgd_": nothing,
+    "_fused_adagrad_": nothing,
+}
 """Operators that lack a meta kernel, or whose arguments keep their values: what they return."""
 
 

@@ -123,7 +123,7 @@ def install(machine: Machine, patches: Patches) -> None:
         patches.set(torch._C, name, value)
 
     cuda = torch.cuda
-    for name, value in {
+    names: dict[str, Any] = {
         "is_available": lambda: True,
         "device_count": lambda: len(devices),
         "_lazy_init": lambda: None,
@@ -146,8 +146,9 @@ def install(machine: Machine, patches: Patches) -> None:
         "is_tf32_supported": lambda: devices[local.device].model.major >= 8,
         "_device_count_nvml": lambda: len(devices),
         "_parse_visible_devices": lambda: list(range(len(devices))),
-    }.items():
-        patches.set(cuda, name, value)
+        "_cached_device_count": len(devices),
+    }
+    patches.set_all(cuda, names, "torch.cuda.")
     for name in ("utilization", "temperature", "power_draw", "clock_rate", "memory_usage"):
         patches.set(cuda, name, _no_sensor(name))
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):

@@ -263,15 +263,15 @@ def install(machine: Machine, patches: Patches) -> None:
         patches.set(module, "Stream", Stream)
         patches.set(module, "ExternalStream", ExternalStream)
         patches.set(module, "Event", Event)
-    for name, value in {
+    names: dict[str, Any] = {
         "current_stream": current_stream,
         "default_stream": default_stream,
         "set_stream": set_stream,
         "_set_stream_by_id": set_by_id,
         "synchronize": synchronize,
         "get_stream_from_external": lambda pointer, device=None: ExternalStream(pointer, device),
-    }.items():
-        patches.set(torch.cuda, name, value)
+    }
+    patches.set_all(torch.cuda, names, "torch.cuda.")
     for name, value in {
         "_cuda_getCurrentStream": get_current,
         "_cuda_getDefaultStream": lambda index: (0, index, _DEVICE_TYPE),

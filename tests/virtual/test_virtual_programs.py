@@ -1,0 +1,160 @@
+"""Unmodified programs on a virtual GPU, with values and without."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+import gpuprobe
+from gpuprobe.errors import ConfigError, UsageError, ValueNeeded
+from gpu_programs import NEED_VALUES, PROGRAMS
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, about the host it runs on
+
+
+@pytest.mark.parametrize("compute", ["real", "shapes"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_runs_and_leaves_nothing_behind(name: str, compute: str) -> None:
+    with gpuprobe.virtual_gpu("2xh100-80gb", compute) as session:
+        if compute == "shapes" and name in NEED_VALUES:
+            with pytest.raises(ValueNeeded, match=r"gpu_programs\.py:\d+ needs the value"):
+                PROGRAMS[name]()
+        else:
+            PROGRAMS[name]()
+        gc.collect()
+        for device in session.machine.devices:
+            device.clear_workspaces()
+            device.sim.synchronize_events()
+            assert device.sim.allocated == 0
+            assert device.sim.live == {}
+
+
+def _everything() -> dict[str, dict[str, Any]]:
+    import torch._dynamo  # it replaces names in torch once; that is not ours to undo
+
+    owners = {
+        "torch": torch,
+        "Tensor": torch.Tensor,
+        "UntypedStorage": torch.UntypedStorage,
+        "Module": torch.nn.Module,
+        "_C": torch._C,
+        "cuda": torch.cuda,
+        "memory": torch.cuda.memory,
+        "streams": torch.cuda.streams,
+        "graphs": torch.cuda.graphs,
+        "nvtx": torch.cuda.nvtx,
+        "nccl": torch.cuda.nccl,
+        "amp": torch.amp,
+        "accelerator": torch.accelerator,
+        "backends.cuda": torch.backends.cuda,
+        "backends.cudnn": torch.backends.cudnn,
+        "version": torch.version,
+        "distributed": torch.distributed,
+        "serialization": torch.serialization,
+    }
+    return {name: dict(vars(owner)) for name, owner in owners.items()}
+
+
+def test_leaving_puts_everything_back() -> None:
+    before = _everything()
+    with gpuprobe.virtual_gpu("h100-80gb"):
+        PROGRAMS["mixed_precision"]()
+    after = _everything()
+    for name, attributes in before.items():
+        changed = {
+            key
+            for key in attributes.keys() | after[name].keys()
+            if attributes.get(key) is not after[name].get(key)
+            # Caches that torch or Python fill themselves.
+            and key != "__slotnames__"
+        }
+        assert not changed, name
+    assert not torch.cuda.is_available()
+    assert torch.zeros(2).add(1).tolist() == [1.0, 1.0]
+    for key in ("AutocastIPU", "AutocastPrivateUse1"):
+        assert not torch._C._dispatch_tls_is_dispatch_key_included(key)
+
+
+def test_an_error_inside_passes_and_leaves_torch_clean() -> None:
+    before = _everything()
+
+    def fail() -> None:
+        with gpuprobe.virtual_gpu("h100-80gb"):
+            torch.zeros(3, device="cuda")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert _everything()["Tensor"] == before["Tensor"]
+
+
+def test_one_at_a_time() -> None:
+    with gpuprobe.virtual_gpu("h100-80gb"):
+        with pytest.raises(UsageError), gpuprobe.virtual_gpu("h100-80gb"):
+            pass
+        assert torch.cuda.is_available()
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(ConfigError), gpuprobe.virtual_gpu("h100-80gbb"):
+        pass
+    with pytest.raises(UsageError), gpuprobe.virtual_gpu("h100-80gb", "magic"):
+        pass
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_losses_are_those_of_the_cpu(dropout: float) -> None:
+    def losses(device: str) -> list[float]:
+        torch.manual_seed(1)
+        layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout, batch_first=True)
+        model = torch.nn.Sequential(layer, torch.nn.Dropout(dropout), torch.nn.Linear(16, 4))
+        model = model.to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        found = []
+        for _ in range(4):
+            loss = model(torch.randn(2, 8, 16).to(device)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    expected = losses("cpu")
+    with gpuprobe.virtual_gpu("h100-80gb"):
+        assert losses("cuda") == expected
+
+
+def test_both_ways_of_computing_take_the_same_memory() -> None:
+    peaks = {}
+    for kind in ("real", "shapes"):
+        with gpuprobe.virtual_gpu("h100-80gb", kind) as session:
+            PROGRAMS["mlp_adamw"]()
+            PROGRAMS["mixed_precision"]()
+            sim = session.machine.devices[0].sim
+            peaks[kind] = (sim.peak_allocated, sim.peak_reserved)
+    assert peaks["real"] == peaks["shapes"]
+
+
+def test_devices_do_not_mix() -> None:
+    with gpuprobe.virtual_gpu("2xh100-80gb"):
+        here, there = torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1")
+        for other in (there, torch.ones(3)):
+            with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+                here + other
+        assert (here + torch.tensor(2.0)).tolist() == [3.0, 3.0, 3.0]
+        with pytest.raises(TypeError, match="can't convert cuda:0 device type tensor to numpy"):
+            here.numpy()
+        with pytest.raises(RuntimeError, match="invalid device ordinal"):
+            torch.zeros(1, device="cuda:2")
+
+
+def test_a_full_device_raises_torchs_error() -> None:
+    with gpuprobe.virtual_gpu("t4", "shapes"):
+        kept = torch.empty(8 << 30, dtype=torch.uint8, device="cuda")
+        with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 8\.00 GiB\. GPU 0"):
+            torch.empty(8 << 30, dtype=torch.uint8, device="cuda")
+        assert torch.cuda.memory_allocated() == kept.nbytes
+        assert torch.cuda.memory_stats()["num_ooms"] == 1
