@@ -230,7 +230,7 @@ def estimate_program(name: str) -> Estimated:
 def _estimate(program: Callable[[], None], gpu: str, compute: str) -> Estimated:
     import gpuprobe
 
-    result: Any = gpuprobe.estimate(program, gpu=gpu, compute=compute)
+    result: Any = gpuprobe.estimate(program, gpu=gpu, steps=1, compute=compute)
     return Estimated(
         result.peak_allocated, result.peak_reserved, result.reserved_low, result.reserved_high
     )

@@ -161,7 +161,8 @@ class ModelA(nn.Module):
 
 
 def log_softmax(x: Tensor) -> Tensor:
-    x = x - torch.max(x, dim=-1, keepdim=True)[0]
+    highest = torch.max(x, dim=-1, keepdim=True)[0]
+    x = x - highest
     return x - torch.log(torch.sum(torch.exp(x), dim=-1, keepdim=True))
 
 
@@ -212,14 +213,20 @@ class NormB(nn.Module):
 
 
 class LinearB(nn.Module):
-    """The weight comes first: autocast copies it first, and its gradient needs no copy."""
+    """An einsum whose first operand was the weight: autocast copies it first. The einsum of that
+    version of torch multiplied the input by the weight, so that the backward pass begins with the
+    input's gradient; today's does it the other way round, hence the product as it was.
+    """
 
     def __init__(self, inside: int, out: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(out, inside))
+        self.weight = nn.Parameter(torch.empty(inside, out))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.einsum("oi,...i->...o", self.weight, x)
+        if torch.is_autocast_enabled(x.device.type):
+            return torch.einsum("io,...i->...o", self.weight, x)
+        rows = x.flatten(0, -2)[None]
+        return torch.bmm(rows, self.weight[None])[0].unflatten(0, x.shape[:-1])
 
 
 class RotaryB(nn.Module):

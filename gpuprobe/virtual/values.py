@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -198,7 +199,7 @@ def nothing(*args: Any, **kwargs: Any) -> None:
     """An operator that only writes into its arguments."""
 
 
-BY_SHAPE: Final = {
+BY_SHAPE: Final[dict[str, Callable[..., Any]]] = {
     "_pack_padded_sequence": packed,
     "_ctc_loss": ctc,
     "_fused_sgd_": nothing,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_programs import NEED_VALUES, PROGRAMS
 
 import gpuprobe
 from gpuprobe.errors import ConfigError, UsageError, ValueNeeded
-from gpu_programs import NEED_VALUES, PROGRAMS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, about the host it runs on
 
