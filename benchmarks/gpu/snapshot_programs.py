@@ -213,20 +213,18 @@ class NormB(nn.Module):
 
 
 class LinearB(nn.Module):
-    """An einsum whose first operand was the weight: autocast copies it first. The einsum of that
-    version of torch multiplied the input by the weight, so that the backward pass begins with the
-    input's gradient; today's does it the other way round, hence the product as it was.
+    """An einsum with the weight as its first operand. The einsum of that version of torch kept
+    the operands in that order, today's turns them round; hence the product that it was.
     """
 
     def __init__(self, inside: int, out: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(inside, out))
+        self.weight = nn.Parameter(torch.empty(out, inside))
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_autocast_enabled(x.device.type):
-            return torch.einsum("io,...i->...o", self.weight, x)
-        rows = x.flatten(0, -2)[None]
-        return torch.bmm(rows, self.weight[None])[0].unflatten(0, x.shape[:-1])
+        columns = x.permute(-1, *range(x.dim() - 1)).reshape(1, x.shape[-1], -1)
+        product = torch.bmm(self.weight.unsqueeze(0), columns).squeeze(0)
+        return product.t().unflatten(0, x.shape[:-1])
 
 
 class RotaryB(nn.Module):
