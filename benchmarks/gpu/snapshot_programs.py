@@ -124,9 +124,9 @@ class BlockA(nn.Module):
     def __init__(self, sizes: Sizes, rotary: RotaryA) -> None:
         super().__init__()
         self.attention = AttentionA(sizes, rotary)
-        self.norm1, self.norm2 = NormA(sizes.width), NormA(sizes.width)
         self.gate, self.up = Linear(sizes.width, sizes.hidden), Linear(sizes.width, sizes.hidden)
         self.down = Linear(sizes.hidden, sizes.width)
+        self.norm1, self.norm2 = NormA(sizes.width), NormA(sizes.width)
 
     def feed_forward(self, x: Tensor) -> Tensor:
         return self.down(silu(self.gate(x)) * self.up(x))
@@ -240,11 +240,12 @@ class RotaryB(nn.Module):
     def forward(self, x: Tensor, places: Tensor) -> Tensor:
         cos = self.table[..., 0][places].unsqueeze(1)
         sin = self.table[..., 1][places].unsqueeze(1)
-        first, second = x[..., 0::2], x[..., 1::2]
-        out = torch.zeros_like(x)
-        out[..., 0::2] = first * cos - second * sin
-        out[..., 1::2] = first * sin + second * cos
-        return out
+        pairs = x.unflatten(-1, (-1, 2))
+        out = torch.zeros_like(pairs)
+        # Each part is selected again: the backward pass makes zeros for every selection.
+        out[..., 0] = pairs[..., 0] * cos - pairs[..., 1] * sin
+        out[..., 1] = pairs[..., 0] * sin + pairs[..., 1] * cos
+        return out.flatten(-2)
 
 
 class AttentionB(nn.Module):
