@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gpuprobe.api.diff import diff
     from gpuprobe.api.doctor import doctor
     from gpuprobe.api.estimate import estimate
+    from gpuprobe.api.hazards import allow_sync, declare_access, detect_hazards
     from gpuprobe.api.recordings import load, report
     from gpuprobe.api.replay import replay
     from gpuprobe.api.virtual import virtual_gpu
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Recording",
     "__version__",
+    "allow_sync",
+    "declare_access",
+    "detect_hazards",
     "devices",
     "diff",
     "doctor",
@@ -37,6 +41,9 @@ __all__ = [
 
 _HOMES = {
     "Recording": "gpuprobe.model.recording",
+    "allow_sync": "gpuprobe.api.hazards",
+    "declare_access": "gpuprobe.api.hazards",
+    "detect_hazards": "gpuprobe.api.hazards",
     "devices": "gpuprobe.api.devices",
     "diff": "gpuprobe.api.diff",
     "doctor": "gpuprobe.api.doctor",

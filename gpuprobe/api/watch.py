@@ -15,6 +15,7 @@ from gpuprobe.errors import MissingExtra, UsageError
 from gpuprobe.model.text import visible
 
 if TYPE_CHECKING:
+    from gpuprobe.hazards.results import Hazards
     from gpuprobe.model.trace import MemoryTrace
     from gpuprobe.sampler.program import Program
     from gpuprobe.sampler.recorder import Recorder
@@ -50,7 +51,8 @@ def record(
     """
     if hazards:
         raise UsageError(
-            "stream hazards are not detected yet", hint="leave out hazards=True in this version"
+            "record() does not look for hazards",
+            hint="use `with gpuprobe.detect_hazards():` around it, or gpuprobe run --hazards",
         )
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", why="recording needs it")
@@ -81,12 +83,14 @@ def _convert(snapshot: dict[str, Any], device: int) -> MemoryTrace:
 
 class RunResult(NamedTuple):
     """How a watched program ended. ``exit_code`` is the program's own; ``error`` what it
-    raised, None where it ended by itself or through ``sys.exit``.
+    raised, None where it ended by itself or through ``sys.exit``. ``hazards``: what was found,
+    where that was asked for.
     """
 
     exit_code: int
     error: BaseException | None
     imported_torch: bool
+    hazards: Hazards | None = None
 
 
 def default_output(name: str) -> Path:
@@ -131,19 +135,27 @@ def run(
     warn: Callable[[str], None] | None = None,
     virtual: str | None = None,
     compute: str = "real",
+    hazards: bool = False,
 ) -> RunResult:
     """Run a program in this process and record it into ``output``.
 
     torch is imported when the program imports it, and watching begins there. ``virtual`` names
     the GPU that the program is to find (``"h100-80gb"``, ``"2xa100-40gb"``), ``compute`` what
-    `virtual_gpu` does. Raises what `record` and `virtual_gpu` raise; what the program raises is
+    `virtual_gpu` does. ``hazards`` looks for races between streams too, on that virtual GPU or
+    on an H100. Raises what `record` and `virtual_gpu` raise; what the program raises is
     in the result.
     """
     if virtual is not None:
         from gpuprobe.api.virtual import virtual_gpu
 
         with virtual_gpu(virtual, compute):
-            return run(loaded, output, level=level, force=force, warn=warn)
+            return run(loaded, output, level=level, force=force, warn=warn, hazards=hazards)
+    if hazards:
+        from gpuprobe.api.hazards import detect_hazards
+
+        with detect_hazards() as found:
+            result = run(loaded, output, level=level, force=force, warn=warn)
+        return result._replace(hazards=found)
     from gpuprobe.sampler.program import when_imported
 
     recorder = record(output, level=level, force=force, warn=warn)

@@ -56,6 +56,7 @@ class Local(threading.local):
         self.birth: int | None = None  # the place of storages that the call at hand makes
         self.entered = False  # the keys and the dispatch mode are on in this thread
         self.inside = False  # a kernel is at work: tensors answer what torch made them
+        self.reason = ""  # why the copy at hand is made, where torch itself makes it
         self.paused = False  # what runs is not charged to any device
         self.explicit = False  # the program itself named the device of the copy at hand
         # Host storages that C++ code made within the Python instruction at hand.

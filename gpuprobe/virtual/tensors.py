@@ -115,7 +115,7 @@ def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
             raise values.refuse("numpy()")
         array = _Base.numpy(tensor, force=force)
         if index == PINNED and machine.observer is not None:
-            machine.observer.aliased(tensor, array)
+            return machine.observer.aliased(tensor, array)
         return array
 
     patches.set(torch.Tensor, "numpy", numpy)
@@ -142,6 +142,8 @@ def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
             return tensor.cpu().tolist() if tensor.dim() else tensor.item()
         if is_meta(tensor) and machine.brand_of(tensor) is not None:
             raise values.refuse("tolist()")
+        if machine.observer is not None and place(tensor) == PINNED:
+            machine.observer.host_use(tensor, False, "tolist")
         return _Base.tolist(tensor)
 
     patches.set(torch.Tensor, "tolist", tolist)
@@ -382,7 +384,11 @@ def _then_move(
         if pin:
             result = intercept.pin(result)
         elif device is not None:
-            result = result.to(device)
+            machine.local.reason = "new tensor from host values"
+            try:
+                result = result.to(device)
+            finally:
+                machine.local.reason = ""
         return result.requires_grad_() if grad else result
 
     return build

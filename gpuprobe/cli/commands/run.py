@@ -8,15 +8,19 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuprobe.cli import exit_codes, talk
 from gpuprobe.errors import UsageError
 
+if TYPE_CHECKING:
+    from gpuprobe.hazards.results import Hazards
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "gpuprobe run [--level counters|trace] [--virtual GPU [--compute real|shapes]] [-o DIR] "
-        "[--force] [--quiet] (SCRIPT | -m MODULE) [ARGS ...]"
+        "gpuprobe run [--level counters|trace] [--virtual GPU [--compute real|shapes]] "
+        "[--hazards] [-o DIR] [--force] [--quiet] (SCRIPT | -m MODULE) [ARGS ...]"
     )
     parser.add_argument(
         "--level",
@@ -35,6 +39,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="real",
         help="with --virtual: compute values on the CPU (default), or only shapes and memory",
     )
+    parser.add_argument(
+        "--hazards",
+        action="store_true",
+        help="look for races between CUDA streams and hidden synchronisations, on a virtual GPU",
+    )
+    for name, what in (("sarif", "SARIF 2.1.0"), ("junit", "JUnit XML"), ("json", "JSON")):
+        parser.add_argument(
+            f"--hazards-{name}",
+            metavar="FILE",
+            type=Path,
+            help=f"with --hazards: write the findings as {what}",
+        )
     parser.add_argument(
         "-o",
         "--output",
@@ -73,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
         warn=talk.warning,
         virtual=args.virtual,
         compute=args.compute,
+        hazards=args.hazards,
     )
 
     if isinstance(result.error, KeyboardInterrupt):
@@ -86,7 +103,26 @@ def run(args: argparse.Namespace) -> int:
         talk.raw(watch.own_traceback(result.error))
     if not args.quiet:
         _summarize(output)
+    if result.hazards is not None:
+        _report_hazards(args, result.hazards)
+        if code == exit_codes.OK and result.hazards.races:
+            code = exit_codes.FINDINGS
     return code
+
+
+def _report_hazards(args: argparse.Namespace, found: Hazards) -> None:
+    from gpuprobe.reporters import hazards_json, hazards_text, junit, sarif
+
+    root = str(Path.cwd())
+    for path, write in (
+        (args.hazards_sarif, lambda stream: sarif.write(found.findings, stream, root)),
+        (args.hazards_junit, lambda stream: junit.write(found.races, stream, suite="hazards")),
+        (args.hazards_json, lambda stream: hazards_json.write(found, stream)),
+    ):
+        if path is not None:
+            with path.open("w", encoding="utf-8") as stream:
+                write(stream)
+    hazards_text.write(found, sys.stderr)
 
 
 def _summarize(output: Path) -> None:

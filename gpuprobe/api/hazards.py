@@ -1,0 +1,169 @@
+"""Looking for stream hazards: `detect_hazards` around code."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from gpuprobe.errors import MissingExtra, UsageError
+
+if TYPE_CHECKING:
+    from gpuprobe.hazards.results import Hazards
+    from gpuprobe.virtual.hazard_feed import Feed
+
+__all__ = ["allow_sync", "declare_access", "detect_hazards"]
+
+_ALLOW_COMMENT = "gpuprobe: allow"
+
+_COVERAGE = (
+    "kernels outside torch's dispatcher (Triton, custom extensions, NCCL): name what they touch "
+    "with gpuprobe.declare_access",
+    "threads of the host are taken to be ordered as Python ran them",
+)
+
+
+@contextmanager
+def detect_hazards(gpu: str = "h100-80gb") -> Iterator[Hazards]:
+    """Watch for races between CUDA streams, and for implicit synchronisations.
+
+    ::
+
+        with gpuprobe.detect_hazards() as h:
+            train_step()
+        for finding in h.findings:
+            print(finding.kind, finding.message, finding.location)
+
+    The code runs on a virtual GPU: the one that is in use, else ``gpu`` from the catalogue, which
+    is entered by itself. Order is judged, not timing, so a race is found whether or not it bites.
+    Findings are there when the context ends; nothing is aborted.
+
+    Raises MissingExtra without torch, UsageError inside another one.
+    """
+    if find_spec("torch") is None:
+        raise MissingExtra("torch", "torch", why="hazards are looked for in torch's operators")
+    from gpuprobe.api.virtual import virtual_gpu
+    from gpuprobe.hazards.results import Hazards
+    from gpuprobe.virtual.hazard_feed import Feed
+    from gpuprobe.virtual.patches import Patches
+    from gpuprobe.virtual.session import current
+
+    found = Hazards()
+    with ExitStack() as stack:
+        session = current()
+        if session is None:
+            session = stack.enter_context(virtual_gpu(gpu))
+        machine = session.machine
+        if machine.observer is not None:
+            raise UsageError("hazards are being looked for already", hint="leave that one first")
+        patches = Patches()
+        feed = Feed(machine)
+        machine.observer = feed
+        feed.install(patches)
+        try:
+            yield found
+        finally:
+            machine.observer = None
+            patches.undo()
+            _fill(found, feed)
+
+
+def _fill(found: Hazards, feed: Feed) -> None:
+    """Put what the engine saw into words."""
+    from gpuprobe.hazards import rules
+    from gpuprobe.hazards.explain import finding, stream_name
+    from gpuprobe.hazards.ledger import REPLACEMENTS
+    from gpuprobe.hazards.results import SyncRow
+    from gpuprobe.model.findings import Finding, Fix
+    from gpuprobe.virtual.hazard_feed import place
+
+    engine = feed.engine
+    found.operations = engine.operations
+    for race in engine.races:
+        item = finding(engine, race, place)
+        if not _allowed(item.location):
+            found.findings.append(item)
+    seen = set()
+    for sync in engine.self_waits:
+        if sync.site in seen or engine.names[sync.waiter][1] == 0:
+            continue  # waiting for the default stream on itself is what single-stream code does
+        seen.add(sync.site)
+        rule = rules.SELF_WAIT
+        found.coverage.append(
+            f"{place(sync.site)}: {stream_name(engine, sync.waiter)} waits for itself, which "
+            f"orders nothing ({rule.id}: {rule.remedy})"
+        )
+    for entry in feed.ledger.entries.values():
+        location = place(entry.site)
+        allowed = entry.allowed or _allowed(location)
+        replacement = REPLACEMENTS.get(entry.reason, "")
+        found.syncs.append(
+            SyncRow(entry.reason, location, entry.count, entry.seconds, allowed, replacement)
+        )
+        if not allowed:
+            rule = rules.IMPLICIT_SYNC
+            times = "" if entry.count == 1 else f" ({entry.count} times)"
+            found.findings.append(
+                Finding(
+                    rule=rule.id,
+                    kind=rule.kind,
+                    level=rule.level,
+                    message=f"{rule.title}: {entry.reason}{times}",
+                    location=location,
+                    fix=Fix(replacement or rule.remedy),
+                    count=entry.count,
+                    subject=entry.reason,
+                )
+            )
+    found.redundant = [(place(site), count) for site, count in engine.redundant.items()]
+    found.coverage.extend(_COVERAGE)
+    if engine.unknown_events:
+        found.coverage.append(
+            f"{engine.unknown_events} waits for events that were not recorded while watching"
+        )
+    found.coverage.extend(feed.machine.assumed)
+
+
+def _allowed(location: Any) -> bool:
+    """Whether the source line says ``# gpuprobe: allow``."""
+    if location is None:
+        return False
+    return _ALLOW_COMMENT in linecache.getline(location.file, location.line)
+
+
+@contextmanager
+def allow_sync(reason: str = "") -> Iterator[None]:
+    """Implicit synchronisations in this context are intended: they are counted, not reported.
+
+    ``reason`` is for those who read the code. Does nothing where no hazards are looked for.
+    """
+    feed = _feed()
+    if feed is None:
+        yield
+        return
+    feed.allowed += 1
+    try:
+        yield
+    finally:
+        feed.allowed -= 1
+
+
+def declare_access(reads: Any = (), writes: Any = (), stream: Any = None) -> None:
+    """Say what a kernel that torch does not see reads and writes, where it is launched.
+
+    ``reads`` and ``writes`` are tensors or lists of them, ``stream`` a ``torch.cuda.Stream``
+    (None: the current one). Does nothing where no hazards are looked for.
+    """
+    feed = _feed()
+    if feed is not None:
+        feed.declared(reads, writes, stream)
+
+
+def _feed() -> Feed | None:
+    import sys
+
+    module = sys.modules.get("gpuprobe.virtual.session")
+    session = module.current() if module is not None else None
+    return None if session is None else session.machine.observer

@@ -1,0 +1,457 @@
+"""Happens-before over streams and the host.
+
+Every stream has a clock: how far it, at its newest operation, has seen each other stream. The
+host is an actor like a stream: a launch sees what the host has waited for, and the host sees a
+stream's work when it synchronizes. Two accesses are ordered if the later one's stream had seen
+the earlier one when it was launched. Sources: the CUDA programming guide on streams and events,
+torch's notes on CUDA semantics.
+
+Blocks: what was done to a freed block is inherited by whoever gets its bytes next, and judged at
+that owner's first access, not at the free. Waits take an event's value at its record.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from gpuprobe.hazards import rules
+from gpuprobe.hazards.footprint import Footprint, overlap
+from gpuprobe.hazards.rules import Rule
+
+__all__ = ["HOST", "Access", "Engine", "Race", "Sync"]
+
+HOST: Final = 0
+"""The host's index among the actors. Host threads count as one, ordered as Python ran them."""
+
+_LOG: Final = 50_000
+
+
+class Access(NamedTuple):
+    """One operator's touch of one block. ``time`` counts the actor's operations."""
+
+    actor: int
+    time: int
+    where: Footprint
+    write: bool
+    op: Any  # a name, or a name and a shape
+    site: Any
+    note: str = ""  # "graph", "gradient", "numpy": what else is known of it
+
+
+class Sync(NamedTuple):
+    """A synchronisation, as it was asked for: ``kind`` record, wait, self-wait, ..."""
+
+    kind: str
+    waiter: int
+    source: int
+    time: int  # of the source, when it was recorded
+    site: Any
+    event: int = 0
+    order: int = 0
+
+
+class Race(NamedTuple):
+    """Two accesses in no order. ``syncs``: the last synchronisations between the two actors."""
+
+    rule: Rule
+    first: Access
+    second: Access
+    block: int
+    log_index: int
+    syncs: tuple[Sync, ...]
+
+
+class _Block:
+    __slots__ = (
+        "address",
+        "freed_by",
+        "inherited",
+        "label",
+        "reads",
+        "size",
+        "touched",
+        "uses",
+        "writes",
+    )
+
+    def __init__(self, address: int, size: int) -> None:
+        self.address = address
+        self.size = size
+        self.writes: list[Access] = []
+        self.reads: list[Access] = []
+        self.inherited: list[Access] = []
+        self.touched = False
+        self.uses: set[int] = set()  # actors that record_stream named
+        self.label = ""
+
+
+class Engine:
+    """Judges a run as it goes. Actors are small numbers from `stream`; addresses are bytes in
+    one space for device and pinned memory together (front ends keep them apart).
+
+    ``keep_log`` keeps the last 50,000 calls, so that a fix can be proved by doing them again.
+    """
+
+    def __init__(self, *, keep_log: bool = True) -> None:
+        self._actors: dict[tuple[int, int], int] = {}
+        self.names: list[tuple[int, int]] = [(-1, -1)]
+        self._clocks: list[list[int]] = [[0]]
+        self._blocks: dict[int, _Block] = {}
+        self._starts: list[int] = []
+        self._ghosts: dict[int, tuple[int, list[Access]]] = {}
+        self._ghost_starts: list[int] = []
+        self._events: dict[int, tuple[list[int], Sync]] = {}
+        self._syncs: deque[Sync] = deque(maxlen=256)
+        self._seen: set[tuple[Any, ...]] = set()
+        self.races: list[Race] = []
+        self.redundant: dict[Any, int] = {}
+        self.self_waits: list[Sync] = []
+        self.operations = 0
+        self.unknown_events = 0
+        self._keep_log = keep_log
+        self._log: list[tuple[Any, ...]] = []
+        self.log_complete = True
+
+    # -- actors and clocks
+
+    def stream(self, device: int, number: int) -> int:
+        """The actor of a stream, made at its first use."""
+        key = (device, number)
+        found = self._actors.get(key)
+        if found is None:
+            found = self._actors[key] = len(self.names)
+            self.names.append(key)
+            for clock in self._clocks:
+                clock.append(0)
+            self._clocks.append([0] * (found + 1))
+        return found
+
+    def _note(self, *entry: Any) -> None:
+        if not self._keep_log:
+            return
+        if len(self._log) >= _LOG:
+            self._log.clear()
+            self._keep_log = False
+            self.log_complete = False
+            return
+        self._log.append(entry)
+
+    def _merge(self, into: int, clock: Sequence[int]) -> bool:
+        """Take over what ``clock`` has seen. False where there was nothing new in it."""
+        mine = self._clocks[into]
+        news = False
+        for at, time in enumerate(clock):
+            if time > mine[at]:
+                mine[at] = time
+                news = True
+        return news
+
+    # -- memory
+
+    def alloc(self, address: int, size: int, label: str = "") -> None:
+        """A block begins. It inherits what was done to its bytes before."""
+        self._note("alloc", address, size, label)
+        block = self._blocks[address] = _Block(address, size)
+        block.label = label
+        end = address + size
+        starts = self._ghost_starts
+        at = max(0, bisect_left(starts, address) - 1)
+        gone = []
+        while at < len(starts) and starts[at] < end:
+            start = starts[at]
+            length, accesses = self._ghosts[start]
+            if start + length > address:
+                block.inherited.extend(
+                    access
+                    for access in accesses
+                    if access.where.low < end and access.where.high > address
+                )
+                gone.append(start)
+                for low, high in ((start, address), (end, start + length)):
+                    if high > low:
+                        kept = [a for a in accesses if a.where.low < high and a.where.high > low]
+                        if kept and low != start:
+                            self._add_ghost(low, high - low, kept)
+                        elif kept:
+                            self._ghosts[start] = (high - low, kept)
+                            gone.pop()
+            at += 1
+        for start in gone:
+            if start in self._ghosts:
+                del self._ghosts[start]
+                starts.pop(bisect_left(starts, start))
+
+    def _add_ghost(self, address: int, size: int, accesses: list[Access]) -> None:
+        if address not in self._ghosts:
+            insort(self._ghost_starts, address)
+        self._ghosts[address] = (size, accesses)
+
+    def knows(self, address: int) -> bool:
+        """Whether a live block begins at ``address``."""
+        return address in self._blocks
+
+    def free(self, address: int) -> None:
+        """A block ends. Streams named by `record_stream` hold it until they are done."""
+        self._note("free", address)
+        block = self._blocks.pop(address, None)
+        if block is None:
+            return
+        host = self._clocks[HOST]
+        # A block that was never touched hands on what it had inherited itself.
+        kept = [
+            access
+            for access in (*block.writes, *block.reads, *block.inherited)
+            if access.actor not in block.uses and host[access.actor] < access.time
+        ]
+        if kept:
+            self._add_ghost(address, block.size, kept)
+
+    def record_stream(self, address: int, actor: int) -> None:
+        """The allocator will not hand the block on before this stream's work is done."""
+        self._note("record_stream", address, actor)
+        block = self._blocks.get(address)
+        if block is not None:
+            block.uses.add(actor)
+
+    # -- work
+
+    def launch(
+        self,
+        actor: int,
+        op: Any,
+        accesses: Sequence[tuple[int, Footprint, bool]],
+        site: Any,
+        note: str = "",
+    ) -> None:
+        """An operation on a stream. ``accesses``: block address, bytes, whether it writes."""
+        self._note("launch", actor, op, accesses, site, note)
+        self.operations += 1
+        self._merge(actor, self._clocks[HOST])
+        clock = self._clocks[actor]
+        time = clock[actor] = clock[actor] + 1
+        for address, where, write in accesses:
+            self._access(address, Access(actor, time, where, write, op, site, note), clock)
+
+    def host_access(
+        self, address: int, where: Footprint, write: bool, op: Any, site: Any, note: str = ""
+    ) -> None:
+        """The host itself reads or writes pinned memory."""
+        self._note("host_access", address, where, write, op, site, note)
+        clock = self._clocks[HOST]
+        time = clock[HOST] = clock[HOST] + 1
+        self._access(address, Access(HOST, time, where, write, op, site, note), clock)
+
+    def _access(self, address: int, access: Access, clock: list[int]) -> None:
+        block = self._blocks.get(address)
+        if block is None:  # memory from before the watch: nothing is known of it
+            block = self._blocks[address] = _Block(address, 0)
+        if block.inherited:
+            block.inherited = self._judge_inherited(block, access, clock)
+        write, where, actor = access.write, access.where, access.actor
+        kept_writes = []
+        for other in block.writes:
+            ordered = clock[other.actor] >= other.time
+            if overlap(other.where, where):
+                if not ordered:
+                    self._race(
+                        rules.WRITE_AFTER_WRITE if write else rules.READ_AFTER_WRITE,
+                        other,
+                        access,
+                        block,
+                    )
+                covered = where.low <= other.where.low and where.high >= other.where.high
+                if write and where.rows == 1 and covered:
+                    continue
+            kept_writes.append(other)
+        block.writes = kept_writes
+        if write:
+            kept_reads = []
+            for other in block.reads:
+                if overlap(other.where, where):
+                    if clock[other.actor] < other.time:
+                        self._race(rules.WRITE_AFTER_READ, other, access, block)
+                    if (
+                        where.rows == 1
+                        and where.low <= other.where.low
+                        and where.high >= other.where.high
+                    ):
+                        continue
+                kept_reads.append(other)
+            block.reads = kept_reads
+            block.writes.append(access)
+            if len(block.writes) > 8:
+                block.writes = self._prune(block.writes)
+        else:
+            for at, other in enumerate(block.reads):
+                if other.actor == actor and other.where == where:
+                    block.reads[at] = access  # the newest of a stream says it all
+                    break
+            else:
+                block.reads.append(access)
+                if len(block.reads) > 8:
+                    block.reads = self._prune(block.reads)
+
+    def _prune(self, accesses: list[Access]) -> list[Access]:
+        """Leave out what every actor has seen; of one stream's many, keep the newest per place."""
+        clocks = self._clocks
+        kept: dict[tuple[int, Footprint], Access] = {}
+        for access in accesses:
+            if all(clock[access.actor] >= access.time for clock in clocks):
+                continue
+            kept[(access.actor, access.where)] = access
+        if len(kept) <= 64:
+            return list(kept.values())
+        # Many places of one block: one access over all of them, per actor and direction.
+        merged: dict[int, Access] = {}
+        for access in kept.values():
+            other = merged.get(access.actor)
+            if other is None:
+                merged[access.actor] = access
+            else:
+                newest = access if access.time >= other.time else other
+                low = min(access.where.low, other.where.low)
+                high = max(access.where.high, other.where.high)
+                merged[access.actor] = newest._replace(where=Footprint(low, high))
+        return list(merged.values())
+
+    def _judge_inherited(self, block: _Block, access: Access, clock: list[int]) -> list[Access]:
+        """What the bytes' former owner left behind; what was judged is not judged again."""
+        rest = []
+        for other in block.inherited:
+            if not overlap(other.where, access.where):
+                rest.append(other)
+            elif clock[other.actor] < other.time and (other.write or access.write):
+                self._race(rules.USE_AFTER_FREE, other, access, block)
+            elif clock[other.actor] < other.time:
+                rest.append(other)
+        return rest
+
+    def _race(self, rule: Rule, first: Access, second: Access, block: _Block) -> None:
+        if HOST in (first.actor, second.actor) and rule is not rules.USE_AFTER_FREE:
+            if "numpy" in (first.note, second.note):
+                rule = rules.HOST_ALIAS
+            elif second.actor == HOST and not second.write:
+                rule = rules.HOST_READ
+            else:
+                rule = rules.HOST_WRITE
+        elif rule is rules.READ_AFTER_WRITE and first.note == "gradient":
+            rule = rules.GRADIENT
+        elif "graph" in (first.note, second.note) and rule is not rules.USE_AFTER_FREE:
+            rule = rules.GRAPH._replace(kind=rule.kind)
+        key = (rule.id, rule.kind, first.site, second.site)
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        pair = {first.actor, second.actor}
+        near = [sync for sync in self._syncs if sync.source in pair or sync.waiter in pair]
+        index = len(self._log) - 1 if self._keep_log else -1
+        self.races.append(Race(rule, first, second, block.address, index, tuple(near[-8:])))
+
+    # -- synchronisation
+
+    def event_record(self, event: int, actor: int, site: Any = None) -> None:
+        """An event takes the value of the stream's clock now."""
+        self._note("event_record", event, actor, site)
+        self._merge(actor, self._clocks[HOST])
+        clock = list(self._clocks[actor])
+        sync = Sync("record", -1, actor, clock[actor], site, event, self.operations)
+        self._events[event] = (clock, sync)
+        self._syncs.append(sync)
+
+    def event_wait(self, event: int, actor: int, site: Any = None) -> None:
+        """A stream waits for an event's value. One that was never recorded is no wait."""
+        self._note("event_wait", event, actor, site)
+        found = self._events.get(event)
+        if found is None:
+            self.unknown_events += 1
+            self._syncs.append(Sync("wait-unrecorded", actor, -1, 0, site, event, self.operations))
+            return
+        clock, recorded = found
+        own = recorded.source == actor
+        kind = "self-wait" if own else "wait"
+        sync = Sync(kind, actor, recorded.source, recorded.time, site, event, self.operations)
+        self._syncs.append(sync)
+        if own:
+            self.self_waits.append(sync)
+        elif not self._merge(actor, clock) and recorded.time:
+            self.redundant[site] = self.redundant.get(site, 0) + 1
+
+    def stream_wait(self, waiter: int, source: int, site: Any = None) -> None:
+        """``waiter`` waits for all that ``source`` has queued."""
+        self._note("stream_wait", waiter, source, site)
+        self._merge(source, self._clocks[HOST])
+        self._merge(waiter, self._clocks[source])
+        time = self._clocks[source][source]
+        self._syncs.append(Sync("wait", waiter, source, time, site, 0, self.operations))
+
+    def order(self, waiter: int, source: int) -> None:
+        """An edge that a library makes by itself, and no line of the program asked for."""
+        self._note("order", waiter, source)
+        self._merge(waiter, self._clocks[source])
+
+    def event_synchronize(self, event: int, site: Any = None) -> None:
+        """The host waits for an event."""
+        self._note("event_synchronize", event, site)
+        found = self._events.get(event)
+        if found is None:
+            return
+        clock, recorded = found
+        self._merge(HOST, clock)
+        sync = Sync("host-wait", HOST, recorded.source, recorded.time, site, event, self.operations)
+        self._syncs.append(sync)
+
+    def event_destroyed(self, event: int) -> None:
+        """Nobody can wait for it any more."""
+        self._note("event_destroyed", event)
+        self._events.pop(event, None)
+
+    def stream_synchronize(self, actor: int, site: Any = None) -> None:
+        """The host waits for a stream."""
+        self._note("stream_synchronize", actor, site)
+        self._merge(HOST, self._clocks[actor])
+        time = self._clocks[actor][actor]
+        self._syncs.append(Sync("host-wait", HOST, actor, time, site, 0, self.operations))
+
+    def device_synchronize(self, device: int, site: Any = None) -> None:
+        """The host waits for all streams of a device."""
+        self._note("device_synchronize", device, site)
+        for (index, _), actor in self._actors.items():
+            if index == device:
+                self._merge(HOST, self._clocks[actor])
+                time = self._clocks[actor][actor]
+                self._syncs.append(Sync("host-wait", HOST, actor, time, site, 0, self.operations))
+
+    # -- proving a fix
+
+    def proves(self, race: Race) -> bool | None:
+        """Whether the race is gone if the second access's actor first waits for the first's.
+        None: the log does not reach that far.
+        """
+        if race.log_index < 0 or not self.log_complete or race.log_index >= len(self._log):
+            return None
+        other = Engine(keep_log=False)
+        for _, (device, number) in enumerate(self.names[1:]):
+            other.stream(device, number)
+        for at, entry in enumerate(self._log[: race.log_index + 1]):
+            if at == race.log_index:
+                if race.second.actor == HOST:
+                    other.stream_synchronize(race.first.actor)
+                elif race.first.actor != HOST:
+                    other.stream_wait(race.second.actor, race.first.actor)
+            getattr(other, entry[0])(*entry[1:])
+        key = (race.rule.id, race.first.site, race.second.site)
+        return all(
+            (found.rule.id, found.first.site, found.second.site) != key for found in other.races
+        )
+
+    @property
+    def kept(self) -> int:
+        """Accesses that are remembered."""
+        live = sum(
+            len(block.writes) + len(block.reads) + len(block.inherited)
+            for block in self._blocks.values()
+        )
+        return live + sum(len(accesses) for _, accesses in self._ghosts.values())

@@ -1,0 +1,153 @@
+"""From a race to a finding: both places, why the nearest wait did not help, the smallest fix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gpuprobe.hazards import rules
+from gpuprobe.hazards.engine import HOST, Access, Engine, Race, Sync
+from gpuprobe.model.findings import Finding, Fix, Location
+
+__all__ = ["Place", "finding", "stream_name", "why_not_ordered"]
+
+Place = Callable[[Any], Location | None]
+"""What a front end's opaque site means: a file and a line, or None."""
+
+
+def stream_name(engine: Engine, actor: int) -> str:
+    """``the host``, ``the default stream``, or ``stream 3``, with the device if not the first."""
+    if actor == HOST:
+        return "the host"
+    device, number = engine.names[actor]
+    name = "the default stream" if number == 0 else f"stream {number}"
+    return name if device == 0 else f"{name} of cuda:{device}"
+
+
+def finding(engine: Engine, race: Race, place: Place, *, verify: bool = True) -> Finding:
+    """The finding of one race. ``verify`` proves the fix by doing the log again with it."""
+    first, second = race.first, race.second
+    here, there = place(second.site), place(first.site)
+    one, other = stream_name(engine, first.actor), stream_name(engine, second.actor)
+    message = (
+        f"{race.rule.title}: {_what(second)} on {other}, {_what(first)} on {one}"
+        f"{_at(there)}, in no order. {why_not_ordered(engine, race, place)}"
+    )
+    proof = engine.proves(race) if verify else None
+    return Finding(
+        rule=race.rule.id,
+        kind=race.rule.kind,
+        level=race.rule.level,
+        message=message,
+        evidence=(
+            ("first", f"{_what(first)} on {one}{_at(there)}"),
+            ("second", f"{_what(second)} on {other}{_at(here)}"),
+            (
+                "fix verified",
+                "not verified: the log does not reach that far"
+                if proof is None
+                else "yes: the log with this edge has no such race"
+                if proof
+                else "no",
+            ),
+        ),
+        location=here,
+        related=() if there is None else (there,),
+        fix=Fix(f"{race.rule.remedy}.", _code(engine, race)),
+        subject=f"{_name(first)} -> {_name(second)}",
+    )
+
+
+def _name(access: Access) -> str:
+    return str(access.op[0] if isinstance(access.op, tuple) else access.op)
+
+
+def _what(access: Access) -> str:
+    if isinstance(access.op, tuple):
+        name, shape = access.op
+        text = f"{name} of {list(shape)}" if shape else name
+    else:
+        text = access.op
+    return f"{'write' if access.write else 'read'} by {text}"
+
+
+def _at(place: Location | None) -> str:
+    return "" if place is None else f" at {place.file}:{place.line}"
+
+
+def _line(place: Location | None) -> str:
+    return "an unknown line" if place is None else f"line {place.line}"
+
+
+def why_not_ordered(engine: Engine, race: Race, place: Place) -> str:
+    """Which synchronisation came nearest, and why it does not order the two."""
+    first, second = race.first, race.second
+    waits = [
+        sync
+        for sync in race.syncs
+        if sync.waiter == second.actor and sync.source == first.actor and "wait" in sync.kind
+    ]
+    if waits:
+        sync = waits[-1]
+        return (
+            f"The wait at {_line(place(sync.site))} is for what was queued before the "
+            f"{'write' if first.write else 'read'} at {_line(place(first.site))}."
+        )
+    own = [sync for sync in race.syncs if sync.kind == "self-wait" and sync.waiter == second.actor]
+    if own:
+        return (
+            f"The wait at {_line(place(own[-1].site))} is of a stream for itself, which orders "
+            "nothing."
+        )
+    backwards = [
+        sync
+        for sync in race.syncs
+        if sync.waiter == first.actor and sync.source == second.actor and "wait" in sync.kind
+    ]
+    if backwards:
+        return (
+            f"The wait at {_line(place(backwards[-1].site))} goes the other way: "
+            f"{stream_name(engine, first.actor)} waits for {stream_name(engine, second.actor)}."
+        )
+    unrecorded = [
+        sync
+        for sync in race.syncs
+        if sync.kind == "wait-unrecorded" and sync.waiter == second.actor
+    ]
+    if unrecorded:
+        return (
+            f"The event waited for at {_line(place(unrecorded[-1].site))} was never recorded, so "
+            "the wait does nothing."
+        )
+    records = [sync for sync in race.syncs if sync.kind == "record" and sync.source == first.actor]
+    if records and not _waited(records[-1], race):
+        when = "before" if records[-1].time < first.time else "after"
+        return (
+            f"The event recorded at {_line(place(records[-1].site))}, {when} it, is not waited for "
+            f"by {stream_name(engine, second.actor)}."
+        )
+    return f"Nothing makes {stream_name(engine, second.actor)} wait for it."
+
+
+def _waited(record: Sync, race: Race) -> bool:
+    return any(
+        sync.event == record.event and sync.kind == "wait" and sync.waiter == race.second.actor
+        for sync in race.syncs
+    )
+
+
+def _code(engine: Engine, race: Race) -> str:
+    """The fix as code, to be put before the second access."""
+    first, second = race.first, race.second
+    if race.rule.id == rules.USE_AFTER_FREE.id:
+        stream = "torch.cuda.current_stream()" if engine.names[first.actor][1] == 0 else "side"
+        return f"tensor.record_stream({stream})  # before it is dropped"
+    if second.actor == HOST:
+        return "event = torch.cuda.Event(); event.record()  # after the copy\nevent.synchronize()"
+    if first.actor == HOST:
+        return "event.synchronize()  # of the copy that reads the buffer"
+    if engine.names[second.actor][1] == 0:
+        return "torch.cuda.current_stream().wait_stream(side)"
+    if engine.names[first.actor][1] == 0:
+        return "side.wait_stream(torch.cuda.current_stream())  # outside `with stream(side)`"
+    return "this_stream.wait_stream(other_stream)"

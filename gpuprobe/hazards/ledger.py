@@ -1,0 +1,60 @@
+"""Implicit synchronisations: where the host waits for the GPU without being told to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+__all__ = ["REPLACEMENTS", "SyncEntry", "SyncLedger"]
+
+REPLACEMENTS: Final = {
+    "item": "accumulate on the device and read it every N steps, or copy it with "
+    "non_blocking=True and read it later",
+    "nonzero": "torch.where with three arguments, or masked arithmetic, keeps the shape fixed",
+    "mask": "masked_fill or torch.where in place of indexing with a boolean mask",
+    "copy to host": "a pinned buffer, non_blocking=True and an event",
+    "copy from pageable memory": "pin_memory() or DataLoader(pin_memory=True), with "
+    "non_blocking=True",
+    "new tensor from host values": "make it once, outside the loop, or on the device",
+    "unique": "nothing: its size depends on values",
+    "repeat_interleave": "pass output_size=",
+    "empty_cache": "leave it out of the loop: it waits for the device and frees what the next "
+    "step allocates again",
+    "equal": "compare on the device and read the result later",
+}
+"""What usually takes its place, by reason."""
+
+
+@dataclass(slots=True)
+class SyncEntry:
+    """One line's implicit synchronisations, for one reason. ``seconds``: time lost, measured
+    on CUDA only; None where it is not known.
+    """
+
+    reason: str
+    site: Any
+    count: int = 0
+    seconds: float | None = None
+    allowed: bool = False
+
+
+class SyncLedger:
+    """All of them, by line and reason."""
+
+    def __init__(self) -> None:
+        self.entries: dict[tuple[str, Any], SyncEntry] = {}
+
+    def add(
+        self, reason: str, site: Any, *, seconds: float | None = None, allowed: bool = False
+    ) -> None:
+        entry = self.entries.get((reason, site))
+        if entry is None:
+            entry = self.entries[(reason, site)] = SyncEntry(reason, site, allowed=allowed)
+        entry.count += 1
+        if seconds is not None:
+            entry.seconds = (entry.seconds or 0.0) + seconds
+
+    @property
+    def total(self) -> int:
+        """Synchronisations that were not allowed."""
+        return sum(entry.count for entry in self.entries.values() if not entry.allowed)

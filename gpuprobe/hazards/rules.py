@@ -1,0 +1,155 @@
+"""The rules: what is reported under which id, and what to do about it in general."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from gpuprobe.model.findings import Level
+
+__all__ = [
+    "ALSO_WRITTEN",
+    "GRADIENT",
+    "GRAPH",
+    "HOST_ALIAS",
+    "HOST_READ",
+    "HOST_WRITE",
+    "IMPLICIT_SYNC",
+    "READ_AFTER_WRITE",
+    "RULES",
+    "SELF_WAIT",
+    "USE_AFTER_FREE",
+    "WRITE_AFTER_READ",
+    "WRITE_AFTER_WRITE",
+    "Rule",
+]
+
+
+class Rule(NamedTuple):
+    """``kind`` is one of read-after-write, write-after-read, write-after-write,
+    use-after-free, host-race, implicit-sync.
+    """
+
+    id: str
+    kind: str
+    level: Level
+    title: str
+    remedy: str
+
+
+READ_AFTER_WRITE: Final = Rule(
+    "GP201",
+    "read-after-write",
+    Level.ERROR,
+    "read on one stream while another may still be writing it",
+    "make the reading stream wait for the writing one before it reads",
+)
+WRITE_AFTER_READ: Final = Rule(
+    "GP202",
+    "write-after-read",
+    Level.ERROR,
+    "written on one stream while another may still be reading it",
+    "make the writing stream wait for the reading one before it writes",
+)
+WRITE_AFTER_WRITE: Final = Rule(
+    "GP203",
+    "write-after-write",
+    Level.ERROR,
+    "written on two streams in no order",
+    "make one stream wait for the other before it writes",
+)
+USE_AFTER_FREE: Final = Rule(
+    "GP204",
+    "use-after-free",
+    Level.ERROR,
+    "its memory was freed and given to another tensor while a stream may still be using it",
+    "call record_stream on the tensor for the stream that uses it, or wait before it is dropped",
+)
+HOST_READ: Final = Rule(
+    "GP205",
+    "host-race",
+    Level.ERROR,
+    "read by the host while a copy from the device may still be under way",
+    "synchronize the stream, or an event recorded after the copy, before the host reads",
+)
+HOST_WRITE: Final = Rule(
+    "GP206",
+    "host-race",
+    Level.ERROR,
+    "pinned memory written by the host while a copy to the device may still be reading it",
+    "synchronize an event recorded after the copy before the buffer is filled again",
+)
+HOST_ALIAS: Final = Rule(
+    "GP207",
+    "host-race",
+    Level.ERROR,
+    "a NumPy array over pinned memory is used while a copy may still be under way",
+    "synchronize an event recorded after the copy before the array is used",
+)
+GRAPH: Final = Rule(
+    "GP208",
+    "read-after-write",
+    Level.ERROR,
+    "a CUDA graph's memory is used in no order with its replay",
+    "order the use against replay(): wait for the stream that replays",
+)
+GRADIENT: Final = Rule(
+    "GP209",
+    "read-after-write",
+    Level.ERROR,
+    "a gradient is used on another stream than backward() was called on",
+    "wait for the stream that backward() was called on before gradients are used",
+)
+SELF_WAIT: Final = Rule(
+    "GP210",
+    "read-after-write",
+    Level.WARNING,
+    "a stream waits for itself, which orders nothing",
+    "capture the outer stream before entering `with torch.cuda.stream(...)`, and wait for that",
+)
+IMPLICIT_SYNC: Final = Rule(
+    "GP220",
+    "implicit-sync",
+    Level.WARNING,
+    "the host waits for the GPU here",
+    "keep the value on the device, or read it less often",
+)
+
+RULES: Final = (
+    READ_AFTER_WRITE,
+    WRITE_AFTER_READ,
+    WRITE_AFTER_WRITE,
+    USE_AFTER_FREE,
+    HOST_READ,
+    HOST_WRITE,
+    HOST_ALIAS,
+    GRAPH,
+    GRADIENT,
+    SELF_WAIT,
+    IMPLICIT_SYNC,
+)
+
+ALSO_WRITTEN: Final = {
+    "native_batch_norm": ("running_mean", "running_var"),
+    "cudnn_batch_norm": ("running_mean", "running_var"),
+    "_native_batch_norm_legit": ("running_mean", "running_var"),
+    "_batch_norm_with_update": ("running_mean", "running_var"),
+    "miopen_batch_norm": ("running_mean", "running_var"),
+    "batch_norm_gather_stats": ("running_mean", "running_var"),
+    "batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
+    "allreduce_": ("tensors",),
+    "broadcast_": ("tensors",),
+    "reduce_": ("tensors",),
+    "allgather_": ("output_tensors",),
+    "_allgather_base_": ("output_tensor",),
+    "reduce_scatter_": ("output_tensors",),
+    "_reduce_scatter_base_": ("output_tensor",),
+    "alltoall_": ("output_tensors",),
+    "alltoall_base_": ("output",),
+    "recv_": ("tensors",),
+    "recv_any_source_": ("tensors",),
+    "scatter_": ("output_tensors",),
+    "gather_": ("output_tensors",),
+}
+"""Arguments that an operator writes though its schema does not say so. Source: the operators'
+definitions in ``native_functions.yaml`` (running statistics are updated in training) and
+``torch/csrc/distributed/c10d/Ops.cpp``."""

@@ -1,0 +1,77 @@
+"""A watch for hazards as text, with the lines of source that it is about."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator
+from typing import TextIO
+
+from gpuprobe.hazards.results import Hazards
+from gpuprobe.model.findings import Finding, Location
+from gpuprobe.reporters.terminal import Style
+
+__all__ = ["render", "write"]
+
+_MOST = 20
+
+
+def write(hazards: Hazards, stream: TextIO) -> None:
+    """Write it to ``stream``."""
+    style = Style.of(stream)
+    stream.write("\n".join(render(hazards, style)) + "\n")
+
+
+def render(hazards: Hazards, style: Style) -> Iterator[str]:
+    """The lines of the report."""
+    races = hazards.races
+    if races:
+        yield style.heading(f"{len(races)} stream hazard{'s' if len(races) != 1 else ''}")
+    else:
+        yield style.heading(f"No stream hazards among {hazards.operations} operations")
+        yield "  in what could be seen: what could not is listed below"
+    for finding in races[:_MOST]:
+        yield ""
+        yield from _finding(finding, style)
+    if len(races) > _MOST:
+        yield f"and {len(races) - _MOST} more (all of them in the JSON document)"
+    rows = sorted((row for row in hazards.syncs if not row.allowed), key=lambda row: -row.count)
+    if rows:
+        yield ""
+        yield style.heading("The host waits for the GPU at")
+        for row in rows[:_MOST]:
+            where = "an unknown line" if row.location is None else _where(row.location, style)
+            yield f"  {row.count:>5} x  {where}  {row.reason}"
+            if row.replacement:
+                yield from style.wrapped(row.replacement, first="           ", rest="           ")
+    if hazards.redundant:
+        yield ""
+        yield style.heading("Waits without which everything is still in order")
+        for place, count in hazards.redundant[:_MOST]:
+            where = "an unknown line" if place is None else _where(place, style)
+            yield f"  {count:>5} x  {where}"
+    if hazards.coverage:
+        yield ""
+        yield style.heading("What this could not see")
+        for line in hazards.coverage:
+            yield from style.wrapped(line, first="  - ", rest="    ")
+
+
+def _finding(finding: Finding, style: Style) -> Iterator[str]:
+    where = "" if finding.location is None else f"  {_where(finding.location, style)}"
+    yield f"{finding.rule} {finding.kind}{where}"
+    yield from style.wrapped(finding.message, first="  ", rest="  ")
+    for place in (*finding.related, *((finding.location,) if finding.location else ())):
+        source = linecache.getline(place.file, place.line).strip()
+        if source:
+            yield f"    {place.line:>5} | {style.text(source)}"
+    if finding.fix is not None:
+        yield from style.wrapped(f"fix: {finding.fix.text}", first="  ", rest="       ")
+        for line in finding.fix.code.splitlines():
+            yield f"       {style.text(line)}"
+    verified = dict(finding.evidence).get("fix verified")
+    if verified:
+        yield f"       verified: {verified}"
+
+
+def _where(place: Location, style: Style) -> str:
+    return style.text(f"{style.path(place.file)}:{place.line}")

@@ -1,0 +1,56 @@
+"""Findings as JUnit XML: one test case per rule and place, failed where something was found."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from typing import TextIO
+
+from gpuprobe.model.findings import Finding
+from gpuprobe.model.text import visible
+
+__all__ = ["write"]
+
+
+def write(
+    findings: Sequence[Finding], stream: TextIO, *, suite: str, passed: Sequence[str] = ()
+) -> None:
+    """Write one suite. ``passed`` names the checks that found nothing."""
+    cases = len(findings) + len(passed)
+    root = ET.Element("testsuites")
+    element = ET.SubElement(
+        root,
+        "testsuite",
+        name=suite,
+        tests=str(cases),
+        failures=str(len(findings)),
+        errors="0",
+        skipped="0",
+    )
+    for name in passed:
+        ET.SubElement(element, "testcase", classname=suite, name=visible(name))
+    for finding in findings:
+        where = "" if finding.location is None else visible(str(finding.location))
+        case = ET.SubElement(
+            element,
+            "testcase",
+            classname=f"{suite}.{finding.rule}",
+            name=f"{finding.kind} {where}".strip(),
+        )
+        failure = ET.SubElement(
+            case, "failure", message=visible(finding.message), type=finding.kind
+        )
+        fix = finding.fix
+        failure.text = (
+            ""
+            if fix is None
+            else visible(f"{fix.text}")
+            + (
+                "\n" + "\n".join(visible(line) for line in fix.code.splitlines())
+                if fix.code
+                else ""
+            )
+        )
+    stream.write('<?xml version="1.0" encoding="utf-8"?>\n')
+    stream.write(ET.tostring(root, encoding="unicode"))
+    stream.write("\n")

@@ -1,0 +1,88 @@
+"""Findings as SARIF 2.1.0, for code scanning. Format: docs.oasis-open.org/sarif/sarif/v2.1.0."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any, TextIO
+
+from gpuprobe._version import __version__
+from gpuprobe.model.findings import Finding, Location
+
+__all__ = ["document", "write"]
+
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+def document(findings: Sequence[Finding], root: str = "") -> dict[str, Any]:
+    """One run. Paths below ``root`` are written relative to it, as code scanning needs them."""
+    rules: dict[str, dict[str, Any]] = {}
+    results = []
+    for finding in findings:
+        rules.setdefault(
+            finding.rule,
+            {
+                "id": finding.rule,
+                "name": finding.kind,
+                "shortDescription": {"text": finding.kind},
+                "defaultConfiguration": {"level": finding.level.value},
+            },
+        )
+        text = finding.message
+        if finding.fix is not None:
+            text = f"{text} {finding.fix.text}"
+        result: dict[str, Any] = {
+            "ruleId": finding.rule,
+            "ruleIndex": list(rules).index(finding.rule),
+            "level": finding.level.value,
+            "message": {"text": text},
+            "partialFingerprints": {"gpuprobe/v1": finding.fingerprint},
+        }
+        if finding.location is not None:
+            result["locations"] = [_location(finding.location, root)]
+        if finding.related:
+            result["relatedLocations"] = [
+                {"id": at, **_location(place, root)} for at, place in enumerate(finding.related, 1)
+            ]
+        results.append(result)
+    return {
+        "$schema": _SCHEMA,
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {
+                    "driver": {
+                        "name": "gpuprobe",
+                        "version": __version__,
+                        "rules": list(rules.values()),
+                    }
+                },
+                "results": results,
+            }
+        ],
+    }
+
+
+def _location(place: Location, root: str) -> dict[str, Any]:
+    path = PurePath(place.file)
+    if root and path.is_absolute():
+        try:
+            path = path.relative_to(root)
+        except ValueError:
+            pass
+    found: dict[str, Any] = {
+        "physicalLocation": {
+            "artifactLocation": {"uri": path.as_uri() if path.is_absolute() else path.as_posix()},
+            "region": {"startLine": max(1, place.line)},
+        }
+    }
+    if place.function:
+        found["logicalLocations"] = [{"name": place.function}]
+    return found
+
+
+def write(findings: Sequence[Finding], stream: TextIO, root: str = "") -> None:
+    """Write one SARIF document, ASCII only."""
+    json.dump(document(findings, root), stream, indent=2)
+    stream.write("\n")

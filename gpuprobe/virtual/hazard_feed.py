@@ -1,0 +1,443 @@
+"""What a virtual device tells the hazard engine: launches, copies, births, deaths, waits."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from gpuprobe.hazards.engine import Engine
+from gpuprobe.hazards.footprint import Footprint, of_tensor
+from gpuprobe.hazards.ledger import SyncLedger
+from gpuprobe.hazards.rules import ALSO_WRITTEN
+from gpuprobe.model.findings import Location
+from gpuprobe.virtual.machine import PINNED, Brand, Machine, is_meta
+from gpuprobe.virtual.patches import Patches
+
+__all__ = ["Feed", "place"]
+
+_TORCH: Final = str(Path(torch.__file__).resolve().parent)
+_OURS: Final = str(Path(__file__).resolve().parent.parent)
+_SKIP: Final = (_TORCH, _OURS, "<frozen", "<string>")
+_SPACE: Final = 1 << 56  # one address space per device, and one for pinned memory
+_PINNED_SPACE: Final = 1 << 60
+
+# No kernel runs for these: they make or describe memory.
+_NO_KERNEL: Final = frozenset(
+    """empty empty_like empty_strided new_empty new_empty_strided set_ resize_ resize_as_
+    record_stream lift_fresh detach alias lift detach_ _version is_same_size is_pinned
+    _has_compatible_shallow_copy_type""".split()  # noqa: SIM905 - a list to be read
+)
+_SYNCS: Final = {
+    "_local_scalar_dense": "item",
+    "nonzero": "nonzero",
+    "masked_select": "mask",
+    "_unique": "unique",
+    "_unique2": "unique",
+    "unique_dim": "unique",
+    "unique_consecutive": "unique",
+    "unique_dim_consecutive": "unique",
+    "equal": "equal",
+    "bincount": "unique",
+}
+
+
+class _Plan:
+    """What one operator does to its arguments; looked up once."""
+
+    __slots__ = ("copies", "kernel", "name", "reason", "results", "written")
+
+    def __init__(self, func: Any) -> None:
+        schema = func._schema
+        self.name = schema.name.rpartition("::")[2]
+        also = ALSO_WRITTEN.get(self.name, ())
+        self.written = tuple(
+            (argument.alias_info is not None and argument.alias_info.is_write)
+            or argument.name in also
+            for argument in schema.arguments
+        )
+        alias = [item.alias_info for item in schema.returns]
+        view = any(item is not None and not item.is_write for item in alias)
+        self.kernel = self.name not in _NO_KERNEL and not view
+        self.results = bool(alias) and all(item is None for item in alias)
+        self.reason = _SYNCS.get(self.name)
+        if self.name == "repeat_interleave" and func._overloadname == "Tensor":
+            self.reason = "repeat_interleave"
+        self.copies = self.name in ("_to_copy", "copy_")
+
+
+class Feed:
+    """The observer of one machine. Everything it is told arrives in program order."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.engine = Engine()
+        self.ledger = SyncLedger()
+        self.allowed = 0
+        self._plans: dict[Any, _Plan] = {}
+        self._names: dict[int, tuple[str, ...]] = {}
+        self._capture: list[tuple[int, Footprint, bool]] | None = None
+        self._backward: list[dict[str, Any]] = []
+
+    def install(self, patches: Patches) -> None:
+        """Follow the backward pass: the engine orders its streams by itself."""
+        original = torch.autograd.graph._engine_run_backward
+        feed = self
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            feed.backward_begins()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                feed.backward_ends()
+
+        for module in (torch.autograd.graph, torch.autograd):
+            if getattr(module, "_engine_run_backward", None) is original:
+                patches.set(module, "_engine_run_backward", run_backward)
+        # What exists already was made before the watch.
+        for brand in list(self.machine.brands.values()):
+            self.born(brand)
+
+    # -- places
+
+    def _actor(self, index: int) -> int:
+        return self.engine.stream(index, self.machine.stream(index))
+
+    def _address(self, brand: Brand) -> int | None:
+        if brand.place >= 0:
+            return None if brand.block is None else brand.block.address + brand.place * _SPACE
+        return brand.key + _PINNED_SPACE if brand.place == PINNED else None
+
+    def _touch(self, tensor: Any) -> tuple[int, Footprint] | None:
+        try:
+            brand = self.machine.brands.get(tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):
+            return None
+        if brand is None:
+            return None
+        address = self._address(brand)
+        if address is None:
+            return None
+        item = tensor.element_size()
+        where = of_tensor(
+            address + tensor.storage_offset() * item, tensor.size(), tensor.stride(), item
+        )
+        return None if where is None else (address, where)
+
+    # -- memory
+
+    def born(self, brand: Brand) -> None:
+        address = self._address(brand)
+        if address is not None and not self.engine.knows(address):
+            self.engine.alloc(address, max(brand.nbytes, 1))
+
+    def died(self, brand: Brand) -> None:
+        address = self._address(brand)
+        if address is not None:
+            self.engine.free(address)
+
+    def resized(self, brand: Brand, old: Any) -> None:
+        if old is not None:
+            self.engine.free(old.address + brand.place * _SPACE)
+        self.born(brand)
+
+    def record_stream(self, brand: Brand, number: int) -> None:
+        address = self._address(brand)
+        if address is not None:
+            self.engine.record_stream(address, self.engine.stream(brand.place, number))
+
+    def empty_cache(self) -> None:
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+            frame = frame.f_back
+        outer = None if frame is None else frame.f_back  # below torch.cuda.empty_cache itself
+        if outer is not None and outer.f_code.co_filename.endswith("graphs.py"):
+            for device in range(len(self.machine.devices)):
+                self.engine.device_synchronize(device, None)
+            return  # torch empties the cache before a capture; the program did not ask
+        self._sync("empty_cache", None)
+
+    # -- operators
+
+    def device_op(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, index: int
+    ) -> None:
+        plan = self._plans.get(func)
+        if plan is None:
+            plan = self._plans[func] = _Plan(func)
+        if plan.copies:
+            self._copy(plan, args, kwargs, result, index)
+            return
+        if not plan.kernel:
+            return
+        accesses: list[tuple[int, Footprint, bool]] = []
+        written = plan.written
+        for at, value in enumerate(args):
+            if isinstance(value, (torch.Tensor, list, tuple)):
+                self._add(accesses, value, written[at])
+        if kwargs:
+            names = self._argument_names(func)
+            for name, value in kwargs.items():
+                if isinstance(value, (torch.Tensor, list, tuple)):
+                    self._add(accesses, value, written[names.index(name)])
+        if plan.results:
+            self._add(accesses, result, True)
+        site = _site()
+        shape = tuple(args[0].shape) if args and isinstance(args[0], torch.Tensor) else ()
+        self._launch(index, (plan.name, shape), accesses, site)
+        reason = plan.reason or self._masked(plan, args)
+        if reason == "repeat_interleave" and kwargs.get("output_size") is not None:
+            reason = None
+        if reason is not None:
+            self._sync(reason, site, index)
+
+    def _argument_names(self, func: Any) -> list[str]:
+        return [argument.name for argument in func._schema.arguments]
+
+    def _add(self, accesses: list[tuple[int, Footprint, bool]], value: Any, write: bool) -> None:
+        if isinstance(value, torch.Tensor):
+            found = self._touch(value)
+            if found is not None:
+                accesses.append((found[0], found[1], write))
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                self._add(accesses, item, write)
+
+    def _launch(self, index: int, op: Any, accesses: Any, site: Any, note: str = "") -> None:
+        if self._capture is not None:
+            self._capture.extend(accesses)
+            return
+        actor = self._actor(index)
+        backward = self._backward[-1] if self._backward else None
+        if backward is not None and torch._C._current_autograd_node() is not None:
+            # The engine makes each node's stream wait for the streams of its inputs.
+            for other in backward["actors"]:
+                if other != actor:
+                    self.engine.order(actor, other)
+            backward["actors"].add(actor)
+            for address, where, write in accesses:
+                if write:
+                    backward["written"][address] = (where, op)
+        self.engine.launch(actor, op, accesses, site, note)
+
+    def _masked(self, plan: _Plan, args: tuple[Any, ...]) -> str | None:
+        """Indexing with a boolean mask asks the device how many there are."""
+        if plan.name not in ("index", "index_put_", "_index_put_impl_", "index_put"):
+            return None
+        masks = [
+            item
+            for item in args[1]
+            if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8)
+        ]
+        if not masks:
+            return None
+        if plan.name != "index" and len(args) > 2 and args[2].numel() == 1 and len(args[1]) == 1:
+            return None  # masked_fill
+        return "mask"
+
+    def _copy(
+        self,
+        plan: _Plan,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        index: int,
+    ) -> None:
+        """Copies within a device, between devices, and to and from the host."""
+        machine = self.machine
+        target, source = (args[0], args[1]) if plan.name == "copy_" else (result, args[0])
+        blocking = not (
+            kwargs.get("non_blocking") or (plan.name == "copy_" and len(args) > 2 and bool(args[2]))
+        )
+        to, from_ = machine.place_of(target), machine.place_of(source)
+        accesses: list[tuple[int, Footprint, bool]] = []
+        self._add(accesses, source, False)
+        self._add(accesses, target, True)
+        site = _site()
+        shape = tuple(target.shape)
+        if to >= 0 and from_ >= 0 and to != from_:
+            # Fenced on both sides by torch (``copy_device_to_device`` in Copy.cu).
+            one, other = self._actor(from_), self._actor(to)
+            self.engine.stream_wait(one, other, site)
+            self._launch(from_, ("copy", shape), accesses, site)
+            self.engine.stream_wait(other, one, site)
+            return
+        self._launch(index, ("copy", shape), accesses, site)
+        if to >= 0 and from_ >= 0:
+            return
+        reason = machine.local.reason
+        if to >= 0:
+            if from_ == PINNED and not blocking:
+                return
+            if reason:
+                self._sync(reason, site, index)
+            elif not source.numel() or not blocking:
+                self._sync("copy from pageable memory", site, index)
+            else:
+                self._quiet(index, site)
+        elif to == PINNED and not blocking:
+            return
+        elif not blocking:
+            self._sync("copy to host", site, index)
+        else:
+            self._quiet(index, site)
+
+    def _quiet(self, index: int, site: Any) -> None:
+        """A copy that the program asked to wait for: it is what it says."""
+        self.ledger.add("copy", site, allowed=True)
+        self.engine.stream_synchronize(self._actor(index), site)
+
+    def _sync(self, reason: str, site: Any, index: int | None = None) -> None:
+        self.ledger.add(reason, site if site is not None else _site(), allowed=self.allowed > 0)
+        if index is None:
+            for device in range(len(self.machine.devices)):
+                self.engine.device_synchronize(device, site)
+        else:
+            self.engine.stream_synchronize(self._actor(index), site)
+
+    def host_op(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """An operator on host memory: pinned buffers are watched."""
+        brands = self.machine.brands
+        for at, value in enumerate((*args, *kwargs.values())):
+            if not isinstance(value, torch.Tensor) or is_meta(value):
+                continue
+            try:
+                brand = brands.get(value.untyped_storage()._cdata)
+            except (NotImplementedError, RuntimeError):
+                continue
+            if brand is None or brand.place != PINNED:
+                continue
+            plan = self._plans.get(func)
+            if plan is None:
+                plan = self._plans[func] = _Plan(func)
+            if not plan.kernel:
+                continue
+            found = self._touch(value)
+            if found is not None:
+                write = at < len(plan.written) and at < len(args) and plan.written[at]
+                self.engine.host_access(found[0], found[1], write, plan.name, _site())
+
+    def host_use(self, tensor: Any, write: bool, op: str, note: str = "") -> None:
+        """The host touches a pinned tensor outside the dispatcher."""
+        found = self._touch(tensor)
+        if found is not None:
+            self.engine.host_access(found[0], found[1], write, op, _site(), note)
+
+    def declared(self, reads: Any, writes: Any, stream: Any) -> None:
+        """A kernel launched outside the dispatcher, as its author describes it."""
+        accesses: list[tuple[int, Footprint, bool]] = []
+        self._add(accesses, reads, False)
+        self._add(accesses, writes, True)
+        machine = self.machine
+        index = machine.local.device if stream is None else stream.device_index
+        number = machine.stream(index) if stream is None else stream.number
+        actor = self.engine.stream(index, number)
+        self.engine.launch(actor, "declared kernel", accesses, _site())
+
+    def aliased(self, tensor: Any, array: Any) -> Any:
+        """A NumPy array over pinned memory: its uses are watched, where NumPy tells."""
+        from gpuprobe.virtual.pinned_array import watched
+
+        return watched(self, tensor, array)
+
+    # -- streams and events
+
+    def event_record(self, event: int, index: int, number: int) -> None:
+        self.engine.event_record(event, self.engine.stream(index, number), _site())
+
+    def event_wait(self, event: int, index: int, number: int) -> None:
+        self.engine.event_wait(event, self.engine.stream(index, number), _site())
+
+    def event_query(self, event: int) -> None:
+        """True on a virtual device: all that the event stands for is done."""
+        self.engine.event_synchronize(event, _site())
+
+    def event_synchronize(self, event: int) -> None:
+        self.engine.event_synchronize(event, _site())
+
+    def event_destroyed(self, event: int) -> None:
+        self.engine.event_destroyed(event)
+
+    def stream_synchronize(self, index: int, number: int) -> None:
+        self.engine.stream_synchronize(self.engine.stream(index, number), _site())
+
+    def device_synchronize(self, index: int) -> None:
+        self.engine.device_synchronize(index, _site())
+
+    # -- graphs
+
+    def capture_begin(self, index: int, number: int) -> None:
+        self._capture = []
+
+    def capture_end(self, index: int) -> Any:
+        captured, self._capture = self._capture, None
+        return captured
+
+    def graph_launch(self, captured: Any, index: int, number: int) -> None:
+        """Everything that was captured, as one operation. Memory that lives in the graph's own
+        pool, and its results, are among it.
+        """
+        accesses: dict[tuple[int, Footprint, bool], None] = dict.fromkeys(captured or ())
+        self.engine.launch(
+            self.engine.stream(index, number), "replay", list(accesses), _site(), "graph"
+        )
+
+    # -- the backward pass
+
+    def backward_begins(self) -> None:
+        callers = {
+            self.engine.stream(index, self.machine.local.streams.get(index, 0))
+            for index in range(len(self.machine.devices))
+        }
+        self._backward.append({"actors": set(callers), "callers": callers, "written": {}})
+
+    def backward_ends(self) -> None:
+        """The streams current where backward was called wait for all that it used; what it
+        wrote counts as written there (torch's notes: "Stream semantics of backward passes").
+        """
+        state = self._backward.pop()
+        engine = self.engine
+        site = _site()
+        for caller in state["callers"]:
+            index = engine.names[caller][0]
+            others = [actor for actor in state["actors"] if actor != caller]
+            for actor in others:
+                engine.order(caller, actor)
+            if not any(engine.names[actor][0] == index for actor in others):
+                continue
+            accesses = [
+                (address, where, True)
+                for address, (where, _) in state["written"].items()
+                if address // _SPACE == index and engine.knows(address)
+            ]
+            if accesses:
+                engine.launch(caller, "backward", accesses, site, "gradient")
+
+
+def _site() -> Any:
+    """The innermost frame of the program: its code and instruction, resolved by `place`."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_SKIP):
+            return code, frame.f_lasti
+        frame = frame.f_back
+    return None
+
+
+def place(site: Any) -> Location | None:
+    """The file and line that a site stands for."""
+    if site is None:
+        return None
+    code, instruction = site
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if start <= instruction < end and number is not None:
+            line = number
+            break
+    name = getattr(code, "co_qualname", code.co_name)
+    return Location(code.co_filename, line, name)
