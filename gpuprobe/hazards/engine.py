@@ -156,8 +156,16 @@ class Engine:
         self._note("alloc", address, size, label)
         block = self._blocks[address] = _Block(address, size)
         block.label = label
-        end = address + size
         starts = self._ghost_starts
+        if not starts:
+            return
+        end = address + size
+        exact = self._ghosts.get(address)
+        if exact is not None and exact[0] == size:  # the usual case: the same bytes again
+            block.inherited = exact[1]
+            del self._ghosts[address]
+            starts.pop(bisect_left(starts, address))
+            return
         at = max(0, bisect_left(starts, address) - 1)
         gone = []
         while at < len(starts) and starts[at] < end:
@@ -200,11 +208,12 @@ class Engine:
         if block is None:
             return
         host = self._clocks[HOST]
+        uses = block.uses
         # A block that was never touched hands on what it had inherited itself.
         kept = [
             access
-            for access in (*block.writes, *block.reads, *block.inherited)
-            if access.actor not in block.uses and host[access.actor] < access.time
+            for access in block.writes + block.reads + block.inherited
+            if host[access[0]] < access[1] and access[0] not in uses
         ]
         if kept:
             self._add_ghost(address, block.size, kept)
@@ -227,10 +236,13 @@ class Engine:
         note: str = "",
     ) -> None:
         """An operation on a stream. ``accesses``: block address, bytes, whether it writes."""
-        self._note("launch", actor, op, accesses, site, note)
+        if self._keep_log:
+            self._note("launch", actor, op, accesses, site, note)
         self.operations += 1
-        self._merge(actor, self._clocks[HOST])
         clock = self._clocks[actor]
+        for at, seen in enumerate(self._clocks[HOST]):
+            if seen > clock[at]:
+                clock[at] = seen
         time = clock[actor] = clock[actor] + 1
         for address, where, write in accesses:
             self._access(address, Access(actor, time, where, write, op, site, note), clock)

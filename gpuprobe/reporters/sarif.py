@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -67,10 +68,8 @@ def document(findings: Sequence[Finding], root: str = "") -> dict[str, Any]:
 def _location(place: Location, root: str) -> dict[str, Any]:
     path = PurePath(place.file)
     if root and path.is_absolute():
-        try:
+        with contextlib.suppress(ValueError):  # elsewhere: an absolute address
             path = path.relative_to(root)
-        except ValueError:
-            pass
     found: dict[str, Any] = {
         "physicalLocation": {
             "artifactLocation": {"uri": path.as_uri() if path.is_absolute() else path.as_posix()},

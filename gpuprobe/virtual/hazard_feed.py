@@ -44,10 +44,13 @@ _SYNCS: Final = {
 }
 
 
+_is_contiguous = torch._C.TensorBase.is_contiguous
+
+
 class _Plan:
     """What one operator does to its arguments; looked up once."""
 
-    __slots__ = ("copies", "kernel", "name", "reason", "results", "written")
+    __slots__ = ("copies", "indexes", "kernel", "name", "reason", "results", "written")
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
@@ -65,6 +68,7 @@ class _Plan:
         self.reason = _SYNCS.get(self.name)
         if self.name == "repeat_interleave" and func._overloadname == "Tensor":
             self.reason = "repeat_interleave"
+        self.indexes = self.name in ("index", "index_put_", "_index_put_impl_", "index_put")
         self.copies = self.name in ("_to_copy", "copy_")
 
 
@@ -120,6 +124,12 @@ class Feed:
         address = self._address(brand)
         if address is None:
             return None
+        if _is_contiguous(tensor):  # nearly all: no need to look at the strides
+            nbytes = tensor.nbytes
+            if nbytes == brand.nbytes:
+                return (address, Footprint(address, address + nbytes)) if nbytes else None
+            start = address + tensor.storage_offset() * tensor.element_size()
+            return (address, Footprint(start, start + nbytes)) if nbytes else None
         item = tensor.element_size()
         where = of_tensor(
             address + tensor.storage_offset() * item, tensor.size(), tensor.stride(), item
@@ -174,8 +184,13 @@ class Feed:
             return
         accesses: list[tuple[int, Footprint, bool]] = []
         written = plan.written
+        touch = self._touch
         for at, value in enumerate(args):
-            if isinstance(value, (torch.Tensor, list, tuple)):
+            if isinstance(value, torch.Tensor):
+                found = touch(value)
+                if found is not None:
+                    accesses.append((*found, written[at]))
+            elif type(value) is list or type(value) is tuple:
                 self._add(accesses, value, written[at])
         if kwargs:
             names = self._argument_names(func)
@@ -185,9 +200,10 @@ class Feed:
         if plan.results:
             self._add(accesses, result, True)
         site = _site()
-        shape = tuple(args[0].shape) if args and isinstance(args[0], torch.Tensor) else ()
+        first = args[0] if args else None
+        shape = first.shape if isinstance(first, torch.Tensor) else ()
         self._launch(index, (plan.name, shape), accesses, site)
-        reason = plan.reason or self._masked(plan, args)
+        reason = plan.reason or (self._masked(plan, args) if plan.indexes else None)
         if reason == "repeat_interleave" and kwargs.get("output_size") is not None:
             reason = None
         if reason is not None:
@@ -224,8 +240,6 @@ class Feed:
 
     def _masked(self, plan: _Plan, args: tuple[Any, ...]) -> str | None:
         """Indexing with a boolean mask asks the device how many there are."""
-        if plan.name not in ("index", "index_put_", "_index_put_impl_", "index_put"):
-            return None
         masks = [
             item
             for item in args[1]

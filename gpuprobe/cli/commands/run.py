@@ -114,14 +114,15 @@ def _report_hazards(args: argparse.Namespace, found: Hazards) -> None:
     from gpuprobe.reporters import hazards_json, hazards_text, junit, sarif
 
     root = str(Path.cwd())
-    for path, write in (
-        (args.hazards_sarif, lambda stream: sarif.write(found.findings, stream, root)),
-        (args.hazards_junit, lambda stream: junit.write(found.races, stream, suite="hazards")),
-        (args.hazards_json, lambda stream: hazards_json.write(found, stream)),
-    ):
-        if path is not None:
-            with path.open("w", encoding="utf-8") as stream:
-                write(stream)
+    if args.hazards_sarif is not None:
+        with args.hazards_sarif.open("w", encoding="utf-8") as stream:
+            sarif.write(found.findings, stream, root)
+    if args.hazards_junit is not None:
+        with args.hazards_junit.open("w", encoding="utf-8") as stream:
+            junit.write(found.races, stream, suite="hazards")
+    if args.hazards_json is not None:
+        with args.hazards_json.open("w", encoding="utf-8") as stream:
+            hazards_json.write(found, stream)
     hazards_text.write(found, sys.stderr)
 
 
