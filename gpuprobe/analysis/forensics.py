@@ -15,6 +15,7 @@ from gpuprobe.analysis.oom import OomReport, oom_reports
 from gpuprobe.analysis.peaks import PeakSite
 from gpuprobe.errors import DataError
 from gpuprobe.model.codec import to_plain
+from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
 
 __all__ = ["forensics"]
@@ -37,10 +38,55 @@ def forensics(site: PeakSite | None) -> Plain:
         return {
             "fragmentation": _fragmentation(book),
             "leaks": _leaks(site, book),
-            "out_of_memory": [_failure(r) for b in books for r in oom_reports(b)],
+            "out_of_memory": [
+                _failure(r) for b in books for r in oom_reports(b, what_if=WouldHaveFitted())
+            ],
         }
     except DataError as error:
         return _nothing(Unavailable(str(error)))
+
+
+class WouldHaveFitted:
+    """Other allocator settings, tried on a trace that ran out of memory: a `WhatIf`.
+
+    Believed only where the simulator reproduces the recorded trace exactly, and tried only on
+    traces of moderate length: a report has to be quick, and ``gpuprobe replay --search`` is there
+    for the others.
+    """
+
+    MOST_EVENTS = 200_000
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[tuple[str, bool], ...] | Unavailable] = {}
+
+    def __call__(
+        self, trace: MemoryTrace, event: int
+    ) -> tuple[tuple[str, bool], ...] | Unavailable:
+        found = self._known.get(id(trace))
+        if found is None:
+            found = self._known[id(trace)] = self._try(trace)
+        return found
+
+    def _try(self, trace: MemoryTrace) -> tuple[tuple[str, bool], ...] | Unavailable:
+        # 15 ms: the simulator, which only a report of a failure needs.
+        from gpuprobe.allocator.replay import replay_trace
+        from gpuprobe.allocator.whatif import search
+
+        if len(trace.events) > self.MOST_EVENTS:
+            return Unavailable(
+                f"more than {self.MOST_EVENTS:,} events: gpuprobe replay --search tries them",
+                ReadStatus.NOT_COLLECTED,
+            )
+        recorded = replay_trace(trace)
+        if not recorded.exact:
+            return Unavailable("the trace cannot be replayed exactly, so no what-if is believed")
+        if recorded.memory_limit is None:
+            return Unavailable("the trace does not tell how much memory there was")
+        advice = search(trace, recorded, capacity=recorded.memory_limit)
+        return tuple(
+            (outcome.change, outcome.would_oom == 0 and outcome.ooms.most == 0)
+            for outcome in advice.tried
+        )
 
 
 def _nothing(reason: Unavailable) -> Plain:
@@ -153,5 +199,8 @@ def _failure(report: OomReport) -> Plain:
         "largest_hole": to_plain(report.largest_hole),
         "usable_hole": to_plain(report.usable_hole),
         "private_pools": to_plain(report.private_pools),
+        "fits_with": to_plain(report.fits_with)
+        if isinstance(report.fits_with, Unavailable)
+        else list(report.fits_with),
         "sentences": list(report.sentences),
     }

@@ -18,7 +18,7 @@ from gpuprobe.model.values import ReadStatus, Unavailable
 
 __all__ = ["OomReport", "WhatIf", "oom_reports"]
 
-WhatIf = Callable[[MemoryTrace, int], Iterable[tuple[str, bool]]]
+WhatIf = Callable[[MemoryTrace, int], Iterable[tuple[str, bool]] | Unavailable]
 """(trace, event) -> settings tried and whether the allocation would have fitted."""
 
 _OOM = TraceAction.OOM.code
@@ -129,14 +129,21 @@ def _report(
         non_torch=_non_torch(device_memory, device_free, reserved),
         live=live_at(book, event),
         layout=account,
-        fits_with=(
-            Unavailable("no what-if was asked for", ReadStatus.NOT_COLLECTED)
-            if what_if is None
-            else tuple(name for name, fits in what_if(trace, event) if fits)
-        ),
+        fits_with=_fits_with(trace, event, what_if),
     )
     report.sentences = tuple(_sentences(report))
     return report
+
+
+def _fits_with(
+    trace: MemoryTrace, event: int, what_if: WhatIf | None
+) -> tuple[str, ...] | Unavailable:
+    if what_if is None:
+        return Unavailable("no what-if was asked for", ReadStatus.NOT_COLLECTED)
+    tried = what_if(trace, event)
+    if isinstance(tried, Unavailable):
+        return tried
+    return tuple(name for name, fits in tried if fits)
 
 
 def _serves(space: PoolSpace, asked: int, stream: int, pool: tuple[int, int]) -> bool:

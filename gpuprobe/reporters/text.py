@@ -227,7 +227,7 @@ def _failures(failures: list[Report], style: Style) -> Iterator[str]:
     for failure in failures[-2:]:  # a program that retries fails again and again
         for sentence in failure["sentences"]:
             yield from style.wrapped(_relative(sentence, style), first="  ", rest="    ")
-    if failures:
+    if any(not isinstance(failure.get("fits_with"), list) for failure in failures[-2:]):
         text = "Which other allocator settings would have fitted: gpuprobe replay --search"
         yield from style.wrapped(text, first="  ", rest="    ")
 
