@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpuprobe._version import __version__
 
 if TYPE_CHECKING:
+    from gpuprobe.api.check import check
     from gpuprobe.api.devices import devices
     from gpuprobe.api.diff import diff
     from gpuprobe.api.doctor import doctor
@@ -26,6 +27,7 @@ __all__ = [
     "Recording",
     "__version__",
     "allow_sync",
+    "check",
     "declare_access",
     "detect_hazards",
     "devices",
@@ -42,6 +44,7 @@ __all__ = [
 _HOMES = {
     "Recording": "gpuprobe.model.recording",
     "allow_sync": "gpuprobe.api.hazards",
+    "check": "gpuprobe.api.check",
     "declare_access": "gpuprobe.api.hazards",
     "detect_hazards": "gpuprobe.api.hazards",
     "devices": "gpuprobe.api.devices",

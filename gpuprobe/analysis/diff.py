@@ -18,7 +18,16 @@ from gpuprobe.analysis.peaks import PeakSite, device_peaks, high_water_at
 from gpuprobe.model.recording import RankRecording, Recording
 from gpuprobe.model.values import Peak, Unavailable
 
-__all__ = ["BY", "Diff", "DiffRow", "PeakDiff", "diff_marks", "diff_recordings"]
+__all__ = [
+    "BY",
+    "Diff",
+    "DiffRow",
+    "PeakDiff",
+    "diff_marks",
+    "diff_recordings",
+    "join_rows",
+    "line_infos",
+]
 
 BY = ("category", "module", "line")
 """The breakdowns, in the order they are shown."""
@@ -187,20 +196,22 @@ def diff_marks(
     categories = by_category(before), by_category(after)
     modules = by_module(before), by_module(after)
     lines = by_line(before, is_user), by_line(after, is_user)
-    infos = [list(_infos(mark, is_user)) for mark in (before, after)]
+    infos = [list(line_infos(mark, is_user)) for mark in (before, after)]
     in_lines = match_lines(infos[0], infos[1])
     # The rows in brackets, such as "(unknown)", are no places in the code.
     for row in lines[0]:
         in_lines.setdefault(row.key, row.key)
     by_bytes = [{s.key: s.bytes for s in side if not s.key.startswith("(")} for side in modules]
     return {
-        "category": _rows(*categories, {s.key: s.key for s in categories[0]}),
-        "module": _rows(*modules, {s.key: s.key for s in modules[0]} | match_modules(*by_bytes)),
-        "line": _rows(*lines, in_lines),
+        "category": join_rows(*categories, {s.key: s.key for s in categories[0]}),
+        "module": join_rows(
+            *modules, {s.key: s.key for s in modules[0]} | match_modules(*by_bytes)
+        ),
+        "line": join_rows(*lines, in_lines),
     }
 
 
-def _rows(
+def join_rows(
     before: Iterable[Share], after: Iterable[Share], pairs: dict[str, str]
 ) -> tuple[DiffRow, ...]:
     """Join two sides by ``pairs`` (keys of ``before`` to keys of ``after``)."""
@@ -229,7 +240,7 @@ def _rows(
     return tuple(rows)
 
 
-def _infos(mark: HighWater, is_user: UserFrame) -> Iterable[LineInfo]:
+def line_infos(mark: HighWater, is_user: UserFrame) -> Iterable[LineInfo]:
     """The user's lines at a peak, each with the shape of its largest stack."""
     stacks, lines = mark.stacks, Lines(mark.stacks, is_user)
     sizes: Counter[int] = Counter()

@@ -160,14 +160,13 @@ def _estimate(
     for device in machine.devices:
         tap = TraceRecorder(device.sim, listen=False)
         device.listeners.append(tap.heard)
-        device.history.keep_stacks = True
-        device.listen_to_history()
         taps.append(tap)
     environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks)} if ranks > 1 else {}
     with tempfile.TemporaryDirectory(prefix="gpuprobe-") as folder:
         path = Path(folder, "estimate.gpuprobe")
-        recorder = record(path, level="trace", warn=lambda text: None)
+        recorder = record(path, level="trace", warn=lambda text: None, trace_steps="all")
         session = Session(machine)
+        session.keep_stacks()
         session.start()
         before = {name: os.environ.get(name) for name in environment}
         os.environ.update(environment)

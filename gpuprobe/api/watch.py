@@ -32,6 +32,7 @@ def record(
     *,
     force: bool = False,
     warn: Callable[[str], None] | None = None,
+    trace_steps: str = "",
 ) -> Recorder:
     """Record what the training steps inside this context do to memory.
 
@@ -44,7 +45,10 @@ def record(
 
     Without `rec.step()` (or `rec.wrap`) a step ends at each ``optimizer.step()``. ``model`` and
     ``optimizer`` may be left out: they are found. ``level="counters"`` costs next to nothing;
-    ``"trace"`` follows every allocation. ``force`` replaces an existing recording.
+    ``"trace"`` follows every allocation. ``trace_steps`` says of which steps, counted from 0:
+    ``"3,100-102"`` or ``"all"``; without it the first three, and those in which something odd
+    happened (a new peak after the warm-up, a retry of the allocator). ``force`` replaces an
+    existing recording.
 
     Raises UsageError where ``path`` cannot be created or the level is unknown, MissingExtra
     without torch. Nothing that goes wrong later ends the program.
@@ -59,9 +63,13 @@ def record(
     from gpuprobe.recording.writer import RecordingWriter
     from gpuprobe.sampler.environment import ranks
     from gpuprobe.sampler.recorder import LEVELS, Recorder
+    from gpuprobe.sampler.traces import chosen_steps
 
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}", hint=f"one of: {', '.join(LEVELS)}")
+    if trace_steps:
+        chosen_steps(trace_steps)  # a bad one is said before anything is written
+        level = "trace"
     rank, _, world_size = ranks()
     writer = RecordingWriter.create(Path(path), rank=rank, world_size=world_size, force=force)
     return Recorder(
@@ -72,6 +80,7 @@ def record(
         argv=tuple(sys.argv),
         convert=_convert,
         warn=warn or logging.getLogger("gpuprobe").warning,
+        trace_steps=trace_steps,
     )
 
 
@@ -136,6 +145,7 @@ def run(
     virtual: str | None = None,
     compute: str = "real",
     hazards: bool = False,
+    trace_steps: str = "",
 ) -> RunResult:
     """Run a program in this process and record it into ``output``.
 
@@ -148,17 +158,29 @@ def run(
     if virtual is not None:
         from gpuprobe.api.virtual import virtual_gpu
 
-        with virtual_gpu(virtual, compute):
-            return run(loaded, output, level=level, force=force, warn=warn, hazards=hazards)
+        with virtual_gpu(virtual, compute) as session:
+            if level == "trace" or trace_steps:
+                session.keep_stacks()  # of what is allocated before the first step, too
+            return run(
+                loaded,
+                output,
+                level=level,
+                force=force,
+                warn=warn,
+                hazards=hazards,
+                trace_steps=trace_steps,
+            )
     if hazards:
         from gpuprobe.api.hazards import detect_hazards
 
         with detect_hazards() as found:
-            result = run(loaded, output, level=level, force=force, warn=warn)
+            result = run(
+                loaded, output, level=level, force=force, warn=warn, trace_steps=trace_steps
+            )
         return result._replace(hazards=found)
     from gpuprobe.sampler.program import when_imported
 
-    recorder = record(output, level=level, force=force, warn=warn)
+    recorder = record(output, level=level, force=force, warn=warn, trace_steps=trace_steps)
     recorder.set_argv(loaded.argv)
     started = False
 

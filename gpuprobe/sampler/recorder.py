@@ -23,7 +23,7 @@ from gpuprobe.sampler import environment
 from gpuprobe.sampler.base import Sink
 from gpuprobe.sampler.sources import HostMemory, Reader
 from gpuprobe.sampler.timeline import OTHER, Segment, Timeline, assemble
-from gpuprobe.sampler.traces import Traces, exact_peak
+from gpuprobe.sampler.traces import Traces, chosen_steps, exact_peak
 
 __all__ = ["LEVELS", "Recorder", "program_error"]
 
@@ -87,11 +87,13 @@ class Recorder:
         argv: Sequence[str] = (),
         convert: Callable[[dict[str, Any], int], Any] | None = None,
         warn: Callable[[str], None] = _log.warning,
+        trace_steps: str = "",
     ) -> None:
         """``model`` and ``optimizer`` may each be one or a list; without them they are found.
 
         ``convert`` turns a torch snapshot into a trace (CUDA only); ``warn`` gets the one line
-        that is said when something of gpuprobe's fails. Raises UsageError for an unknown level.
+        that is said when something of gpuprobe's fails. ``trace_steps``: see `chosen_steps`.
+        Raises UsageError for an unknown level or for steps that cannot be read.
         """
         if level not in LEVELS:
             raise UsageError(f"unknown level {level!r}", hint=f"one of: {', '.join(LEVELS)}")
@@ -111,7 +113,9 @@ class Recorder:
         self._timeline: Any = None  # a Timeline from __enter__ on
         self._finished = False
         self._hooks: Any = None
-        self._traces = Traces(sink, self._write, convert)
+        self._traces = Traces(
+            sink, self._write, convert, chosen_steps(trace_steps) if trace_steps else None
+        )
         # The step being recorded.
         self._index = 0
         self._manual = False

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpuprobe.errors import UsageError
 from gpuprobe.model.session import BlindSpot, Step
 from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.values import Unavailable
 from gpuprobe.sampler.base import Sink
 from gpuprobe.sampler.timeline import Segment, Timeline
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from gpuprobe.sampler.cpu_trace import CpuTrace
     from gpuprobe.sampler.cuda_trace import CudaTrace
 
-__all__ = ["Traces", "exact_peak"]
+__all__ = ["Traces", "chosen_steps", "exact_peak"]
 
 FIRST_STEPS = 3
 """Steps that are always traced: the first, in which optimizer state is born, and two warm ones."""
@@ -31,6 +32,22 @@ _GROWTH = 1.01
 Write = Callable[[Callable[[], object]], None]
 
 
+def chosen_steps(text: str) -> Callable[[int], bool]:
+    """``"3,100-102"`` or ``"all"``: which steps, counted from 0, are meant. Raises UsageError."""
+    if text.strip() == "all":
+        return lambda index: True
+    ranges = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UsageError(
+                f"expected steps such as 3,100-102 or all, found {text!r}",
+                hint="steps are counted from 0",
+            )
+        ranges.append(range(int(first), int(last or first) + 1))
+    return lambda index: any(index in steps for steps in ranges)
+
+
 def exact_peak(segments: list[Segment]) -> int:
     """The largest peak of any device that is known exactly; -1 where none is. Bytes."""
     return max(
@@ -41,18 +58,29 @@ def exact_peak(segments: list[Segment]) -> int:
 
 class Traces:
     """The traces of one recording. On the CPU every event is seen and the steps that matter are
-    kept: the first few and those with a new peak. On CUDA the first few steps are traced.
+    kept: the first few and those with a new peak. On CUDA the first few steps are traced, and
+    the one after a step in which something odd happened: a new peak after the warm-up, or a
+    retry of the allocator. ``chosen`` replaces all of that by steps of the user's choice.
 
     The trace of the highest peak is never lost to `PEAK_STEPS`: it waits in memory, and is
     written when the session ends.
     """
 
     def __init__(
-        self, sink: Sink, write: Write, convert: Callable[[dict[str, Any], int], Any] | None
+        self,
+        sink: Sink,
+        write: Write,
+        convert: Callable[[dict[str, Any], int], Any] | None,
+        chosen: Callable[[int], bool] | None = None,
     ) -> None:
         self._sink = sink
         self._write = write
         self._convert = convert
+        self._chosen = chosen
+        self._odd = -1  # a step that is traced because of what happened in the one before
+        self._odd_steps = 0
+        self._seen_peak = 0
+        self._seen_retries = 0
         self.cpu: CpuTrace | None = None
         self.cuda: CudaTrace | None = None
         self.peak = -1
@@ -88,13 +116,35 @@ class Traces:
         """Step ``index`` begins: switch the CUDA history on again, if it is to be traced."""
         if self.cuda is None:
             return
-        if index >= FIRST_STEPS:
-            self._stop_cuda()
+        if not self._wanted(index):
+            self.cuda.stop()
         elif not self.cuda.begin():
             from gpuprobe.sampler.cuda_trace import FOREIGN_HISTORY
 
             self._blind(FOREIGN_HISTORY)
             self._stop_cuda()
+
+    def _wanted(self, index: int) -> bool:
+        if self._chosen is not None:
+            return self._chosen(index)
+        return index < FIRST_STEPS or index == self._odd
+
+    def _look_for_oddities(self, index: int, segments: list[Segment]) -> None:
+        """Have the next step traced, if this one set a new peak or made the allocator retry."""
+        marks = [mark for segment in segments for mark in segment.end.devices]
+        peak = max(
+            (m.peak_allocated for m in marks if isinstance(m.peak_allocated, int)), default=0
+        )
+        retries = max(
+            (m.activity.alloc_retries for m in marks if not isinstance(m.activity, Unavailable)),
+            default=0,
+        )
+        odd = peak > self._seen_peak * _GROWTH or retries > self._seen_retries
+        self._seen_peak = max(peak, self._seen_peak)
+        self._seen_retries = max(retries, self._seen_retries)
+        if odd and index + 1 >= FIRST_STEPS and self._odd_steps < PEAK_STEPS:
+            self._odd = index + 1
+            self._odd_steps += 1
 
     def stop(self) -> bool:
         """Stop everything. False where the dispatch mode could not be removed."""
@@ -125,6 +175,7 @@ class Traces:
 
             return self._save(layout_now(self._convert, index, known.values()))
         if self.cuda is not None:
+            self._look_for_oddities(index, segments)
             return self._save(self.cuda.collect(index, known.values()))
         return ()
 
@@ -140,7 +191,8 @@ class Traces:
         peak = exact_peak(segments)
         highest = peak > self.peak
         self.peak = max(self.peak, peak)
-        if index >= FIRST_STEPS and not highest and not out_of_memory:
+        kept = highest if self._chosen is None else False
+        if not self._wanted(index) and not kept and not out_of_memory:
             cpu.discard()
             return ()
         trace = cpu.collect(index)

@@ -72,6 +72,12 @@ class Session:
         finally:
             self._patches.undo()
 
+    def keep_stacks(self) -> None:
+        """Remember where every live block was allocated, from now on."""
+        for device in self.machine.devices:
+            device.history.keep_stacks = True
+            device.listen_to_history()
+
     def enter_thread(self) -> None:
         """Make this thread use the virtual machine."""
         include(DEVICE)

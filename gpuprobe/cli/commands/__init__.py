@@ -17,6 +17,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("gpuprobe.cli.commands.report", "say where the memory of a recording went"),
     "view": ("gpuprobe.cli.commands.view", "open a recording on the screen"),
     "diff": ("gpuprobe.cli.commands.diff", "compare the peaks of two recordings"),
+    "check": ("gpuprobe.cli.commands.check", "compare a run's memory with a baseline, for CI"),
+    "baseline": ("gpuprobe.cli.commands.baseline", "write the baseline of a run"),
     "estimate": ("gpuprobe.cli.commands.estimate", "say whether a script would fit on a GPU"),
     "replay": ("gpuprobe.cli.commands.replay", "check a trace exactly; try other settings"),
 }

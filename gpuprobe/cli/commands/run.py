@@ -19,14 +19,21 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "gpuprobe run [--level counters|trace] [--virtual GPU [--compute real|shapes]] "
-        "[--hazards] [-o DIR] [--force] [--quiet] (SCRIPT | -m MODULE) [ARGS ...]"
+        "gpuprobe run [--level counters|trace] [--trace-steps STEPS] "
+        "[--virtual GPU [--compute real|shapes]] [--hazards] [-o DIR] [--force] [--quiet] "
+        "(SCRIPT | -m MODULE) [ARGS ...]"
     )
     parser.add_argument(
         "--level",
         choices=("counters", "trace"),
         default="counters",
         help="counters: next to no cost (default); trace: every allocation, with its line",
+    )
+    parser.add_argument(
+        "--trace-steps",
+        default="",
+        metavar="STEPS",
+        help="trace these steps, counted from 0: 3,100-102 or all (implies --level trace)",
     )
     parser.add_argument(
         "--virtual",
@@ -90,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
         virtual=args.virtual,
         compute=args.compute,
         hazards=args.hazards,
+        trace_steps=args.trace_steps,
     )
 
     if isinstance(result.error, KeyboardInterrupt):

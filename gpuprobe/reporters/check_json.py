@@ -1,0 +1,98 @@
+"""A check against a baseline, as a JSON document and as findings."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, TextIO
+
+from gpuprobe._version import __version__
+from gpuprobe.analysis.baseline import CheckResult, MetricResult
+from gpuprobe.model.findings import Finding, Fix, Level, Location
+from gpuprobe.model.text import human_bytes, human_delta
+
+__all__ = ["VERSION", "document", "findings", "write"]
+
+VERSION: Final = (1, 0)
+"""(major, minor); a minor version only adds keys.
+
+History:
+* 1.0: first version.
+"""
+
+
+def document(result: CheckResult) -> dict[str, Any]:
+    """The check as plain data. Sizes are bytes."""
+    return {
+        "schema": "gpuprobe.check",
+        "version": list(VERSION),
+        "gpuprobe": __version__,
+        "ok": result.ok,
+        "cause": result.cause,
+        "metrics": [_metric(metric) for metric in result.metrics],
+        "phases": [_metric(metric) for metric in result.phases],
+        "rows": None
+        if result.rows is None
+        else {
+            by: [
+                {
+                    "key": row.key,
+                    "before": row.before,
+                    "after": row.after,
+                    "delta": row.delta,
+                    "status": row.status,
+                    "moved_from": row.moved_from,
+                }
+                for row in rows
+            ]
+            for by, rows in result.rows.items()
+        },
+        "mismatches": list(result.mismatches),
+        "cautions": list(result.cautions),
+    }
+
+
+def _metric(metric: MetricResult) -> dict[str, Any]:
+    return {
+        "name": metric.name,
+        "unit": metric.unit,
+        "before": metric.before,
+        "after": metric.after,
+        "limit": metric.limit,
+        "delta": metric.delta,
+        "regressed": metric.regressed,
+    }
+
+
+def findings(result: CheckResult) -> list[Finding]:
+    """Each regression as a finding, at the line that grew most, for SARIF and JUnit."""
+    place = None
+    if result.rows is not None:
+        for row in result.rows["line"]:
+            file, _, rest = row.key.partition(":")
+            number = rest.partition(" ")[0]
+            if row.delta > 0 and number.isdecimal():
+                place = Location(file, int(number), rest.partition(" in ")[2])
+                break
+    found = []
+    for metric in result.regressions:
+        size = metric.unit == "bytes"
+        change = human_delta(metric.delta) if size else f"{metric.delta:+d}"
+        now = human_bytes(metric.after) if size else str(metric.after)
+        found.append(
+            Finding(
+                rule=f"GPM-{metric.name}",
+                kind="memory-regression",
+                level=Level.ERROR,
+                message=f"{metric.name} is {change} above the baseline, now {now}. {result.cause}",
+                location=place,
+                fix=Fix("if this is intended: gpuprobe baseline update"),
+                subject=metric.name,
+            )
+        )
+    return found
+
+
+def write(result: CheckResult, stream: TextIO) -> None:
+    """Write one JSON document, ASCII only."""
+    json.dump(document(result), stream, indent=2, allow_nan=False)
+    stream.write("\n")

@@ -1,0 +1,106 @@
+"""A check against a baseline, as text or Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TextIO
+
+from gpuprobe.analysis.baseline import CheckResult, MetricResult
+from gpuprobe.model.text import human_bytes, human_delta, visible
+from gpuprobe.reporters.terminal import Style
+
+__all__ = ["markdown", "render", "write"]
+
+_ROWS = 8
+
+
+def write(result: CheckResult, stream: TextIO) -> None:
+    """Write it to ``stream``."""
+    stream.write("\n".join(render(result, Style.of(stream))) + "\n")
+
+
+def _amount(metric: MetricResult, value: int) -> str:
+    return human_bytes(value) if metric.unit == "bytes" else str(value)
+
+
+def _change(metric: MetricResult) -> str:
+    if metric.unit == "bytes":
+        return human_delta(metric.delta)
+    return f"{metric.delta:+d}" if metric.delta else "0"
+
+
+def _verdict(result: CheckResult) -> str:
+    if result.mismatches:
+        return "the baseline is of another environment: not compared with confidence"
+    count = len(result.regressions)
+    if not count:
+        return "memory is within the baseline"
+    return f"{count} metric{'s' if count != 1 else ''} above the baseline"
+
+
+def render(result: CheckResult, style: Style) -> Iterator[str]:
+    """The lines of the check."""
+    yield style.heading(_verdict(result))
+    if result.cause and result.regressions:
+        yield from style.wrapped(f"first cause: {result.cause}", first="  ", rest="    ")
+    for text in result.mismatches:
+        yield from style.wrapped(text, first="  ! ", rest="    ")
+    yield ""
+    for metric in result.metrics:
+        mark = "!" if metric.regressed else " "
+        yield (
+            f"{mark} {metric.name:<28}{_amount(metric, metric.before):>12}"
+            f"{_amount(metric, metric.after):>12}{_change(metric):>12}"
+        )
+    moved = [metric for metric in result.phases if metric.delta]
+    if moved:
+        yield ""
+        yield style.heading("Peak of each phase")
+        for metric in moved:
+            yield (
+                f"  {style.fit(metric.name, 28):<28}{_amount(metric, metric.before):>12}"
+                f"{_amount(metric, metric.after):>12}{_change(metric):>12}"
+            )
+    if result.rows is not None:
+        for by, title in (("line", "lines"), ("category", "categories"), ("module", "modules")):
+            rows = [row for row in result.rows[by] if row.delta]
+            if not rows:
+                continue
+            yield ""
+            yield style.heading(f"What changed at the peak, by {title}")
+            for row in rows[:_ROWS]:
+                yield f"  {human_delta(row.delta):>12}  {style.text(row.key)}"
+            rest = sum(row.delta for row in rows[_ROWS:])
+            if len(rows) > _ROWS:
+                yield f"  {human_delta(rest):>12}  ({len(rows) - _ROWS} more)"
+            yield f"  {human_delta(sum(row.delta for row in rows)):>12}  total"
+    for text in result.cautions:
+        yield from style.wrapped(text, first="note: ", rest="  ")
+
+
+def markdown(result: CheckResult, stream: TextIO) -> None:
+    """Write it for a job summary or a pull-request comment."""
+    sign = "✅" if result.ok else "❌"
+    stream.write(f"### {sign} gpuprobe: {_verdict(result)}\n\n")
+    if result.cause and result.regressions:
+        stream.write(f"**First cause:** `{_cell(result.cause)}`\n\n")
+    for text in result.mismatches:
+        stream.write(f"- {_cell(text)}\n")
+    stream.write("\n| metric | baseline | now | change |\n|---|--:|--:|--:|\n")
+    for metric in result.metrics:
+        name = f"**{metric.name}**" if metric.regressed else metric.name
+        stream.write(
+            f"| {name} | {_amount(metric, metric.before)} | {_amount(metric, metric.after)} | "
+            f"{_change(metric)} |\n"
+        )
+    if result.rows is None:
+        return
+    rows = [row for row in result.rows["line"] if row.delta]
+    if rows:
+        stream.write("\n| change at the peak | line |\n|--:|---|\n")
+        for row in rows[:_ROWS]:
+            stream.write(f"| {human_delta(row.delta)} | `{_cell(row.key)}` |\n")
+
+
+def _cell(text: str) -> str:
+    return visible(text).replace("|", "\\|").replace("`", "'")
