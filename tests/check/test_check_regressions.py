@@ -210,6 +210,24 @@ def test_a_harmless_change_passes(
     assert {row.status for row in result.rows["line"]} <= {"same", "moved"}
 
 
+def test_a_hidden_synchronisation_is_a_regression(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for name, text in (
+        ("before", PROGRAM),
+        ("after", PROGRAM.replace("history.append(0.0)", "history.append(loss.item())")),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "train.py").write_text(text, encoding="utf-8")
+        monkeypatch.chdir(folder)
+        found.append(measure("train.py", virtual="a100-40gb", hazards=True))
+    result = compare(*found)
+    assert [metric.name for metric in result.regressions] == ["implicit_syncs_per_step"]
+    assert found[0].metrics["races"] == 0
+
+
 def test_the_text_is_stable_and_reads_back(
     baseline: Baseline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
