@@ -403,6 +403,16 @@ def _attached(source: str, names: dict[int, tuple[str, int]]) -> dict[str, str]:
 
 # -- all of them
 
+
+def hazard_rules() -> str:
+    """Every rule of the hazard engine, from the code."""
+    from gpuprobe.hazards.rules import RULES
+
+    rows = ["| id | kind | what | what to do |", "| --- | --- | --- | --- |"]
+    rows += [f"| {r.id} | {r.kind} | {r.title} | {r.remedy} |" for r in RULES]
+    return "\n".join(rows)
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "commands": command_list,
     "command-reference": command_reference,
@@ -411,6 +421,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "python-api": python_api,
     "trace-columns": trace_columns,
     "gpus": lambda: gpu_tables(table),
+    "hazard-rules": hazard_rules,
 }
 
 WITH_ARGUMENT: dict[str, Callable[[str], str]] = {

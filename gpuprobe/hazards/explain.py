@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Any
 
 from gpuprobe.hazards import rules
@@ -31,7 +32,7 @@ def finding(engine: Engine, race: Race, place: Place, *, verify: bool = True) ->
     one, other = stream_name(engine, first.actor), stream_name(engine, second.actor)
     message = (
         f"{race.rule.title}: {_what(second)} on {other}, {_what(first)} on {one}"
-        f"{_at(there)}, in no order. {why_not_ordered(engine, race, place)}"
+        f"{_near(there, here)}, in no order. {why_not_ordered(engine, race, place)}"
     )
     proof = engine.proves(race) if verify else None
     return Finding(
@@ -73,6 +74,15 @@ def _what(access: Access) -> str:
 
 def _at(place: Location | None) -> str:
     return "" if place is None else f" at {place.file}:{place.line}"
+
+
+def _near(place: Location | None, other: Location | None) -> str:
+    """A place for a sentence about another one: the line, and the file if it differs."""
+    if place is None:
+        return ""
+    if other is not None and other.file == place.file:
+        return f" at line {place.line}"
+    return f" at {PurePath(place.file).name}:{place.line}"
 
 
 def _line(place: Location | None) -> str:

@@ -12,9 +12,11 @@ from gpuprobe.reporters.terminal import Style
 __all__ = ["render", "write"]
 
 
-def write(estimate: Estimate, stream: TextIO, top: int = 8) -> None:
-    """Write the estimate to ``stream``; ``top`` bounds each table."""
-    style = Style.of(stream)
+def write(estimate: Estimate, stream: TextIO, top: int = 8, cwd: str = "") -> None:
+    """Write the estimate to ``stream``; ``top`` bounds each table, paths below ``cwd`` are shown
+    relative to it.
+    """
+    style = Style.of(stream, cwd=cwd)
     stream.write("\n".join(render(estimate, style, top)) + "\n")
 
 

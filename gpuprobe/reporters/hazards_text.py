@@ -15,9 +15,9 @@ __all__ = ["render", "write"]
 _MOST = 20
 
 
-def write(hazards: Hazards, stream: TextIO) -> None:
-    """Write it to ``stream``."""
-    style = Style.of(stream)
+def write(hazards: Hazards, stream: TextIO, cwd: str = "") -> None:
+    """Write it to ``stream``; paths below ``cwd`` are shown relative to it."""
+    style = Style.of(stream, cwd=cwd)
     stream.write("\n".join(render(hazards, style)) + "\n")
 
 

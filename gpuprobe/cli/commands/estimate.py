@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from pathlib import Path
 
 from gpuprobe.cli import exit_codes, talk
 from gpuprobe.errors import ProgramFailed, UsageError
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         from gpuprobe.reporters import estimate_text
 
-        estimate_text.write(found, sys.stdout, args.top)
+        estimate_text.write(found, sys.stdout, args.top, str(Path.cwd()))
     return exit_codes.OK if found.fits else exit_codes.FINDINGS
 
 

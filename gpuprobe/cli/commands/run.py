@@ -131,7 +131,7 @@ def _report_hazards(args: argparse.Namespace, found: Hazards) -> None:
     if args.hazards_json is not None:
         with args.hazards_json.open("w", encoding="utf-8") as stream:
             hazards_json.write(found, stream)
-    hazards_text.write(found, sys.stderr)
+    hazards_text.write(found, sys.stderr, root)
 
 
 def _summarize(output: Path) -> None:
