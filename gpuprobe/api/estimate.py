@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuprobe.errors import MissingExtra, ProgramFailed, UsageError
+from gpuprobe.errors import GpuprobeError, MissingExtra, ProgramFailed, UsageError
 
 if TYPE_CHECKING:
     from gpuprobe.model.estimate import Estimate
@@ -111,6 +111,10 @@ def estimate_program(
             except SystemExit as exit_:
                 if exit_.code not in (None, 0):
                     raise ProgramFailed(f"the program ended with exit code {exit_.code}") from None
+            except GpuprobeError:
+                raise
+            except Exception as error:
+                raise ProgramFailed(f"the program failed: {type(error).__name__}") from error
         return count()
 
     return _estimate(run, gpu, compute, conf, ranks)

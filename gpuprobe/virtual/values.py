@@ -44,6 +44,10 @@ NEED_VALUES: Final = frozenset(
         "argwhere",
         "histc",
         "_assert_async",
+        "index",
+        "index_put",
+        "index_put_",
+        "_index_put_impl_",
     }
 )
 """Operators whose result, or the size of it, depends on values."""
@@ -68,6 +72,17 @@ def answer(machine: Machine, func: Any, args: tuple[Any, ...]) -> Any:
     if name == "repeat_interleave" and len(args) != 1:
         return NO_ANSWER
     tensor = args[0]
+    if name.strip("_").startswith("index"):
+        masks = [
+            item
+            for item in args[1]
+            if isinstance(item, torch.Tensor)
+            and item.dtype in (torch.bool, torch.uint8)
+            and is_meta(item)
+        ]
+        if not masks or (name != "index" and args[2].numel() == 1 and len(args[1]) == 1):
+            return NO_ANSWER  # a fixed shape; masked_fill
+        raise refuse("how many elements a mask selects")
     if not is_meta(tensor):
         return NO_ANSWER
     if name == "bincount" or name == "histc":
@@ -217,7 +232,8 @@ def without_values(value: Any) -> Any:
             return value
         return _empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
     if type(value) is list or type(value) is tuple:
-        for item in value:
-            if isinstance(item, (torch.Tensor, list, tuple)):
-                return type(value)(without_values(item) for item in value)
+        made = [without_values(item) for item in value]
+        # The same object where nothing changed: who holds a tensor is counted elsewhere.
+        if any(one is not other for one, other in zip(made, value, strict=True)):
+            return type(value)(made)
     return value

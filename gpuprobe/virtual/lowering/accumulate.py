@@ -12,11 +12,12 @@ from gpuprobe.virtual.calls import Call, Row
 __all__ = ["ROWS", "at_its_end"]
 
 
-def at_its_end(call: Call, tensor: Any) -> bool:
+def at_its_end(call: Call, tensor: Any, references: int) -> bool:
     """Whether nobody but this call holds the tensor's memory: one tensor has it, densely.
 
-    The count is of the storage's owners: this tensor, and the Python object of the storage that
-    the virtual machine's weak reference made.
+    Counted are the storage's owners (this tensor, and the Python object of the storage that the
+    virtual machine's weak reference made), and the tensor's: ``references`` is how many a tensor
+    has that only the engine holds, seen from here.
     """
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         return False
@@ -27,14 +28,14 @@ def at_its_end(call: Call, tensor: Any) -> bool:
     if torch._C._storage_Use_Count(storage._cdata) > 2:
         return False
     # Python code of the program's own may still hold the tensor itself.
-    if sys.getrefcount(tensor) > _REFERENCES:
+    if sys.getrefcount(tensor) > references:
         return False
     return bool(tensor.numel() * tensor.element_size() == storage.nbytes())
 
 
-# Of a tensor that only the engine has: the argument tuple of the dispatch mode, `call.args` is
-# the same tuple, the parameters of the functions in between, and getrefcount's own.
-_REFERENCES: Final = 5
+# The argument tuple, this module's parameters and variables, and getrefcount's own argument.
+_SUMMED: Final = 7
+_FIRST: Final = 4
 
 
 def _in_backward() -> bool:
@@ -49,14 +50,14 @@ def _sum(call: Call) -> Any:
     if not isinstance(second, torch.Tensor) or first.shape != second.shape:
         return None
     for tensor in (first, second):
-        if at_its_end(call, tensor):
+        if at_its_end(call, tensor, _SUMMED):
             return tensor
     return None
 
 
 def _first(call: Call) -> Any:
     """Formulas that write into the zeros they just made."""
-    if _in_backward() and call.args and at_its_end(call, call.args[0]):
+    if _in_backward() and call.args and at_its_end(call, call.args[0], _FIRST):
         return call.args[0]
     return None
 

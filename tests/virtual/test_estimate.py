@@ -1,0 +1,184 @@
+"""`gpuprobe.estimate`, and the command."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gpuprobe
+from gpuprobe.errors import ConfigError, UsageError, ValueNeeded
+from gpuprobe.model.estimate import FITS, NOT, WITHIN_MARGIN
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+MIB = 1 << 20
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def build(width: int = 256, batch: int = 64) -> Callable[[], Callable[[], None]]:
+    def make() -> Callable[[], None]:
+        model = torch.nn.Sequential(torch.nn.Linear(width, 4 * width), torch.nn.GELU()).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step() -> None:
+            model(torch.randn(batch, width, device="cuda")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    return make
+
+
+def test_every_byte_of_the_peak_has_a_place() -> None:
+    found = gpuprobe.estimate(build(), gpu="a100-40gb")
+    assert found.steps == 3
+    assert found.attributed == found.peak_allocated
+    for shares in (found.by_category, found.by_module, found.by_line):
+        assert sum(share.bytes for share in shares) == found.attributed
+    assert found.reserved_low <= found.peak_reserved <= found.reserved_high
+    assert found.peak_allocated <= found.peak_reserved
+    assert found.total_high == found.reserved_high + found.context_high
+    categories = {share.name: share.bytes for share in found.by_category}
+    weights = 4 * (256 * 1024 + 1024)
+    assert categories["parameter"] == weights
+    assert 2 * weights <= categories["optimizer_state"] <= 2 * weights + 4096
+    lines = [share.name for share in found.by_line]
+    assert any(Path(__file__).name in line for line in lines)
+
+
+def test_it_gives_the_same_twice() -> None:
+    assert gpuprobe.estimate(build()) == gpuprobe.estimate(build())
+
+
+def test_values_do_not_matter_where_memory_does_not_depend_on_them() -> None:
+    shapes = gpuprobe.estimate(build(), gpu="t4")
+    real = gpuprobe.estimate(build(), gpu="t4", compute="real")
+    assert (shapes.peak_allocated, shapes.peak_reserved) == (
+        real.peak_allocated,
+        real.peak_reserved,
+    )
+
+
+def allocate(size: int) -> Callable[[], None]:
+    def step() -> None:
+        torch.empty(size, dtype=torch.uint8, device="cuda")
+
+    return step
+
+
+def test_verdicts() -> None:
+    small = gpuprobe.estimate(allocate(100 * MIB), gpu="t4")
+    assert small.verdict == FITS
+    assert small.fits
+    assert gpuprobe.estimate(allocate(64 << 30), gpu="t4").verdict == NOT
+    room = small.capacity - small.context_high
+    close = gpuprobe.estimate(allocate(room - 4 * MIB), gpu="t4")
+    assert close.verdict == WITHIN_MARGIN
+    assert not close.fits
+
+
+def test_an_allocator_setting_is_used() -> None:
+    def several() -> None:
+        kept = [torch.empty(9 * MIB, dtype=torch.uint8, device="cuda") for _ in range(4)]
+        del kept
+
+    plain = gpuprobe.estimate(several, gpu="t4")
+    rounded = gpuprobe.estimate(several, gpu="t4", conf="roundup_power2_divisions:2")
+    assert rounded.peak_allocated > plain.peak_allocated
+    assert rounded.settings == "roundup_power2_divisions:2"
+
+
+def test_what_cannot_be_estimated() -> None:
+    with pytest.raises(UsageError, match="nothing was allocated on the GPU"):
+        gpuprobe.estimate(lambda: None)
+    with pytest.raises(UsageError):
+        gpuprobe.estimate(build(), steps=0)
+    with pytest.raises(ConfigError):
+        gpuprobe.estimate(build(), gpu="h1000")
+
+    def needs_a_value() -> None:
+        torch.zeros(3, device="cuda").nonzero()
+
+    with pytest.raises(ValueNeeded, match=r"test_estimate\.py:\d+ needs the value"):
+        gpuprobe.estimate(needs_a_value)
+    assert not torch.cuda.is_available()
+
+
+def test_one_rank_of_several() -> None:
+    def make() -> Callable[[], None]:
+        torch.distributed.init_process_group("nccl")
+        model = torch.nn.parallel.DistributedDataParallel(
+            torch.nn.Linear(512, 512).cuda(), device_ids=[0]
+        )
+
+        def step() -> None:
+            model(torch.randn(8, 512, device="cuda")).sum().backward()
+
+        return step
+
+    try:
+        found = gpuprobe.estimate(make, ranks=8)
+    finally:
+        torch.distributed.destroy_process_group()
+    alone = gpuprobe.estimate(lambda: _linear_step(), gpu="h100-80gb")
+    assert found.ranks == 8
+    assert any("8 ranks" in text for text in found.assumed)
+    # The gradient bucket is as large as the gradients.
+    assert found.peak_allocated - alone.peak_allocated >= 4 * 512 * 512
+
+
+def _linear_step() -> Callable[[], None]:
+    model = torch.nn.Linear(512, 512).cuda()
+    return lambda: model(torch.randn(8, 512, device="cuda")).sum().backward()
+
+
+def run(*arguments: Any, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpuprobe", "estimate", *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_the_command(tmp_path: Path) -> None:
+    done = run("--gpu", "t4", "--json", ROOT / "examples" / "train_gpt.py")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["schema"] == "gpuprobe.estimate"
+    assert document["steps"] == 3
+    assert document["fits"] is True
+    assert sum(row["bytes"] for row in document["by_line"]) == document["peak_allocated"]
+    assert any("NaN" in text for text in document["assumed"])
+    assert "step 0 loss nan" in done.stderr
+
+
+def test_a_script_that_fails(tmp_path: Path) -> None:
+    script = tmp_path / "bad.py"
+    script.write_text("import torch\ntorch.zeros(3, device='cuda') + 'text'\n")
+    done = run(script)
+    assert done.returncode == 5
+    assert "bad.py" in done.stderr
+    assert "TypeError" in done.stderr
+    script.write_text("import torch\nx = torch.zeros(3, device='cuda')\nx[x > 0].sum()\n")
+    done = run(script)
+    assert done.returncode == 5
+    assert "bad.py:3 needs the value of a tensor" in done.stderr
+    assert "compute='real'" in done.stderr
+    assert run("--gpu", "nothing", script).returncode == 2
+    assert run().returncode == 2
+
+
+def test_the_estimate_is_plain_data() -> None:
+    found = gpuprobe.estimate(allocate(MIB))
+    assert dataclasses.asdict(found)["gpu"] == "h100-80gb"
