@@ -401,8 +401,11 @@ def _training_a(device: str, sizes: Sizes) -> Iterator[None]:
     ids, targets = sizes.ids(device), sizes.ids(device)
     for number in range(WARMUP):
         optimizer.zero_grad()
-        loss_a(model(warm[number]), warm_targets[number]).backward()
+        # Held while the next is computed: the recording begins with room for both.
+        logits = model(warm[number])
+        loss_a(logits, warm_targets[number]).backward()
         optimizer.step()
+    del logits
     optimizer.zero_grad()
     yield
     logits = model(ids)

@@ -18,9 +18,22 @@ __all__ = ["Call", "Row"]
 
 
 class Call:
-    """One call of ``func`` on a device. ``result`` is None before it ran."""
+    """One call of ``func`` on a device. ``result`` is None before it ran.
 
-    __slots__ = ("_held", "args", "device", "func", "kwargs", "machine", "result", "stream")
+    ``copied``: ``args`` is a copy of the tuple that the caller still holds.
+    """
+
+    __slots__ = (
+        "_held",
+        "args",
+        "copied",
+        "device",
+        "func",
+        "kwargs",
+        "machine",
+        "result",
+        "stream",
+    )
 
     def __init__(
         self,
@@ -38,6 +51,7 @@ class Call:
         self.args = args
         self.kwargs = kwargs
         self.result: Any = None
+        self.copied = False
         self._held: list[Block] = []
 
     def argument(self, name: str, default: Any = None) -> Any:
@@ -71,8 +85,8 @@ class Call:
             brand.extra.append(block)
 
     def release(self) -> None:
-        """End of the operator."""
-        for block in self._held:
+        """End of the operator: what C++ holds in local variables goes in reverse order."""
+        for block in reversed(self._held):
             self.device.free(block)
         self._held.clear()
 

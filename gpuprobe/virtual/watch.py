@@ -96,6 +96,7 @@ class Watch(TorchDispatchMode):
         if host is not None and device >= 0 and birth is None and not facts.mixed:
             self._same_place(func, args, kwargs, device)
         place = birth if birth is not None else device
+        given = args
         if machine.shapes and meta:
             if facts.needs_values:
                 answer = values.answer(machine, func, args)
@@ -109,7 +110,7 @@ class Watch(TorchDispatchMode):
                 args = values.without_values(args)
             kwargs = {name: values.without_values(value) for name, value in kwargs.items()}
         if device >= 0 or place >= 0:
-            return self._on_device(facts, func, args, kwargs, device, place)
+            return self._on_device(facts, func, args, kwargs, device, place, given is not args)
         result = self._run(func, args, kwargs)
         if place != HOST or birth is not None:
             self._births(result, place, facts, None)
@@ -129,6 +130,7 @@ class Watch(TorchDispatchMode):
         kwargs: dict[str, Any],
         device: int,
         place: int,
+        copied: bool,
     ) -> Any:
         machine = self.machine
         row = facts.row
@@ -138,6 +140,7 @@ class Watch(TorchDispatchMode):
             self._births(result, place, facts, None)
         else:
             call = Call(machine, machine.devices[index], machine.stream(index), func, args, kwargs)
+            call.copied = copied
             try:
                 if row.before is not None:
                     row.before(call)

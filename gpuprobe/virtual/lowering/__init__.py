@@ -10,14 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuprobe.virtual.calls import Row
-from gpuprobe.virtual.lowering import accumulate, attention, blas, gather, reduce
+from gpuprobe.virtual.lowering import accumulate, attention, blas, gather, pointwise, reduce
 
 __all__ = ["rows", "table"]
 
 
 def table() -> tuple[Row, ...]:
     """Every row, in the order of the documentation."""
-    return (*blas.ROWS, *accumulate.ROWS, *attention.ROWS, *gather.ROWS, *reduce.ROWS)
+    return (
+        *blas.ROWS,
+        *accumulate.ROWS,
+        *attention.ROWS,
+        *gather.ROWS,
+        *pointwise.ROWS,
+        *reduce.ROWS,
+    )
 
 
 def rows() -> Mapping[str, Row]:

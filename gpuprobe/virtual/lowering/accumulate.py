@@ -9,7 +9,7 @@ import torch
 
 from gpuprobe.virtual.calls import Call, Row
 
-__all__ = ["ROWS", "at_its_end"]
+__all__ = ["ROWS", "at_its_end", "into_first"]
 
 
 def at_its_end(call: Call, tensor: Any, references: int) -> bool:
@@ -28,7 +28,7 @@ def at_its_end(call: Call, tensor: Any, references: int) -> bool:
     if torch._C._storage_Use_Count(storage._cdata) > 2:
         return False
     # Python code of the program's own may still hold the tensor itself.
-    if sys.getrefcount(tensor) > references:
+    if sys.getrefcount(tensor) > references + call.copied:
         return False
     return bool(tensor.numel() * tensor.element_size() == storage.nbytes())
 
@@ -55,7 +55,7 @@ def _sum(call: Call) -> Any:
     return None
 
 
-def _first(call: Call) -> Any:
+def into_first(call: Call) -> Any:
     """Formulas that write into the zeros they just made."""
     if _in_backward() and call.args and at_its_end(call, call.args[0], _FIRST):
         return call.args[0]
@@ -72,10 +72,8 @@ ROWS: Final = (
         reuse=_sum,
     ),
     *(
-        Row(name, "in the backward pass: in place on the first argument", _FORMULA, reuse=_first)
+        Row(name, "in the backward pass: into the first argument", _FORMULA, reuse=into_first)
         for name in (
-            "index_put",
-            "_unsafe_index_put",
             "scatter.src",
             "scatter.value",
             "scatter_add",

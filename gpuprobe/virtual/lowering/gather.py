@@ -1,57 +1,177 @@
-"""Indexing, embeddings and sorting: the buffers that their kernels need."""
+"""Indexing and embeddings: indices that are moved, made from masks, or sorted."""
 
 from __future__ import annotations
 
-from typing import Final
+import math
+from typing import Any, Final
 
 import torch
 
 from gpuprobe.virtual.calls import Call, Row
+from gpuprobe.virtual.lowering.accumulate import into_first
+from gpuprobe.virtual.lowering.sorting import radix_sort_bytes
 
 __all__ = ["ROWS"]
 
-_FEW_INDICES: Final = 3072
+_FEW_INDICES: Final = 3072  # up to which embedding_dense_backward_cuda does not sort
+_ROWS_PER_THREAD: Final = 10  # NROWS_PER_THREAD
 _INT64: Final = 8
+_MASKS: Final = (torch.bool, torch.uint8)
 
 
-def _embedding(call: Call) -> None:
-    """Few indices: one kernel. Many: they are sorted, with their positions."""
-    indices = call.argument("indices")
-    count = indices.numel()
-    if count <= _FEW_INDICES and not call.argument("scale_grad_by_freq", False):
+def _sort(call: Call, count: int, highest: int, item: int) -> None:
+    """Positions before sorting and what the sort takes; both gone when it is done."""
+    range_ = call.device.malloc(max(1, count * item), call.stream)
+    call.passing(radix_sort_bytes(count, max(1, highest.bit_length()), item, item))
+    call.device.free(range_)
+
+
+def _embedding_sorted(call: Call) -> bool:
+    few = call.argument("indices").numel() <= _FEW_INDICES
+    return not few or bool(call.argument("scale_grad_by_freq", False))
+
+
+def _embedding_before(call: Call) -> None:
+    gradient, indices = call.argument("grad_output"), call.argument("indices")
+    if not gradient.is_contiguous():
+        call.scratch(gradient.numel() * gradient.element_size())
+    if not _embedding_sorted(call):
         return
-    size = count * indices.element_size()
+    size = indices.numel() * indices.element_size()
     call.scratch(size)  # sorted_indices
     call.scratch(size)  # orig_indices
-    call.scratch(size)  # range, the positions before sorting
+    _sort(call, indices.numel(), call.argument("num_weights"), indices.element_size())
+    if call.argument("scale_grad_by_freq", False):
+        call.scratch(size)  # count
+
+
+def _embedding_after(call: Call) -> None:
+    """Segments of equal indices, split into runs of ten rows, and the sum of every run."""
+    if not _embedding_sorted(call):
+        return
+    indices, result = call.argument("indices"), call.result
+    count, item = indices.numel(), indices.element_size()
+    segments = min(count, result.shape[0])
+    partial = count // _ROWS_PER_THREAD + segments
+    for nbytes in (
+        count * item,  # segment_offsets
+        _INT64,  # num_of_segments
+        segments * item,  # partials_per_segment
+        segments * item,  # partials_per_segment_offset
+        _INT64,  # num_of_partial_segments
+        partial * item,  # partial_segment_offset
+        partial * result.shape[1] * max(4, result.element_size()),  # grad_weight_per_segment
+    ):
+        call.scratch(nbytes)
+
+
+def _given(call: Call) -> list[torch.Tensor]:
+    return [item for item in call.argument("indices") if isinstance(item, torch.Tensor)]
+
+
+def _on_host(call: Call, tensor: torch.Tensor) -> bool:
+    return call.machine.brand_of(tensor) is None
+
+
+def _index_before(call: Call) -> None:
+    """Indices on the host are copied to the device."""
+    for index in _given(call):
+        if _on_host(call, index) and index.dtype not in _MASKS:
+            call.scratch(index.numel() * index.element_size())
+
+
+def _index_after(call: Call) -> None:
+    """A mask becomes the positions where it is true, a column for each of its dimensions."""
+    masks = [index for index in _given(call) if index.dtype in _MASKS]
+    source = call.argument("self")
+    if len(masks) == 1 and len(_given(call)) == 1 and source.numel():
+        count = call.result.numel() * masks[0].numel() // source.numel()
+        call.scratch(count * masks[0].dim() * _INT64)
+
+
+def _masked_select(call: Call) -> None:
+    rank = max(call.argument("self").dim(), call.argument("mask").dim())
+    call.scratch(call.result.numel() * rank * _INT64)
 
 
 def _index_put(call: Call) -> None:
-    """Accumulating: the linear index, sorted, with its positions."""
+    """Accumulating: the linear index is computed, and sorted with its positions."""
     if not call.argument("accumulate", False):
         return
-    indices = [item for item in call.argument("indices") if isinstance(item, torch.Tensor)]
-    if not indices:
+    target, values = call.argument("self"), call.argument("values")
+    places: list[Any] = list(call.argument("indices"))
+    used = [at for at, index in enumerate(places) if isinstance(index, torch.Tensor)]
+    if not used or any(places[at].dtype in _MASKS for at in used):
         return
-    count = max(item.numel() for item in indices)
-    for _ in range(4):  # linearIndex, sorted_indices, range, orig_indices
-        call.scratch(count * _INT64)
+    shape = torch.broadcast_shapes(*(places[at].shape for at in used))
+    count = math.prod(shape)
+    if not count:
+        return
+    size = count * _INT64
+    for number, at in enumerate(used):
+        if number == 0 and _on_host(call, places[at]):
+            call.scratch(size)  # computed on the host, then copied
+            continue
+        # remainder, then its product with the stride. The first product is the linear index,
+        # which stays; the others are added to it.
+        remainder = call.device.malloc(size, call.stream)
+        if number == 0:
+            call.scratch(size)
+            call.device.free(remainder)
+        else:
+            call.passing(size)
+            call.device.free(remainder)
+    if values.numel() == 1 or not values.is_contiguous():
+        rest = [target.shape[at] for at in range(target.dim()) if at not in used]
+        call.scratch(count * math.prod(rest) * target.element_size())  # expandedValue
+    indexed = math.prod(target.shape[at] for at in used)
+    call.scratch(size)  # sorted_indices
+    call.scratch(size)  # orig_indices
+    call.scratch(size)  # range
+    call.passing(radix_sort_bytes(count, max(1, indexed.bit_length()), _INT64, _INT64))
 
 
 ROWS: Final = (
     Row(
         "embedding_dense_backward",
-        "more than 3072 indices: sorted indices, their positions and the positions before",
-        "aten/src/ATen/native/cuda/Embedding.cu: embedding_dense_backward_cuda",
-        before=_embedding,
+        "more than 3072 indices: sorted with their positions, and the sums of runs of ten rows",
+        "aten/src/ATen/native/cuda/Embedding.cu: embedding_dense_backward_cuda, "
+        "EmbeddingBackwardKernel.cu: embedding_backward_cuda_kernel",
+        before=_embedding_before,
+        after=_embedding_after,
+    ),
+    Row(
+        "index.Tensor",
+        "indices on the host are copied; a mask becomes int64 positions",
+        "aten/src/ATen/native/TensorAdvancedIndexing.cpp: make_info; IndexingUtils.h: "
+        "expandTensors",
+        before=_index_before,
+        after=_index_after,
+    ),
+    Row(
+        "masked_select",
+        "the mask becomes int64 positions",
+        "aten/src/ATen/native/cuda/IndexKernel.cpp: masked_select_out_cuda_impl",
+        after=_masked_select,
     ),
     *(
         Row(
             name,
-            "accumulate=True: linear index, sorted indices, positions twice, as int64",
+            "accumulate=True: linear index, sorted indices, positions twice, as int64; values that "
+            "are not contiguous are copied",
             "aten/src/ATen/native/cuda/Indexing.cu: index_put_with_sort_kernel",
-            after=_index_put,
+            before=_index_put,
         )
         for name in ("index_put_", "_index_put_impl_")
+    ),
+    *(
+        Row(
+            name,
+            "as index_put_; in the backward pass into the zeros that were just made",
+            "torch/csrc/autograd/FunctionsManual.cpp: index_backward",
+            before=_index_put,
+            reuse=into_first,
+        )
+        for name in ("index_put", "_unsafe_index_put")
     ),
 )

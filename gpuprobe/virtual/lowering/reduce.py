@@ -1,16 +1,82 @@
-"""Norms of many tensors, as ``clip_grad_norm_`` and gradient scaling take them."""
+"""Reductions: the buffers of those that are split over several blocks, the copy that is summed
+where types differ, and norms of many tensors as ``clip_grad_norm_`` takes them.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 
 from gpuprobe.virtual.calls import Call, Row
+from gpuprobe.virtual.lowering.reduce_config import Reduction, buffers
 
 __all__ = ["ROWS"]
 
 _CHUNK: Final = 65536  # elements, kChunkSize in MultiTensorApply.cuh
+_LOW: Final = (torch.float16, torch.bfloat16)
+_SPLIT: Final = "where an output is split over several blocks: partial results, then semaphores"
+_REDUCE: Final = "aten/src/ATen/native/cuda/Reduce.cuh: setReduceConfig, gpu_reduce_kernel"
+
+
+def _dims(call: Call, rank: int) -> tuple[int, ...]:
+    wanted: Any = call.argument("dim")
+    if wanted is None or (isinstance(wanted, (list, tuple)) and not wanted):
+        return tuple(range(rank))
+    if isinstance(wanted, int):
+        wanted = (wanted,)
+    return tuple(dim % rank if rank else 0 for dim in wanted)
+
+
+def _take(call: Call, tensor: torch.Tensor, item: int, accumulator: int, vector: int = 4) -> None:
+    """Buffers of the reduction of ``tensor``, whose elements have ``item`` bytes when read."""
+    if tensor.layout is not torch.strided:
+        return
+    reduction = Reduction(
+        tuple(tensor.shape),
+        tensor.stride(),
+        _dims(call, tensor.dim()),
+        item,
+        accumulator,
+        vector,
+    )
+    model = call.device.model
+    for nbytes in buffers(
+        reduction, model.multi_processor_count, model.max_threads_per_multi_processor
+    ):
+        call.scratch(nbytes)
+
+
+def _summed(call: Call) -> None:
+    """Sums in the type of the result: ``make_reduction`` copies an input of another type first,
+    but for half precision summed in float.
+    """
+    tensor, result = call.args[0], call.result
+    dtype = tensor.dtype
+    if result.dtype != dtype and not (dtype in _LOW and result.dtype == torch.float32):
+        dtype = result.dtype
+        call.scratch(tensor.numel() * result.element_size())
+    _take(call, tensor, dtype.itemsize, max(dtype.itemsize, 4))
+
+
+def _compared(call: Call) -> None:
+    """Values are carried in their own type: largest, smallest, any, all."""
+    tensor = call.args[0]
+    _take(call, tensor, tensor.element_size(), tensor.element_size())
+
+
+def _with_index(call: Call) -> None:
+    """A pair of a value (half precision as float) and a 64-bit index, padded: 16 bytes."""
+    tensor = call.args[0]
+    _take(call, tensor, tensor.element_size(), 16)
+
+
+def _variance(call: Call) -> None:
+    """``WelfordData``: mean and squares, a 32-bit count and the count as a number."""
+    tensor = call.args[0]
+    size = tensor.element_size()
+    _take(call, tensor, size, 16 if size <= 4 else 32, 2)
 
 
 def _foreach_norm(call: Call) -> None:
@@ -24,7 +90,16 @@ def _foreach_norm(call: Call) -> None:
     call.scratch(len(floating) * chunks * item)
 
 
+def _rows(run: Callable[[Call], None], *names: str) -> tuple[Row, ...]:
+    return tuple(Row(name, _SPLIT, _REDUCE, after=run) for name in names)
+
+
 ROWS: Final = (
+    *_rows(_summed, "sum", "nansum", "mean", "prod", "linalg_vector_norm"),
+    *_rows(_compared, "amax", "amin", "aminmax", "any", "all", "max.default", "min.default"),
+    *_rows(_with_index, "argmax", "argmin", "max.dim", "min.dim"),
+    *_rows(_variance, "var.correction", "std.correction", "var_mean.correction"),
+    *_rows(_variance, "std_mean.correction"),
     Row(
         "_foreach_norm",
         "a partial norm for every chunk of 65,536 elements of every tensor",
