@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["estimate", "estimate_program"]
 
 _NOT_MODELLED = (
-    "workspaces that cuDNN picks for convolutions, and global buffers of large reductions",
+    "workspaces that cuDNN picks for convolutions",
     "kernels outside torch's dispatcher: custom CUDA extensions, Triton, NCCL's buffers",
     "other processes on the same GPU",
 )

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from gpuprobe.cli import exit_codes, talk
+from gpuprobe.cli.after_script import sort_options
 from gpuprobe.cli.commands import COMMANDS
 from gpuprobe.errors import GpuprobeError
 
@@ -36,6 +37,17 @@ def _overview() -> argparse.ArgumentParser:
     return parser
 
 
+def own_options_first(parser: argparse.ArgumentParser, given: Sequence[str]) -> list[str]:
+    """For commands that take their options after the script too; see ``after_script``."""
+    found = sort_options(parser, given)
+    if found.doubtful:
+        talk.say(
+            f"gpuprobe: note: read as gpuprobe's: {', '.join(found.doubtful)}; "
+            "put -- before the script's own options to give them to the script"
+        )
+    return found.arguments
+
+
 def dispatch(arguments: Sequence[str]) -> int:
     """Run the command that ``arguments`` name; return the exit code."""
     if not arguments or arguments[0].startswith("-"):
@@ -55,7 +67,10 @@ def dispatch(arguments: Sequence[str]) -> int:
     module = import_module(COMMANDS[name][0])
     parser = _Parser(prog=f"gpuprobe {name}", description=module.__doc__)
     module.add_arguments(parser)
-    args = parser.parse_args(list(arguments[1:]))
+    given = list(arguments[1:])
+    if getattr(module, "OPTIONS_AFTER_SCRIPT", False):
+        given = own_options_first(parser, given)
+    args = parser.parse_args(given)
     try:
         code: int = module.run(args)
         sys.stdout.flush()

@@ -8,8 +8,8 @@ from gpuprobe.cli import exit_codes, talk
 from gpuprobe.cli.commands import check
 
 _USAGE = (
-    "gpuprobe baseline update --baseline FILE [--virtual GPU] [--hazards] "
-    "(RECORDING | SCRIPT | -m MODULE) [ARGS ...]"
+    "gpuprobe baseline update (RECORDING | SCRIPT | -m MODULE) --baseline FILE [--virtual GPU] "
+    "[--hazards] [--] [ARGS ...]"
 )
 
 
@@ -24,11 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gpuprobe.api.check import write_baseline
+    from gpuprobe.cli.parser import own_options_first
 
     parser = argparse.ArgumentParser(prog="gpuprobe baseline update", usage=_USAGE)
     check.add_target(parser)
     check.add_script(parser)
-    wanted = parser.parse_args(args.rest)
+    wanted = parser.parse_args(own_options_first(parser, args.rest))
     write_baseline(check.measured(wanted), wanted.baseline)
     talk.say(f"gpuprobe: baseline written: {wanted.baseline}")
     return exit_codes.OK

@@ -1,6 +1,7 @@
 """Check a training run's memory against a baseline; a regression is exit code 1.
 
-TARGET is a recording, or a script that is run and recorded; everything after it is the script's.
+TARGET is a recording, or a script that is run and recorded. gpuprobe's options stand before or
+after it; what follows -- is the script's own.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Any
 from gpuprobe.cli import exit_codes, talk
 from gpuprobe.errors import ProgramFailed, UsageError
 
+OPTIONS_AFTER_SCRIPT = True
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "gpuprobe check --baseline FILE [--virtual GPU] [--hazards] [--tolerance METRIC=AMOUNT] "
-        "[--json | --markdown] (RECORDING | SCRIPT | -m MODULE) [ARGS ...]"
+        "gpuprobe check (RECORDING | SCRIPT | -m MODULE) --baseline FILE [--virtual GPU] "
+        "[--hazards] [--tolerance METRIC=AMOUNT] [--json | --markdown] [--] [ARGS ...]"
     )
     add_target(parser)
     parser.add_argument(

@@ -1,7 +1,7 @@
 """Estimate the memory of a training script on a GPU that need not be there.
 
 The script runs on a virtual GPU, without computing values, and is stopped after a few optimizer
-steps. Options come before the script; everything after it is the script's own.
+steps. gpuprobe's options stand before or after the script; what follows -- is the script's own.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from pathlib import Path
 from gpuprobe.cli import exit_codes, talk
 from gpuprobe.errors import ProgramFailed, UsageError
 
+OPTIONS_AFTER_SCRIPT = True
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "gpuprobe estimate --gpu GPU [--steps N] [--compute shapes|real] [--conf CONF] "
-        "[--ranks N] [--json] (SCRIPT | -m MODULE) [ARGS ...]"
+        "gpuprobe estimate (SCRIPT | -m MODULE) [--gpu GPU] [--steps N] "
+        "[--compute shapes|real] [--conf CONF] [--ranks N] [--json] [--] [ARGS ...]"
     )
     parser.add_argument(
         "--gpu",

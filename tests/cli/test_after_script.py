@@ -1,0 +1,65 @@
+"""Options of gpuprobe behind the script, and options of the script's."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from gpuprobe.cli.after_script import sort_options
+from gpuprobe.cli.commands import estimate
+
+
+@pytest.fixture
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser()
+    estimate.add_arguments(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("given", "gpu", "steps", "script", "rest"),
+    [
+        ("train.py --gpu t4 --steps 2", "t4", 2, "train.py", []),
+        ("--gpu t4 train.py --steps=2 --lr 0.1", "t4", 2, "train.py", ["--lr", "0.1"]),
+        ("train.py data --gpu=t4 more", "t4", 3, "train.py", ["data", "more"]),
+        ("train.py --gpu t4 -- --steps 9", "t4", 3, "train.py", ["--steps", "9"]),
+        ("train.py -- --gpu t4 -- x", "h100-80gb", 3, "train.py", ["--gpu", "t4", "--", "x"]),
+        ("train.py -m fast", "h100-80gb", 3, "train.py", ["-m", "fast"]),
+        ("train.py --json-file x", "h100-80gb", 3, "train.py", ["--json-file", "x"]),
+    ],
+)
+def test_ours_wherever_they_stand(
+    parser: argparse.ArgumentParser,
+    given: str,
+    gpu: str,
+    steps: int,
+    script: str,
+    rest: list[str],
+) -> None:
+    args = parser.parse_args(sort_options(parser, given.split()).arguments)
+    assert (args.gpu, args.steps, args.script, args.args) == (gpu, steps, script, rest)
+
+
+def test_a_module(parser: argparse.ArgumentParser) -> None:
+    found = sort_options(parser, "--json -m package.train --gpu t4 --lr 1".split())
+    args = parser.parse_args(found.arguments)
+    assert args.json
+    assert args.gpu == "t4"
+    assert args.module == ["package.train", "--lr", "1"]
+    assert found.doubtful == ("--gpu",)
+
+
+@pytest.mark.parametrize(
+    ("given", "doubtful"),
+    [
+        ("train.py --gpu t4", ()),
+        ("--steps 2 train.py --lr 1", ()),
+        ("train.py --lr 1 --steps 2", ("--steps",)),
+        ("train.py --gpu t4 -- --steps 2", ()),
+    ],
+)
+def test_what_may_have_been_meant_for_the_script(
+    parser: argparse.ArgumentParser, given: str, doubtful: tuple[str, ...]
+) -> None:
+    assert sort_options(parser, given.split()).doubtful == doubtful
