@@ -36,9 +36,13 @@ def live_roots() -> list[Any]:
 
 
 def live_tensors() -> list[Any]:
-    """Every tensor that has a Python object now."""
+    """Every tensor that has a Python object now.
+
+    Not those that ``torch.func`` hands to a function: they have no storage but another's.
+    """
     tensor_class = torch.Tensor
-    return [o for o in gc.get_objects() if issubclass(type(o), tensor_class)]
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return [o for o in gc.get_objects() if issubclass(type(o), tensor_class) and not is_wrapped(o)]
 
 
 def compile_in_use() -> bool:

@@ -20,6 +20,7 @@ __all__ = ["Known", "known_tensors", "plain_tensors", "walk"]
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class Known(NamedTuple):
@@ -97,7 +98,12 @@ def known_tensors(
 
 
 def _note(found: dict[int, Known], tensor: Any, category: Category, module: str) -> None:
-    if type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_meta:
+    if (
+        type(tensor) in _PLAIN
+        and tensor.layout is torch.strided
+        and not tensor.is_meta
+        and not _is_wrapped(tensor)
+    ):
         _note_plain(found, tensor, category, module)
         return
     for plain in plain_tensors(tensor):
@@ -117,14 +123,17 @@ def plain_tensors(tensor: Any) -> Iterator[Any]:
     """The strided tensors with real storage that make up ``tensor``.
 
     A sparse tensor is its indices and values; a wrapper subclass (DTensor, quantised weights)
-    is what it wraps; a meta or fake tensor has no memory at all.
+    is what it wraps, and so is what ``torch.func`` hands to a function; a meta or fake tensor
+    has no memory at all.
     """
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
     if isinstance(tensor, FakeTensor):
         return
-    if is_traceable_wrapper_subclass(tensor):
+    if _is_wrapped(tensor):
+        yield from plain_tensors(torch._C._functorch.get_unwrapped(tensor))
+    elif is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
         for name in names:
             yield from plain_tensors(getattr(tensor, name))

@@ -1,0 +1,31 @@
+"""Ordinary programs, watched at both levels: they compute the same, and everything adds up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conservation import check_steps
+from programs import ORDINARY, no_hooks_left
+from sinks import KeepingSink
+
+from gpuprobe.sampler.recorder import Recorder
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_an_ordinary_program(name: str) -> None:
+    program = ORDINARY[name]
+    torch.manual_seed(5)
+    expected = program()
+    for level in ("counters", "trace"):
+        sink = KeepingSink()
+        warnings: list[str] = []
+        torch.manual_seed(5)
+        with no_hooks_left(), Recorder(sink, level=level, warn=warnings.append):
+            losses = program()
+        assert losses == expected
+        assert warnings == []
+        assert sink.ends[0].gpuprobe_faults == ()
+        assert sink.steps
+        check_steps(sink.steps, sink.traces)
+        if level == "trace":
+            assert all(step.traces for step in sink.steps[:3])
