@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
+from gpuprobe.sampler import recompute
 from gpuprobe.sampler.discover import compile_in_use, live_roots
 
 __all__ = ["Hooks", "Listener"]
@@ -61,6 +62,7 @@ class Hooks:
         self._handles.append(register_optimizer_step_post_hook(self._after_step))
         self._wrap(torch.autograd, "_engine_run_backward", "backward")
         self._wrap(torch.utils.data.dataloader._BaseDataLoaderIter, "__next__", "data")
+        self._restore += recompute.watch(self._listener)
         self._watch_for_compile(torch)
         self._watch_for_compile(torch.nn.Module)
         if compile_in_use():

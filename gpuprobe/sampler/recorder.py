@@ -49,7 +49,9 @@ def _guarded(method: _F) -> _F:
 
     @functools.wraps(method)
     def guarded(self: Recorder, *args: Any, **kwargs: Any) -> Any:
-        if not self._active or threading.get_ident() != self._thread:
+        if not self._active:
+            return None
+        if threading.get_ident() != self._thread and not self._in_backward():
             return None
         try:
             return method(self, *args, **kwargs)
@@ -124,6 +126,8 @@ class Recorder:
         self._infer_forward = False
         self._out_of_memory = False
         self._engine = 0  # of backward passes inside one another (checkpointing)
+        self._in_engine: Callable[[], bool] = lambda: False  # of torch, from __enter__ on
+        self._recomputes: list[bool] = []  # checkpoints being run again, and whether it goes on
         self._last: list[Segment] = []
         self._last_traces: tuple[str, ...] = ()
         self._stepped: set[int] = set()
@@ -137,9 +141,11 @@ class Recorder:
         import torch
 
         from gpuprobe.sampler.hooks import Hooks
+        from gpuprobe.sampler.recompute import in_engine
         from gpuprobe.sampler.sources import CudaCounters
 
         self._thread = threading.get_ident()
+        self._in_engine = in_engine
         # device_count asks NVML, where it can: it creates no context and blocks no fork.
         cuda = torch.version.cuda is not None and torch.cuda.device_count() > 0
         self._host = HostMemory()
@@ -255,12 +261,23 @@ class Recorder:
 
     # -- what the hooks report
 
+    def _in_backward(self) -> bool:
+        """Whether this is a thread of the autograd engine, working for the watched thread (which
+        waits for it).
+        """
+        return self._engine > 0 and self._in_engine()
+
     @_guarded
     def begin(self, phase: str) -> None:
         if phase == "backward":
             self._engine += 1
             if self._engine > 1:
+                if self._recomputes and self._recomputes[-1]:  # and is now gone through backwards
+                    self._recomputes[-1] = False
+                    self._timeline.leave()
                 return
+        elif phase == "recompute":
+            self._recomputes.append(True)
         elif self._engine:  # checkpointing runs the model again inside the backward pass
             phase = "recompute" if phase == "forward" else phase
         self._timeline.enter(phase)
@@ -271,6 +288,8 @@ class Recorder:
             self._engine -= 1
             if self._engine:
                 return
+        elif phase == "recompute" and not (self._recomputes and self._recomputes.pop()):
+            return
         self._timeline.leave(sticky=phase == "forward" and not self._engine)
         if phase == "data" and self._infer_forward:
             self._forward_from_here()
@@ -309,6 +328,8 @@ class Recorder:
 
     def optimizer_begins(self, optimizer: Any) -> None:
         if self._primary is None and self._active and os.getpid() == self._pid:
+            if self._in_backward():  # a hook steps it: whoever started the backward pass trains
+                return self._optimizer_begins(optimizer)
             self._thread = threading.get_ident()  # whoever trains is who is watched
         self._optimizer_begins(optimizer)
 

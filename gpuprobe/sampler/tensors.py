@@ -136,7 +136,9 @@ def plain_tensors(tensor: Any) -> Iterator[Any]:
     elif is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
         for name in names:
-            yield from plain_tensors(getattr(tensor, name))
+            part = getattr(tensor, name)
+            if isinstance(part, torch.Tensor):  # a DTensor names its mesh too
+                yield from plain_tensors(part)
     elif tensor.layout is torch.strided:
         if not tensor.is_meta:
             yield tensor
