@@ -413,6 +413,20 @@ def hazard_rules() -> str:
     return "\n".join(rows)
 
 
+def lowering_table() -> str:
+    """Every operator that takes more on CUDA than its results, from the code."""
+    from gpuprobe.virtual.lowering import table as lowering
+
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for row in lowering():
+        grouped.setdefault((row.path, row.source), []).append(f"`{row.op}`")
+    lines = ["| operators | what CUDA does | read from |", "| --- | --- | --- |"]
+    lines += [
+        f"| {', '.join(names)} | {path} | {source} |" for (path, source), names in grouped.items()
+    ]
+    return "\n".join(lines)
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "commands": command_list,
     "command-reference": command_reference,
@@ -422,6 +436,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "trace-columns": trace_columns,
     "gpus": lambda: gpu_tables(table),
     "hazard-rules": hazard_rules,
+    "lowering-table": lowering_table,
 }
 
 WITH_ARGUMENT: dict[str, Callable[[str], str]] = {

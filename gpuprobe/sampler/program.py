@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-from gpuprobe.errors import ProgramFailed, UsageError
+from gpuprobe.errors import GpuprobeError, ProgramFailed, UsageError
 
 __all__ = ["Program", "load_module", "load_script", "own_traceback", "when_imported"]
 
@@ -135,13 +135,29 @@ def _not_python(error: Exception, name: str) -> ProgramFailed:
 
 
 def own_traceback(error: BaseException) -> str:
-    """The traceback as the program's own: without the frames of gpuprobe that ran it."""
-    lines = traceback.format_exception(type(error), error, _without_ours(error.__traceback__))
-    return "".join(lines)
+    """The traceback as the program's own: without the frames of gpuprobe that ran it, or that
+    stand in between (a virtual device's). An error that gpuprobe's code did not mean to raise
+    keeps them: they are what a report of it needs.
+    """
+    shown = traceback.TracebackException(
+        type(error), error, _without_ours(error.__traceback__), compact=True
+    )
+    part: traceback.TracebackException | None = shown
+    while part is not None:
+        frames = list(part.stack)
+        if isinstance(error, GpuprobeError) or not frames or not _ours(frames[-1].filename):
+            kept = [frame for frame in frames if not _ours(frame.filename)]
+            part.stack = traceback.StackSummary.from_list(kept)
+        part = part.__cause__ or part.__context__
+    return "".join(shown.format())
+
+
+def _ours(filename: str) -> bool:
+    return filename.startswith(_PACKAGE)
 
 
 def _without_ours(tb: TracebackType | None) -> TracebackType | None:
-    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+    while tb is not None and _ours(tb.tb_frame.f_code.co_filename):
         tb = tb.tb_next
     return tb
 

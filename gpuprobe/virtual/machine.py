@@ -35,9 +35,10 @@ class Brand(weakref.ref[Any]):
     """Where a live storage lies. ``block`` is None for host memory and empty storages.
 
     ``extra`` are further blocks that die with the storage: what a CUDA kernel saves beside it.
+    ``zeroed`` numbers the node of the backward pass that made it as zeros, None for all others.
     """
 
-    __slots__ = ("block", "extra", "key", "nbytes", "place", "stream")
+    __slots__ = ("block", "extra", "key", "nbytes", "place", "stream", "zeroed")
 
     key: int
     place: int
@@ -45,6 +46,7 @@ class Brand(weakref.ref[Any]):
     stream: int
     block: Block | None
     extra: list[Block] | None
+    zeroed: int | None
 
 
 class Local(threading.local):
@@ -152,6 +154,7 @@ class Machine:
         brand.stream = stream
         brand.block = block
         brand.extra = None
+        brand.zeroed = None
         self.brands[brand.key] = brand
         if self.observer is not None:
             self.observer.born(brand)

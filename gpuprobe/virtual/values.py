@@ -19,6 +19,7 @@ __all__ = [
     "caller",
     "in_engine",
     "instruction",
+    "no_shape_rule",
     "not_modelled",
     "program_line",
     "refuse",
@@ -127,6 +128,15 @@ def refuse(what: str) -> ValueNeeded:
         f"{where()} needs the value of a tensor ({what}), and with compute='shapes' nothing is "
         "computed",
         hint="use compute='real', or leave that line out while memory is estimated",
+    )
+
+
+def no_shape_rule(func: Any) -> ValueNeeded:
+    """The error for an operator that torch cannot run on shapes alone."""
+    return ValueNeeded(
+        f"{where()}: this torch cannot tell the shape of {func}'s result without values, and with "
+        "compute='shapes' nothing is computed",
+        hint="use compute='real'",
     )
 
 

@@ -92,8 +92,10 @@ def test_out_of_memory_is_an_outcome(tmp_path: Path) -> None:
     assert read_truth(path).outcome == "out of memory"
 
 
-@pytest.mark.parametrize("name", ["lm_ctx128_forward", "lm_ctx256_forward_bf16"])
-def test_forward_passes_are_the_recorded_ones(
+@pytest.mark.parametrize(
+    "name", ["lm_ctx128_forward", "lm_ctx256_forward_bf16", "lm_medium_ctx256_train"]
+)
+def test_programs_allocate_as_recorded(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if name not in SNAPSHOTS:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprobe.cli import exit_codes, talk
-from gpuprobe.errors import UsageError
+from gpuprobe.errors import GpuprobeError, UsageError
+from gpuprobe.model.text import visible
 
 if TYPE_CHECKING:
     from gpuprobe.hazards.results import Hazards
@@ -109,6 +110,8 @@ def run(args: argparse.Namespace) -> int:
     sys.stdout.flush()
     if result.error is not None:
         talk.raw(watch.own_traceback(result.error))
+        if isinstance(result.error, GpuprobeError) and result.error.hint:
+            talk.say(f"  hint: {visible(result.error.hint)}")
     if not args.quiet:
         _summarize(output)
     if result.hazards is not None:

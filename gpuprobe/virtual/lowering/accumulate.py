@@ -55,11 +55,24 @@ def _sum(call: Call) -> Any:
     return None
 
 
+def _note_zeros(call: Call) -> None:
+    """Remember which node of the backward pass made them."""
+    node = torch._C._current_autograd_node()
+    if node is not None:
+        brand = call.machine.brand_of(call.result)
+        if brand is not None:
+            brand.zeroed = node._sequence_nr()
+
+
 def into_first(call: Call) -> Any:
-    """Formulas that write into the zeros they just made."""
-    if _in_backward() and call.args and at_its_end(call, call.args[0], _FIRST):
-        return call.args[0]
-    return None
+    """Formulas that write into the zeros they just made, not those that change a gradient."""
+    node = torch._C._current_autograd_node()
+    if node is None or not call.args:
+        return None
+    brand = call.machine.brand_of(call.args[0])
+    if brand is None or brand.zeroed != node._sequence_nr():
+        return None
+    return call.args[0] if at_its_end(call, call.args[0], _FIRST) else None
 
 
 _FORMULA: Final = "torch/csrc/autograd/FunctionsManual.cpp: areAnyTensorSubclassLike"
@@ -72,16 +85,21 @@ ROWS: Final = (
         reuse=_sum,
     ),
     *(
-        Row(name, "in the backward pass: into the first argument", _FORMULA, reuse=into_first)
-        for name in (
-            "scatter.src",
-            "scatter.value",
-            "scatter_add",
-            "index_add",
-            "index_copy",
-            "masked_scatter",
-            "select_scatter",
-            "slice_scatter",
+        Row(
+            name,
+            "in the backward pass: into the zeros that the same formula made",
+            _FORMULA,
+            reuse=into_first,
         )
+        for name in ("scatter.src", "scatter_add", "index_add", "masked_scatter", "put")
+    ),
+    *(
+        Row(
+            name,
+            "no memory of its own: where the backward pass made it is kept",
+            _FORMULA,
+            _note_zeros,
+        )
+        for name in ("zeros", "new_zeros", "zeros_like")
     ),
 )

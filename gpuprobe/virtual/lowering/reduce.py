@@ -66,6 +66,12 @@ def _compared(call: Call) -> None:
     _take(call, tensor, tensor.element_size(), tensor.element_size())
 
 
+def _both(call: Call) -> None:
+    """A smallest and a largest value."""
+    tensor = call.args[0]
+    _take(call, tensor, tensor.element_size(), 2 * tensor.element_size())
+
+
 def _with_index(call: Call) -> None:
     """A pair of a value (half precision as float) and a 64-bit index, padded: 16 bytes."""
     tensor = call.args[0]
@@ -96,7 +102,8 @@ def _rows(run: Callable[[Call], None], *names: str) -> tuple[Row, ...]:
 
 ROWS: Final = (
     *_rows(_summed, "sum", "nansum", "mean", "prod", "linalg_vector_norm"),
-    *_rows(_compared, "amax", "amin", "aminmax", "any", "all", "max.default", "min.default"),
+    *_rows(_compared, "amax", "amin", "any", "all", "max.default", "min.default"),
+    *_rows(_both, "aminmax"),
     *_rows(_with_index, "argmax", "argmin", "max.dim", "min.dim"),
     *_rows(_variance, "var.correction", "std.correction", "var_mean.correction"),
     *_rows(_variance, "std_mean.correction"),
