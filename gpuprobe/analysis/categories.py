@@ -7,6 +7,10 @@ A recorded category always wins. Otherwise a block is judged by what its stack s
 made                                   and then
 =====================================  ==========================================
 by a library for its own use           workspace
+to exchange gradients between ranks    gradient_bucket
+by FSDP2, to put a parameter together  parameter
+by a checkpointed forward, run again   freed while that went on: temporary;
+                                       else activation
 inside an optimizer's step             freed in that step: temporary;
                                        else optimizer_state
 by the autograd engine                 freed in that backward: autograd_detail;
@@ -27,6 +31,7 @@ size that no more such blocks have than there are gradients: parameter.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -46,6 +51,7 @@ _TEMPORARY = Category.TEMPORARY.code
 _INPUT = Category.INPUT.code
 _DETAIL = Category.AUTOGRAD_DETAIL.code
 _WORKSPACE = Category.WORKSPACE.code
+_BUCKET = Category.GRADIENT_BUCKET.code
 
 
 def categories(book: Ledger, rows: Sequence[int]) -> tuple[int, ...]:
@@ -66,6 +72,7 @@ class Judge:
         self._runs = Runs(book, self._marks)
         self._parameter_sizes: set[int] | None = None
         self._fates: dict[tuple[int, int], int] | None = None
+        self._recomputed_until: array[int] | None = None
 
     def category(self, row: int) -> int:
         """The `Category.code` of a row; the recorded one where there is one."""
@@ -84,6 +91,12 @@ class Judge:
             return _WORKSPACE
         if self._workspace_by_size(row):
             return _WORKSPACE
+        if marks & evidence.BUCKET:
+            return _BUCKET
+        if marks & evidence.UNSHARDED:
+            return _PARAMETER
+        if marks & evidence.RECOMPUTE and row < book.made:
+            return _TEMPORARY if book.freed[row] <= self._recomputation_of(row) else _ACTIVATION
         runs = self._runs
         made_in = runs.at(book.start[row]) if row < book.made else -1
         freed = book.freed[row]
@@ -112,6 +125,19 @@ class Judge:
         kept = book.freed[row] >= book.events
         odd = book.requested[row] == evidence.CUBLAS_WORKSPACE_BYTES
         return _WORKSPACE if kept and odd else _UNKNOWN
+
+    def _recomputation_of(self, row: int) -> int:
+        """The event with which the recomputation that made ``row`` gives way to other work."""
+        if self._recomputed_until is None:
+            book, marks = self._book, self._marks
+            until = array("q", [book.events]) * book.made
+            end = book.events
+            for i in range(book.made - 1, -1, -1):
+                if not marks.of(book.stack[i]) & evidence.RECOMPUTE:
+                    end = book.start[i]
+                until[i] = end
+            self._recomputed_until = until
+        return self._recomputed_until[row]
 
     def _from_backward(self, row: int, marks: int, made_in: int, freed_in: int, alive: bool) -> int:
         if not alive:

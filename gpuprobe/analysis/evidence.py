@@ -8,7 +8,7 @@ mean two gives none.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, compress, islice, repeat
 from operator import ne
 
@@ -18,15 +18,19 @@ from gpuprobe.model.trace import Frame, MemoryTrace, StackTable
 __all__ = [
     "ACCUMULATE",
     "BACKWARD",
+    "BUCKET",
     "COPY",
     "CUBLAS_WORKSPACE_BYTES",
     "DATA",
     "INIT",
     "MODULE_CALL",
     "OPTIMIZER",
+    "RECOMPUTE",
+    "UNSHARDED",
     "WORKSPACE",
     "Marks",
     "Runs",
+    "by_whom",
     "optimizer_steps",
 ]
 
@@ -38,6 +42,9 @@ INIT = 16  # a module being built, moved, initialised or loaded
 MODULE_CALL = 32  # inside a module's forward
 DATA = 64  # torch.utils.data
 COPY = 128  # Tensor.to / .cuda: a copy to the device
+BUCKET = 256  # the buffers in which ranks exchange gradients (DDP's buckets, FSDP2's)
+RECOMPUTE = 512  # a checkpointed forward, run again in the backward pass
+UNSHARDED = 1024  # the whole of a parameter that FSDP2 keeps in parts
 
 CUBLAS_WORKSPACE_BYTES = 8_519_680
 """cuBLAS's default workspace per handle and stream (``:4096:2:16:8``, in KiB times counts),
@@ -78,6 +85,8 @@ def _frame_marks(frame: Frame) -> int:
             return ACCUMULATE | BACKWARD
         if name.startswith(_COPY_NAMES):
             return COPY
+        if name.startswith("c10d::Reducer::"):
+            return BUCKET
         return WORKSPACE if any(word in name for word in _WORKSPACE_NAMES) else 0
     _, found, inside = file.rpartition("/torch/")
     if not found:
@@ -95,11 +104,49 @@ def _frame_marks(frame: Frame) -> int:
         return INIT if name in _INIT_FUNCTIONS else 0
     if inside.startswith("utils/data/"):
         return DATA
+    if inside == "utils/checkpoint.py" and name in ("backward", "recompute_fn", "unpack_hook"):
+        return BACKWARD if name == "unpack_hook" else BACKWARD | RECOMPUTE
     if name == "_engine_run_backward" or (
-        inside in ("autograd/__init__.py", "_tensor.py", "utils/checkpoint.py")
-        and name in ("backward", "grad", "recompute_fn", "unpack_hook")
+        inside in ("autograd/__init__.py", "_tensor.py") and name in ("backward", "grad")
     ):
         return BACKWARD
+    if inside.startswith("distributed/fsdp/_fully_shard/"):
+        return _FSDP_FUNCTIONS.get(name, 0)
+    return 0
+
+
+_FSDP_FUNCTIONS = {
+    "foreach_reduce": BUCKET,
+    "foreach_all_gather": UNSHARDED,
+    "alloc_all_gather_outputs": UNSHARDED,
+    "init_all_gather_outputs": UNSHARDED,
+    "init_unsharded_param": UNSHARDED,
+    "alloc_storage": UNSHARDED,
+}
+"""Functions of FSDP2 (torch 2.6 to 2.13) that allocate: the input of a reduce-scatter, and the
+whole parameters that an all-gather puts together."""
+
+_BUCKET_MAKERS = frozenset(("_ddp_init_helper", "_pre_forward"))
+"""The Python functions from which DistributedDataParallel calls the reducer's C++ code, which
+makes its buckets at first and makes them anew in the order in which gradients came. They make
+no tensors themselves: what has them as its innermost Python frame is the reducer's."""
+
+
+def by_whom(frames: Iterable[Frame]) -> int:
+    """BUCKET or UNSHARDED, where what allocated is the machinery of data parallelism; else 0.
+
+    ``frames`` are a stack, innermost first.
+    """
+    innermost = True
+    for frame in frames:
+        file = frame.filename.replace("\\", "/")
+        if innermost and file.endswith(".py"):
+            innermost = False
+            if file.endswith("/torch/nn/parallel/distributed.py") and frame.name in _BUCKET_MAKERS:
+                return BUCKET
+        found = _frame_marks(frame) & (BUCKET | UNSHARDED)
+        if found:
+            return found
     return 0
 
 
@@ -121,6 +168,8 @@ class Marks:
                 if known is None:
                     known = by_frame[index] = _frame_marks(frames[index])
                 marks |= known
+            if not marks & (BUCKET | UNSHARDED):
+                marks |= by_whom(self._stacks.frames_of(stack))
             self._by_stack[stack] = marks
         return marks
 

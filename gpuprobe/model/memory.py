@@ -38,6 +38,8 @@ class Category(str, Enum):
     BUFFER = "buffer"  # a module's registered buffer, such as batch-norm statistics
     AUTOGRAD_DETAIL = "autograd_detail"  # made by the backward pass, not a gradient to keep
     WORKSPACE = "workspace"  # library scratch memory, such as cuBLAS workspaces
+    WEIGHT_CAST = "weight_cast"  # a parameter in another type, as autocast makes and keeps it
+    GRADIENT_BUCKET = "gradient_bucket"  # what ranks exchange gradients in
     OTHER = "other"  # seen, but fits none of the above
     UNKNOWN = "unknown"  # no evidence either way; counted, never hidden
 
@@ -64,6 +66,8 @@ _CATEGORIES = (
     Category.AUTOGRAD_DETAIL,
     Category.WORKSPACE,
     Category.OTHER,
+    Category.WEIGHT_CAST,
+    Category.GRADIENT_BUCKET,
 )
 _CATEGORY_CODES = {category: code for code, category in enumerate(_CATEGORIES)}
 

@@ -8,6 +8,7 @@ within itself is not seen (`BLIND_SPOTS` says so in the recording).
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 import weakref
@@ -18,11 +19,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpuprobe.analysis.evidence import BUCKET, UNSHARDED, by_whom
 from gpuprobe.model.memory import AllocatorCounts, Category, TraceAction
 from gpuprobe.model.session import BlindSpot
 from gpuprobe.model.trace import Frame, LiveColumns, MemoryTrace, StackTable
 from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.sampler.base import DeviceMark
+from gpuprobe.sampler.patching import patch
 from gpuprobe.sampler.tensors import Known, plain_tensors
 
 __all__ = ["BLIND_SPOTS", "CpuTrace"]
@@ -51,6 +54,8 @@ _PACKAGE = str(Path(__file__).resolve().parent.parent)
 _ALLOC = TraceAction.ALLOC.code
 _FREE = TraceAction.FREE_COMPLETED.code
 _BACKWARD_FILE = "<autograd>"
+# The autograd node with which FSDP2 (torch 2.6 to 2.13) reduces and scatters gradients.
+_FSDP_REDUCES = "RegisterPostBackwardFunctionBackward"
 _LASTING = frozenset(
     {
         Category.PARAMETER,
@@ -62,6 +67,8 @@ _LASTING = frozenset(
 )
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
+_TO_COPY = torch.ops.aten._to_copy.default
+_BY_WHOM = {BUCKET: Category.GRADIENT_BUCKET, UNSHARDED: Category.PARAMETER}
 
 
 class _Storage(weakref.ref[Any]):
@@ -106,6 +113,8 @@ class CpuTrace(TorchDispatchMode):
         self._baseline: list[_Storage] = []
         self._stacks = StackTable()
         self._stack_ids: dict[tuple[Any, ...], int] = {}  # code and instruction, by turns
+        self._restore: Callable[[], None] = lambda: None
+        self._made_for: dict[int, Category] = {}  # by stack, where that alone tells
         self._here: tuple[int, int] | None = None  # stack and module of the operator at hand
         self._origin: dict[int, tuple[int, int]] = {}  # autograd node number -> stack, module
         self._backward_stacks: dict[tuple[int, str], int] = {}
@@ -124,6 +133,8 @@ class CpuTrace(TorchDispatchMode):
         self._baseline = list(self._live.values())
         self._peak = self._allocated
         self._sequence = torch._C._autograd._get_sequence_nr()
+        # FSDP2 frees and allocates whole parameters by resizing their storages: no operator.
+        self._restore = patch(torch.UntypedStorage, "resize_", self._watched_resize())
         self.__enter__()
 
     def stop(self) -> bool:
@@ -133,6 +144,7 @@ class CpuTrace(TorchDispatchMode):
         from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
         self.active = False
+        self._restore()
         stack = _get_current_dispatch_mode_stack()
         on_top = bool(stack) and stack[-1] is self
         if on_top:
@@ -223,6 +235,8 @@ class CpuTrace(TorchDispatchMode):
                 # torch.tensor fills its memory out of sight, then passes it to lift_fresh: what
                 # comes in there is new, and made on this very line.
                 self._see(() if func is _LIFT_FRESH else args, result)
+                if func is _TO_COPY and type(args[0]) is torch.nn.Parameter:
+                    self._see_cast(args[0], result)
             except Exception as error:  # noqa: BLE001 - a fault of ours must not end the training
                 self.active = False
                 self._on_fault(error)
@@ -250,6 +264,32 @@ class CpuTrace(TorchDispatchMode):
             self._see_storage(result.untyped_storage(), False)  # nearly every operator
         elif result is not None:
             self._see_value(result, adopt=False)
+
+    def _watched_resize(self) -> Callable[..., Any]:
+        original = torch.UntypedStorage.resize_
+
+        @functools.wraps(original)
+        def resize_(storage: Any, *args: Any) -> Any:
+            result = original(storage, *args)
+            if self.active and storage.device.type == "cpu":
+                try:
+                    self._here = (self._stack(), self._modules[-1])
+                    self._see_storage(storage, False)
+                except Exception as error:  # noqa: BLE001 - as in __torch_dispatch__
+                    self.active = False
+                    self._on_fault(error)
+            return result
+
+        return resize_
+
+    def _see_cast(self, weight: Any, result: Any) -> None:
+        """A parameter was converted. That is what autocast does, and keeps until its outermost
+        context ends. Whether it was autocast cannot be asked here: it hides itself meanwhile.
+        """
+        if weight.is_leaf and weight.requires_grad and weight.dtype is not result.dtype:
+            storage = self._live.get(result.untyped_storage()._cdata)
+            if storage is not None:
+                storage.category = Category.WEIGHT_CAST
 
     def _see_value(self, value: Any, *, adopt: bool) -> None:
         if isinstance(value, torch.Tensor):
@@ -291,6 +331,8 @@ class CpuTrace(TorchDispatchMode):
             entry.stack = entry.module = 0
         else:
             entry.stack, entry.module = self._origin_now()
+            if entry.stack in self._made_for:
+                entry.category = self._made_for[entry.stack]
         self._live[entry.key] = entry
         self._allocated += nbytes
         if self._allocated > self._peak:
@@ -331,6 +373,8 @@ class CpuTrace(TorchDispatchMode):
             table = self._stacks
             frame = table.frame(Frame(_BACKWARD_FILE, 0, key[1]))
             found = self._backward_stacks[key] = table.stack((frame, *table.stacks[stack]))
+            if key[1] == _FSDP_REDUCES:
+                self._made_for[found] = Category.GRADIENT_BUCKET
         return found, module
 
     def _stack(self) -> int:
@@ -356,7 +400,11 @@ class CpuTrace(TorchDispatchMode):
                     table.frame(Frame(code.co_filename, frame.f_lineno or 0, code.co_name))
                 )
             frame = frame.f_back
-        return table.stack(tuple(frames))
+        made = table.stack(tuple(frames))
+        maker = by_whom(table.frames_of(made))
+        if maker:
+            self._made_for[made] = _BY_WHOM[maker]
+        return made
 
 
 def _keep_from_dynamo(cls: type) -> None:
@@ -404,14 +452,15 @@ def _category(storage: _Storage) -> Category:
     """What a storage is for: what a walk found it to be, else by where it lived and died.
 
     Made in the forward pass: still alive when the backward pass began means *activation*, else
-    *temporary*. Made in the backward pass and no gradient: *autograd_detail*. What the
+    *temporary*; the same for what checkpointing recomputes. Otherwise made in the backward pass
+    and no gradient: *autograd_detail*. What the
     optimizer makes and drops is *temporary*.
     """
     if storage.category is not Category.UNKNOWN:
         return storage.category
     born, died = _base(storage.path), _base(storage.freed_in)
-    if born == "forward":
-        category = Category.TEMPORARY if died == "forward" else Category.ACTIVATION
+    if born in ("forward", "recompute"):
+        category = Category.TEMPORARY if died == born else Category.ACTIVATION
     elif born == "backward":
         category = Category.AUTOGRAD_DETAIL
     elif born == "data":
@@ -425,7 +474,7 @@ def _category(storage: _Storage) -> Category:
     return category
 
 
-_PHASES = ("backward", "forward", "optimizer", "data")
+_PHASES = ("backward", "forward", "recompute", "optimizer", "data")
 
 
 def _base(path: str | None) -> str | None:

@@ -327,10 +327,10 @@ class Recorder:
             self._traces.cpu.leave_module()
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        if self._primary is None and self._active and os.getpid() == self._pid:
-            if self._in_backward():  # a hook steps it: whoever started the backward pass trains
-                return self._optimizer_begins(optimizer)
-            self._thread = threading.get_ident()  # whoever trains is who is watched
+        mine = self._active and os.getpid() == self._pid
+        # Whoever trains is who is watched; where a hook steps it, whoever runs backward().
+        if mine and self._primary is None and not self._in_backward():
+            self._thread = threading.get_ident()
         self._optimizer_begins(optimizer)
 
     @_guarded

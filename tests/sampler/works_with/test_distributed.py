@@ -1,0 +1,97 @@
+"""Two real ranks on gloo: DistributedDataParallel, FSDP2, collectives by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conservation import check_steps
+from distributed_programs import PROGRAMS, WORLD
+from programs import Net
+
+import gpuprobe
+from gpuprobe.model.memory import Category
+from gpuprobe.model.recording import Recording
+
+HERE = Path(__file__).resolve().parent
+PARAMETERS = sum(p.nbytes for p in Net().parameters())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("ranks")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(HERE / "distributed_programs.py"), str(made)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return made
+
+
+def load(folder: Path, name: str, level: str) -> Recording:
+    return gpuprobe.load(folder / f"{name}-{level}.gpuprobe")
+
+
+def bytes_of(recording: Recording, category: Category, step: int = 1) -> int:
+    """The most that blocks of a category held at once in one step of the first rank."""
+    rank = recording.ranks[0]
+    most = 0
+    for trace in rank.traces_of(rank.steps[step]):
+        held = {
+            row.address: row.size for row in trace.baseline.rows() if row.category == category.code
+        }
+        most = max(most, sum(held.values()))
+        for row in trace.events.rows():
+            if row.category == category.code:
+                if row.action.value == "alloc":
+                    held[row.address] = row.size
+                else:
+                    held.pop(row.address, None)
+            most = max(most, sum(held.values()))
+    return most
+
+
+@pytest.mark.parametrize("rank", range(WORLD))
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_losses_are_the_same_at_both_levels(folder: Path, name: str, rank: int) -> None:
+    losses = json.loads((folder / f"losses-{rank}.json").read_text())[name]
+    assert losses["counters"] == losses[""]
+    assert losses["trace"] == losses[""]
+
+
+@pytest.mark.parametrize("level", ["counters", "trace"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_rank_adds_up(folder: Path, name: str, level: str) -> None:
+    recording = load(folder, name, level)
+    assert [rank.session.rank for rank in recording.ranks] == list(range(WORLD))
+    for rank in recording.ranks:
+        assert len(rank.steps) == 4
+        assert rank.end is not None
+        assert rank.end.gpuprobe_faults == ()
+        traces = {n: rank.load_trace(n) for s in rank.steps for n in s.traces if rank.load_trace}
+        check_steps(rank.steps, traces)
+
+
+def test_the_buckets_of_data_parallelism_have_a_name(folder: Path) -> None:
+    assert bytes_of(load(folder, "data_parallel", "trace"), Category.GRADIENT_BUCKET) >= PARAMETERS
+    # A bucket that gradients are views of is the gradients.
+    views = load(folder, "bucket_views", "trace")
+    assert bytes_of(views, Category.GRADIENT_BUCKET) < PARAMETERS
+    assert bytes_of(views, Category.GRADIENT) >= PARAMETERS
+
+
+def test_sharded_parameters_are_seen_whole_while_they_are_whole(folder: Path) -> None:
+    recording = load(folder, "fully_sharded", "trace")
+    (tensors,) = recording.steps[1].tensors
+    assert tensors.by_category[Category.PARAMETER] == PARAMETERS // WORLD
+    assert tensors.by_category[Category.GRADIENT] == PARAMETERS // WORLD
+    assert bytes_of(recording, Category.PARAMETER) >= PARAMETERS + PARAMETERS // WORLD
+    assert bytes_of(recording, Category.GRADIENT_BUCKET) >= PARAMETERS // WORLD
