@@ -73,7 +73,8 @@ def detect_hazards(gpu: str = "h100-80gb") -> Iterator[Hazards]:
 def _fill(found: Hazards, feed: Feed) -> None:
     """Put what the engine saw into words."""
     from gpuprobe.hazards import rules
-    from gpuprobe.hazards.explain import finding, stream_name
+    from gpuprobe.hazards.explain import finding, source_of
+    from gpuprobe.hazards.known import fingerprint
     from gpuprobe.hazards.ledger import REPLACEMENTS
     from gpuprobe.hazards.results import SyncRow
     from gpuprobe.model.findings import Finding, Fix
@@ -90,11 +91,7 @@ def _fill(found: Hazards, feed: Feed) -> None:
         if sync.site in seen or engine.names[sync.waiter][1] == 0:
             continue  # waiting for the default stream on itself is what single-stream code does
         seen.add(sync.site)
-        rule = rules.SELF_WAIT
-        found.coverage.append(
-            f"{place(sync.site)}: {stream_name(engine, sync.waiter)} waits for itself, which "
-            f"orders nothing ({rule.id}: {rule.remedy})"
-        )
+        found.self_waits.append(place(sync.site))
     for entry in feed.ledger.entries.values():
         location = place(entry.site)
         allowed = entry.allowed or _allowed(location)
@@ -115,6 +112,9 @@ def _fill(found: Hazards, feed: Feed) -> None:
                     fix=Fix(replacement or rule.remedy),
                     count=entry.count,
                     subject=entry.reason,
+                    fingerprint=fingerprint(
+                        rule.id, rule.kind, entry.reason, [source_of(location)]
+                    ),
                 )
             )
     found.redundant = [(place(site), count) for site, count in engine.redundant.items()]

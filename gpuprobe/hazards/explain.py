@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
 
 from gpuprobe.hazards import rules
 from gpuprobe.hazards.engine import HOST, Access, Engine, Race, Sync
+from gpuprobe.hazards.known import fingerprint
 from gpuprobe.model.findings import Finding, Fix, Location
 
-__all__ = ["Place", "finding", "stream_name", "why_not_ordered"]
+__all__ = ["Place", "finding", "source_of", "stream_name", "why_not_ordered"]
 
 Place = Callable[[Any], Location | None]
 """What a front end's opaque site means: a file and a line, or None."""
@@ -35,6 +37,7 @@ def finding(engine: Engine, race: Race, place: Place, *, verify: bool = True) ->
         f"{_near(there, here)}, in no order. {why_not_ordered(engine, race, place)}"
     )
     proof = engine.proves(race) if verify else None
+    subject = f"{_name(first)} -> {_name(second)}"
     return Finding(
         rule=race.rule.id,
         kind=race.rule.kind,
@@ -55,8 +58,20 @@ def finding(engine: Engine, race: Race, place: Place, *, verify: bool = True) ->
         location=here,
         related=() if there is None else (there,),
         fix=Fix(f"{race.rule.remedy}.", _code(engine, race)),
-        subject=f"{_name(first)} -> {_name(second)}",
+        subject=subject,
+        fingerprint=fingerprint(
+            race.rule.id, race.rule.kind, subject, [source_of(there), source_of(here)]
+        ),
     )
+
+
+def source_of(place: Location | None) -> tuple[str, str, str]:
+    """A place as a fingerprint knows it: file, function, and the line's text."""
+    if place is None:
+        return "", "", ""
+    # The bare name: Python before 3.11 knows no other.
+    function = place.function.rpartition(".")[2]
+    return place.file, function, linecache.getline(place.file, place.line)
 
 
 def _name(access: Access) -> str:

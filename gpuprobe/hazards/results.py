@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gpuprobe.hazards.known import Comparison
 from gpuprobe.model.findings import Finding, Location
 
 __all__ = ["Hazards", "SyncRow"]
@@ -28,7 +29,9 @@ class Hazards:
     ``findings``: one for each pair of places that race, then one for each line that makes the
     host wait (kind ``implicit-sync``). ``syncs`` is the whole ledger, with those that the program
     allowed or asked for. ``redundant``: waits without which everything would still be ordered.
-    ``coverage`` says what was not seen; ``operations`` how many launches were judged.
+    ``self_waits``: where a stream waits for itself, which orders nothing (GP210). ``coverage``
+    says what was not seen; ``operations`` how many launches were judged. ``comparison``: the
+    findings beside a baseline, where there is one.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -36,6 +39,8 @@ class Hazards:
     redundant: list[tuple[Location | None, int]] = field(default_factory=list)
     coverage: list[str] = field(default_factory=list)
     operations: int = 0
+    self_waits: list[Location | None] = field(default_factory=list)
+    comparison: Comparison | None = None
 
     @property
     def races(self) -> list[Finding]:

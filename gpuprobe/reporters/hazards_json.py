@@ -6,16 +6,18 @@ import json
 from typing import Any, Final, TextIO
 
 from gpuprobe._version import __version__
+from gpuprobe.hazards.known import Comparison
 from gpuprobe.hazards.results import Hazards
 from gpuprobe.model.findings import Finding, Location
 
 __all__ = ["VERSION", "document", "write"]
 
-VERSION: Final = (1, 0)
+VERSION: Final = (1, 1)
 """(major, minor); a minor version only adds keys.
 
 History:
-* 1.0: first version.
+* 1.1: ``self_waits`` and ``baseline``.
+* 1.0: first version. ``schemas/hazards-1.json`` is its JSON Schema.
 """
 
 
@@ -41,7 +43,17 @@ def document(hazards: Hazards) -> dict[str, Any]:
         "redundant_waits": [
             {"location": _place(place), "count": count} for place, count in hazards.redundant
         ],
+        "self_waits": [_place(place) for place in hazards.self_waits],
         "coverage": list(hazards.coverage),
+        "baseline": None if hazards.comparison is None else _comparison(hazards.comparison),
+    }
+
+
+def _comparison(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "new": [finding.fingerprint for finding in comparison.new],
+        "known": [finding.fingerprint for finding in comparison.known],
+        "gone": [row.fingerprint for row in comparison.gone],
     }
 
 

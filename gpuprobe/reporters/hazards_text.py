@@ -6,7 +6,9 @@ import linecache
 from collections.abc import Iterator
 from typing import TextIO
 
-from gpuprobe.hazards.results import Hazards
+from gpuprobe.hazards.known import Comparison
+from gpuprobe.hazards.results import Hazards, SyncRow
+from gpuprobe.hazards.rules import SELF_WAIT
 from gpuprobe.model.findings import Finding, Location
 from gpuprobe.reporters.terminal import Style
 
@@ -24,8 +26,13 @@ def write(hazards: Hazards, stream: TextIO, cwd: str = "") -> None:
 def render(hazards: Hazards, style: Style) -> Iterator[str]:
     """The lines of the report."""
     races = hazards.races
+    comparison = hazards.comparison
     if races:
-        yield style.heading(f"{len(races)} stream hazard{'s' if len(races) != 1 else ''}")
+        yield style.heading(_count(len(races), "stream hazard"))
+        if comparison is not None:
+            new = [race for race in races if any(race is item for item in comparison.new)]
+            yield f"  {len(new)} new, {len(races) - len(new)} in the baseline"
+            races = new
     else:
         yield style.heading(f"No stream hazards among {hazards.operations} operations")
         yield "  in what could be seen: what could not is listed below"
@@ -34,13 +41,19 @@ def render(hazards: Hazards, style: Style) -> Iterator[str]:
         yield from _finding(finding, style)
     if len(races) > _MOST:
         yield f"and {len(races) - _MOST} more (all of them in the JSON document)"
+    if comparison is not None and comparison.gone:
+        yield ""
+        yield style.heading("In the baseline, and not found this time")
+        for gone in comparison.gone[:_MOST]:
+            yield f"  {style.text(f'{gone.rule} {gone.kind}  {gone.where}  {gone.about}')}"
     rows = sorted((row for row in hazards.syncs if not row.allowed), key=lambda row: -row.count)
     if rows:
         yield ""
         yield style.heading("The host waits for the GPU at")
         for row in rows[:_MOST]:
             where = "an unknown line" if row.location is None else _where(row.location, style)
-            yield f"  {row.count:>5} x  {where}  {row.reason}"
+            mark = "  (new)" if _is_new(row, comparison) else ""
+            yield f"  {row.count:>5} x  {where}  {row.reason}{mark}"
             if row.replacement:
                 yield from style.wrapped(row.replacement, first="           ", rest="           ")
     if hazards.redundant:
@@ -49,11 +62,31 @@ def render(hazards: Hazards, style: Style) -> Iterator[str]:
         for place, count in hazards.redundant[:_MOST]:
             where = "an unknown line" if place is None else _where(place, style)
             yield f"  {count:>5} x  {where}"
+    if hazards.self_waits:
+        yield ""
+        yield style.heading("A stream waits for itself, which orders nothing")
+        for place in hazards.self_waits[:_MOST]:
+            yield f"  {'an unknown line' if place is None else _where(place, style)}"
+        yield from style.wrapped(
+            f"{SELF_WAIT.id}: {SELF_WAIT.remedy}", first="      ", rest="      "
+        )
     if hazards.coverage:
         yield ""
         yield style.heading("What this could not see")
         for line in hazards.coverage:
             yield from style.wrapped(line, first="  - ", rest="    ")
+
+
+def _is_new(row: SyncRow, comparison: Comparison | None) -> bool:
+    """Whether a line of the ledger is not in the baseline."""
+    return comparison is not None and any(
+        finding.subject == row.reason and finding.location == row.location
+        for finding in comparison.new
+    )
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _finding(finding: Finding, style: Style) -> Iterator[str]:

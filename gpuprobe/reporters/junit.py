@@ -13,10 +13,17 @@ __all__ = ["write"]
 
 
 def write(
-    findings: Sequence[Finding], stream: TextIO, *, suite: str, passed: Sequence[str] = ()
+    findings: Sequence[Finding],
+    stream: TextIO,
+    *,
+    suite: str,
+    passed: Sequence[str] = (),
+    known: Sequence[Finding] = (),
 ) -> None:
-    """Write one suite. ``passed`` names the checks that found nothing."""
-    cases = len(findings) + len(passed)
+    """Write one suite. ``passed`` names the checks that found nothing; ``known`` are findings of
+    a baseline, written as skipped.
+    """
+    cases = len(findings) + len(passed) + len(known)
     root = ET.Element("testsuites")
     element = ET.SubElement(
         root,
@@ -25,18 +32,15 @@ def write(
         tests=str(cases),
         failures=str(len(findings)),
         errors="0",
-        skipped="0",
+        skipped=str(len(known)),
     )
     for name in passed:
         ET.SubElement(element, "testcase", classname=suite, name=visible(name))
+    for finding in known:
+        case = _case(element, suite, finding)
+        ET.SubElement(case, "skipped", message=visible(f"in the baseline: {finding.message}"))
     for finding in findings:
-        where = "" if finding.location is None else visible(str(finding.location))
-        case = ET.SubElement(
-            element,
-            "testcase",
-            classname=f"{suite}.{finding.rule}",
-            name=f"{finding.kind} {where}".strip(),
-        )
+        case = _case(element, suite, finding)
         failure = ET.SubElement(
             case, "failure", message=visible(finding.message), type=finding.kind
         )
@@ -54,3 +58,13 @@ def write(
     stream.write('<?xml version="1.0" encoding="utf-8"?>\n')
     stream.write(ET.tostring(root, encoding="unicode"))
     stream.write("\n")
+
+
+def _case(element: ET.Element, suite: str, finding: Finding) -> ET.Element:
+    where = "" if finding.location is None else visible(str(finding.location))
+    return ET.SubElement(
+        element,
+        "testcase",
+        classname=f"{suite}.{finding.rule}",
+        name=f"{finding.kind} {where}".strip(),
+    )

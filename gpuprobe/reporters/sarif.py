@@ -16,8 +16,14 @@ __all__ = ["document", "write"]
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-def document(findings: Sequence[Finding], root: str = "") -> dict[str, Any]:
-    """One run. Paths below ``root`` are written relative to it, as code scanning needs them."""
+def document(
+    findings: Sequence[Finding], root: str = "", known: Sequence[Finding] | None = None
+) -> dict[str, Any]:
+    """One run. Paths below ``root`` are written relative to it, as code scanning needs them.
+
+    ``known``: those of the findings that a baseline has. Given, each result says whether it is
+    new (SARIF's ``baselineState``, 3.27.24).
+    """
     rules: dict[str, dict[str, Any]] = {}
     results = []
     for finding in findings:
@@ -40,6 +46,9 @@ def document(findings: Sequence[Finding], root: str = "") -> dict[str, Any]:
             "message": {"text": text},
             "partialFingerprints": {"gpuprobe/v1": finding.fingerprint},
         }
+        if known is not None:
+            old = any(finding is item for item in known)
+            result["baselineState"] = "unchanged" if old else "new"
         if finding.location is not None:
             result["locations"] = [_location(finding.location, root)]
         if finding.related:
@@ -81,7 +90,12 @@ def _location(place: Location, root: str) -> dict[str, Any]:
     return found
 
 
-def write(findings: Sequence[Finding], stream: TextIO, root: str = "") -> None:
+def write(
+    findings: Sequence[Finding],
+    stream: TextIO,
+    root: str = "",
+    known: Sequence[Finding] | None = None,
+) -> None:
     """Write one SARIF document, ASCII only."""
-    json.dump(document(findings, root), stream, indent=2)
+    json.dump(document(findings, root, known), stream, indent=2)
     stream.write("\n")

@@ -15,6 +15,9 @@ from gpuprobe.errors import GpuprobeError, UsageError
 from gpuprobe.model.text import visible
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuprobe.hazards.known import KnownFinding
     from gpuprobe.hazards.results import Hazards
 
 
@@ -57,8 +60,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--hazards-{name}",
             metavar="FILE",
             type=Path,
-            help=f"with --hazards: write the findings as {what}",
+            help=f"write the findings as {what} (implies --hazards)",
         )
+    parser.add_argument(
+        "--hazards-baseline",
+        metavar="FILE",
+        type=Path,
+        help="known findings: exit code 1 only where there are others (implies --hazards)",
+    )
+    parser.add_argument(
+        "--hazards-baseline-update",
+        action="store_true",
+        help="write this run's findings to the baseline in place of comparing",
+    )
     parser.add_argument(
         "-o",
         "--output",
@@ -86,6 +100,10 @@ def run(args: argparse.Namespace) -> int:
         target, arguments = args.script, args.args
     else:
         raise UsageError("nothing to run", hint="gpuprobe run SCRIPT, or gpuprobe run -m MODULE")
+    hazards = args.hazards or any(
+        (args.hazards_sarif, args.hazards_junit, args.hazards_json, args.hazards_baseline)
+    )
+    known = _known(args)
     program = watch.program(target, arguments, module=args.module is not None)
     output = args.output or watch.default_output(target)
 
@@ -97,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         warn=talk.warning,
         virtual=args.virtual,
         compute=args.compute,
-        hazards=args.hazards,
+        hazards=hazards,
         trace_steps=args.trace_steps,
     )
 
@@ -115,22 +133,54 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         _summarize(output)
     if result.hazards is not None:
-        _report_hazards(args, result.hazards)
-        if code == exit_codes.OK and result.hazards.races:
-            code = exit_codes.FINDINGS
+        code = _judge_hazards(args, result.hazards, known, code)
     return code
+
+
+def _judge_hazards(
+    args: argparse.Namespace, found: Hazards, known: Sequence[KnownFinding] | None, code: int
+) -> int:
+    from gpuprobe.api import hazards_baseline
+
+    if known is not None:
+        found.comparison = hazards_baseline.compare(known, found.findings)
+    _report_hazards(args, found)
+    if args.hazards_baseline_update:
+        if code != exit_codes.OK:
+            talk.warning(f"{args.hazards_baseline} is left as it is: the program failed")
+            return code
+        hazards_baseline.write_known(found.findings, args.hazards_baseline)
+        talk.say(f"gpuprobe: {len(found.findings)} findings are known now: {args.hazards_baseline}")
+        return code
+    bad = found.races if found.comparison is None else found.comparison.new
+    return exit_codes.FINDINGS if code == exit_codes.OK and bad else code
+
+
+def _known(args: argparse.Namespace) -> Sequence[KnownFinding] | None:
+    """The baseline, read before anything is run."""
+    if args.hazards_baseline is None:
+        if args.hazards_baseline_update:
+            raise UsageError("--hazards-baseline-update needs --hazards-baseline FILE")
+        return None
+    if args.hazards_baseline_update:
+        return None
+    from gpuprobe.api.hazards_baseline import read_known
+
+    return read_known(args.hazards_baseline)
 
 
 def _report_hazards(args: argparse.Namespace, found: Hazards) -> None:
     from gpuprobe.reporters import hazards_json, hazards_text, junit, sarif
 
     root = str(Path.cwd())
+    known = None if found.comparison is None else found.comparison.known
     if args.hazards_sarif is not None:
         with args.hazards_sarif.open("w", encoding="utf-8") as stream:
-            sarif.write(found.findings, stream, root)
+            sarif.write(found.findings, stream, root, known)
     if args.hazards_junit is not None:
         with args.hazards_junit.open("w", encoding="utf-8") as stream:
-            junit.write(found.races, stream, suite="hazards")
+            new = found.races if found.comparison is None else found.comparison.new
+            junit.write(new, stream, suite="hazards", known=known or ())
     if args.hazards_json is not None:
         with args.hazards_json.open("w", encoding="utf-8") as stream:
             hazards_json.write(found, stream)

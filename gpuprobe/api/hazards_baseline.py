@@ -1,0 +1,53 @@
+"""The baseline of known hazards as a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuprobe.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from gpuprobe.hazards.known import Comparison, KnownFinding
+    from gpuprobe.model.findings import Finding
+
+__all__ = ["compare", "read_known", "write_known"]
+
+
+def compare(known: Sequence[KnownFinding], findings: Sequence[Finding]) -> Comparison:
+    """Which findings are new."""
+    from gpuprobe.hazards.known import compare
+
+    return compare(known, findings)
+
+
+def read_known(path: str | os.PathLike[str]) -> tuple[KnownFinding, ...]:
+    """Raises UsageError where there is none, DataError for something else."""
+    from gpuprobe.hazards.known import loads
+
+    where = Path(path)
+    try:
+        text = where.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(
+            f"no baseline at {where}", hint="add --hazards-baseline-update to write one"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {where}: {error}") from error
+    return loads(text, str(where))
+
+
+def write_known(findings: Sequence[Finding], path: str | os.PathLike[str]) -> None:
+    """Write it whole or not at all. Raises UsageError where it cannot be written."""
+    from gpuprobe.hazards.known import dumps, known
+
+    where = Path(path)
+    partial = where.with_name(f".{where.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(dumps(known(findings)), encoding="utf-8")
+        partial.replace(where)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UsageError(f"cannot write {where}: {error.strerror or error}") from error

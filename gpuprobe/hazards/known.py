@@ -1,0 +1,173 @@
+"""Known findings: fingerprints that survive shifted lines, and a baseline file of them.
+
+The file is JSON that people review: sorted, without line numbers and absolute paths. It says
+which findings were there when it was written; a later run is judged by what is new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Final
+
+from gpuprobe.errors import DataError, UnsupportedSchema
+from gpuprobe.model.findings import Finding
+
+__all__ = [
+    "SCHEMA",
+    "VERSION",
+    "Comparison",
+    "KnownFinding",
+    "compare",
+    "dumps",
+    "fingerprint",
+    "known",
+    "loads",
+    "normalized",
+]
+
+SCHEMA: Final = "gpuprobe.hazards-baseline"
+VERSION: Final = (1, 0)
+"""(major, minor); a minor version only adds keys.
+
+History:
+* 1.0: first version.
+"""
+
+_HINT: Final = "--hazards-baseline-update writes a new one"
+# A string is kept as it is; a comment and white space say nothing about what is done.
+_PARTS: Final = re.compile(r"(\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*')|#.*|\s+")
+_HEX: Final = re.compile(r"[0-9a-f]{16}")
+
+
+def normalized(source: str) -> str:
+    """A line of Python without comments and white space outside of strings."""
+    return _PARTS.sub(lambda match: match[1] or "", source)
+
+
+def fingerprint(rule: str, kind: str, subject: str, places: Iterable[tuple[str, str, str]]) -> str:
+    """16 hexadecimal digits. ``subject`` names the operators; ``places`` are (file, function,
+    source line). No line number is in it, and of the file only its name: it stays the same when
+    the code moves, in its file or with it, and changes when one of the lines does.
+    """
+    parts = [rule, kind, subject]
+    for file, function, source in places:
+        parts += [PurePath(file).name, function, normalized(source)]
+    key = "\0".join(parts).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(key).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KnownFinding:
+    """One kind of finding in a baseline; ``count``: so many have this fingerprint. ``where``
+    (file name and function) and ``about`` (the operators) are for those who read the file.
+    """
+
+    fingerprint: str
+    rule: str
+    kind: str
+    where: str
+    about: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A run beside its baseline. ``gone``: in the baseline, and not found this time."""
+
+    new: tuple[Finding, ...]
+    known: tuple[Finding, ...]
+    gone: tuple[KnownFinding, ...]
+
+
+def known(findings: Sequence[Finding]) -> tuple[KnownFinding, ...]:
+    """What a baseline keeps of these findings."""
+    counts = Counter(finding.fingerprint for finding in findings)
+    rows = {}
+    for finding in findings:
+        place = finding.location
+        where = "" if place is None else f"{PurePath(place.file).name} {place.function}".strip()
+        rows[finding.fingerprint] = KnownFinding(
+            finding.fingerprint,
+            finding.rule,
+            finding.kind,
+            where,
+            finding.subject,
+            counts[finding.fingerprint],
+        )
+    return tuple(sorted(rows.values()))
+
+
+def compare(baseline: Sequence[KnownFinding], findings: Sequence[Finding]) -> Comparison:
+    """Which findings are new: of several with one fingerprint, those beyond the known count."""
+    left = Counter({row.fingerprint: row.count for row in baseline})
+    new, old = [], []
+    for finding in findings:
+        if left[finding.fingerprint] > 0:
+            left[finding.fingerprint] -= 1
+            old.append(finding)
+        else:
+            new.append(finding)
+    gone = tuple(row for row in baseline if left[row.fingerprint] == row.count)
+    return Comparison(tuple(new), tuple(old), gone)
+
+
+def dumps(rows: Sequence[KnownFinding]) -> str:
+    """The baseline as JSON, ASCII only, ordered by rule and place."""
+    ordered = sorted(rows, key=lambda row: (row.rule, row.where, row.about, row.fingerprint))
+    document = {
+        "schema": SCHEMA,
+        "version": list(VERSION),
+        "findings": [
+            {
+                "rule": row.rule,
+                "kind": row.kind,
+                "where": row.where,
+                "about": row.about,
+                "count": row.count,
+                "fingerprint": row.fingerprint,
+            }
+            for row in ordered
+        ],
+    }
+    return json.dumps(document, indent=1, ensure_ascii=True) + "\n"
+
+
+def loads(text: str, where: str = "the baseline") -> tuple[KnownFinding, ...]:
+    """Read what `dumps` wrote. Raises DataError for anything else, UnsupportedSchema for a
+    newer major version.
+    """
+    try:
+        document = json.loads(text)
+        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+            raise DataError(f"{where} is not a baseline of hazards", hint=_HINT)
+        major = _whole(document["version"][0])
+        if major > VERSION[0]:
+            raise UnsupportedSchema(
+                f"{where} was written by a newer gpuprobe (version {major} of the format)",
+                hint="upgrade gpuprobe",
+            )
+        return tuple(sorted(_row(item) for item in document["findings"]))
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise DataError(
+            f"{where} is damaged: {type(error).__name__}: {error}", hint=_HINT
+        ) from error
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"expected a count, found {value!r}")
+    return value
+
+
+def _row(item: Any) -> KnownFinding:
+    texts = [item[name] for name in ("fingerprint", "rule", "kind", "where", "about")]
+    if not all(isinstance(text, str) for text in texts) or not _HEX.fullmatch(texts[0]):
+        raise ValueError("a finding without a fingerprint of 16 hexadecimal digits")
+    mark, rule, kind, where, about = texts
+    return KnownFinding(mark, rule, kind, where, about, _whole(item["count"]))
