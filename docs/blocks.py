@@ -175,7 +175,8 @@ class Runner:
             kept = self.base / f"made-{len(self._made)}"
             kept.mkdir()
             for made in set(cwd.iterdir()) - before:
-                shutil.copytree(made, kept / made.name)
+                copy = shutil.copytree if made.is_dir() else shutil.copy2
+                copy(made, kept / made.name)
             self._made[command] = (result, kept)
             return result
         result, kept = self._made[command]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import resources
 from typing import Any, Final, TextIO
 
 from gpuprobe._version import __version__
@@ -10,7 +11,7 @@ from gpuprobe.hazards.known import Comparison
 from gpuprobe.hazards.results import Hazards
 from gpuprobe.model.findings import Finding, Location
 
-__all__ = ["VERSION", "document", "write"]
+__all__ = ["VERSION", "document", "schema", "write"]
 
 VERSION: Final = (1, 1)
 """(major, minor); a minor version only adds keys.
@@ -84,3 +85,10 @@ def write(hazards: Hazards, stream: TextIO) -> None:
     """Write one JSON document, ASCII only."""
     json.dump(document(hazards), stream, indent=2, allow_nan=False)
     stream.write("\n")
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of the document."""
+    file = resources.files("gpuprobe.reporters") / "schemas" / "hazards-1.json"
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found

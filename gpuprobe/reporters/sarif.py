@@ -6,14 +6,17 @@ import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
+from urllib.parse import quote
 
 from gpuprobe._version import __version__
+from gpuprobe.hazards.rules import RULES
 from gpuprobe.model.findings import Finding, Location
 
 __all__ = ["document", "write"]
 
-_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_TITLES: Final = {rule.id: rule.title for rule in RULES}
+_SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def document(
@@ -32,7 +35,7 @@ def document(
             {
                 "id": finding.rule,
                 "name": finding.kind,
-                "shortDescription": {"text": finding.kind},
+                "shortDescription": {"text": _TITLES.get(finding.rule, finding.kind)},
                 "defaultConfiguration": {"level": finding.level.value},
             },
         )
@@ -81,13 +84,18 @@ def _location(place: Location, root: str) -> dict[str, Any]:
             path = path.relative_to(root)
     found: dict[str, Any] = {
         "physicalLocation": {
-            "artifactLocation": {"uri": path.as_uri() if path.is_absolute() else path.as_posix()},
+            "artifactLocation": {"uri": path.as_uri() if path.is_absolute() else _quoted(path)},
             "region": {"startLine": max(1, place.line)},
         }
     }
     if place.function:
         found["logicalLocations"] = [{"name": place.function}]
     return found
+
+
+def _quoted(path: PurePath) -> str:
+    """A relative path as a URI reference (RFC 3986): a colon would make it look like a scheme."""
+    return quote(path.as_posix().encode("utf-8", "surrogateescape"), safe="/")
 
 
 def write(

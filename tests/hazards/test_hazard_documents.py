@@ -1,0 +1,169 @@
+"""Findings as JSON, SARIF and JUnit: each against its schema, of a run that found something."""
+
+from __future__ import annotations
+
+import io
+import json
+import linecache
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import jsonschema
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sarif_subset import SCHEMA
+
+import gpuprobe
+from gpuprobe.hazards.known import compare, known
+from gpuprobe.hazards.results import Hazards
+from gpuprobe.hazards.rules import RULES
+from gpuprobe.model.findings import Finding, Fix, Level, Location
+from gpuprobe.reporters import hazards_json, hazards_text, junit, sarif
+
+PROGRAM = """\
+side = torch.cuda.Stream()
+x = torch.ones(64, device="cuda")
+with torch.cuda.stream(side):
+    side.wait_stream(torch.cuda.current_stream())
+    y = x * 2
+x.add_(1)
+torch.cuda.current_stream().wait_stream(side)
+torch.cuda.current_stream().wait_stream(side)
+x.sum().item()
+with gpuprobe.allow_sync("logging"):
+    x.max().item()
+torch.nonzero(x)
+"""
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Hazards:
+    path = tmp_path_factory.mktemp("my project") / "train ü.py"
+    path.write_text(PROGRAM)
+    linecache.clearcache()
+    with gpuprobe.detect_hazards() as found:
+        exec(compile(PROGRAM, str(path), "exec"), {"torch": torch, "gpuprobe": gpuprobe})
+    assert {finding.rule for finding in found.findings} == {"GP201", "GP202", "GP220"}
+    assert found.redundant
+    assert found.self_waits
+    return found
+
+
+def test_sarif_of_a_run(found: Hazards) -> None:
+    assert found.races[0].location is not None
+    root = str(Path(found.races[0].location.file).parent)
+    old = known(found.findings[:1])
+    for comparison in (None, compare(old, found.findings)):
+        stream = io.StringIO()
+        sarif.write(found.findings, stream, root, comparison.known if comparison else None)
+        document = json.loads(stream.getvalue())
+        VALIDATOR.validate(document)
+        (run,) = document["runs"]
+        assert len(run["results"]) == len(found.findings)
+        for result, finding in zip(run["results"], found.findings, strict=True):
+            rule = run["tool"]["driver"]["rules"][result["ruleIndex"]]
+            assert rule["id"] == result["ruleId"] == finding.rule
+            where = result["locations"][0]["physicalLocation"]
+            assert unquote(where["artifactLocation"]["uri"]) == "train ü.py"
+            assert finding.location is not None
+            assert where["region"]["startLine"] == finding.location.line
+            assert result["partialFingerprints"] == {"gpuprobe/v1": finding.fingerprint}
+            states = {None} if comparison is None else {"new", "unchanged"}
+            assert result.get("baselineState") in states
+    titles = {rule.id: rule.title for rule in RULES}
+    rules = run["tool"]["driver"]["rules"]
+    assert all(rule["shortDescription"]["text"] == titles[rule["id"]] for rule in rules)
+
+
+places = st.builds(
+    Location,
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1),
+    st.integers(-1, 10**6),
+    st.text(),
+)
+any_findings = st.builds(
+    Finding,
+    rule=st.sampled_from(["GP201", "GP001"]),
+    kind=st.sampled_from(["read-after-write", "throttling"]),
+    level=st.sampled_from(list(Level)),
+    message=st.text(min_size=1),
+    location=st.none() | places,
+    related=st.lists(places, max_size=2).map(tuple),
+    fix=st.none() | st.builds(Fix, st.text(), st.text()),
+    subject=st.text(),
+)
+
+
+@given(st.lists(any_findings, max_size=4))
+def test_any_findings_make_valid_sarif(findings: list[Finding]) -> None:
+    document = sarif.document(findings, "/a", findings[:2])
+    VALIDATOR.validate(document)
+    assert json.loads(json.dumps(document)) == document
+    for result, finding in zip(document["runs"][0]["results"], findings, strict=True):
+        for shown in result.get("locations", ()):
+            uri = shown["physicalLocation"]["artifactLocation"]["uri"]
+            assert urlsplit(uri).scheme in ("", "file")
+            assert finding.location is not None
+
+
+def test_the_schema_by_hand_refuses_what_the_standard_does() -> None:
+    finding = Finding("GP201", "k", Level.ERROR, "m", location=Location("a.py", 3))
+    good = json.dumps(sarif.document([finding]))
+    for old, new in (
+        ('"version": "2.1.0"', '"version": "2.1"'),
+        ('"startLine": 3', '"startLine": 0'),
+        ('"a.py"', '"a b.py"'),
+        ('"level": "error", "message"', '"level": "fatal", "message"'),
+        ('"name": "gpuprobe"', '"title": "gpuprobe"'),
+        ('"message"', '"Message"'),
+    ):
+        assert old in good
+        with pytest.raises(jsonschema.ValidationError):
+            VALIDATOR.validate(json.loads(good.replace(old, new)))
+
+
+def test_json_of_a_run(found: Hazards) -> None:
+    validator = jsonschema.Draft202012Validator(hazards_json.schema())
+    stream = io.StringIO()
+    hazards_json.write(found, stream)
+    document = json.loads(stream.getvalue())
+    validator.validate(document)
+    assert document["version"] == list(hazards_json.VERSION)
+    assert [row["fingerprint"] for row in document["findings"]] == [
+        finding.fingerprint for finding in found.findings
+    ]
+    assert document["self_waits"][0]["line"] == 4
+    assert document["redundant_waits"] == [
+        {"location": {**document["self_waits"][0], "line": 8}, "count": 1}
+    ]
+    found.comparison = compare(known(found.findings[1:]), found.findings[:-1])
+    try:
+        stream = io.StringIO()
+        hazards_json.write(found, stream)
+        text = io.StringIO()
+        hazards_text.write(found, text)
+    finally:
+        found.comparison = None
+    document = json.loads(stream.getvalue())
+    validator.validate(document)
+    assert document["baseline"]["new"] == [found.findings[0].fingerprint]
+    assert document["baseline"]["gone"] == [found.findings[-1].fingerprint]
+    assert "1 new, 1 in the baseline" in text.getvalue()
+    assert "orders nothing" in text.getvalue()
+    validator.validate(hazards_json.document(Hazards()))
+    document["findings"][0]["kind"] = "something"
+    with pytest.raises(jsonschema.ValidationError):
+        validator.validate(document)
+
+
+def test_junit_of_a_run(found: Hazards) -> None:
+    stream = io.StringIO()
+    junit.write(found.races[1:], stream, suite="hazards", known=found.races[:1], passed=["\x1b"])
+    (suite,) = ET.fromstring(stream.getvalue())
+    assert suite.attrib["tests"] == str(len(found.races) + 1) == str(len(suite))
+    assert suite.attrib["failures"] == str(len(suite.findall("testcase/failure")))
+    assert suite.attrib["skipped"] == "1" == str(len(suite.findall("testcase/skipped")))
