@@ -14,11 +14,13 @@ from gpuprobe.model.values import Bytes, Peak, Unavailable
 __all__ = [
     "AllocatorActivity",
     "BlindSpot",
+    "Collective",
     "DeviceWindow",
     "Environment",
     "HostWindow",
     "KnownTensors",
     "Phase",
+    "Placed",
     "ProgramError",
     "Session",
     "SessionEnd",
@@ -129,6 +131,37 @@ class KnownTensors:
 
 
 @dataclass(frozen=True, slots=True)
+class Collective:
+    """Calls of one ``torch.distributed`` operation in one step. ``bytes`` is what this rank
+    handed over in all of them. ``host_ns`` is how long the calls held up the thread that made
+    them: all of the operation where it waits for it (gloo), only its start where it goes on
+    alone (NCCL, ``async_op=True``; waiting for it then is the operation ``wait``).
+    """
+
+    op: str
+    count: int
+    bytes: Bytes
+    host_ns: int | Unavailable = _NOT_COLLECTED
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Something of the program, and the device it is on.
+
+    ``what``: ``module`` (``name`` is its dotted path; all below it is on that device; ``bytes``
+    are its parameters and buffers), ``input`` (an argument of the model) or ``batch`` (what a
+    DataLoader gave). ``kind`` is the class of a module, and ``pageable``, ``pinned`` or "" for
+    the others. For inputs and batches, bytes are those of one call.
+    """
+
+    what: str
+    name: str
+    device: str
+    bytes: Bytes
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One training step. Its phases of depth one cover it without gaps or overlaps:
     their durations sum to the step's. A later step record with the same index replaces an
@@ -143,6 +176,8 @@ class Step:
     host: HostWindow = field(default_factory=HostWindow)
     tensors: tuple[KnownTensors, ...] = ()  # at the end of the step
     traces: tuple[str, ...] = ()  # names of the trace chunks that cover it
+    collectives: tuple[Collective, ...] = ()
+    placement: tuple[Placed, ...] = ()  # of the first steps, where it differs from the one before
     # "optimizer": an optimizer's step closed it; "user": the program said so; "end": the
     # session ended first (evaluation after training, or an exception): not a full step.
     ended_by: str = "optimizer"

@@ -35,6 +35,8 @@ class Listener(Protocol):
     def module_begins(self, module: Any) -> None: ...
     def module_ends(self, module: Any) -> None: ...
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+    def loaded(self, batch: Any) -> None: ...
+    def forward_done(self, module: Any) -> None: ...
     def compiles(self) -> None: ...
 
 
@@ -115,9 +117,12 @@ class Hooks:
                 return original(*args, **kwargs)
             listener.begin(phase)
             try:
-                return original(*args, **kwargs)
+                result = original(*args, **kwargs)
             finally:
                 listener.end(phase)
+            if phase == "data":
+                listener.loaded(result)
+            return result
 
         reported.__wrapped__ = original  # type: ignore[attr-defined]
         self._replace(owner, name, reported)
@@ -187,6 +192,7 @@ class Hooks:
     def _after_forward(self, module: Any, args: Any, output: Any) -> None:
         if not torch.compiler.is_compiling():
             self._listener.end("forward")
+            self._listener.forward_done(module)
 
     def _before_module(self, module: Any, args: Any) -> None:
         if not torch.compiler.is_compiling():

@@ -115,6 +115,7 @@ class Recorder:
         self._timeline: Any = None  # a Timeline from __enter__ on
         self._finished = False
         self._hooks: Any = None
+        self._extras: Any = None  # Extras, from __enter__ on
         self._traces = Traces(
             sink, self._write, convert, chosen_steps(trace_steps) if trace_steps else None
         )
@@ -140,6 +141,7 @@ class Recorder:
         """Start watching. Imports torch. Raises OSError if nothing can be written at all."""
         import torch
 
+        from gpuprobe.sampler.extras import Extras
         from gpuprobe.sampler.hooks import Hooks
         from gpuprobe.sampler.recompute import in_engine
         from gpuprobe.sampler.sources import CudaCounters
@@ -165,6 +167,8 @@ class Recorder:
             else:
                 reader.sources.append(self._traces.start_cpu(self._timeline, self._fault))
                 self._timeline.restart()
+        self._extras = Extras(lambda spot: self._blind((spot,)))
+        self._extras.collectives.install()
         self._hooks = Hooks(self, self._given)
         self._hooks.install(every_module=self._traces.cpu is not None)
         if self._given is not None:
@@ -296,9 +300,19 @@ class Recorder:
 
     @_guarded
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._extras.placement.wanted:
+            self._extras.placement.inputs((*args, *kwargs.values()))
         if self._traces.cpu is not None:
             self._traces.cpu.mark_inputs(args)
             self._traces.cpu.mark_inputs(kwargs.values())
+
+    @_guarded
+    def loaded(self, batch: Any) -> None:
+        self._extras.placement.batch(batch)
+
+    @_guarded
+    def forward_done(self, module: Any) -> None:
+        self._extras.collectives.forward_done(module)
 
     @_guarded
     def found_models(self, models: list[Any]) -> None:
@@ -393,8 +407,11 @@ class Recorder:
     def _walk(self) -> dict[int, Any]:
         from gpuprobe.sampler.tensors import walk
 
-        models = [model for model in (ref() for ref in self._models) if model is not None]
-        return walk(models, self._optimizers)
+        return walk(self._living(), self._optimizers)
+
+    def _living(self) -> list[Any]:
+        """The models that are alive."""
+        return [model for model in (ref() for ref in self._models) if model is not None]
 
     def _close_step(self, ended_by: str) -> None:
         """End the step here and write it, together with what an earlier record of it had."""
@@ -417,6 +434,7 @@ class Recorder:
             traces=traces,
             ended_by=ended_by,
         )
+        step = self._extras.add_to(step, self._living())
         self._write(lambda: self._sink.step(step))
         self._traces.step_written(step)
         self._last, self._last_traces = segments, traces
@@ -464,6 +482,8 @@ class Recorder:
         try:
             if self._hooks is not None:
                 self._hooks.remove()
+            if self._extras is not None:
+                self._extras.collectives.remove()
             if not self._traces.stop():
                 self._faults.append("the dispatch mode stays: another mode lies above it")
         except Exception as error:  # noqa: BLE001 - leaving must not end the program either

@@ -322,6 +322,7 @@ def hooks_of_torch() -> list[Any]:
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
     return [
+        [vars(owner).get(name) for owner, name in _patched()],
         torch.autograd._engine_run_backward,
         torch.utils.data.dataloader._BaseDataLoaderIter.__next__,
         torch.compile,
@@ -331,4 +332,21 @@ def hooks_of_torch() -> list[Any]:
         dict(optimizer._global_optimizer_pre_hooks),
         dict(optimizer._global_optimizer_post_hooks),
         list(_get_current_dispatch_mode_stack()),
+    ]
+
+
+def _patched() -> list[tuple[Any, str]]:
+    """Places where the recorder puts functions of its own."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+    from torch.utils import checkpoint as checkpoints
+
+    names = [name for name in dir(distributed_c10d) if callable(getattr(distributed_c10d, name))]
+    return [
+        (torch.UntypedStorage, "resize_"),
+        (torch._C._distributed_c10d.Work, "wait"),
+        (checkpoints._recomputation_hook, "__enter__"),
+        (checkpoints._recomputation_hook, "__exit__"),
+        (checkpoints.CheckpointFunction, "backward"),
+        *((owner, name) for owner in (dist, distributed_c10d) for name in names),
     ]

@@ -16,6 +16,8 @@ from programs import Net
 import gpuprobe
 from gpuprobe.model.memory import Category
 from gpuprobe.model.recording import Recording
+from gpuprobe.model.values import Unavailable
+from gpuprobe.sampler.collectives import DDP
 
 HERE = Path(__file__).resolve().parent
 PARAMETERS = sum(p.nbytes for p in Net().parameters())
@@ -95,3 +97,49 @@ def test_sharded_parameters_are_seen_whole_while_they_are_whole(folder: Path) ->
     assert tensors.by_category[Category.GRADIENT] == PARAMETERS // WORLD
     assert bytes_of(recording, Category.PARAMETER) >= PARAMETERS + PARAMETERS // WORLD
     assert bytes_of(recording, Category.GRADIENT_BUCKET) >= PARAMETERS // WORLD
+
+
+def calls(recording: Recording, step: int = 1) -> dict[str, tuple[int, int]]:
+    """Of every rank alike: operation -> (count, bytes)."""
+    by_rank = [
+        {call.op: (call.count, call.bytes) for call in rank.steps[step].collectives}
+        for rank in recording.ranks
+    ]
+    assert all(found == by_rank[0] for found in by_rank)
+    return by_rank[0]
+
+
+@pytest.mark.parametrize("level", ["counters", "trace"])
+def test_collectives_by_hand_are_counted(folder: Path, level: str) -> None:
+    recording = load(folder, "by_hand", level)
+    tensors = len(list(Net().parameters()))
+    assert calls(recording) == {
+        "all_reduce": (tensors + 1, PARAMETERS + 4),  # every gradient, and the loss
+        "wait": (tensors, 0),
+        "barrier": (1, 0),
+    }
+    for rank in recording.ranks:
+        for call in rank.steps[1].collectives:
+            assert not isinstance(call.host_ns, Unavailable)
+            assert 0 < call.host_ns < rank.steps[1].duration_ns
+
+
+def test_the_exchange_of_data_parallelism_is_counted(folder: Path) -> None:
+    for step in (0, 1, 3):
+        assert calls(load(folder, "data_parallel", "counters"), step) == {DDP: (1, PARAMETERS)}
+    # One of the two backward passes of a step is under no_sync().
+    assert calls(load(folder, "bucket_views", "counters")) == {DDP: (1, PARAMETERS)}
+    (rank, _) = load(folder, "data_parallel", "counters").ranks
+    assert [spot.what.partition(":")[0] for spot in rank.blind_spots] == [
+        "collectives of DistributedDataParallel"
+    ]
+
+
+def test_the_exchange_of_sharded_parameters_is_counted(folder: Path) -> None:
+    found = calls(load(folder, "fully_sharded", "counters"))
+    gathers = next(found[op] for op in found if op.startswith("all_gather"))
+    reduces = next(found[op] for op in found if op.startswith("reduce_scatter"))
+    # Two groups (the body, and the rest), each put together for the forward pass, and the body
+    # again for the backward pass; each reduced once.
+    assert gathers[0] == 3
+    assert reduces == (2, PARAMETERS)

@@ -1,0 +1,254 @@
+"""The usual mistakes of where things are, as findings: pure functions over what was recorded.
+
+Every rule needs evidence in the recording and says what it saw. Nothing is said of a program
+without a GPU: there, everything is on the CPU, and rightly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from gpuprobe.model.findings import Finding, Fix, Level
+from gpuprobe.model.recording import RankRecording
+from gpuprobe.model.session import Placed, Step
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.values import Peak, Unavailable
+
+__all__ = ["RULES", "PlacementRule", "imbalance", "misplaced", "placement_of"]
+
+SMALL_PART = 0.10
+"""A part of the model on a device of its own with less than this share of the model's bytes was
+hardly put there to make room: it looks forgotten."""
+
+MUCH_MORE = 1.25
+"""The output device of DataParallel is named from this ratio of its peak to the others' mean on:
+below that, gathering the outputs costs less than a replica differs by chance."""
+
+_NO_DEVICE = ("cpu", "meta")
+
+
+class PlacementRule(NamedTuple):
+    """A rule's id, its short name, and what is checked."""
+
+    id: str
+    kind: str
+    checks: str
+
+
+RULES = (
+    PlacementRule("GP301", "module-on-cpu", "No module of a model on a GPU is left on the CPU"),
+    PlacementRule("GP302", "split-model", "A model is on one GPU, or on several on purpose"),
+    PlacementRule("GP303", "pageable-batches", "Batches are copied to the GPU from pinned memory"),
+    PlacementRule("GP304", "wrong-gpu", "Inputs and memory are on the model's own GPU"),
+    PlacementRule("GP305", "data-parallel-imbalance", "DataParallel loads its GPUs alike"),
+)
+
+
+class _Seen(NamedTuple):
+    """One rank: what is where, in each of its first steps, and all its steps."""
+
+    placed: tuple[Placed, ...]
+    steps: Sequence[Step]
+    local_rank: int
+    world_size: int
+
+    def of(self, what: str) -> list[Placed]:
+        return [item for item in self.placed if item.what == what]
+
+    def bytes_by_device(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for item in self.of("module"):
+            found[item.device] = found.get(item.device, 0) + item.bytes
+        return found
+
+    def gpus(self) -> list[str]:
+        return [device for device in self.bytes_by_device() if device not in _NO_DEVICE]
+
+
+def placement_of(steps: Iterable[Step]) -> tuple[Placed, ...]:
+    """What is where: the last that was recorded of it. Empty where nothing was."""
+    latest: tuple[Placed, ...] = ()
+    for step in steps:
+        latest = step.placement or latest
+    return latest
+
+
+def misplaced(rank: RankRecording) -> list[Finding]:
+    """What is on the wrong device, or gets to its device the slow way."""
+    session = rank.session
+    seen = _Seen(placement_of(rank.steps), rank.steps, session.local_rank, session.world_size)
+    if not seen.gpus():
+        return []
+    return [finding for check in _CHECKS for finding in check(seen)]
+
+
+def _module_on_cpu(seen: _Seen) -> Iterator[Finding]:
+    gpus = seen.gpus()
+    for item in seen.of("module"):
+        if item.device != "cpu" or not item.bytes:
+            continue
+        yield _finding(
+            "GP301",
+            Level.WARNING,
+            f"{item.name} ({item.kind}, {human_bytes(item.bytes)}) is on the CPU, the rest of the "
+            f"model on {_listed(gpus)}",
+            (("module", item.name), ("device", "cpu"), ("bytes", str(item.bytes))),
+            Fix(
+                "Move it with the rest; a list of modules must be a ModuleList, and a tensor of "
+                "the model a Parameter or a registered buffer, to be moved with it.",
+                f'model.to("{gpus[0]}")',
+            ),
+            item.name,
+        )
+
+
+def _split_model(seen: _Seen) -> Iterator[Finding]:
+    by_device = {d: n for d, n in seen.bytes_by_device().items() if d not in _NO_DEVICE}
+    if len(by_device) < 2:
+        return
+    total = sum(by_device.values())
+    largest = max(by_device, key=lambda device: by_device[device])
+    parts = ", ".join(f"{human_bytes(n)} on {d}" for d, n in sorted(by_device.items()))
+    small = [d for d, n in by_device.items() if n < SMALL_PART * total]
+    names = [item.name for item in seen.of("module") if item.device in small][:3]
+    if small:
+        message = (
+            f"{_listed(names)} {'is' if len(names) == 1 else 'are'} on {_listed(small)}, apart "
+            f"from the rest of the model on {largest} ({parts}): activations are copied between "
+            "GPUs for it"
+        )
+    else:
+        message = f"the model is split over {len(by_device)} GPUs: {parts}"
+    yield _finding(
+        "GP302",
+        Level.WARNING if small else Level.NOTE,
+        message,
+        tuple(sorted((d, str(n)) for d, n in by_device.items())),
+        Fix("If it is not meant: put the whole model on one GPU.", f'model.to("{largest}")'),
+    )
+
+
+def _pageable(seen: _Seen) -> Iterator[Finding]:
+    size = sum(item.bytes for item in seen.of("batch") if item.kind == "pageable")
+    if not size:
+        return
+    yield _finding(
+        "GP303",
+        Level.WARNING,
+        f"the DataLoader gives {human_bytes(size)} a step in pageable memory, which CUDA copies "
+        "through a buffer of its own while the program waits",
+        (("bytes per step", str(size)),),
+        Fix(
+            "Pin the loader's memory, and copy without waiting.",
+            "DataLoader(…, pin_memory=True); batch.to(device, non_blocking=True)",
+        ),
+    )
+
+
+def _wrong_gpu(seen: _Seen) -> Iterator[Finding]:
+    gpus = seen.gpus()
+    for item in seen.of("input"):
+        if item.device.startswith("cuda") and item.device not in gpus:
+            yield _finding(
+                "GP304",
+                Level.WARNING,
+                f"the model on {_listed(gpus)} is called with inputs on {item.device} "
+                f"({human_bytes(item.bytes)} a step)",
+                (("inputs", item.device), ("model", ", ".join(gpus))),
+                Fix("Put the inputs where the model is.", f'x.to("{gpus[0]}")'),
+                item.device,
+            )
+    used = {item.device for item in seen.placed}
+    if any(item.kind == "DataParallel" for item in seen.placed):
+        return  # its replicas come and go: no module is on their devices between steps
+    for step in seen.steps[-1:]:
+        for window in step.windows:
+            allocated = window.end.allocated
+            stray = window.device.startswith("cuda") and window.device not in used
+            if stray and not isinstance(allocated, Unavailable) and allocated:
+                yield _finding(
+                    "GP304",
+                    Level.WARNING,
+                    f"{human_bytes(allocated)} are allocated on {window.device}, where neither "
+                    f"the model nor its inputs are (they are on {_listed(gpus)})"
+                    + (
+                        f"; this is local rank {seen.local_rank} of {seen.world_size} ranks"
+                        if seen.world_size > 1
+                        else ""
+                    ),
+                    (("device", window.device), ("allocated", str(allocated))),
+                    Fix(
+                        "Choose the GPU before the first tensor is made; a device 'cuda' without "
+                        "a number is the current one.",
+                        f"torch.cuda.set_device({gpus[0].partition(':')[2] or 0})",
+                    ),
+                    window.device,
+                )
+
+
+def _data_parallel(seen: _Seen) -> Iterator[Finding]:
+    if not any(item.kind == "DataParallel" for item in seen.of("module")):
+        return
+    found = imbalance(seen.steps)
+    if found is None:
+        return
+    device, most, others = found
+    yield _finding(
+        "GP305",
+        Level.WARNING,
+        f"DataParallel: {device} peaks at {human_bytes(most)}, the other GPUs at "
+        f"{human_bytes(others)} on average. It holds the parameters, the optimizer's state and "
+        "the gathered outputs, and so decides the batch size for all",
+        (("output device", device), ("its peak", str(most)), ("others' mean peak", str(others))),
+        Fix(
+            "Use DistributedDataParallel, with one process for each GPU; or compute the loss "
+            "inside the module, so that only scalars are gathered.",
+            "torch.nn.parallel.DistributedDataParallel(model)",
+        ),
+        device,
+    )
+
+
+def imbalance(steps: Sequence[Step]) -> tuple[str, int, int] | None:
+    """(device, its peak, the mean peak of the others), where one GPU peaks at more than
+    `MUCH_MORE` times the others' mean in the last full step; None where they are alike. Bytes.
+    """
+    full = [step for step in steps if step.ended_by != "end"] or list(steps)
+    peaks = {
+        window.device: window.peak_allocated.at_least
+        for step in full[-1:]
+        for window in step.windows
+        if window.device.startswith("cuda") and isinstance(window.peak_allocated, Peak)
+    }
+    if len(peaks) < 2:
+        return None
+    device = max(peaks, key=lambda name: peaks[name])
+    others = [peak for name, peak in peaks.items() if name != device]
+    mean = sum(others) // len(others)
+    return (device, peaks[device], mean) if peaks[device] > MUCH_MORE * mean else None
+
+
+_CHECKS: tuple[Callable[[_Seen], Iterator[Finding]], ...] = (
+    _module_on_cpu,
+    _split_model,
+    _pageable,
+    _wrong_gpu,
+    _data_parallel,
+)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def _finding(
+    rule: str,
+    level: Level,
+    message: str,
+    evidence: tuple[tuple[str, str], ...],
+    fix: Fix,
+    subject: str = "",
+) -> Finding:
+    kind = next(known.kind for known in RULES if known.id == rule)
+    return Finding(rule, kind, level, message, evidence, fix=fix, subject=subject)

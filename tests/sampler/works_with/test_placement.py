@@ -1,0 +1,144 @@
+"""What is on the wrong device is found, on virtual GPUs; what is right is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conservation import check_steps
+from programs import Net, Rows
+from report_builders import rank_recording
+from sinks import KeepingSink
+from test_several_devices import Split
+from torch import nn
+
+import gpuprobe
+from gpuprobe.analysis.placement import RULES, misplaced, placement_of
+from gpuprobe.api.watch import _convert
+from gpuprobe.model.findings import Finding
+from gpuprobe.sampler.recorder import Recorder
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def trained(net: nn.Module, to: str | None = "cuda", **loading: Any) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for x in torch.utils.data.DataLoader(Rows(), batch_size=8, **loading):
+        optimizer.zero_grad()
+        y = net(x if to is None else x.to(to))
+        y.square().mean().backward()
+        optimizer.step()
+
+
+def findings(program: Callable[[], None], gpus: str = "2xa100-40gb") -> list[Finding]:
+    sink = KeepingSink()
+    with gpuprobe.virtual_gpu(gpus), Recorder(sink, convert=_convert):
+        program()
+    assert sink.ends[0].gpuprobe_faults == ()
+    assert placement_of(sink.steps)
+    check_steps(sink.steps, sink.traces)
+    return misplaced(rank_recording(sink.steps))
+
+
+def rules(found: list[Finding]) -> list[str]:
+    return [finding.rule for finding in found]
+
+
+def test_a_program_that_does_it_right() -> None:
+    assert findings(lambda: trained(Net().cuda(), pin_memory=True)) == []
+
+
+def test_without_a_gpu_nothing_is_wrong() -> None:
+    sink = KeepingSink()
+    with Recorder(sink):
+        trained(Net(), to=None)
+    assert {item.device for item in placement_of(sink.steps)} == {"cpu"}
+    assert {item.what for item in placement_of(sink.steps)} == {"module", "input", "batch"}
+    assert misplaced(rank_recording(sink.steps)) == []
+
+
+def test_a_module_left_on_the_cpu() -> None:
+    class Forgets(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(16, 64)
+            self.head = nn.Linear(64, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.relu(self.body(x)).cpu())
+
+    def program() -> None:
+        net = Forgets()
+        net.body.cuda()
+        trained(net, pin_memory=True)
+
+    (found,) = findings(program, "a100-40gb")
+    assert found.rule == "GP301"
+    assert "Forgets.head (Linear, 1.0 KiB) is on the CPU" in found.message
+    assert dict(found.evidence)["bytes"] == str((64 * 4 + 4) * 4)
+
+
+def test_batches_that_are_not_pinned() -> None:
+    (found,) = findings(lambda: trained(Net().cuda()), "a100-40gb")
+    assert found.rule == "GP303"
+    assert dict(found.evidence) == {"bytes per step": str(8 * 16 * 4)}
+    assert found.fix is not None
+    assert "pin_memory=True" in found.fix.code
+
+
+def test_a_split_model_is_mentioned_and_a_forgotten_part_warned_about() -> None:
+    even = findings(lambda: trained(Split(), "cuda:0", pin_memory=True))
+    assert [(f.rule, f.level.value) for f in even] == [("GP302", "note")]
+
+    class Uneven(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(16, 512).to("cuda:0")
+            self.head = nn.Linear(512, 1).to("cuda:1")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.body(x).to("cuda:1"))
+
+    (found,) = findings(lambda: trained(Uneven(), "cuda:0", pin_memory=True))
+    assert (found.rule, found.level.value) == ("GP302", "warning")
+    assert "Uneven.head is on cuda:1" in found.message
+
+
+def test_inputs_and_memory_on_a_gpu_that_is_not_the_models() -> None:
+    class Moves(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.to("cuda:1"))
+
+    found = findings(lambda: trained(Moves().to("cuda:1"), "cuda:0", pin_memory=True))
+    assert rules(found) == ["GP304"]
+    assert "inputs on cuda:0" in found[0].message
+    kept = []
+
+    def stray() -> None:
+        kept.append(torch.ones(1 << 18, device="cuda"))  # meant for the model's GPU
+        trained(Net().to("cuda:1"), "cuda:1", pin_memory=True)
+
+    (found_stray,) = findings(stray)
+    assert found_stray.rule == "GP304"
+    assert "1.0 MiB are allocated on cuda:0" in found_stray.message
+    kept.clear()
+
+
+def test_the_output_device_of_data_parallel() -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 1 << 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    found = findings(lambda: trained(nn.DataParallel(Wide().cuda()), pin_memory=True))
+    assert rules(found) == ["GP305"]
+    assert dict(found[0].evidence)["output device"] == "cuda:0"
+
+
+def test_every_rule_has_a_number_of_its_own() -> None:
+    assert len({rule.id for rule in RULES}) == len({rule.kind for rule in RULES}) == len(RULES)
