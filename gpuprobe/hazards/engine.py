@@ -225,6 +225,10 @@ class Engine:
         if block is not None:
             block.uses.add(actor)
 
+    def idle(self, actor: int) -> bool:
+        """Whether the host has waited for everything that was launched on a stream."""
+        return self._clocks[HOST][actor] >= self._clocks[actor][actor]
+
     # -- work
 
     def launch(

@@ -13,6 +13,7 @@ from gpuprobe.hazards.footprint import Footprint, of_tensor
 from gpuprobe.hazards.ledger import SyncLedger
 from gpuprobe.hazards.rules import ALSO_WRITTEN
 from gpuprobe.model.findings import Location
+from gpuprobe.virtual import host_watch
 from gpuprobe.virtual.machine import PINNED, Brand, Machine, is_meta
 from gpuprobe.virtual.patches import Patches
 
@@ -42,6 +43,8 @@ _SYNCS: Final = {
     "equal": "equal",
     "bincount": "unique",
 }
+# The host learns how many there are, and launches the kernel that writes them after that.
+_SYNCS_FIRST: Final = frozenset({"nonzero", "mask", "repeat_interleave"})
 
 
 _is_contiguous = torch._C.TensorBase.is_contiguous
@@ -100,6 +103,7 @@ class Feed:
         for module in (torch.autograd.graph, torch.autograd):
             if getattr(module, "_engine_run_backward", None) is original:
                 patches.set(module, "_engine_run_backward", run_backward)
+        host_watch.install(self, patches)
         # What exists already was made before the watch.
         for brand in list(self.machine.brands.values()):
             self.born(brand)
@@ -153,6 +157,10 @@ class Feed:
             self.engine.free(old.address + brand.place * _SPACE)
         self.born(brand)
 
+    def idle(self, index: int, number: int) -> bool:
+        """Whether the host has waited for all that was launched on a stream."""
+        return self.engine.idle(self.engine.stream(index, number))
+
     def record_stream(self, brand: Brand, number: int) -> None:
         address = self._address(brand)
         if address is not None:
@@ -202,11 +210,13 @@ class Feed:
         site = _site()
         first = args[0] if args else None
         shape = first.shape if isinstance(first, torch.Tensor) else ()
-        self._launch(index, (plan.name, shape), accesses, site)
         reason = plan.reason or (self._masked(plan, args) if plan.indexes else None)
         if reason == "repeat_interleave" and kwargs.get("output_size") is not None:
             reason = None
-        if reason is not None:
+        if reason in _SYNCS_FIRST:
+            self._sync(reason, site, index)
+        self._launch(index, (plan.name, shape), accesses, site)
+        if reason is not None and reason not in _SYNCS_FIRST:
             self._sync(reason, site, index)
 
     def _argument_names(self, func: Any) -> list[str]:
@@ -227,7 +237,11 @@ class Feed:
             return
         actor = self._actor(index)
         backward = self._backward[-1] if self._backward else None
-        if backward is not None and torch._C._current_autograd_node() is not None:
+        if (
+            backward is not None
+            and torch._C._current_autograd_node() is not None
+            and not self.machine.stream_chosen(index)
+        ):
             # The engine makes each node's stream wait for the streams of its inputs.
             for other in backward["actors"]:
                 if other != actor:
@@ -287,7 +301,11 @@ class Feed:
                 return
             if reason:
                 self._sync(reason, site, index)
-            elif not source.numel() or not blocking:
+            elif not blocking:
+                # The host waits until the source is staged, not until it has arrived (CUDA
+                # runtime API: "API synchronization behavior").
+                self.ledger.add("copy from pageable memory", site, allowed=self.allowed > 0)
+            elif not source.numel():
                 self._sync("copy from pageable memory", site, index)
             else:
                 self._quiet(index, site)
@@ -340,6 +358,24 @@ class Feed:
         found = self._touch(tensor)
         if found is not None:
             self.engine.host_access(found[0], found[1], write, op, _site(), note)
+
+    def host_bytes(self, tensor: Any, low: int, high: int, write: bool, op: str) -> None:
+        """The host touches bytes ``low`` to ``high`` (exclusive) of a pinned tensor's storage,
+        through NumPy.
+        """
+        brand = self.machine.brands.get(tensor.untyped_storage()._cdata)
+        address = None if brand is None else self._address(brand)
+        if address is not None and low < high:
+            where = Footprint(address + low, address + high)
+            self.engine.host_access(address, where, write, op, _site(), "numpy")
+
+    def device_read(self, tensor: Any, index: int, op: str) -> None:
+        """The host reads a device's tensor out of sight of the dispatcher, and waits for it."""
+        accesses: list[tuple[int, Footprint, bool]] = []
+        self._add(accesses, tensor, False)
+        site = _site()
+        self._launch(index, (op, tensor.shape), accesses, site)
+        self._sync(op, site, index)
 
     def declared(self, reads: Any, writes: Any, stream: Any) -> None:
         """A kernel launched outside the dispatcher, as its author describes it."""
@@ -407,13 +443,18 @@ class Feed:
             self.engine.stream(index, self.machine.local.streams.get(index, 0))
             for index in range(len(self.machine.devices))
         }
-        self._backward.append({"actors": set(callers), "callers": callers, "written": {}})
+        local = self.machine.local
+        self._backward.append(
+            {"actors": set(callers), "callers": callers, "written": {}, "base": local.base}
+        )
+        local.base = dict(local.streams)
 
     def backward_ends(self) -> None:
         """The streams current where backward was called wait for all that it used; what it
         wrote counts as written there (torch's notes: "Stream semantics of backward passes").
         """
         state = self._backward.pop()
+        self.machine.local.base = state["base"]
         engine = self.engine
         site = _site()
         for caller in state["callers"]:

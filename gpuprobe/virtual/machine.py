@@ -55,6 +55,8 @@ class Local(threading.local):
     def __init__(self) -> None:
         self.device = 0
         self.streams: dict[int, int] = {}
+        # The streams that were current where backward was called, while it is followed.
+        self.base: dict[int, int] | None = None
         self.birth: int | None = None  # the place of storages that the call at hand makes
         self.entered = False  # the keys and the dispatch mode are on in this thread
         self.inside = False  # a kernel is at work: tensors answer what torch made them
@@ -214,11 +216,18 @@ class Machine:
         if not self.many_streams:
             return 0
         node = torch._C._current_autograd_node()
-        if node is not None:
+        if node is not None and not self.stream_chosen(index):
             found = self._then(node._sequence_nr(), index)
             if found is not None:
                 return found
         return self.local.streams.get(index, 0)
+
+    def stream_chosen(self, index: int) -> bool:
+        """Whether code within the backward pass (a hook, a function of the program's own) has
+        made another stream current than it was called on.
+        """
+        base = self.local.base
+        return base is not None and self.local.streams.get(index, 0) != base.get(index, 0)
 
     def switch(self, index: int, stream: int) -> None:
         """Make ``stream`` this thread's current one on a device."""

@@ -1,61 +1,150 @@
-"""A NumPy view of pinned memory that tells the hazard engine when it is used."""
+"""NumPy views of pinned memory that tell the hazard engine when they are used."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["watched"]
+__all__ = ["origin", "watched"]
+
+_READS: Final = (
+    *("all", "any", "argmax", "argmin", "argpartition", "argsort", "astype", "choose", "clip"),
+    *("compress", "conj", "conjugate", "copy", "cumprod", "cumsum", "dot", "dump", "dumps"),
+    *("flatten", "item", "max", "mean", "min", "nonzero", "prod", "repeat", "round"),
+    *("searchsorted", "std", "sum", "take", "tobytes", "tofile", "tolist", "trace", "var"),
+    *("__iter__", "__bool__", "__float__", "__int__", "__complex__", "__index__"),
+    *("__contains__", "__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__"),
+    *("__format__", "__str__", "__repr__"),
+)
+_WRITES: Final = ["fill", "partition", "put", "setfield", "sort"]
+_WRITING_FUNCTIONS: Final = frozenset({"copyto", "put", "place", "putmask", "fill_diagonal"})
+
+_class: Any = None
 
 
 def watched(feed: Any, tensor: Any, array: Any) -> Any:
-    """``array`` as a subclass that reports reads and writes of ``tensor``'s memory. Taking the
-    array reads nothing by itself.
+    """``array`` as a subclass that reports reads and writes of its part of ``tensor``'s memory,
+    for as long as the array, or a view of it, lives. Taking the array reads nothing by itself.
     """
+    made = array.view(_array_class())
+    made._feed, made._tensor = feed, tensor
+    return made
+
+
+def origin(array: Any) -> tuple[Any, int] | None:
+    """The tensor whose memory an array of `watched` shares, and the array's first byte in the
+    tensor's storage; None for all other objects.
+    """
+    if _class is None or not isinstance(array, _class) or array._tensor is None:
+        return None
+    tensor = array._tensor
+    return tensor, array.__array_interface__["data"][0] - tensor.untyped_storage().data_ptr()
+
+
+def _array_class() -> Any:
+    global _class
+    if _class is None:
+        _class = _make_class()
+    return _class
+
+
+def _make_class() -> Any:
     import numpy as np  # there already: torch made the array with it
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, PinnedArray):
+            return value.view(np.ndarray)
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(plain, value))
+        return value
 
     class PinnedArray(np.ndarray):
         """Reports what goes through Python; C code that takes the buffer is not seen."""
 
+        _feed: Any = None
+        _tensor: Any = None
+
+        def __array_finalize__(self, other: Any) -> None:
+            # Views of a watched array are watched; copies have memory of their own.
+            if isinstance(other, PinnedArray) and other._tensor is not None:
+                low, high = _bounds(self)
+                first, last = _bounds(other)
+                if first <= low and high <= last:
+                    self._feed, self._tensor = other._feed, other._tensor
+
         def _tell(self, write: bool, op: str) -> None:
-            feed.host_use(tensor, write, op, "numpy")
+            if self._tensor is not None:
+                low, high = _bounds(self)
+                start = self._tensor.untyped_storage().data_ptr()
+                self._feed.host_bytes(self._tensor, low - start, high - start, write, op)
 
         def __getitem__(self, key: Any) -> Any:
+            found = super().__getitem__(key)
+            if isinstance(found, PinnedArray) and found._tensor is not None:
+                return found  # a view: nothing is read yet
             self._tell(False, "numpy index")
-            return np.asarray(self)[key]
+            return plain(found)
 
         def __setitem__(self, key: Any, value: Any) -> None:
-            self._tell(True, "numpy assignment")
-            np.asarray(self)[key] = value
+            part = super().__getitem__(key)
+            view = isinstance(part, PinnedArray) and part._tensor is not None
+            (part if view else self)._tell(True, "numpy assignment")
+            plain(self)[key] = plain(value)
 
         def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+            name = f"numpy {ufunc.__name__}"
             outputs = kwargs.get("out", ())
-            self._tell(any(item is self for item in outputs), f"numpy {ufunc.__name__}")
-            plain = [np.asarray(item) if isinstance(item, PinnedArray) else item for item in inputs]
+            for item in inputs:
+                if isinstance(item, PinnedArray):
+                    item._tell(method == "at" and item is inputs[0], name)
+            for item in outputs:
+                if isinstance(item, PinnedArray):
+                    item._tell(True, name)
             if outputs:
-                kwargs["out"] = tuple(
-                    np.asarray(item) if isinstance(item, PinnedArray) else item for item in outputs
-                )
-            return getattr(ufunc, method)(*plain, **kwargs)
+                kwargs["out"] = plain(tuple(outputs))
+            result = getattr(ufunc, method)(*plain(inputs), **kwargs)
+            # ``a += 1`` binds the name to what comes back: the watched array, not the plain one.
+            return outputs[0] if len(outputs) == 1 else result
 
         def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-            self._tell(func.__name__ in ("copyto", "put", "place"), f"numpy {func.__name__}")
-            plain = [np.asarray(item) if isinstance(item, PinnedArray) else item for item in args]
-            return func(*plain, **kwargs)
+            write = func.__name__ in _WRITING_FUNCTIONS
+            for at, item in enumerate(_flat((*args, *kwargs.values()))):
+                if isinstance(item, PinnedArray):
+                    item._tell(write and at == 0, f"numpy {func.__name__}")
+            return func(*plain(args), **{name: plain(value) for name, value in kwargs.items()})
 
-        def fill(self, value: Any) -> None:
-            self._tell(True, "numpy fill")
-            np.asarray(self).fill(value)
+    def telling(name: str, write: bool) -> Any:
+        original = getattr(np.ndarray, name)
 
-        def sum(self, *args: Any, **kwargs: Any) -> Any:
-            self._tell(False, "numpy sum")
-            return np.asarray(self).sum(*args, **kwargs)
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            self._tell(write, f"numpy {name.strip('_')}")
+            return original(plain(self), *args, **kwargs)
 
-        def tolist(self) -> Any:
-            self._tell(False, "numpy tolist")
-            return np.asarray(self).tolist()
+        method.__name__ = name
+        return method
 
-        def copy(self, order: Any = "C") -> Any:
-            self._tell(False, "numpy copy")
-            return np.asarray(self).copy(order)
+    for name in _READS:
+        setattr(PinnedArray, name, telling(name, False))
+    for name in _WRITES:
+        setattr(PinnedArray, name, telling(name, True))
+    return PinnedArray
 
-    return array.view(PinnedArray)
+
+def _flat(values: Any) -> Any:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _bounds(array: Any) -> tuple[int, int]:
+    """Addresses of the first byte and of the one after the last."""
+    low = high = array.__array_interface__["data"][0]
+    for size, stride in zip(array.shape, array.strides, strict=True):
+        if size == 0:
+            return low, low
+        if stride < 0:
+            low += (size - 1) * stride
+        else:
+            high += (size - 1) * stride
+    return low, high + array.itemsize

@@ -152,9 +152,12 @@ def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
         brand = machine.brand_of(tensor)
         if brand is None or brand.place < 0 or brand.block is None:
             return
-        machine.devices[brand.place].record_stream(brand.block, stream.number)
-        if machine.observer is not None:
-            machine.observer.record_stream(brand, stream.number)
+        observer = machine.observer
+        # The event that the allocator records for an idle stream is done at once.
+        if observer is None or not observer.idle(brand.place, stream.number):
+            machine.devices[brand.place].record_stream(brand.block, stream.number)
+        if observer is not None:
+            observer.record_stream(brand, stream.number)
 
     patches.set(torch.Tensor, "record_stream", record_stream)
 
@@ -230,6 +233,29 @@ def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
         raise values.not_modelled("__cuda_array_interface__: code outside torch on the tensor")
 
     patches.set(torch.Tensor, "__cuda_array_interface__", property(interface))
+
+    import torch.utils.dlpack as dlpack
+
+    original_from, original_to = dlpack.from_dlpack, dlpack.to_dlpack
+    capsules: dict[int, tuple[Any, Any]] = {}  # as a capsule does, these keep their tensor alive
+
+    def from_dlpack(data: Any, *args: Any, **kwargs: Any) -> Any:
+        """Memory of a virtual device stays that device's."""
+        _, tensor = capsules.pop(id(data), (None, data))
+        if isinstance(tensor, torch.Tensor) and machine.brand_of(tensor) is not None:
+            return tensor.detach()
+        return original_from(data, *args, **kwargs)
+
+    def to_dlpack(tensor: Any) -> Any:
+        if machine.brand_of(tensor) is None:
+            return original_to(tensor)
+        capsule = object()
+        capsules[id(capsule)] = (capsule, tensor)
+        return capsule
+
+    patches.set(dlpack, "to_dlpack", to_dlpack)
+    for module in (dlpack, torch):
+        patches.set(module, "from_dlpack", from_dlpack)
 
 
 _LEGACY = {

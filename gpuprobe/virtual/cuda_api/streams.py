@@ -97,6 +97,7 @@ def install(machine: Machine, patches: Patches) -> None:
             return _LOW, _HIGH
 
         def query(self) -> bool:
+            tell("stream_synchronize", self.device_index, self.number)
             return True
 
         def is_capturing(self) -> bool:
