@@ -23,7 +23,7 @@ def judge(case: Case, text: str) -> Any:
     name = f"<corpus {case.name}>.py"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     code = compile(text, name, "exec")
-    with gpuprobe.virtual_gpu("h100-80gb"):
+    with gpuprobe.virtual_gpu("h100-80gb" if case.gpus == 1 else f"{case.gpus}xh100-80gb"):
         place = {"torch": torch, "cuda": torch.cuda, "nn": nn, "F": F, "s": torch.cuda.Stream()}
         with gpuprobe.detect_hazards() as found:
             exec(code, place)
