@@ -26,6 +26,9 @@ from gpuprobe.analysis.peaks import (
     host_peak,
     overall_peak,
 )
+from gpuprobe.analysis.placement import misplaced, placement_of
+from gpuprobe.analysis.ranks import compare_ranks, comparison
+from gpuprobe.analysis.time_shares import time_shares
 from gpuprobe.errors import DataError
 from gpuprobe.model.codec import to_plain
 from gpuprobe.model.memory import AllocatorCounts, Category
@@ -96,6 +99,9 @@ def summarize(
         "top_modules": _modules(mark, top),
         "growth": None if growth is None else _growth(growth, top),
         **forensics(site),
+        "time": _time(first),
+        "placement": [_with_defaults(item) for item in placement_of(first.steps)],
+        "rank_comparison": comparison(compare_ranks(recording, sites), top),
         "steps": {
             "highlights": _highlights(site),
             "rows": [_step(rank, step) for rank in recording.ranks for step in rank.steps],
@@ -103,7 +109,7 @@ def summarize(
         "findings": [
             {"rank": rank.session.rank, **_with_defaults(finding)}
             for rank in recording.ranks
-            for finding in rank.findings
+            for finding in (*rank.findings, *misplaced(rank))
         ],
         "blind_spots": _blind_spots(recording, site, mark, statuses),
         "advice": [] if evidence is None else [_with_defaults(a) for a in advise(evidence)],
@@ -356,6 +362,22 @@ def _phase(phase: Phase) -> dict[str, Any]:
 
 def _window(window: DeviceWindow) -> dict[str, Any]:
     return {"device": window.device, "peak_allocated": _bounds(window.peak_allocated)}
+
+
+def _time(rank: RankRecording) -> dict[str, Any] | None:
+    """Where the first rank's time goes; null where it has no step."""
+    shares = time_shares(rank.steps)
+    if shares is None:
+        return None
+    return {
+        "rank": rank.session.rank,
+        "steps": shares.steps,
+        "duration_ns": shares.duration_ns,
+        "phases": [{"path": path, "ns": spent} for path, spent in shares.phases],
+        "outside_phases_ns": shares.between_ns,
+        "collectives_ns": shares.collectives_ns,
+        "collectives": [_with_defaults(call) for call in shares.collectives],
+    }
 
 
 def _highlights(site: PeakSite | None) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
 from gpuprobe.model.text import human_bytes, human_delta, human_ns
+from gpuprobe.reporters import text_ranks
 from gpuprobe.reporters.terminal import Style
 
 __all__ = ["headline", "render", "write"]
@@ -47,6 +48,9 @@ def render(report: Report, style: Style) -> Iterator[str]:
         ("Fragmentation", _fragmentation(report["fragmentation"], style)),
         ("Devices", _devices(report, style)),
         ("Steps", _steps(report, style)),
+        ("Ranks", text_ranks.ranks(report, style)),
+        ("Where things are", text_ranks.placement(report, style)),
+        ("Exchanged with other ranks", text_ranks.time(report, style)),
         ("Findings", _findings(report["findings"], style)),
         ("What this could not see", _blind_spots(report, style)),
         ("What to try first", _advice(report["advice"], style)),

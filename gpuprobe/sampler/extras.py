@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from gpuprobe.analysis.time_shares import joined_calls
 from gpuprobe.model.session import BlindSpot, Collective, Placed, Step
-from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.sampler.collectives import Collectives
 from gpuprobe.sampler.placement import Placement
 
-__all__ = ["Extras", "joined"]
+__all__ = ["Extras"]
 
 
 class Extras:
@@ -28,30 +28,9 @@ class Extras:
         placed = self.placement.take(models) if self.placement.wanted else ()
         index, earlier, placed_earlier = self._last
         if index == step.index:
-            calls = joined(earlier, calls)
+            calls = joined_calls((*earlier, *calls))
             placed = placed or placed_earlier
         self._last = (step.index, calls, placed)
         if not calls and not placed:
             return step
         return replace(step, collectives=calls, placement=placed)
-
-
-def joined(one: Iterable[Collective], two: Iterable[Collective]) -> tuple[Collective, ...]:
-    """The calls of both, by operation, the most bytes first."""
-    sums: dict[str, Collective] = {}
-    for call in (*one, *two):
-        before = sums.get(call.op)
-        if before is None:
-            sums[call.op] = call
-            continue
-        times = (before.host_ns, call.host_ns)
-        spent: int | Unavailable = 0
-        for part in times:
-            if isinstance(part, Unavailable) or isinstance(spent, Unavailable):
-                spent = part if isinstance(part, Unavailable) else spent
-            else:
-                spent += part
-        sums[call.op] = Collective(
-            call.op, before.count + call.count, Bytes(before.bytes + call.bytes), spent
-        )
-    return tuple(sorted(sums.values(), key=lambda call: (-call.bytes, call.op)))

@@ -1,0 +1,76 @@
+"""Where the time of a program's steps goes, and what it exchanges with other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpuprobe.model.session import Collective, Step
+from gpuprobe.model.values import Bytes, Unavailable
+
+__all__ = ["TimeShares", "full_steps", "joined_calls", "time_shares"]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeShares:
+    """The steps that count, summed. ``phases`` are those of depth one, in ns, the longest
+    first; with ``between`` (time of a step in no phase) they sum to ``duration_ns``.
+    ``collectives`` happen within the phases: their time is not in addition to them.
+    """
+
+    steps: int
+    duration_ns: int
+    phases: tuple[tuple[str, int], ...]
+    between_ns: int
+    collectives: tuple[Collective, ...]
+
+    @property
+    def collectives_ns(self) -> int:
+        """How long collectives held up the thread that called them, where that is known."""
+        return sum(
+            call.host_ns for call in self.collectives if not isinstance(call.host_ns, Unavailable)
+        )
+
+
+def full_steps(steps: Sequence[Step]) -> list[Step]:
+    """The steps that tell how long a step takes: not the first, in which everything is done for
+    the first time, and not what came after the last; all of them where no other is there.
+    """
+    whole = [step for step in steps if step.ended_by != "end"]
+    return whole[1:] or whole or list(steps)
+
+
+def time_shares(steps: Sequence[Step]) -> TimeShares | None:
+    """Sum up `full_steps`; None where there is no step."""
+    chosen = full_steps(steps)
+    if not chosen:
+        return None
+    phases: dict[str, int] = {}
+    for step in chosen:
+        for phase in step.phases:
+            if "/" not in phase.path:
+                phases[phase.path] = phases.get(phase.path, 0) + phase.duration_ns
+    total = sum(step.duration_ns for step in chosen)
+    return TimeShares(
+        steps=len(chosen),
+        duration_ns=total,
+        phases=tuple(sorted(phases.items(), key=lambda item: (-item[1], item[0]))),
+        between_ns=total - sum(phases.values()),
+        collectives=joined_calls(call for step in chosen for call in step.collectives),
+    )
+
+
+def joined_calls(calls: Iterable[Collective]) -> tuple[Collective, ...]:
+    """The calls by operation, the most bytes first. A time that is not known stays so."""
+    sums: dict[str, Collective] = {}
+    for call in calls:
+        before = sums.get(call.op)
+        if before is None:
+            sums[call.op] = call
+            continue
+        spent = before.host_ns
+        if not isinstance(spent, Unavailable):
+            spent = call.host_ns if isinstance(call.host_ns, Unavailable) else spent + call.host_ns
+        size = Bytes(before.bytes + call.bytes)
+        sums[call.op] = Collective(call.op, before.count + call.count, size, spent)
+    return tuple(sorted(sums.values(), key=lambda call: (-call.bytes, call.op)))

@@ -1,0 +1,108 @@
+"""Sections of the text report on time, placement, and ranks side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gpuprobe.model.text import human_bytes, human_ns
+from gpuprobe.reporters.terminal import Style
+
+__all__ = ["placement", "ranks", "time"]
+
+Report = dict[str, Any]
+
+_MOST = 5
+
+
+def time(report: Report, style: Style) -> Iterator[str]:
+    """Where the first rank's time goes: only where a phase says more than the step table."""
+    found = report["time"]
+    if found is None or not found["collectives"]:
+        return
+    total = found["duration_ns"] or 1
+    parts = [f"{item['path']} {item['ns'] / total:.0%}" for item in found["phases"]]
+    steps = f"{found['steps']} step{'s' if found['steps'] != 1 else ''}"
+    yield from style.wrapped(f"{steps}: {', '.join(parts)}", first="  ", rest="    ")
+    for call in found["collectives"][:_MOST]:
+        spent = call["host_ns"]
+        held = (
+            f"held up the program {human_ns(spent)} ({spent / total:.0%})"
+            if isinstance(spent, int)
+            else spent["unavailable"]
+        )
+        text = f"{call['op']}: {call['count']}× · {human_bytes(call['bytes'])} · {held}"
+        yield from style.wrapped(text, first="  ", rest="    ")
+
+
+def placement(report: Report, style: Style) -> Iterator[str]:
+    """What is where, if there is more than one place."""
+    rows = [row for row in report["placement"] if row["what"] == "module"]
+    if len({row["device"] for row in rows}) < 2:
+        return
+    for row in rows[: 2 * _MOST]:
+        text = f"{row['device']}: {row['name']} ({row['kind']}, {human_bytes(row['bytes'])})"
+        yield from style.wrapped(text, first="  ", rest="    ")
+    if len(rows) > 2 * _MOST:
+        yield f"  … {len(rows) - 2 * _MOST} more parts"
+
+
+def ranks(report: Report, style: Style) -> Iterator[str]:
+    """The rank with the highest peak and the one the others wait for, and why."""
+    found = report["rank_comparison"]
+    if found is None:
+        return
+    yield from _memory(found, style)
+    yield from _slowest(found, style)
+
+
+def _memory(found: Report, style: Style) -> Iterator[str]:
+    memory = found["memory"]
+    if "unavailable" in memory:
+        yield from style.wrapped(f"memory: {memory['unavailable']}", first="  ", rest="    ")
+        return
+    worst, typical = memory["worst"], memory["typical"]
+    more = worst["bytes"] - typical["bytes"]
+    if not more:
+        text = f"all {found['ranks']} ranks peak at {human_bytes(worst['bytes'])}"
+        yield from style.wrapped(text, first="  ", rest="    ")
+        return
+    text = (
+        f"rank {worst['rank']} peaks highest: {human_bytes(worst['bytes'])} on {worst['device']}"
+        + (f" of {worst['hostname']}" if worst["hostname"] != typical["hostname"] else "")
+        + (f" in step {worst['step']}" if worst["step"] is not None else "")
+        + f", {human_bytes(more)} more than rank {typical['rank']}, the median"
+    )
+    yield from style.wrapped(text, first="  ", rest="    ")
+    when = {"peak": "at the peak", "step_end": "at the end of that step"}.get(memory["at"], "")
+    for title, rows in (("", memory["categories"]), ("line ", memory["lines"])):
+        for row in [row for row in rows if abs(row["bytes"]) >= more // 20][:3]:
+            sign = "+" if row["bytes"] > 0 else "-"
+            size = f"{sign}{human_bytes(abs(row['bytes']))}"
+            yield from style.wrapped(
+                f"{size} {title}{style.path(row['key'])} {when}", first="    ", rest="      "
+            )
+
+
+def _slowest(found: Report, style: Style) -> Iterator[str]:
+    spent = found["time"]
+    if "unavailable" in spent:
+        yield from style.wrapped(f"time: {spent['unavailable']}", first="  ", rest="    ")
+        return
+    if not spent["stands_out"]:
+        yield from style.wrapped(
+            "no rank stands out as the one the others wait for", first="  ", rest="    "
+        )
+        return
+    steps = spent["steps"]
+    per_step = (spent["own_ns"] - spent["typical_ns"]) // steps
+    why = ", ".join(
+        f"{'+' if row['ns'] > 0 else '-'}{human_ns(abs(row['ns']) // steps)} {row['key']}"
+        for row in spent["phases"][:3]
+    )
+    yield from style.wrapped(
+        f"rank {spent['slowest']} is the one the others wait for: {human_ns(per_step)} more work "
+        f"of its own a step than rank {spent['typical']}, the median ({why})",
+        first="  ",
+        rest="    ",
+    )
