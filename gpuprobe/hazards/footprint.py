@@ -9,11 +9,14 @@ __all__ = ["Footprint", "of_tensor", "overlap"]
 
 _MAX_ROWS: Final = 4096
 """Rows that are compared one by one; beyond, the whole extent counts as touched."""
+_MAX_STARTS: Final = 1024
+"""Rows of uneven steps that are kept one by one; beyond, coarser rows are."""
 
 
 class Footprint(NamedTuple):
     """Bytes ``low`` to ``high`` (exclusive). ``rows``: only ``row`` bytes at every ``step``
-    bytes, ``rows`` times; 1 row is the whole interval.
+    bytes, ``rows`` times; 1 row is the whole interval. ``starts``: where each row begins, from
+    the lowest, if the steps between them are uneven.
     """
 
     low: int
@@ -21,8 +24,13 @@ class Footprint(NamedTuple):
     rows: int = 1
     step: int = 0
     row: int = 0
+    starts: tuple[int, ...] = ()
 
     def pieces(self) -> Iterator[tuple[int, int]]:
+        if self.starts:
+            for start in self.starts:
+                yield start, start + self.row
+            return
         if self.rows == 1:
             yield self.low, self.high
             return
@@ -36,8 +44,8 @@ def of_tensor(
 ) -> Footprint | None:
     """The bytes of a strided tensor whose first element lies at ``address``. None: no bytes.
 
-    Exact for tensors that are dense up to one outer dimension; others count whole rows between
-    their first and last element.
+    Exact for tensors that are dense up to outer dimensions that step evenly, and for others of
+    up to 1,024 dense rows; beyond, whole rows of the largest stride count.
     """
     dims = []
     for size, stride in zip(sizes, strides, strict=True):
@@ -60,7 +68,10 @@ def of_tensor(
     step, rows = rest[0]
     for stride, size in rest[1:]:
         if stride != step * rows:
-            # Uneven: rows of the largest stride, each taken whole.
+            starts = _starts(address, rest, itemsize)
+            if starts:
+                return Footprint(address, high, len(starts), 0, dense * itemsize, starts)
+            # Too many: rows of the largest stride, each taken whole.
             inner = dense + sum(s * (n - 1) for s, n in rest[:-1])
             step, rows = rest[-1]
             if rows > _MAX_ROWS or inner > step:
@@ -72,12 +83,27 @@ def of_tensor(
     return Footprint(address, high, rows, step * itemsize, dense * itemsize)
 
 
+def _starts(address: int, dims: Sequence[tuple[int, int]], itemsize: int) -> tuple[int, ...]:
+    """Addresses of all rows, in order; empty if there are too many."""
+    count = 1
+    for _, size in dims:
+        count *= size
+    if count > _MAX_STARTS:
+        return ()
+    starts = [address]
+    for stride, size in dims:
+        starts = [start + at * stride * itemsize for at in range(size) for start in starts]
+    return tuple(sorted(starts))
+
+
 def overlap(one: Footprint, other: Footprint) -> bool:
     """Whether two accesses touch a byte in common."""
     if one.low >= other.high or other.low >= one.high:
         return False
     if one.rows == 1 and other.rows == 1:
         return True
+    if one.starts or other.starts:
+        return _meet(one.pieces(), other.pieces())
     if one.rows > other.rows:
         one, other = other, one
     # ``other`` has the more rows: find, for each piece of the one, the row it could meet.
@@ -93,4 +119,17 @@ def overlap(one: Footprint, other: Footprint) -> bool:
                 break
             if start < begin + other.row:
                 return True
+    return False
+
+
+def _meet(ones: Iterator[tuple[int, int]], others: Iterator[tuple[int, int]]) -> bool:
+    """Whether intervals of two ordered lists overlap."""
+    one, other = next(ones, None), next(others, None)
+    while one is not None and other is not None:
+        if one[0] < other[1] and other[0] < one[1]:
+            return True
+        if one[1] <= other[1]:
+            one = next(ones, None)
+        else:
+            other = next(others, None)
     return False
