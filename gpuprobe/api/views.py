@@ -12,19 +12,20 @@ from typing import IO, TYPE_CHECKING, Any
 from gpuprobe.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from gpuprobe.model.recording import Recording
-    from gpuprobe.model.trace import MemoryTrace
+    from gpuprobe.model.recording import RankRecording, Recording
 
 __all__ = ["VIEWS", "write_flamegraph", "write_perfetto", "write_snapshot"]
 
 StrPath = str | os.PathLike[str]
 
 
-def write_flamegraph(recording: Recording, path: StrPath, *, force: bool = False) -> None:
+def write_flamegraph(
+    recording: Recording, path: StrPath, *, force: bool = False
+) -> tuple[Path, ...]:
     """Write the peak as a flame graph: one HTML page that needs nothing else.
 
-    Raises UsageError where ``path`` exists (unless ``force``) or cannot be written, DataError
-    where the recording has no trace of its peak.
+    Returns what was written. Raises UsageError where ``path`` exists (unless ``force``) or
+    cannot be written, DataError where the recording has no trace of its peak.
     """
     from gpuprobe.analysis.flame import flame_tree
     from gpuprobe.analysis.peaks import device_peaks, high_water_at, overall_peak
@@ -48,16 +49,24 @@ def write_flamegraph(recording: Recording, path: StrPath, *, force: bool = False
             title=f"Memory at the peak: {Path(recording.path).name}",
             subtitle=", ".join(where),
         )
+    return (Path(path),)
 
 
-def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) -> None:
+def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) -> tuple[Path, ...]:
     """Write the traces as Chrome trace JSON for ui.perfetto.dev; gzipped for a name in ``.gz``.
 
-    Raises UsageError as `write_flamegraph` does, DataError where there is no trace.
+    All ranks are in the one file. Returns what was written. Raises UsageError as
+    `write_flamegraph` does, DataError where there is no trace.
     """
     from gpuprobe.reporters import perfetto
 
-    traces = _traces(recording)
+    with_traces = _ranks_with_traces(recording)
+    several = len(recording.ranks) > 1
+    traces = (
+        (rank.session.rank if several else None, trace)
+        for rank in with_traces
+        for trace in rank.load_traces()
+    )
     with _output(path, force) as stream:
         if os.fspath(path).endswith(".gz"):
             import gzip
@@ -65,26 +74,37 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
             # No name and no time in the header: the same recording gives the same bytes.
             with gzip.GzipFile("", "wb", 6, stream, mtime=0) as packed:
                 text = _text(packed)
-                perfetto.write(traces, text)
+                perfetto.write_ranks(traces, text)
                 text.flush()
         else:
-            perfetto.write(traces, _text(stream))
+            perfetto.write_ranks(traces, _text(stream))
+    return (Path(path),)
 
 
-def write_snapshot(recording: Recording, path: StrPath, *, force: bool = False) -> None:
+def write_snapshot(recording: Recording, path: StrPath, *, force: bool = False) -> tuple[Path, ...]:
     """Write the traces as a torch memory snapshot, for pytorch.org/memory_viz.
 
-    Raises UsageError as `write_flamegraph` does, or where no trace is of a CUDA device;
-    DataError where there is no trace.
+    The format has no ranks: several of them are written to one file each, with the rank in the
+    name (``run.rank0.pickle``). Returns what was written. Raises UsageError as
+    `write_flamegraph` does, or where no trace is of a CUDA device; DataError where there is no
+    trace.
     """
     from gpuprobe.reporters import torch_snapshot
 
-    traces = _traces(recording)
-    with _output(path, force) as stream:
-        torch_snapshot.write(traces, stream)
+    with_traces = _ranks_with_traces(recording)
+    name = Path(path)
+    written = []
+    for rank in with_traces:
+        where = name
+        if len(recording.ranks) > 1:
+            where = name.with_name(f"{name.stem}.rank{rank.session.rank}{name.suffix}")
+        with _output(where, force) as stream:
+            torch_snapshot.write(rank.load_traces(), stream)
+        written.append(where)
+    return tuple(written)
 
 
-VIEWS: dict[str, Callable[..., None]] = {
+VIEWS: dict[str, Callable[..., tuple[Path, ...]]] = {
     "flamegraph": write_flamegraph,
     "perfetto": write_perfetto,
     "snapshot": write_snapshot,
@@ -93,18 +113,12 @@ VIEWS: dict[str, Callable[..., None]] = {
 _NEEDS_TRACE = "record with --level trace"
 
 
-def _traces(recording: Recording) -> Iterator[MemoryTrace]:
-    """The first rank's traces: each format has one timeline per device."""
-    traces = recording.ranks[0].load_traces() if recording.ranks else iter(())
-    first = next(traces, None)
-    if first is None:
+def _ranks_with_traces(recording: Recording) -> list[RankRecording]:
+    """The ranks that have any trace. Raises DataError where there is none."""
+    found = [rank for rank in recording.ranks if next(iter(rank.load_traces()), None) is not None]
+    if not found:
         raise DataError(f"{recording.path} has no memory trace", hint=_NEEDS_TRACE)
-
-    def all_of_them() -> Iterator[MemoryTrace]:
-        yield first
-        yield from traces
-
-    return all_of_them()
+    return found
 
 
 def _text(stream: Any) -> IO[str]:

@@ -23,7 +23,7 @@ from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 
-__all__ = ["LARGE", "POINTS", "trace_events", "write"]
+__all__ = ["LARGE", "POINTS", "trace_events", "write", "write_ranks"]
 
 LARGE = 1024 * 1024
 """Allocations of at least so many bytes get a slice of their own."""
@@ -36,9 +36,19 @@ Event = dict[str, Any]
 
 def write(traces: Iterable[MemoryTrace], stream: IO[str], *, large: int = LARGE) -> None:
     """Write the JSON document to a text stream, event by event."""
+    write_ranks(((None, trace) for trace in traces), stream, large=large)
+
+
+def write_ranks(
+    traces: Iterable[tuple[int | None, MemoryTrace]], stream: IO[str], *, large: int = LARGE
+) -> None:
+    """`write` for the traces of several ranks, each with its rank's number and those of one rank
+    in a row. Each rank's devices are processes of their own. Times of all ranks count from the
+    first event of the first one, by each machine's own clock.
+    """
     stream.write('{"displayTimeUnit":"ms","traceEvents":[')
     separator = "\n"
-    for event in trace_events(traces, large=large):
+    for event in _events(traces, large=large):
         stream.write(separator)
         stream.write(json.dumps(event, separators=(",", ":")))
         separator = ",\n"
@@ -47,17 +57,28 @@ def write(traces: Iterable[MemoryTrace], stream: IO[str], *, large: int = LARGE)
 
 def trace_events(traces: Iterable[MemoryTrace], *, large: int = LARGE) -> Iterator[Event]:
     """Every event of the document. Devices are processes, numbered from 1."""
-    pids: dict[str, int] = {}
+    return _events(((None, trace) for trace in traces), large=large)
+
+
+def _events(
+    traces: Iterable[tuple[int | None, MemoryTrace]], *, large: int = LARGE
+) -> Iterator[Event]:
+    pids: dict[tuple[int | None, str], int] = {}
     origin: int | None = None
     shift = 0  # where a trace without times begins: behind the one before it
-    for part, trace in enumerate(traces):
-        pid = pids.get(trace.device)
+    before: int | None = None
+    for part, (rank, trace) in enumerate(traces):
+        if rank != before:
+            before, shift = rank, 0
+        key = (rank, trace.device)
+        pid = pids.get(key)
         times = trace.events.column("time_us")
         timed = len(times) > 0 and any(times)
         if pid is None:
-            pid = pids[trace.device] = len(pids) + 1
+            pid = pids[key] = len(pids) + 1
             note = "" if timed else " (no times: 1 µs is one event)"
-            yield _metadata(pid, 0, "process_name", f"memory of {trace.device}{note}")
+            whose = "" if rank is None else f"rank {rank}: "
+            yield _metadata(pid, 0, "process_name", f"{whose}memory of {trace.device}{note}")
             yield _metadata(pid, 1, "thread_name", "phases")
             yield _metadata(pid, 2, "thread_name", "annotations")
         if timed:

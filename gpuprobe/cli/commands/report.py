@@ -30,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
     recording = load(args.recording)
     wanted = [(write, getattr(args, name)) for name, write in VIEWS.items() if getattr(args, name)]
     for write, path in wanted:
-        write(recording, path, force=args.force)
-        talk.say(f"wrote {visible(path)}")
+        for written in write(recording, path, force=args.force):
+            talk.say(f"wrote {visible(str(written))}")
     if wanted and not args.json:
         return exit_codes.OK
     document = report(recording, top=args.top)
