@@ -114,6 +114,7 @@ class Engine:
         self._keep_log = keep_log
         self._log: list[tuple[Any, ...]] = []
         self.log_complete = True
+        self._every = False  # report each race, not each pair of sites
 
     # -- actors and clocks
 
@@ -357,7 +358,9 @@ class Engine:
             rule = rules.GRADIENT
         elif "graph" in (first.note, second.note) and rule is not rules.USE_AFTER_FREE:
             rule = rules.GRAPH._replace(kind=rule.kind)
-        key = (rule.id, rule.kind, first.site, second.site)
+        key: tuple[Any, ...] = (rule.id, rule.kind, first.site, second.site)
+        if self._every:
+            key = (*key, first.actor, first.time, second.actor, second.time, block.address)
         if key in self._seen:
             return
         self._seen.add(key)
@@ -449,6 +452,7 @@ class Engine:
         if race.log_index < 0 or not self.log_complete or race.log_index >= len(self._log):
             return None
         other = Engine(keep_log=False)
+        other._every = True
         for _, (device, number) in enumerate(self.names[1:]):
             other.stream(device, number)
         for at, entry in enumerate(self._log[: race.log_index + 1]):
@@ -458,9 +462,11 @@ class Engine:
                 elif race.first.actor != HOST:
                     other.stream_wait(race.second.actor, race.first.actor)
             getattr(other, entry[0])(*entry[1:])
-        key = (race.rule.id, race.first.site, race.second.site)
+        wanted = (race.rule.id, race.first.actor, race.first.time, race.block)
         return all(
-            (found.rule.id, found.first.site, found.second.site) != key for found in other.races
+            (found.rule.id, found.first.actor, found.first.time, found.block) != wanted
+            or found.second.site != race.second.site
+            for found in other.races
         )
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +23,7 @@ __all__ = ["Feed", "place"]
 
 _TORCH: Final = str(Path(torch.__file__).resolve().parent)
 _OURS: Final = str(Path(__file__).resolve().parent.parent)
-_SKIP: Final = (_TORCH, _OURS, "<frozen", "<string>")
+_SKIP: Final = (_TORCH, _OURS, "<frozen", "<string>", copy.__file__, contextlib.__file__)
 _SPACE: Final = 1 << 56  # one address space per device, and one for pinned memory
 _PINNED_SPACE: Final = 1 << 60
 

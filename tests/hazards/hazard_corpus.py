@@ -6,6 +6,12 @@ import corpus_host
 import corpus_memory
 import corpus_order
 import corpus_training
+import corpus_users
+import corpus_users_host
+import corpus_users_loaders
+import corpus_users_memory
+import corpus_users_more
+import corpus_users_views
 from hazard_case import Case
 
 __all__ = ["CASES", "Case"]
@@ -15,4 +21,10 @@ CASES: tuple[Case, ...] = (
     *corpus_memory.CASES,
     *corpus_host.CASES,
     *corpus_training.CASES,
+    *corpus_users.CASES,
+    *corpus_users_host.CASES,
+    *corpus_users_memory.CASES,
+    *corpus_users_more.CASES,
+    *corpus_users_views.CASES,
+    *corpus_users_loaders.CASES,
 )

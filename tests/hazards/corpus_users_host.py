@@ -1,0 +1,327 @@
+"""Variations on the documentation's examples, as users write them: pinned memory and the host."""
+
+from __future__ import annotations
+
+from hazard_case import HOST, RAW, UAF, Case, case
+
+__all__ = ["CASES"]
+
+_READS = {
+    "tolist": "h.tolist()",
+    "print": "repr(h)",
+    "index": "h[0].item()",
+    "float": "float(h[3])",
+    "asarray": '__import__("numpy").asarray(h).sum()',
+    "array": '__import__("numpy").array(h)',
+    "numpy": "h.numpy().sum()",
+    "save": 'torch.save(h, __import__("io").BytesIO())',
+    "clone": "h.clone()",
+    "iteration": "[float(v) for v in h]",
+    "equal": "torch.equal(h, h)",
+    "add": "torch.add(h, 1)",
+    "bool": "bool(h[0] > 0)",
+    "view": "h[:8].max()",
+    "deepcopy": '__import__("copy").deepcopy(h)',
+}
+_PIN = "PyTorch tutorial, pin_memory and non_blocking"
+_COPIED = """
+x = torch.ones(64, device="cuda").normal_()
+h = x.to("cpu", non_blocking=True)
+"""
+_AWAITED = _COPIED + "cuda.current_stream().synchronize()  #needed\n"
+
+CASES: tuple[Case, ...] = (
+    *(
+        case(f"copied_back_read_by_{how}", _PIN, HOST, _COPIED + f"v = {text}")
+        for how, text in _READS.items()
+    ),
+    *(
+        case(f"copied_back_awaited_read_by_{how}", _PIN, (), _AWAITED + f"v = {text}")
+        for how, text in _READS.items()
+    ),
+    case(
+        "pageable_copy_back_nonblocking",
+        "PyTorch notes, CUDA semantics: CUDA streams",
+        (),
+        """
+x = torch.ones(64, device="cuda").normal_()
+h = torch.empty(64)
+h.copy_(x, non_blocking=True)
+v = h.sum().item()
+""",
+    ),
+    case(
+        "pinned_copy_back_nonblocking",
+        "PyTorch tutorial, pin_memory and non_blocking",
+        HOST,
+        """
+x = torch.ones(64, device="cuda").normal_()
+h = torch.empty(64, pin_memory=True)
+h.copy_(x, non_blocking=True)
+v = h.sum().item()
+""",
+    ),
+    case(
+        "pinned_copy_back_then_gpu_wait_only",
+        "PyTorch tutorial, pin_memory and non_blocking",
+        HOST,
+        """
+x = torch.ones(64, device="cuda").normal_()
+h = torch.empty(64, pin_memory=True)
+with cuda.stream(s):
+    s.wait_stream(cuda.default_stream())
+    h.copy_(x, non_blocking=True)
+cuda.current_stream().wait_stream(s)
+v = h.sum()
+""",
+    ),
+    case(
+        "pinned_copy_back_then_sync",
+        "PyTorch tutorial, pin_memory and non_blocking",
+        (),
+        """
+x = torch.ones(64, device="cuda").normal_()
+h = torch.empty(64, pin_memory=True)
+h.copy_(x, non_blocking=True)
+cuda.synchronize()
+v = h.sum()
+""",
+    ),
+    case(
+        "copy_back_then_forward_again_same_stream",
+        "PyTorch tutorial, pin_memory and non_blocking",
+        (),
+        """
+x = torch.ones(64, device="cuda").normal_()
+h = x.to("cpu", non_blocking=True)
+y = h.to("cuda", non_blocking=True)
+z = y + 1
+""",
+    ),
+    case(
+        "copy_back_then_forward_other_stream",
+        "PyTorch tutorial, pin_memory and non_blocking",
+        RAW,
+        """
+x = torch.ones(64, device="cuda").normal_()
+h = x.to("cpu", non_blocking=True)
+with cuda.stream(s):
+    y = h.to("cuda", non_blocking=True)
+""",
+    ),
+    case(
+        "pageable_source_refilled",
+        "PyTorch notes, CUDA semantics: CUDA streams",
+        (),
+        """
+h = torch.ones(64)
+y = h.to("cuda", non_blocking=True)
+h.fill_(2)
+z = y + 1
+""",
+    ),
+    case(
+        "pinned_source_refilled_view",
+        "PyTorch tutorial, pin_memory and non_blocking",
+        HOST,
+        """
+h = torch.ones(128).pin_memory()
+y = torch.empty(64, device="cuda")
+y.copy_(h[:64], non_blocking=True)
+h[:32].fill_(2)
+""",
+    ),
+    case(
+        "pinned_source_other_half_refilled",
+        "PyTorch tutorial, pin_memory and non_blocking",
+        (),
+        """
+h = torch.ones(128).pin_memory()
+y = torch.empty(64, device="cuda")
+y.copy_(h[:64], non_blocking=True)
+h[64:].fill_(2)
+""",
+    ),
+    case(
+        "pinned_source_dropped",
+        "PyTorch tutorial, pin_memory and non_blocking",
+        (),
+        """
+def put():
+    return torch.ones(64).pin_memory().cuda(non_blocking=True)
+y = put()
+z = put()
+w = y + z
+""",
+    ),
+    case(
+        "pinned_source_inplace_numpy",
+        "PyTorch tutorial, pin_memory and non_blocking",
+        HOST,
+        """
+h = torch.ones(64).pin_memory()
+a = h.numpy()
+y = h.cuda(non_blocking=True)
+a += 1
+""",
+    ),
+    case(
+        "pinned_source_inplace_numpy_item",
+        "PyTorch tutorial, pin_memory and non_blocking",
+        HOST,
+        """
+h = torch.ones(64).pin_memory()
+a = h.numpy()
+y = h.cuda(non_blocking=True)
+a[3] = 1
+""",
+    ),
+    case(
+        "pinned_source_random",
+        "PyTorch tutorial, pin_memory and non_blocking",
+        HOST,
+        """
+h = torch.ones(64).pin_memory()
+y = h.cuda(non_blocking=True)
+torch.randn(64, out=h)
+""",
+    ),
+    case(
+        "pinned_source_setitem",
+        "PyTorch tutorial, pin_memory and non_blocking",
+        HOST,
+        """
+h = torch.ones(64).pin_memory()
+y = h.cuda(non_blocking=True)
+h[0] = 5
+""",
+    ),
+    case(
+        "pinned_source_copy_in",
+        "PyTorch tutorial, pin_memory and non_blocking",
+        HOST,
+        """
+h = torch.ones(64).pin_memory()
+for i in range(3):
+    h.copy_(torch.full((64,), float(i)))
+    y = h.cuda(non_blocking=True)
+    y.mul_(2)
+""",
+    ),
+    case(
+        "pinned_source_copy_in_item",
+        "PyTorch tutorial, pin_memory and non_blocking",
+        (),
+        """
+h = torch.ones(64).pin_memory()
+for i in range(3):
+    h.copy_(torch.full((64,), float(i)))
+    y = h.cuda(non_blocking=True)
+    y.sum().item()
+""",
+    ),
+    case(
+        "pinned_source_blocking",
+        "PyTorch tutorial, pin_memory and non_blocking",
+        (),
+        """
+h = torch.ones(64).pin_memory()
+for i in range(3):
+    h.fill_(i)
+    y = h.cuda()
+""",
+    ),
+    case(
+        "from_numpy_alias_of_pinned",
+        "PyTorch notes, CUDA semantics: CUDA streams",
+        HOST,
+        """
+h = torch.ones(64).pin_memory()
+t = torch.from_numpy(h.numpy())
+y = h.cuda(non_blocking=True)
+t.add_(1)
+""",
+    ),
+    case(
+        "prefetch_no_record",
+        "NVIDIA apex, examples/imagenet: data_prefetcher",
+        UAF,
+        """
+hosts = [torch.ones(4096).pin_memory() for _ in range(4)]
+def prefetch(h):
+    with cuda.stream(s):
+        return h.cuda(non_blocking=True)
+nxt = prefetch(hosts[0])
+for h in hosts[1:]:
+    cuda.current_stream().wait_stream(s)
+    cur = nxt
+    y = cur * 2
+    del cur, nxt
+    nxt = prefetch(h)
+""",
+    ),
+    case(
+        "prefetch_with_record",
+        "NVIDIA apex, examples/imagenet: data_prefetcher",
+        (),
+        """
+hosts = [torch.ones(4096).pin_memory() for _ in range(4)]
+def prefetch(h):
+    with cuda.stream(s):
+        return h.cuda(non_blocking=True)
+nxt = prefetch(hosts[0])
+for h in hosts[1:]:
+    cuda.current_stream().wait_stream(s)
+    cur = nxt
+    cur.record_stream(cuda.current_stream())
+    y = cur * 2
+    del cur, nxt
+    nxt = prefetch(h)
+""",
+    ),
+    case(
+        "prefetch_side_waits",
+        "NVIDIA apex, examples/imagenet: data_prefetcher",
+        (),
+        """
+hosts = [torch.ones(4096).pin_memory() for _ in range(4)]
+def prefetch(h):
+    s.wait_stream(cuda.current_stream())
+    with cuda.stream(s):
+        return h.cuda(non_blocking=True)
+nxt = prefetch(hosts[0])
+for h in hosts[1:]:
+    cuda.current_stream().wait_stream(s)
+    cur = nxt
+    y = cur * 2
+    del cur, nxt
+    nxt = prefetch(h)
+""",
+    ),
+    case(
+        "graph_pinned_input_refilled",
+        "PyTorch notes, CUDA semantics: CUDA graphs",
+        HOST,
+        """
+h = torch.ones(64).pin_memory(); x = torch.ones(64, device="cuda")
+g = cuda.CUDAGraph()
+with cuda.graph(g):
+    y = x * 2
+for i in range(2):
+    h.fill_(i)
+    x.copy_(h, non_blocking=True)
+    g.replay()
+""",
+    ),
+    case(
+        "two_devices_copy",
+        "PyTorch notes, CUDA semantics: multi-GPU",
+        (),
+        """
+x = torch.ones(64, device="cuda:0").normal_()
+y = x.to("cuda:1", non_blocking=True)
+z = y * 2
+""",
+        2,
+    ),
+)
