@@ -23,6 +23,11 @@ def stream_name(engine: Engine, actor: int) -> str:
     if actor == HOST:
         return "the host"
     device, number = engine.names[actor]
+    if device < 0:
+        return "a thread of collectives"
+    if number < 0:
+        name = "a stream of collectives"
+        return name if device == 0 else f"{name} of cuda:{device}"
     name = "the default stream" if number == 0 else f"stream {number}"
     return name if device == 0 else f"{name} of cuda:{device}"
 

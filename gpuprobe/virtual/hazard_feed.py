@@ -16,6 +16,7 @@ from gpuprobe.hazards.ledger import SyncLedger
 from gpuprobe.hazards.rules import ALSO_WRITTEN
 from gpuprobe.model.findings import Location
 from gpuprobe.virtual import host_watch
+from gpuprobe.virtual.hazard_collectives import Collectives
 from gpuprobe.virtual.machine import PINNED, Brand, Machine, is_meta
 from gpuprobe.virtual.patches import Patches
 
@@ -55,7 +56,16 @@ _is_contiguous = torch._C.TensorBase.is_contiguous
 class _Plan:
     """What one operator does to its arguments; looked up once."""
 
-    __slots__ = ("copies", "indexes", "kernel", "name", "reason", "results", "written")
+    __slots__ = (
+        "collective",
+        "copies",
+        "indexes",
+        "kernel",
+        "name",
+        "reason",
+        "results",
+        "written",
+    )
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
@@ -75,6 +85,7 @@ class _Plan:
             self.reason = "repeat_interleave"
         self.indexes = self.name in ("index", "index_put_", "_index_put_impl_", "index_put")
         self.copies = self.name in ("_to_copy", "copy_")
+        self.collective = schema.name.startswith("c10d::")
 
 
 class Feed:
@@ -89,6 +100,7 @@ class Feed:
         self._names: dict[int, tuple[str, ...]] = {}
         self._capture: list[tuple[int, Footprint, bool]] | None = None
         self._backward: list[dict[str, Any]] = []
+        self.collectives = Collectives(self)
 
     def install(self, patches: Patches) -> None:
         """Follow the backward pass: the engine orders its streams by itself."""
@@ -106,6 +118,7 @@ class Feed:
             if getattr(module, "_engine_run_backward", None) is original:
                 patches.set(module, "_engine_run_backward", run_backward)
         host_watch.install(self, patches)
+        self.collectives.install(patches)
         # What exists already was made before the watch.
         for brand in list(self.machine.brands.values()):
             self.born(brand)
@@ -119,6 +132,10 @@ class Feed:
         if brand.place >= 0:
             return None if brand.block is None else brand.block.address + brand.place * _SPACE
         return brand.key + _PINNED_SPACE if brand.place == PINNED else None
+
+    def site(self) -> Any:
+        """The program's line at hand."""
+        return _site()
 
     def _touch(self, tensor: Any) -> tuple[int, Footprint] | None:
         try:
@@ -181,12 +198,16 @@ class Feed:
 
     # -- operators
 
-    def device_op(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, index: int
-    ) -> None:
+    def _plan(self, func: Any) -> _Plan:
         plan = self._plans.get(func)
         if plan is None:
             plan = self._plans[func] = _Plan(func)
+        return plan
+
+    def device_op(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, index: int
+    ) -> None:
+        plan = self._plan(func)
         if plan.copies:
             self._copy(plan, args, kwargs, result, index)
             return
@@ -215,6 +236,11 @@ class Feed:
         reason = plan.reason or (self._masked(plan, args) if plan.indexes else None)
         if reason == "repeat_interleave" and kwargs.get("output_size") is not None:
             reason = None
+        if plan.collective:
+            number = self.collectives.launched(func, args, result)
+            if number is not None:
+                self._collective(index, number, (plan.name, shape), accesses, result, site)
+                return
         if reason in _SYNCS_FIRST:
             self._sync(reason, site, index)
         self._launch(index, (plan.name, shape), accesses, site)
@@ -253,6 +279,20 @@ class Feed:
                 if write:
                     backward["written"][address] = (where, op)
         self.engine.launch(actor, op, accesses, site, note)
+
+    def _collective(
+        self, index: int, number: int, op: Any, accesses: Any, result: Any, site: Any
+    ) -> None:
+        """On a stream of the process group's, which waits for the current one; tensors are kept
+        until the handle was waited for.
+        """
+        engine = self.engine
+        actor = engine.stream(index, number)
+        engine.stream_wait(actor, self._actor(index), site)
+        for address, _, _ in accesses:
+            engine.record_stream(address, actor)
+        engine.launch(actor, op, accesses, site)
+        self.collectives.started(actor, index, result, site)
 
     def _masked(self, plan: _Plan, args: tuple[Any, ...]) -> str | None:
         """Indexing with a boolean mask asks the device how many there are."""
@@ -334,8 +374,15 @@ class Feed:
     def host_op(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
-        """An operator on host memory: pinned buffers are watched."""
+        """An operator on host memory: pinned buffers are watched, and what a collective works
+        on.
+        """
         brands = self.machine.brands
+        if func.namespace == "c10d":
+            plan = self._plan(func)
+            self.collectives.on_host(func, args, plan.written, result, _site())
+            return
+        flying = self.collectives.flying
         for at, value in enumerate((*args, *kwargs.values())):
             if not isinstance(value, torch.Tensor) or is_meta(value):
                 continue
@@ -343,11 +390,15 @@ class Feed:
                 brand = brands.get(value.untyped_storage()._cdata)
             except (NotImplementedError, RuntimeError):
                 continue
+            if brand is None and flying:
+                plan = self._plan(func)
+                if plan.kernel:
+                    write = at < len(args) and plan.written[at]
+                    self.collectives.host_use(value, write, plan.name, _site())
+                continue
             if brand is None or brand.place != PINNED:
                 continue
-            plan = self._plans.get(func)
-            if plan is None:
-                plan = self._plans[func] = _Plan(func)
+            plan = self._plan(func)
             if not plan.kernel:
                 continue
             found = self._touch(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import corpus_collectives
 import corpus_host
 import corpus_memory
 import corpus_order
@@ -27,4 +28,5 @@ CASES: tuple[Case, ...] = (
     *corpus_users_more.CASES,
     *corpus_users_views.CASES,
     *corpus_users_loaders.CASES,
+    *corpus_collectives.CASES,
 )

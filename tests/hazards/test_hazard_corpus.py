@@ -27,6 +27,8 @@ def judge(case: Case, text: str) -> Any:
         place = {"torch": torch, "cuda": torch.cuda, "nn": nn, "F": F, "s": torch.cuda.Stream()}
         with gpuprobe.detect_hazards() as found:
             exec(code, place)
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
     return found
 
 
