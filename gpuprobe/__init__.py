@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpuprobe.api.replay import replay
     from gpuprobe.api.virtual import virtual_gpu
     from gpuprobe.api.watch import record
+    from gpuprobe.integrations.steps import watch_steps
     from gpuprobe.model.recording import Recording
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "replay",
     "report",
     "virtual_gpu",
+    "watch_steps",
 ]
 
 _HOMES = {
@@ -56,6 +58,7 @@ _HOMES = {
     "replay": "gpuprobe.api.replay",
     "report": "gpuprobe.api.recordings",
     "virtual_gpu": "gpuprobe.api.virtual",
+    "watch_steps": "gpuprobe.integrations.steps",
 }
 
 

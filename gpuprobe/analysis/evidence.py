@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import chain, compress, islice, repeat
+from itertools import chain, compress, islice
 from operator import ne
 
 from gpuprobe.analysis.ledger import Ledger
@@ -182,6 +182,12 @@ _PHASES = {
 }
 
 
+def _phase_kind(path: str) -> str:
+    """What a recorded phase is: ``optimizer/forward`` (a closure) is forward work."""
+    names = (_PHASES.get(name, "") for name in reversed(path.split("/")))
+    return next((kind for kind in names if kind), "")
+
+
 class Runs:
     """The trace cut into stretches of forward, backward, optimizer or data work.
 
@@ -203,16 +209,21 @@ class Runs:
         no_stack = "backward" if known * 2 > made else ""
         kind_of = {stack: _kind(marks.of(stack)) for stack in seen}
         kind_of[0] = no_stack
+        closures = {stack for stack in seen if marks.of(stack) & MODULE_CALL}
         kinds = list(map(kind_of.__getitem__, stacks))
         if has_phases:
             strings = book.trace.stacks.strings
             phases = [recorded[event] for event in book.start[:made]]
-            by_phase = {p: _PHASES.get(strings[p].partition("/")[0], "") for p in set(phases)}
+            by_phase = {p: _phase_kind(strings[p]) for p in set(phases)}
             kinds = [by_phase[p] or kind for p, kind in zip(phases, kinds, strict=True)]
         for first, last in optimizer_steps(book.trace):
             low = bisect_left(book.start, first, 0, made)
             high = bisect_left(book.start, last, 0, made)
-            kinds[low:high] = repeat("optimizer", high - low)
+            # A closure (LBFGS, Lightning) has the model run inside the optimizer's step.
+            kinds[low:high] = [
+                kind if kind == "backward" or stack in closures else "optimizer"
+                for kind, stack in zip(kinds[low:high], stacks[low:high], strict=True)
+            ]
         self._start: list[int] = []
         self._kind: list[str] = []
         current = ""
@@ -255,7 +266,8 @@ class Runs:
 def _kind(marks: int) -> str:
     if marks & BACKWARD:
         return "backward"
-    return "optimizer" if marks & OPTIMIZER else "forward"
+    # A module's call inside an optimizer's step is that of a closure.
+    return "optimizer" if marks & OPTIMIZER and not marks & MODULE_CALL else "forward"
 
 
 def optimizer_steps(trace: MemoryTrace) -> tuple[tuple[int, int], ...]:

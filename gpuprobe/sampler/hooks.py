@@ -103,8 +103,7 @@ class Hooks:
 
     def look_again(self) -> None:
         """Look for models that were made since the last look."""
-        if self._models is None:
-            self._forget_first_call()
+        if self._models is None:  # the first call may still tell: a root need not be called
             self._found(live_roots())
 
     def _wrap(self, owner: Any, name: str, phase: str) -> None:
@@ -211,12 +210,13 @@ class Hooks:
         if torch.compiler.is_compiling():
             return
         self._forget_first_call()
+        known = id(module) in self._hooked  # then its own hook reports this call, too
         roots = live_roots()
         self._found(roots)
         # A program may call a part of its model directly: then that part is what to watch.
         if all(module is not root for root in roots):
             self.watch([module])
-        if id(module) in self._hooked:
+        if id(module) in self._hooked and not known:
             # The module's own post hook is registered by now and will end the phase.
             self._listener.begin("forward")
             self._listener.inputs(args, {})

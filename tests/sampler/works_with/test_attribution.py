@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import programs
 import pytest
 import torch
@@ -9,6 +11,10 @@ from models import Mlp, seeded
 from programs import Net
 from sinks import KeepingSink
 
+import gpuprobe
+from gpuprobe.analysis.categories import categories
+from gpuprobe.analysis.ledger import ledger
+from gpuprobe.api.watch import _convert
 from gpuprobe.model.memory import Category
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.sampler.recorder import Recorder
@@ -116,3 +122,45 @@ def test_the_first_step_makes_the_optimizers_state() -> None:
 def test_gradients_are_what_the_backward_pass_leaves() -> None:
     trace = trace_of(recorded(programs.foreach), 1)
     assert sum(made(trace, Category.GRADIENT, "backward")) == 4 * WEIGHTS
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("again", [False, True])
+def test_on_a_gpu_stacks_and_lifetimes_tell(again: bool) -> None:
+    """There, no category is recorded for what is gone by the end of the step: a closure's
+    activations are not the optimizer's, and a checkpoint's are not gradients.
+    """
+    size = 512 * 64 * 4  # of no parameter's size
+
+    def program() -> None:
+        around = None
+        if again:
+
+            def around(body: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+                return torch.utils.checkpoint.checkpoint(body, x, use_reentrant=False)
+
+        net = Net(around).cuda()
+        optimizer = torch.optim.LBFGS(net.parameters(), max_iter=2)
+        for x in programs.batches(3, 512):
+            x = x.cuda()
+
+            def evaluate(x: torch.Tensor = x) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = net(x).square().mean()
+                loss.backward()
+                return loss
+
+            optimizer.step(evaluate)
+
+    sink = KeepingSink()
+    with gpuprobe.virtual_gpu("a100-40gb"), Recorder(sink, level="trace", convert=_convert):
+        program()
+    assert sink.ends[0].gpuprobe_faults == ()
+    book = ledger(trace_of(sink, 1))
+    rows = [row for row in range(book.made) if book.requested[row] == size]
+    found = Counter(Category.from_code(code) for code in categories(book, rows))
+    assert found[Category.ACTIVATION] >= 4  # two a call of the closure, and two calls
+    assert found[Category.OPTIMIZER_STATE] == found[Category.GRADIENT] == 0
+    if again:
+        stacks = [book.trace.stacks.frames_of(book.stack[row]) for row in rows]
+        assert any(frame.name == "recompute_fn" for stack in stacks for frame in stack)

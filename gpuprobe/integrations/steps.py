@@ -1,0 +1,52 @@
+"""A decorator for a training step of your own."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from gpuprobe.integrations.session import WatchedRun
+
+__all__ = ["watch_steps"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def watch_steps(
+    path: str | os.PathLike[str],
+    model: Any = None,
+    optimizer: Any = None,
+    level: str = "counters",
+    *,
+    trace_steps: str = "",
+    force: bool = False,
+) -> Callable[[_F], _F]:
+    """Record every call of a function as one training step.
+
+    ::
+
+        @gpuprobe.watch_steps("run.gpuprobe")
+        def train_step(batch): ...
+
+    The recording begins with the first call and ends with the process, or with
+    ``train_step.finish()``; a call after that begins another one (which needs ``force``). Where
+    you have a ``with gpuprobe.record(...) as rec`` already, use ``rec.wrap`` instead. Arguments
+    are those of `record`, which says what is raised, at the first call.
+    """
+    run = WatchedRun(path, "steps", level=level, trace_steps=trace_steps, force=force)
+
+    def decorate(step_fn: _F) -> _F:
+        @functools.wraps(step_fn)
+        def stepped(*args: Any, **kwargs: Any) -> Any:
+            recorder = run.recorder
+            if recorder is None:
+                recorder = run.start(model, optimizer)
+            with recorder.step():
+                return step_fn(*args, **kwargs)
+
+        stepped.finish = run.finish  # type: ignore[attr-defined]
+        return stepped  # type: ignore[return-value]
+
+    return decorate
