@@ -82,10 +82,11 @@ def _fill(found: Hazards, feed: Feed) -> None:
 
     engine = feed.engine
     found.operations = engine.operations
-    for race in engine.races:
-        item = finding(engine, race, place)
-        if not _allowed(item.location):
-            found.findings.append(item)
+    for judge in (engine, *feed.captures):
+        for race in judge.races:
+            item = finding(judge, race, place)
+            if not _allowed(item.location):
+                found.findings.append(item)
     seen = set()
     for sync in engine.self_waits:
         if sync.site in seen or engine.names[sync.waiter][1] == 0:
@@ -123,6 +124,12 @@ def _fill(found: Hazards, feed: Feed) -> None:
         found.coverage.append(
             f"{engine.unknown_events} waits for events that were not recorded while watching"
         )
+    if feed.unseen_graphs:
+        found.coverage.append(
+            f"{feed.unseen_graphs} replays of CUDA graphs that were captured before watching began"
+        )
+    if feed.earlier:
+        found.coverage.append("what was queued before watching began: a race with it is not found")
     found.coverage.extend(feed.machine.assumed)
 
 

@@ -67,7 +67,7 @@ class Race(NamedTuple):
 class _Block:
     __slots__ = (
         "address",
-        "freed_by",
+        "graphs",
         "inherited",
         "label",
         "reads",
@@ -86,6 +86,7 @@ class _Block:
         self.touched = False
         self.uses: set[int] = set()  # actors that record_stream named
         self.label = ""
+        self.graphs: tuple[int, ...] = ()  # captured graphs that use it
 
 
 class Engine:
@@ -104,6 +105,7 @@ class Engine:
         self._ghosts: dict[int, tuple[int, list[Access]]] = {}
         self._ghost_starts: list[int] = []
         self._events: dict[int, tuple[list[int], Sync]] = {}
+        self._lost: dict[tuple[int, int], Any] = {}  # (graph, address) -> where it was freed
         self._syncs: deque[Sync] = deque(maxlen=256)
         self._seen: set[tuple[Any, ...]] = set()
         self.races: list[Race] = []
@@ -202,11 +204,23 @@ class Engine:
         """Whether a live block begins at ``address``."""
         return address in self._blocks
 
-    def free(self, address: int) -> None:
-        """A block ends. Streams named by `record_stream` hold it until they are done."""
-        self._note("free", address)
+    def in_graph(self, address: int) -> bool:
+        """Whether a captured graph uses the block that begins at ``address``."""
+        block = self._blocks.get(address)
+        return block is not None and bool(block.graphs)
+
+    def free(self, address: int, site: Any = None, waits: bool = False) -> None:
+        """A block ends. Streams named by `record_stream` hold it until they are done. ``site``:
+        where, for what `in_graph`. ``waits``: it is not handed on before all that used it is done
+        (pinned memory: ``CachingHostAllocator`` records an event on each stream that copies).
+        """
+        self._note("free", address, site, waits)
         block = self._blocks.pop(address, None)
         if block is None:
+            return
+        for graph in block.graphs:
+            self._lost[(graph, address)] = site
+        if waits:
             return
         host = self._clocks[HOST]
         uses = block.uses
@@ -243,6 +257,16 @@ class Engine:
         """An operation on a stream. ``accesses``: block address, bytes, whether it writes."""
         if self._keep_log:
             self._note("launch", actor, op, accesses, site, note)
+        self._launch(actor, op, accesses, site, note)
+
+    def _launch(
+        self,
+        actor: int,
+        op: Any,
+        accesses: Sequence[tuple[int, Footprint, bool]],
+        site: Any,
+        note: str,
+    ) -> None:
         self.operations += 1
         clock = self._clocks[actor]
         for at, seen in enumerate(self._clocks[HOST]):
@@ -251,6 +275,35 @@ class Engine:
         time = clock[actor] = clock[actor] + 1
         for address, where, write in accesses:
             self._access(address, Access(actor, time, where, write, op, site, note), clock)
+
+    def captured(self, graph: int, addresses: Sequence[int]) -> None:
+        """A graph was captured that uses these blocks, which are not of its own pool. It
+        replays over their addresses, whoever they belong to by then.
+        """
+        self._note("captured", graph, addresses)
+        for address in addresses:
+            block = self._blocks.get(address)
+            if block is None:  # freed within the capture
+                self._lost[(graph, address)] = None
+            else:
+                block.graphs = (*block.graphs, graph)
+
+    def replay(
+        self, graph: int, actor: int, accesses: Sequence[tuple[int, Footprint, bool]], site: Any
+    ) -> None:
+        """All that a graph does, as one operation. Blocks that were freed since the capture are
+        reported, and not judged further.
+        """
+        self._note("replay", graph, actor, accesses, site)
+        lost = self._lost
+        live = [access for access in accesses if (graph, access[0]) not in lost]
+        self._launch(actor, "replay", live, site, "graph")
+        time = self._clocks[actor][actor]
+        for address, where, write in accesses:
+            if (graph, address) in lost:
+                freed = Access(HOST, 0, where, True, "free", lost[(graph, address)], "graph")
+                replayed = Access(actor, time, where, write, "replay", site, "graph")
+                self._race(rules.GRAPH_FREED, freed, replayed, _Block(address, 0))
 
     def host_access(
         self, address: int, where: Footprint, write: bool, op: Any, site: Any, note: str = ""
@@ -347,7 +400,9 @@ class Engine:
         return rest
 
     def _race(self, rule: Rule, first: Access, second: Access, block: _Block) -> None:
-        if HOST in (first.actor, second.actor) and rule is not rules.USE_AFTER_FREE:
+        if rule is rules.GRAPH_FREED:
+            pass
+        elif HOST in (first.actor, second.actor) and rule is not rules.USE_AFTER_FREE:
             if "numpy" in (first.note, second.note):
                 rule = rules.HOST_ALIAS
             elif second.actor == HOST and not second.write:
@@ -446,17 +501,26 @@ class Engine:
     # -- proving a fix
 
     def proves(self, race: Race) -> bool | None:
-        """Whether the race is gone if the second access's actor first waits for the first's.
+        """Whether the race is gone if the second access's actor first waits for the first's; for
+        memory that a graph needs, if it is not freed.
         None: the log does not reach that far.
         """
         if race.log_index < 0 or not self.log_complete or race.log_index >= len(self._log):
             return None
         other = Engine(keep_log=False)
         other._every = True
+        kept_alive = race.block if race.rule is rules.GRAPH_FREED else None
         for _, (device, number) in enumerate(self.names[1:]):
             other.stream(device, number)
         for at, entry in enumerate(self._log[: race.log_index + 1]):
-            if at == race.log_index:
+            if kept_alive is not None:
+                if (
+                    entry[0] in ("alloc", "free")
+                    and entry[1] == kept_alive
+                    and other.knows(entry[1])
+                ):
+                    continue
+            elif at == race.log_index:
                 if race.second.actor == HOST:
                     other.stream_synchronize(race.first.actor)
                 elif race.first.actor != HOST:

@@ -41,6 +41,11 @@ def finding(engine: Engine, race: Race, place: Place, *, verify: bool = True) ->
         f"{race.rule.title}: {_what(second)} on {other}, {_what(first)} on {one}"
         f"{_near(there, here)}, in no order. {why_not_ordered(engine, race, place)}"
     )
+    if race.rule is rules.GRAPH_FREED:
+        message = (
+            f"{race.rule.title}: {_what(second)} on {other}, {_size(second)} bytes"
+            f"{', freed' + _near(there, here) if there is not None else ', freed since'}."
+        )
     proof = engine.proves(race) if verify else None
     subject = f"{_name(first)} -> {_name(second)}"
     return Finding(
@@ -81,6 +86,10 @@ def source_of(place: Location | None) -> tuple[str, str, str]:
 
 def _name(access: Access) -> str:
     return str(access.op[0] if isinstance(access.op, tuple) else access.op)
+
+
+def _size(access: Access) -> int:
+    return access.where.high - access.where.low
 
 
 def _what(access: Access) -> str:
@@ -169,6 +178,8 @@ def _waited(record: Sync, race: Race) -> bool:
 def _code(engine: Engine, race: Race) -> str:
     """The fix as code, to be put before the second access."""
     first, second = race.first, race.second
+    if race.rule is rules.GRAPH_FREED:
+        return "static_input = tensor  # kept beside the graph; refill it with copy_()"
     if race.rule.id == rules.USE_AFTER_FREE.id:
         stream = "torch.cuda.current_stream()" if engine.names[first.actor][1] == 0 else "side"
         return f"tensor.record_stream({stream})  # before it is dropped"

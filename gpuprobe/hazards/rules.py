@@ -10,6 +10,7 @@ __all__ = [
     "ALSO_WRITTEN",
     "GRADIENT",
     "GRAPH",
+    "GRAPH_FREED",
     "HOST_ALIAS",
     "HOST_READ",
     "HOST_WRITE",
@@ -106,6 +107,13 @@ SELF_WAIT: Final = Rule(
     "a stream waits for itself, which orders nothing",
     "capture the outer stream before entering `with torch.cuda.stream(...)`, and wait for that",
 )
+GRAPH_FREED: Final = Rule(
+    "GP211",
+    "use-after-free",
+    Level.ERROR,
+    "a CUDA graph is replayed over the memory of a tensor that was freed after its capture",
+    "keep a reference to every tensor that the graph was captured with, as long as it is replayed",
+)
 IMPLICIT_SYNC: Final = Rule(
     "GP220",
     "implicit-sync",
@@ -125,6 +133,7 @@ RULES: Final = (
     GRAPH,
     GRADIENT,
     SELF_WAIT,
+    GRAPH_FREED,
     IMPLICIT_SYNC,
 )
 

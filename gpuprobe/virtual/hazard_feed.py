@@ -88,6 +88,18 @@ class _Plan:
         self.collective = schema.name.startswith("c10d::")
 
 
+class _Capture:
+    """A CUDA graph while it is captured. Nothing runs: what is launched is judged within the
+    graph, by an engine of its own, and as one operation at each replay.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.engine = Engine()
+        self.accesses: dict[tuple[int, Footprint, bool], None] = {}
+        self.born: set[int] = set()
+
+
 class Feed:
     """The observer of one machine. Everything it is told arrives in program order."""
 
@@ -96,9 +108,12 @@ class Feed:
         self.engine = Engine()
         self.ledger = SyncLedger()
         self.allowed = 0
+        self.unseen_graphs = 0
+        self.earlier = False  # whether there was device memory before the watch
         self._plans: dict[Any, _Plan] = {}
         self._names: dict[int, tuple[str, ...]] = {}
-        self._capture: list[tuple[int, Footprint, bool]] | None = None
+        self._capture: _Capture | None = None
+        self.captures: list[Engine] = []
         self._backward: list[dict[str, Any]] = []
         self.collectives = Collectives(self)
 
@@ -121,6 +136,7 @@ class Feed:
         self.collectives.install(patches)
         # What exists already was made before the watch.
         for brand in list(self.machine.brands.values()):
+            self.earlier = self.earlier or brand.place >= 0
             self.born(brand)
 
     # -- places
@@ -165,15 +181,24 @@ class Feed:
         address = self._address(brand)
         if address is not None and not self.engine.knows(address):
             self.engine.alloc(address, max(brand.nbytes, 1))
+            if self._capture is not None:
+                self._capture.born.add(address)
+                self._capture.engine.alloc(address, max(brand.nbytes, 1))
 
     def died(self, brand: Brand) -> None:
         address = self._address(brand)
         if address is not None:
-            self.engine.free(address)
+            self._freed(address, waits=brand.place == PINNED)
+
+    def _freed(self, address: int, *, waits: bool = False) -> None:
+        site = _site() if self.engine.in_graph(address) else None
+        self.engine.free(address, site, waits=waits)
+        if self._capture is not None:
+            self._capture.engine.free(address)
 
     def resized(self, brand: Brand, old: Any) -> None:
         if old is not None:
-            self.engine.free(old.address + brand.place * _SPACE)
+            self._freed(old.address + brand.place * _SPACE)
         self.born(brand)
 
     def idle(self, index: int, number: int) -> bool:
@@ -183,7 +208,8 @@ class Feed:
     def record_stream(self, brand: Brand, number: int) -> None:
         address = self._address(brand)
         if address is not None:
-            self.engine.record_stream(address, self.engine.stream(brand.place, number))
+            engine = self._ordering
+            engine.record_stream(address, engine.stream(brand.place, number))
 
     def empty_cache(self) -> None:
         frame: Any = sys._getframe(1)
@@ -261,7 +287,9 @@ class Feed:
 
     def _launch(self, index: int, op: Any, accesses: Any, site: Any, note: str = "") -> None:
         if self._capture is not None:
-            self._capture.extend(accesses)
+            self._capture.accesses.update(dict.fromkeys(accesses))
+            engine = self._capture.engine
+            engine.launch(engine.stream(index, self.machine.stream(index)), op, accesses, site)
             return
         actor = self._actor(index)
         backward = self._backward[-1] if self._backward else None
@@ -449,11 +477,18 @@ class Feed:
 
     # -- streams and events
 
+    @property
+    def _ordering(self) -> Engine:
+        """What a wait orders: within a capture, the graph's own work and nothing else."""
+        return self.engine if self._capture is None else self._capture.engine
+
     def event_record(self, event: int, index: int, number: int) -> None:
-        self.engine.event_record(event, self.engine.stream(index, number), _site())
+        engine = self._ordering
+        engine.event_record(event, engine.stream(index, number), _site())
 
     def event_wait(self, event: int, index: int, number: int) -> None:
-        self.engine.event_wait(event, self.engine.stream(index, number), _site())
+        engine = self._ordering
+        engine.event_wait(event, engine.stream(index, number), _site())
 
     def event_query(self, event: int) -> None:
         """True on a virtual device: all that the event stands for is done."""
@@ -474,20 +509,25 @@ class Feed:
     # -- graphs
 
     def capture_begin(self, index: int, number: int) -> None:
-        self._capture = []
+        self._capture = _Capture(len(self.captures))
+        self.captures.append(self._capture.engine)
 
     def capture_end(self, index: int) -> Any:
         captured, self._capture = self._capture, None
+        if captured is not None:
+            used = {address for address, _, _ in captured.accesses}
+            self.engine.captured(captured.number, sorted(used - captured.born))
         return captured
 
     def graph_launch(self, captured: Any, index: int, number: int) -> None:
         """Everything that was captured, as one operation. Memory that lives in the graph's own
         pool, and its results, are among it.
         """
-        accesses: dict[tuple[int, Footprint, bool], None] = dict.fromkeys(captured or ())
-        self.engine.launch(
-            self.engine.stream(index, number), "replay", list(accesses), _site(), "graph"
-        )
+        if captured is None:  # before the watch: what it does is not known
+            self.unseen_graphs += 1
+            return
+        actor = self.engine.stream(index, number)
+        self.engine.replay(captured.number, actor, list(captured.accesses), _site())
 
     # -- the backward pass
 

@@ -198,9 +198,11 @@ class Machine:
     def _died(self, brand: Brand) -> None:
         if self.brands.get(brand.key) is brand:
             del self.brands[brand.key]
-        if brand.place >= 0 and not self.closed:
-            if self.observer is not None:
-                self.observer.died(brand)
+        if self.closed:
+            return
+        if self.observer is not None:
+            self.observer.died(brand)
+        if brand.place >= 0:
             device = self.devices[brand.place]
             if brand.block is not None:
                 device.free(brand.block)

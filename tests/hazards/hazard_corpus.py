@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import corpus_collectives
+import corpus_graphs
 import corpus_host
 import corpus_memory
 import corpus_order
@@ -22,6 +23,7 @@ CASES: tuple[Case, ...] = (
     *corpus_memory.CASES,
     *corpus_host.CASES,
     *corpus_training.CASES,
+    *corpus_graphs.CASES,
     *corpus_users.CASES,
     *corpus_users_host.CASES,
     *corpus_users_memory.CASES,

@@ -184,6 +184,8 @@ def install(machine: Machine, patches: Patches) -> None:
         patches.set(module, "CUDAGraph", CUDAGraph)
         patches.set(module, "graph_pool_handle", handle)
         patches.set(module, "is_current_stream_capturing", lambda: machine.capture is not None)
+    # The stream that captures by default is made once: it must be one of these devices.
+    patches.set(torch.cuda.graphs.graph, "default_capture_stream", None)
     patches.set(torch._C, "_CUDAGraph", CUDAGraph)
     patches.set(torch._C, "_graph_pool_handle", handle)
     patches.set(torch.cuda.graphs, "_graph_pool_handle", handle)
