@@ -100,12 +100,12 @@ class Collectives:
         work = Work.unbox(result[-1] if isinstance(result, (tuple, list)) else result)
         self._count += 1
         event = -self._count  # those of the program are positive
-        self._feed.engine.event_record(event, actor, site)
+        self._feed.judge.event_record(event, actor, site)
 
         def gone(_: Any, key: int = id(work)) -> None:
             found = self._events.pop(key, None)
             if found is not None:
-                self._feed.engine.event_destroyed(found[1])
+                self._feed.judge.event_destroyed(found[1])
 
         self._events[id(work)] = (weakref.ref(work, gone), event, index)
         self._newest = work
@@ -128,9 +128,9 @@ class Collectives:
             return
         # A handle of several collectives (coalesced), or of one from before the watch.
         for index in range(len(machine.devices)):
-            waiter = feed.engine.stream(index, machine.stream(index))
+            waiter = feed.judge.stream(index, machine.stream(index))
             for number in self._groups.values():
-                feed.engine.order(waiter, feed.engine.stream(index, number))
+                feed.judge.order(waiter, feed.judge.stream(index, number))
 
     # -- host tensors
 

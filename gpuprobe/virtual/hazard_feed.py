@@ -13,10 +13,10 @@ import torch
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.footprint import Footprint, of_tensor
 from gpuprobe.hazards.ledger import SyncLedger
-from gpuprobe.hazards.rules import ALSO_WRITTEN
 from gpuprobe.model.findings import Location
 from gpuprobe.virtual import host_watch
 from gpuprobe.virtual.hazard_collectives import Collectives
+from gpuprobe.virtual.hazard_plans import SYNCS_FIRST, Plan
 from gpuprobe.virtual.machine import PINNED, Brand, Machine, is_meta
 from gpuprobe.virtual.patches import Patches
 
@@ -28,64 +28,8 @@ _SKIP: Final = (_TORCH, _OURS, "<frozen", "<string>", copy.__file__, contextlib.
 _SPACE: Final = 1 << 56  # one address space per device, and one for pinned memory
 _PINNED_SPACE: Final = 1 << 60
 
-# No kernel runs for these: they make or describe memory.
-_NO_KERNEL: Final = frozenset(
-    """empty empty_like empty_strided new_empty new_empty_strided set_ resize_ resize_as_
-    record_stream lift_fresh detach alias lift detach_ _version is_same_size is_pinned
-    _has_compatible_shallow_copy_type""".split()  # noqa: SIM905 - a list to be read
-)
-_SYNCS: Final = {
-    "_local_scalar_dense": "item",
-    "nonzero": "nonzero",
-    "masked_select": "mask",
-    "_unique": "unique",
-    "_unique2": "unique",
-    "unique_dim": "unique",
-    "unique_consecutive": "unique",
-    "unique_dim_consecutive": "unique",
-    "equal": "equal",
-    "bincount": "unique",
-}
-# The host learns how many there are, and launches the kernel that writes them after that.
-_SYNCS_FIRST: Final = frozenset({"nonzero", "mask", "repeat_interleave"})
-
 
 _is_contiguous = torch._C.TensorBase.is_contiguous
-
-
-class _Plan:
-    """What one operator does to its arguments; looked up once."""
-
-    __slots__ = (
-        "collective",
-        "copies",
-        "indexes",
-        "kernel",
-        "name",
-        "reason",
-        "results",
-        "written",
-    )
-
-    def __init__(self, func: Any) -> None:
-        schema = func._schema
-        self.name = schema.name.rpartition("::")[2]
-        also = ALSO_WRITTEN.get(self.name, ())
-        self.written = tuple(
-            (argument.alias_info is not None and argument.alias_info.is_write)
-            or argument.name in also
-            for argument in schema.arguments
-        )
-        alias = [item.alias_info for item in schema.returns]
-        view = any(item is not None and not item.is_write for item in alias)
-        self.kernel = self.name not in _NO_KERNEL and not view
-        self.results = bool(alias) and all(item is None for item in alias)
-        self.reason = _SYNCS.get(self.name)
-        if self.name == "repeat_interleave" and func._overloadname == "Tensor":
-            self.reason = "repeat_interleave"
-        self.indexes = self.name in ("index", "index_put_", "_index_put_impl_", "index_put")
-        self.copies = self.name in ("_to_copy", "copy_")
-        self.collective = schema.name.startswith("c10d::")
 
 
 class _Capture:
@@ -106,11 +50,13 @@ class Feed:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.engine = Engine()
+        # What is launched and waited for is told to this: within a capture, the graph's own.
+        self.judge = self.engine
         self.ledger = SyncLedger()
         self.allowed = 0
         self.unseen_graphs = 0
         self.earlier = False  # whether there was device memory before the watch
-        self._plans: dict[Any, _Plan] = {}
+        self._plans: dict[Any, Plan] = {}
         self._names: dict[int, tuple[str, ...]] = {}
         self._capture: _Capture | None = None
         self.captures: list[Engine] = []
@@ -142,7 +88,7 @@ class Feed:
     # -- places
 
     def _actor(self, index: int) -> int:
-        return self.engine.stream(index, self.machine.stream(index))
+        return self.judge.stream(index, self.machine.stream(index))
 
     def _address(self, brand: Brand) -> int | None:
         if brand.place >= 0:
@@ -208,8 +154,7 @@ class Feed:
     def record_stream(self, brand: Brand, number: int) -> None:
         address = self._address(brand)
         if address is not None:
-            engine = self._ordering
-            engine.record_stream(address, engine.stream(brand.place, number))
+            self.judge.record_stream(address, self.judge.stream(brand.place, number))
 
     def empty_cache(self) -> None:
         frame: Any = sys._getframe(1)
@@ -224,10 +169,10 @@ class Feed:
 
     # -- operators
 
-    def _plan(self, func: Any) -> _Plan:
+    def _plan(self, func: Any) -> Plan:
         plan = self._plans.get(func)
         if plan is None:
-            plan = self._plans[func] = _Plan(func)
+            plan = self._plans[func] = Plan(func)
         return plan
 
     def device_op(
@@ -246,7 +191,7 @@ class Feed:
             if isinstance(value, torch.Tensor):
                 found = touch(value)
                 if found is not None:
-                    accesses.append((*found, written[at]))
+                    accesses.append((*found, written[at] and plan.writes(at, args)))
             elif type(value) is list or type(value) is tuple:
                 self._add(accesses, value, written[at])
         if kwargs:
@@ -259,7 +204,7 @@ class Feed:
         site = _site()
         first = args[0] if args else None
         shape = first.shape if isinstance(first, torch.Tensor) else ()
-        reason = plan.reason or (self._masked(plan, args) if plan.indexes else None)
+        reason = plan.reason or (plan.masked(args) if plan.indexes else None)
         if reason == "repeat_interleave" and kwargs.get("output_size") is not None:
             reason = None
         if plan.collective:
@@ -267,10 +212,10 @@ class Feed:
             if number is not None:
                 self._collective(index, number, (plan.name, shape), accesses, result, site)
                 return
-        if reason in _SYNCS_FIRST:
+        if reason in SYNCS_FIRST:
             self._sync(reason, site, index)
         self._launch(index, (plan.name, shape), accesses, site)
-        if reason is not None and reason not in _SYNCS_FIRST:
+        if reason is not None and reason not in SYNCS_FIRST:
             self._sync(reason, site, index)
 
     def _argument_names(self, func: Any) -> list[str]:
@@ -288,9 +233,6 @@ class Feed:
     def _launch(self, index: int, op: Any, accesses: Any, site: Any, note: str = "") -> None:
         if self._capture is not None:
             self._capture.accesses.update(dict.fromkeys(accesses))
-            engine = self._capture.engine
-            engine.launch(engine.stream(index, self.machine.stream(index)), op, accesses, site)
-            return
         actor = self._actor(index)
         backward = self._backward[-1] if self._backward else None
         if (
@@ -301,12 +243,12 @@ class Feed:
             # The engine makes each node's stream wait for the streams of its inputs.
             for other in backward["actors"]:
                 if other != actor:
-                    self.engine.order(actor, other)
+                    self.judge.order(actor, other)
             backward["actors"].add(actor)
             for address, where, write in accesses:
                 if write:
                     backward["written"][address] = (where, op)
-        self.engine.launch(actor, op, accesses, site, note)
+        self.judge.launch(actor, op, accesses, site, note)
 
     def _collective(
         self, index: int, number: int, op: Any, accesses: Any, result: Any, site: Any
@@ -314,7 +256,9 @@ class Feed:
         """On a stream of the process group's, which waits for the current one; tensors are kept
         until the handle was waited for.
         """
-        engine = self.engine
+        engine = self.judge
+        if self._capture is not None:
+            self._capture.accesses.update(dict.fromkeys(accesses))
         actor = engine.stream(index, number)
         engine.stream_wait(actor, self._actor(index), site)
         for address, _, _ in accesses:
@@ -322,22 +266,9 @@ class Feed:
         engine.launch(actor, op, accesses, site)
         self.collectives.started(actor, index, result, site)
 
-    def _masked(self, plan: _Plan, args: tuple[Any, ...]) -> str | None:
-        """Indexing with a boolean mask asks the device how many there are."""
-        masks = [
-            item
-            for item in args[1]
-            if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8)
-        ]
-        if not masks:
-            return None
-        if plan.name != "index" and len(args) > 2 and args[2].numel() == 1 and len(args[1]) == 1:
-            return None  # masked_fill
-        return "mask"
-
     def _copy(
         self,
-        plan: _Plan,
+        plan: Plan,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         result: Any,
@@ -358,9 +289,9 @@ class Feed:
         if to >= 0 and from_ >= 0 and to != from_:
             # Fenced on both sides by torch (``copy_device_to_device`` in Copy.cu).
             one, other = self._actor(from_), self._actor(to)
-            self.engine.stream_wait(one, other, site)
+            self.judge.stream_wait(one, other, site)
             self._launch(from_, ("copy", shape), accesses, site)
-            self.engine.stream_wait(other, one, site)
+            self.judge.stream_wait(other, one, site)
             return
         self._launch(index, ("copy", shape), accesses, site)
         if to >= 0 and from_ >= 0:
@@ -389,7 +320,7 @@ class Feed:
     def _quiet(self, index: int, site: Any) -> None:
         """A copy that the program asked to wait for: it is what it says."""
         self.ledger.add("copy", site, allowed=True)
-        self.engine.stream_synchronize(self._actor(index), site)
+        self.judge.stream_synchronize(self._actor(index), site)
 
     def _sync(self, reason: str, site: Any, index: int | None = None) -> None:
         self.ledger.add(reason, site if site is not None else _site(), allowed=self.allowed > 0)
@@ -397,7 +328,7 @@ class Feed:
             for device in range(len(self.machine.devices)):
                 self.engine.device_synchronize(device, site)
         else:
-            self.engine.stream_synchronize(self._actor(index), site)
+            self.judge.stream_synchronize(self._actor(index), site)
 
     def host_op(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -466,8 +397,10 @@ class Feed:
         machine = self.machine
         index = machine.local.device if stream is None else stream.device_index
         number = machine.stream(index) if stream is None else stream.number
-        actor = self.engine.stream(index, number)
-        self.engine.launch(actor, "declared kernel", accesses, _site())
+        actor = self.judge.stream(index, number)
+        if self._capture is not None:
+            self._capture.accesses.update(dict.fromkeys(accesses))
+        self.judge.launch(actor, "declared kernel", accesses, _site())
 
     def aliased(self, tensor: Any, array: Any) -> Any:
         """A NumPy array over pinned memory: its uses are watched, where NumPy tells."""
@@ -477,17 +410,12 @@ class Feed:
 
     # -- streams and events
 
-    @property
-    def _ordering(self) -> Engine:
-        """What a wait orders: within a capture, the graph's own work and nothing else."""
-        return self.engine if self._capture is None else self._capture.engine
-
     def event_record(self, event: int, index: int, number: int) -> None:
-        engine = self._ordering
+        engine = self.judge
         engine.event_record(event, engine.stream(index, number), _site())
 
     def event_wait(self, event: int, index: int, number: int) -> None:
-        engine = self._ordering
+        engine = self.judge
         engine.event_wait(event, engine.stream(index, number), _site())
 
     def event_query(self, event: int) -> None:
@@ -510,10 +438,12 @@ class Feed:
 
     def capture_begin(self, index: int, number: int) -> None:
         self._capture = _Capture(len(self.captures))
+        self.judge = self._capture.engine
         self.captures.append(self._capture.engine)
 
     def capture_end(self, index: int) -> Any:
         captured, self._capture = self._capture, None
+        self.judge = self.engine
         if captured is not None:
             used = {address for address, _, _ in captured.accesses}
             self.engine.captured(captured.number, sorted(used - captured.born))
@@ -533,7 +463,7 @@ class Feed:
 
     def backward_begins(self) -> None:
         callers = {
-            self.engine.stream(index, self.machine.local.streams.get(index, 0))
+            self.judge.stream(index, self.machine.local.streams.get(index, 0))
             for index in range(len(self.machine.devices))
         }
         local = self.machine.local
@@ -548,7 +478,7 @@ class Feed:
         """
         state = self._backward.pop()
         self.machine.local.base = state["base"]
-        engine = self.engine
+        engine = self.judge
         site = _site()
         for caller in state["callers"]:
             index = engine.names[caller][0]

@@ -9,6 +9,8 @@ __all__ = ["CASES"]
 _GRAPH = "PyTorch notes, CUDA semantics: CUDA graphs"
 _STATIC = "PyTorch docs, torch.cuda.graph: static inputs"
 _FORK = "CUDA programming guide: cross-stream dependencies and events in stream capture"
+_BACKWARD = "PyTorch notes, CUDA semantics: stream semantics of backward passes"
+_NORM = "PyTorch docs, BatchNorm1d: running estimates in training and evaluation"
 _MULTI = "PyTorch notes, CUDA semantics: usage with multiple streams"
 
 CASES: tuple[Case, ...] = (
@@ -257,6 +259,69 @@ with cuda.graph(g):
 g.replay()
 with cuda.stream(s):
     g.replay()
+""",
+    ),
+    case(
+        "backward_on_a_side_stream_within_a_capture",
+        _BACKWARD,
+        (),
+        """
+w = torch.ones(64, device="cuda", requires_grad=True)
+g = cuda.CUDAGraph()
+with cuda.graph(g):
+    s.wait_stream(cuda.current_stream())
+    with cuda.stream(s):
+        y = w * 2
+    cuda.current_stream().wait_stream(s)  #needed
+    loss = (y * y).sum()
+    loss.backward()
+    w.grad.add_(1)
+g.replay()
+""",
+    ),
+    case(
+        "capture_forks_too_early",
+        _FORK,
+        RAW,
+        """
+x = torch.ones(64, device="cuda")
+g = cuda.CUDAGraph()
+with cuda.graph(g):
+    a = x * 2
+    s.wait_stream(cuda.current_stream())
+    a.add_(1)
+    with cuda.stream(s):
+        b = a + 1
+    cuda.current_stream().wait_stream(s)
+""",
+    ),
+    case(
+        "running_statistics_are_read_in_evaluation",
+        _NORM,
+        (),
+        """
+bn = nn.BatchNorm1d(8).cuda().eval()
+x = torch.ones(4, 8, device="cuda")
+s.wait_stream(cuda.current_stream())
+with torch.no_grad():
+    with cuda.stream(s):
+        y = bn(x)
+    z = bn(x)
+""",
+    ),
+    case(
+        "running_statistics_are_written_in_training",
+        _NORM,
+        WAW,
+        """
+bn = nn.BatchNorm1d(8, affine=False).cuda()
+x = torch.ones(4, 8, device="cuda")
+bn.num_batches_tracked = None
+s.wait_stream(cuda.current_stream())
+with torch.no_grad():
+    with cuda.stream(s):
+        y = bn(x)
+    z = bn(x)
 """,
     ),
 )

@@ -1,0 +1,90 @@
+"""What an operator does to its arguments, and whether the host waits for it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from gpuprobe.hazards.rules import ALSO_WRITTEN
+
+__all__ = ["SYNCS_FIRST", "Plan"]
+
+# No kernel runs for these: they make or describe memory.
+_NO_KERNEL: Final = frozenset(
+    """empty empty_like empty_strided new_empty new_empty_strided set_ resize_ resize_as_
+    record_stream lift_fresh detach alias lift detach_ _version is_same_size is_pinned
+    _has_compatible_shallow_copy_type""".split()  # noqa: SIM905 - a list to be read
+)
+_SYNCS: Final = {
+    "_local_scalar_dense": "item",
+    "nonzero": "nonzero",
+    "masked_select": "mask",
+    "_unique": "unique",
+    "_unique2": "unique",
+    "unique_dim": "unique",
+    "unique_consecutive": "unique",
+    "unique_dim_consecutive": "unique",
+    "equal": "equal",
+    "bincount": "unique",
+}
+# The host learns how many there are, and launches the kernel that writes them after that.
+SYNCS_FIRST: Final = frozenset({"nonzero", "mask", "repeat_interleave"})
+
+
+class Plan:
+    """What one operator does to its arguments; looked up once."""
+
+    __slots__ = (
+        "collective",
+        "copies",
+        "indexes",
+        "kernel",
+        "name",
+        "reason",
+        "results",
+        "training",
+        "written",
+    )
+
+    def __init__(self, func: Any) -> None:
+        schema = func._schema
+        self.name = schema.name.rpartition("::")[2]
+        also = ALSO_WRITTEN.get(self.name, ())
+        names = [argument.name for argument in schema.arguments]
+        self.written = tuple(
+            (argument.alias_info is not None and argument.alias_info.is_write)
+            or argument.name in also
+            for argument in schema.arguments
+        )
+        # Running statistics are written in training only.
+        self.training = names.index("training") if also and "training" in names else None
+        alias = [item.alias_info for item in schema.returns]
+        view = any(item is not None and not item.is_write for item in alias)
+        self.kernel = self.name not in _NO_KERNEL and not view
+        self.results = bool(alias) and all(item is None for item in alias)
+        self.reason = _SYNCS.get(self.name)
+        if self.name == "repeat_interleave" and func._overloadname == "Tensor":
+            self.reason = "repeat_interleave"
+        self.indexes = self.name in ("index", "index_put_", "_index_put_impl_", "index_put")
+        self.copies = self.name in ("_to_copy", "copy_")
+        self.collective = schema.name.startswith("c10d::")
+
+    def writes(self, at: int, args: tuple[Any, ...]) -> bool:
+        """Whether the call writes its argument ``at``."""
+        if not self.written[at]:
+            return False
+        return self.training is None or self.training >= len(args) or bool(args[self.training])
+
+    def masked(self, args: tuple[Any, ...]) -> str | None:
+        """Indexing with a boolean mask asks the device how many there are."""
+        masks = [
+            item
+            for item in args[1]
+            if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8)
+        ]
+        if not masks:
+            return None
+        if self.name != "index" and len(args) > 2 and args[2].numel() == 1 and len(args[1]) == 1:
+            return None  # masked_fill
+        return "mask"
