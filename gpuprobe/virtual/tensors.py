@@ -134,7 +134,17 @@ def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
 
         return functools.wraps(method)(call)
 
-    patches.set(torch.Tensor, "to", explicitly(_Base.to))
+    explicit_to = explicitly(_Base.to)
+
+    @functools.wraps(_Base.to)
+    def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        # Without a device, C++ code fills in the one that it takes the tensor to be on.
+        named = args[0] if args else kwargs.get("device", kwargs.get("other"))
+        if named is None or isinstance(named, torch.dtype):
+            return _Base.to(tensor, *args, **kwargs)
+        return explicit_to(tensor, *args, **kwargs)
+
+    patches.set(torch.Tensor, "to", to)
     patches.set(torch.Tensor, "cpu", explicitly(_Base.cpu))
 
     def tolist(tensor: Any) -> Any:

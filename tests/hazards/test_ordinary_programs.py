@@ -14,6 +14,7 @@ from gpuprobe.errors import UsageError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "virtual"))
 from gpu_programs import PROGRAMS
+from ordinary_workloads import WORKLOADS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -24,6 +25,22 @@ def test_no_race(name: str) -> None:
         PROGRAMS[name]()
     assert [finding.message for finding in found.races] == []
     assert found.operations > 0
+
+
+# What makes the host wait in them, and how often: what each says it does, and nothing else.
+SYNCS = {"captured_training_step": {"item": 1}}
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_ordinary_training_is_silent(name: str) -> None:
+    with gpuprobe.virtual_gpu("2xh100-80gb"), gpuprobe.detect_hazards() as found:
+        WORKLOADS[name]()
+    assert [finding.message for finding in found.races] == []
+    assert found.self_waits == []
+    assert found.redundant == []
+    waits = {row.reason: row.count for row in found.syncs if not row.allowed}
+    assert waits == SYNCS.get(name, {})
+    assert found.operations > 10
 
 
 def test_it_enters_a_virtual_gpu_by_itself_and_leaves_it() -> None:
