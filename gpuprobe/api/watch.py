@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from gpuprobe.sampler.program import Program
     from gpuprobe.sampler.recorder import Recorder
 
-__all__ = ["RunResult", "default_output", "own_traceback", "program", "record", "run", "summary"]
+__all__ = [
+    "RunResult",
+    "default_output",
+    "own_traceback",
+    "program",
+    "record",
+    "run",
+    "show_error",
+    "summary",
+]
 
 
 def record(
@@ -210,6 +219,22 @@ def _exit_code(exit_: SystemExit) -> tuple[int, BaseException | None]:
         return exit_.code & 0xFF, None
     sys.stderr.write(f"{exit_.code}\n")
     return 1, None
+
+
+def show_error(error: BaseException) -> bool:
+    """Have the program's own ``sys.excepthook`` show its error, as Python does at the end of a
+    script. False where the program has set none; a hook that fails shows both errors on stderr.
+    """
+    if sys.excepthook is sys.__excepthook__:
+        return False
+    from gpuprobe.sampler.program import own_frames
+
+    try:
+        sys.excepthook(type(error), error, own_frames(error))
+    except Exception as second:  # noqa: BLE001 - Python says so too, and goes on to its end
+        sys.stderr.write(f"Error in sys.excepthook:\n{own_traceback(second)}\n")
+        sys.stderr.write(f"Original exception was:\n{own_traceback(error)}")
+    return True
 
 
 def own_traceback(error: BaseException) -> str:

@@ -43,7 +43,7 @@ class RecordingWriter:
     """
 
     def __init__(self, path: Path, rank: int, descriptor: int) -> None:
-        self.path = path
+        self.path = path.absolute()  # the program may go to another directory
         self.rank = rank
         self._descriptor = descriptor
         self._pid = os.getpid()

@@ -31,6 +31,8 @@ def live_roots() -> list[Any]:
         for module in modules
         if id(module) not in contained
         and "_parameters" in module.__dict__
+        # What torch.jit made of a module refuses hooks, and its parts are no Python.
+        and not isinstance(module, torch.jit.ScriptModule)
         and next(module.parameters(), None) is not None
     ]
 

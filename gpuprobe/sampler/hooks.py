@@ -38,6 +38,7 @@ class Listener(Protocol):
     def loaded(self, batch: Any) -> None: ...
     def forward_done(self, module: Any) -> None: ...
     def compiles(self) -> None: ...
+    def fault(self, error: Exception) -> None: ...
 
 
 class Hooks:
@@ -92,7 +93,7 @@ class Hooks:
         if self._compiles:
             return
         for model in models:
-            if id(model) in self._hooked:
+            if id(model) in self._hooked or isinstance(model, torch.jit.ScriptModule):
                 continue
             self._hooked.add(id(model))
             self._module_handles.append(
@@ -210,6 +211,12 @@ class Hooks:
         if torch.compiler.is_compiling():
             return
         self._forget_first_call()
+        try:
+            self._first_called(module, args)
+        except Exception as error:  # noqa: BLE001 - the program's own code called us
+            self._listener.fault(error)
+
+    def _first_called(self, module: Any, args: Any) -> None:
         known = id(module) in self._hooked  # then its own hook reports this call, too
         roots = live_roots()
         self._found(roots)

@@ -31,7 +31,8 @@ class Placement:
 
     def inputs(self, values: Iterable[Any]) -> None:
         """What a model is called with."""
-        if self.wanted:
+        # While torch.jit traces, asking for a size would become part of what it traces.
+        if self.wanted and not torch.jit.is_tracing():
             for tensor in _tensors(values):
                 self._see("input", tensor)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from gpuprobe.errors import GpuprobeError, ProgramFailed, UsageError
 
-__all__ = ["Program", "load_module", "load_script", "own_traceback", "when_imported"]
+__all__ = ["Program", "load_module", "load_script", "own_frames", "own_traceback", "when_imported"]
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 
@@ -150,6 +150,11 @@ def own_traceback(error: BaseException) -> str:
             part.stack = traceback.StackSummary.from_list(kept)
         part = part.__cause__ or part.__context__
     return "".join(shown.format())
+
+
+def own_frames(error: BaseException) -> TracebackType | None:
+    """Its traceback from where the program begins."""
+    return _without_ours(error.__traceback__)
 
 
 def _ours(filename: str) -> bool:

@@ -343,7 +343,7 @@ class Recorder:
     def optimizer_begins(self, optimizer: Any) -> None:
         mine = self._active and os.getpid() == self._pid
         # Whoever trains is who is watched; where a hook steps it, whoever runs backward().
-        if mine and self._primary is None and not self._in_backward():
+        if mine and self._primary is None and not self._depth and not self._in_backward():
             self._thread = threading.get_ident()
         self._optimizer_begins(optimizer)
 
@@ -488,6 +488,10 @@ class Recorder:
                 self._faults.append("the dispatch mode stays: another mode lies above it")
         except Exception as error:  # noqa: BLE001 - leaving must not end the program either
             self._faults.append(f"{type(error).__name__}: {error}")
+
+    def fault(self, error: Exception) -> None:
+        """A hook failed."""
+        self._fault(error)
 
     def _fault(self, error: Exception) -> None:
         """Something of ours failed: say so once, get out of the way."""

@@ -73,7 +73,7 @@ def test_a_fit_is_recorded_and_computes_the_same(tmp_path: Path, level: str) -> 
         paths = {phase.path for phase in step.phases}
         assert {"data", "optimizer", "optimizer/forward", "optimizer/backward"} <= paths
     report = gpuprobe.report(recording)
-    assert {row["name"] for row in report["placement"] if row["what"] == "module"} == {"Model"}
+    assert "Model" in {row["name"] for row in report["placement"] if row["what"] == "module"}
     if level == "trace":
         assert {row["key"] for row in report["categories"]["rows"]} >= {"parameter", "gradient"}
 

@@ -106,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
     known = _known(args)
     program = watch.program(target, arguments, module=args.module is not None)
     output = args.output or watch.default_output(target)
+    where = output.absolute()  # the program may go to another directory
 
     result = watch.run(
         program,
@@ -127,11 +128,12 @@ def run(args: argparse.Namespace) -> int:
         code = result.exit_code
     sys.stdout.flush()
     if result.error is not None:
-        talk.raw(watch.own_traceback(result.error))
+        if not watch.show_error(result.error):
+            talk.raw(watch.own_traceback(result.error))
         if isinstance(result.error, GpuprobeError) and result.error.hint:
             talk.say(f"  hint: {visible(result.error.hint)}")
     if not args.quiet:
-        _summarize(output)
+        _summarize(where)
     if result.hazards is not None:
         code = _judge_hazards(args, result.hazards, known, code)
     return code
