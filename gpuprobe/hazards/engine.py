@@ -200,6 +200,10 @@ class Engine:
             insort(self._ghost_starts, address)
         self._ghosts[address] = (size, accesses)
 
+    def has_stream(self, device: int, number: int) -> bool:
+        """Whether the stream has done something."""
+        return (device, number) in self._actors
+
     def knows(self, address: int) -> bool:
         """Whether a live block begins at ``address``."""
         return address in self._blocks
@@ -409,8 +413,8 @@ class Engine:
                 rule = rules.HOST_READ
             else:
                 rule = rules.HOST_WRITE
-        elif rule is rules.READ_AFTER_WRITE and first.note == "gradient":
-            rule = rules.GRADIENT
+        elif first.write and first.note == "gradient" and rule is not rules.USE_AFTER_FREE:
+            rule = rules.GRADIENT._replace(kind=rule.kind)
         elif "graph" in (first.note, second.note) and rule is not rules.USE_AFTER_FREE:
             rule = rules.GRAPH._replace(kind=rule.kind)
         key: tuple[Any, ...] = (rule.id, rule.kind, first.site, second.site)

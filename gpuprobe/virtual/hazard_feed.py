@@ -245,6 +245,7 @@ class Feed:
                 if other != actor:
                     self.judge.order(actor, other)
             backward["actors"].add(actor)
+            note = note or "gradient"
             for address, where, write in accesses:
                 if write:
                     backward["written"][address] = (where, op)
@@ -396,7 +397,7 @@ class Feed:
         self._add(accesses, writes, True)
         machine = self.machine
         index = machine.local.device if stream is None else stream.device_index
-        number = machine.stream(index) if stream is None else stream.number
+        number = machine.stream(index) if stream is None else stream.cuda_stream
         actor = self.judge.stream(index, number)
         if self._capture is not None:
             self._capture.accesses.update(dict.fromkeys(accesses))

@@ -43,6 +43,7 @@ class Plan:
         "name",
         "reason",
         "results",
+        "statistics",
         "training",
         "written",
     )
@@ -57,8 +58,9 @@ class Plan:
             or argument.name in also
             for argument in schema.arguments
         )
-        # Running statistics are written in training only.
-        self.training = names.index("training") if also and "training" in names else None
+        # Running statistics are written in training only, whatever the schema says.
+        self.training = names.index("training") if "training" in names else None
+        self.statistics = tuple(name in ("running_mean", "running_var") for name in names)
         alias = [item.alias_info for item in schema.returns]
         view = any(item is not None and not item.is_write for item in alias)
         self.kernel = self.name not in _NO_KERNEL and not view
@@ -74,7 +76,9 @@ class Plan:
         """Whether the call writes its argument ``at``."""
         if not self.written[at]:
             return False
-        return self.training is None or self.training >= len(args) or bool(args[self.training])
+        if self.training is None or not self.statistics[at] or self.training >= len(args):
+            return True
+        return bool(args[self.training])
 
     def masked(self, args: tuple[Any, ...]) -> str | None:
         """Indexing with a boolean mask asks the device how many there are."""
