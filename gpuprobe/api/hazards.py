@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["allow_sync", "declare_access", "detect_hazards"]
 
+DEFAULT_GPU = "h100-80gb"
+_cuda_feed: Feed | None = None  # of the watch on real CUDA that is under way
 _ALLOW_COMMENT = "gpuprobe: allow"
 
 _COVERAGE = (
@@ -26,7 +28,7 @@ _COVERAGE = (
 
 
 @contextmanager
-def detect_hazards(gpu: str = "h100-80gb") -> Iterator[Hazards]:
+def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
     """Watch for races between CUDA streams, and for implicit synchronisations.
 
     ::
@@ -36,9 +38,11 @@ def detect_hazards(gpu: str = "h100-80gb") -> Iterator[Hazards]:
         for finding in h.findings:
             print(finding.kind, finding.message, finding.location)
 
-    The code runs on a virtual GPU: the one that is in use, else ``gpu`` from the catalogue, which
-    is entered by itself. Order is judged, not timing, so a race is found whether or not it bites.
-    Findings are there when the context ends; nothing is aborted.
+    The code runs on the virtual GPU that is in use; else on CUDA where torch has a device; else,
+    or if ``gpu`` names one from the catalogue, a virtual GPU is entered by itself (``h100-80gb``
+    if none is named). Order is judged, not timing, so a race is found whether or not it bites.
+    Findings are there when the context ends; nothing is aborted. On CUDA torch's trace hooks are
+    used: their callbacks are taken away afterwards, the (cheap) trace itself stays on.
 
     Raises MissingExtra without torch, UsageError inside another one.
     """
@@ -53,8 +57,11 @@ def detect_hazards(gpu: str = "h100-80gb") -> Iterator[Hazards]:
     found = Hazards()
     with ExitStack() as stack:
         session = current()
+        if session is None and gpu is None and _has_cuda():
+            yield from _on_cuda(found)
+            return
         if session is None:
-            session = stack.enter_context(virtual_gpu(gpu))
+            session = stack.enter_context(virtual_gpu(gpu or DEFAULT_GPU))
         machine = session.machine
         if machine.observer is not None:
             raise UsageError("hazards are being looked for already", hint="leave that one first")
@@ -68,6 +75,34 @@ def detect_hazards(gpu: str = "h100-80gb") -> Iterator[Hazards]:
             machine.observer = None
             patches.undo()
             _fill(found, feed)
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _on_cuda(found: Hazards) -> Iterator[Hazards]:
+    """The same engine, fed by torch's own reports."""
+    global _cuda_feed
+    from gpuprobe.virtual.hazard_cuda import CudaFeed
+    from gpuprobe.virtual.patches import Patches
+
+    if _cuda_feed is not None:
+        raise UsageError("hazards are being looked for already", hint="leave that one first")
+    patches = Patches()
+    feed = _cuda_feed = CudaFeed()
+    try:
+        feed.install(patches)
+        yield found
+    finally:
+        _cuda_feed = None
+        patches.undo()
+        feed.guarded(feed.drain)
+        _fill(found, feed)
+        if feed.broken:
+            found.coverage.append(f"everything after gpuprobe's own failure: {feed.broken}")
 
 
 def _fill(found: Hazards, feed: Feed) -> None:
@@ -173,4 +208,4 @@ def _feed() -> Feed | None:
 
     module = sys.modules.get("gpuprobe.virtual.session")
     session = module.current() if module is not None else None
-    return None if session is None else session.machine.observer
+    return _cuda_feed if session is None else session.machine.observer

@@ -160,9 +160,9 @@ def run(
 
     torch is imported when the program imports it, and watching begins there. ``virtual`` names
     the GPU that the program is to find (``"h100-80gb"``, ``"2xa100-40gb"``), ``compute`` what
-    `virtual_gpu` does. ``hazards`` looks for races between streams too, on that virtual GPU or
-    on an H100. Raises what `record` and `virtual_gpu` raise; what the program raises is
-    in the result.
+    `virtual_gpu` does. ``hazards`` looks for races between streams too: there, else on
+    CUDA, else on a virtual H100. Raises what `record` and `virtual_gpu` raise; what the program
+    raises is in the result.
     """
     if virtual is not None:
         from gpuprobe.api.virtual import virtual_gpu

@@ -54,6 +54,12 @@ class SyncLedger:
         if seconds is not None:
             entry.seconds = (entry.seconds or 0.0) + seconds
 
+    def lost(self, reason: str, site: Any, seconds: float) -> None:
+        """The host was held up for so long by one that was just added."""
+        entry = self.entries.get((reason, site))
+        if entry is not None:
+            entry.seconds = (entry.seconds or 0.0) + seconds
+
     @property
     def total(self) -> int:
         """Synchronisations that were not allowed."""

@@ -53,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hazards",
         action="store_true",
-        help="look for races between CUDA streams and hidden synchronisations, on a virtual GPU",
+        help="look for races between CUDA streams and hidden synchronisations, on a virtual "
+        "GPU where there is no CUDA",
     )
     for name, what in (("sarif", "SARIF 2.1.0"), ("junit", "JUnit XML"), ("json", "JSON")):
         parser.add_argument(
