@@ -95,6 +95,8 @@ def _size(access: Access) -> int:
 def _what(access: Access) -> str:
     if isinstance(access.op, tuple):
         name, shape = access.op
+        if isinstance(shape, list):  # of several tensors, by their first byte
+            shape = next((sizes for low, sizes in shape if low == access.where.low), ())
         text = f"{name} of {list(shape)}" if shape else name
     else:
         text = access.op
@@ -178,6 +180,9 @@ def _waited(record: Sync, race: Race) -> bool:
 def _code(engine: Engine, race: Race) -> str:
     """The fix as code, to be put before the second access."""
     first, second = race.first, race.second
+    one, other = stream_name(engine, first.actor), stream_name(engine, second.actor)
+    if first.actor != HOST and engine.names[first.actor][1] < 0:
+        return "work.wait()  # work: what the collective returned"
     if race.rule is rules.GRAPH_FREED:
         return "static_input = tensor  # kept beside the graph; refill it with copy_()"
     if race.rule.id == rules.USE_AFTER_FREE.id:
@@ -188,7 +193,7 @@ def _code(engine: Engine, race: Race) -> str:
     if first.actor == HOST:
         return "event.synchronize()  # of the copy that reads the buffer"
     if engine.names[second.actor][1] == 0:
-        return "torch.cuda.current_stream().wait_stream(side)"
+        return f"torch.cuda.current_stream().wait_stream(side)  # side: {one}"
     if engine.names[first.actor][1] == 0:
-        return "side.wait_stream(torch.cuda.current_stream())  # outside `with stream(side)`"
+        return f"side.wait_stream(torch.cuda.current_stream())  # side: {other}; outside its `with`"
     return "this_stream.wait_stream(other_stream)"

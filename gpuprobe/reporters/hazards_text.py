@@ -33,6 +33,8 @@ def render(hazards: Hazards, style: Style) -> Iterator[str]:
             new = [race for race in races if any(race is item for item in comparison.new)]
             yield f"  {len(new)} new, {len(races) - len(new)} in the baseline"
             races = new
+    elif not hazards.operations:
+        yield style.heading("Nothing to judge: the program launched nothing on a GPU")
     else:
         yield style.heading(f"No stream hazards among {hazards.operations} operations")
         yield "  in what could be seen: what could not is listed below"
@@ -103,7 +105,9 @@ def _finding(finding: Finding, style: Style) -> Iterator[str]:
             yield f"       {style.text(line)}"
     verified = dict(finding.evidence).get("fix verified")
     if verified:
-        yield f"       verified: {verified}"
+        yield from style.wrapped(
+            f"verified: {verified.removeprefix('yes: ')}", first="       ", rest="       "
+        )
 
 
 def _where(place: Location, style: Style) -> str:

@@ -29,6 +29,7 @@ _SPACE: Final = 1 << 56  # one address space per device, and one for pinned memo
 _PINNED_SPACE: Final = 1 << 60
 
 
+_skipped: dict[str, bool] = {}  # by file name: whether it is torch's, Python's or ours
 _is_contiguous = torch._C.TensorBase.is_contiguous
 
 
@@ -185,6 +186,7 @@ class Feed:
         if not plan.kernel:
             return
         accesses: list[tuple[int, Footprint, bool]] = []
+        shapes: list[tuple[int, Any]] = []  # by first byte: a report has the one that raced
         written = plan.written
         touch = self._touch
         for at, value in enumerate(args):
@@ -192,6 +194,7 @@ class Feed:
                 found = touch(value)
                 if found is not None:
                     accesses.append((*found, written[at] and plan.writes(at, args)))
+                    shapes.append((found[1].low, value.shape))
             elif type(value) is list or type(value) is tuple:
                 self._add(accesses, value, written[at])
         if kwargs:
@@ -200,21 +203,26 @@ class Feed:
                 if isinstance(value, (torch.Tensor, list, tuple)):
                     self._add(accesses, value, written[names.index(name)])
         if plan.results:
-            self._add(accesses, result, True)
+            if isinstance(result, torch.Tensor):
+                found = touch(result)
+                if found is not None:
+                    accesses.append((*found, True))
+                    shapes.append((found[1].low, result.shape))
+            else:
+                self._add(accesses, result, True)
         site = _site()
-        first = args[0] if args else None
-        shape = first.shape if isinstance(first, torch.Tensor) else ()
+        op = (plan.name, shapes)
         reason = plan.reason or (plan.masked(args) if plan.indexes else None)
         if reason == "repeat_interleave" and kwargs.get("output_size") is not None:
             reason = None
         if plan.collective:
             number = self.collectives.launched(func, args, result)
             if number is not None:
-                self._collective(index, number, (plan.name, shape), accesses, result, site)
+                self._collective(index, number, op, accesses, result, site)
                 return
         if reason in SYNCS_FIRST:
             self._sync(reason, site, index)
-        self._launch(index, (plan.name, shape), accesses, site)
+        self._launch(index, op, accesses, site)
         if reason is not None and reason not in SYNCS_FIRST:
             self._sync(reason, site, index)
 
@@ -502,7 +510,10 @@ def _site() -> Any:
     frame: Any = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith(_SKIP):
+        skipped = _skipped.get(code.co_filename)
+        if skipped is None:
+            skipped = _skipped[code.co_filename] = code.co_filename.startswith(_SKIP)
+        if not skipped:
             return code, frame.f_lasti
         frame = frame.f_back
     return None
