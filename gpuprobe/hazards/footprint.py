@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["Footprint", "of_tensor", "overlap"]
+__all__ = ["Footprint", "of_tensor", "overlap", "whole"]
+
+_new: Final = tuple.__new__
 
 _MAX_ROWS: Final = 4096
 """Rows that are compared one by one; beyond, the whole extent counts as touched."""
@@ -37,6 +39,11 @@ class Footprint(NamedTuple):
         for at in range(self.rows):
             start = self.low + at * self.step
             yield start, start + self.row
+
+
+def whole(low: int, high: int) -> Footprint:
+    """``Footprint(low, high)``, in half the time: nearly all are."""
+    return _new(Footprint, (low, high, 1, 0, 0, ()))
 
 
 def of_tensor(

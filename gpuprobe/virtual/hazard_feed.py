@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.hazards.engine import Engine
-from gpuprobe.hazards.footprint import Footprint, of_tensor
+from gpuprobe.hazards.footprint import Footprint, of_tensor, whole
 from gpuprobe.hazards.ledger import SyncLedger
 from gpuprobe.model.findings import Location
 from gpuprobe.virtual import host_watch
@@ -113,9 +113,9 @@ class Feed:
         if _is_contiguous(tensor):  # nearly all: no need to look at the strides
             nbytes = tensor.nbytes
             if nbytes == brand.nbytes:
-                return (address, Footprint(address, address + nbytes)) if nbytes else None
+                return (address, whole(address, address + nbytes)) if nbytes else None
             start = address + tensor.storage_offset() * tensor.element_size()
-            return (address, Footprint(start, start + nbytes)) if nbytes else None
+            return (address, whole(start, start + nbytes)) if nbytes else None
         item = tensor.element_size()
         where = of_tensor(
             address + tensor.storage_offset() * item, tensor.size(), tensor.stride(), item

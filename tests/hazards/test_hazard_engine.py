@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuprobe.hazards.engine import HOST, Engine
-from gpuprobe.hazards.footprint import Footprint, of_tensor, overlap
+from gpuprobe.hazards.footprint import Footprint, of_tensor, overlap, whole
 
 STREAMS, BLOCKS, EVENTS = 3, 3, 2
 SIZE = 8
@@ -220,3 +220,8 @@ def test_the_host_is_an_actor(write: bool) -> None:
     engine.stream_synchronize(main)
     engine.host_access(0, where, write, "host", "later")
     assert len(engine.races) == 1
+
+
+def test_an_interval_made_in_a_hurry_is_the_same() -> None:
+    assert whole(3, 9) == Footprint(3, 9)
+    assert repr(whole(3, 9)) == repr(Footprint(3, 9))
