@@ -138,11 +138,12 @@ class Recorder:
     # -- life
 
     def __enter__(self) -> Recorder:
-        """Start watching. Imports torch. Raises OSError if nothing can be written at all."""
+        """Start watching. Imports torch. Raises OSError if nothing can be written at all,
+        UsageError where a trace is wanted that nobody can read. Any other failure is one
+        warning, and the program goes on unwatched.
+        """
         import torch
 
-        from gpuprobe.sampler.extras import Extras
-        from gpuprobe.sampler.hooks import Hooks
         from gpuprobe.sampler.recompute import in_engine
         from gpuprobe.sampler.sources import CudaCounters
 
@@ -161,20 +162,28 @@ class Recorder:
             environment.session(self._argv, self._level, devices), environment.describe()
         )
         self._active = True
-        if self._level == "trace":
-            if cuda:
-                self._traces.start_cuda()
-            else:
-                reader.sources.append(self._traces.start_cpu(self._timeline, self._fault))
-                self._timeline.restart()
+        if self._level == "trace" and cuda:
+            self._traces.start_cuda()
+        _forget_in_children(self)
+        try:
+            self._start_watching(reader, cuda=cuda)
+        except Exception as error:  # noqa: BLE001 - ours to survive: see the module docstring
+            self._fault(error)
+        return self
+
+    def _start_watching(self, reader: Reader, *, cuda: bool) -> None:
+        from gpuprobe.sampler.extras import Extras
+        from gpuprobe.sampler.hooks import Hooks
+
+        if self._level == "trace" and not cuda:
+            reader.sources.append(self._traces.start_cpu(self._timeline, self._fault))
+            self._timeline.restart()
         self._extras = Extras(lambda spot: self._blind((spot,)))
         self._extras.collectives.install()
         self._hooks = Hooks(self, self._given)
         self._hooks.install(every_module=self._traces.cpu is not None)
         if self._given is not None:
             self.found_models(self._given)
-        _forget_in_children(self)
-        return self
 
     def start_guarded(self) -> None:
         """`__enter__` for a program that did not ask to be watched: a failure is one warning."""

@@ -310,3 +310,36 @@ def test_the_step_that_ran_out_of_memory_is_traced() -> None:
         program()
     assert [bool(step.traces) for step in sink.steps] == [True] * 3 + [False] * 3 + [True]
     assert sink.steps[-1].ended_by == "end"
+
+
+@LEVELS
+def test_a_fault_while_starting_is_one_warning(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpuprobe.sampler import hooks
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("while starting")
+
+    before = hooks_of_torch()
+    monkeypatch.setattr(hooks.Hooks, "install", fail)
+    warnings: list[str] = []
+    sink = KeepingSink()
+    assert watched(sink, level, warnings) == reference()
+    (warning,) = warnings
+    assert "ZeroDivisionError: while starting" in warning
+    assert sink.ends[0].gpuprobe_faults == ("ZeroDivisionError: while starting",)
+    assert hooks_of_torch() == before
+
+
+def test_a_fault_at_the_first_call_of_a_model_is_one_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from gpuprobe.sampler import hooks
+
+    def fail(*_: object) -> list[object]:
+        raise ZeroDivisionError("while looking for models")
+
+    monkeypatch.setattr(hooks, "live_roots", fail)
+    warnings: list[str] = []
+    assert watched(KeepingSink(), "counters", warnings) == reference()
+    (warning,) = warnings
+    assert "while looking for models" in warning

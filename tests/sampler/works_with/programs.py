@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -262,6 +263,33 @@ def saved_tensor_hooks() -> list[float]:
         return plain(net, optimizer)
 
 
+def traced_by_jit() -> list[float]:
+    """The first call of the model is torch.jit's, and what it makes is called as well."""
+    net = seeded_net()
+    frozen = torch.jit.trace(net, torch.ones(2, 16))
+    losses = plain(net, torch.optim.SGD(net.parameters(), 0.1))
+    return [*losses, frozen(torch.ones(2, 16)).sum().item()]
+
+
+def two_threads() -> list[float]:
+    """Two trainings at once. The first thread to step is the one that is watched."""
+    losses: list[list[float]] = [[], []]
+
+    def work(which: int) -> None:
+        net = nn.Linear(16, 4)
+        with torch.no_grad():
+            net.weight.fill_(0.1 * (which + 1))
+            net.bias.zero_()
+        losses[which] = plain(net, torch.optim.SGD(net.parameters(), 0.1))
+
+    threads = [threading.Thread(target=work, args=(which,)) for which in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return losses[0] + losses[1]
+
+
 class Rows(torch.utils.data.Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return 8 * STEPS
@@ -304,6 +332,8 @@ ORDINARY: dict[str, Callable[[], list[float]]] = {
         double_backward,
         saved_tensor_hooks,
         loader_workers,
+        traced_by_jit,
+        two_threads,
     )
 }
 

@@ -27,7 +27,15 @@ PARAMETERS = sum(p.nbytes for p in Net().parameters())
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("ranks")
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(HERE / "distributed_programs.py"), str(made)],
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-W",
+            "ignore:This process",
+            str(HERE / "distributed_programs.py"),
+            str(made),
+        ],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
