@@ -413,6 +413,13 @@ def hazard_rules() -> str:
     return "\n".join(rows)
 
 
+def placement_rules() -> str:
+    """Every rule of `gpuprobe.analysis.placement`, from the code."""
+    from gpuprobe.analysis.placement import RULES
+
+    return table(("id", "kind", "what is checked"), [(r.id, r.kind, r.checks) for r in RULES])
+
+
 def lowering_table() -> str:
     """Every operator that takes more on CUDA than its results, from the code."""
     from gpuprobe.virtual.lowering import table as lowering
@@ -437,6 +444,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "gpus": lambda: gpu_tables(table),
     "hazard-rules": hazard_rules,
     "lowering-table": lowering_table,
+    "placement-rules": placement_rules,
 }
 
 WITH_ARGUMENT: dict[str, Callable[[str], str]] = {

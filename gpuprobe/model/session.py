@@ -151,7 +151,7 @@ class Placed:
     ``what``: ``module`` (``name`` is its dotted path; all below it is on that device; ``bytes``
     are its parameters and buffers), ``input`` (an argument of the model) or ``batch`` (what a
     DataLoader gave). ``kind`` is the class of a module, and ``pageable``, ``pinned`` or "" for
-    the others. For inputs and batches, bytes are those of one call.
+    the others. For inputs and batches, bytes are those of one step.
     """
 
     what: str
