@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 
 import programs
@@ -17,6 +18,7 @@ from gpuprobe.analysis.ledger import ledger
 from gpuprobe.api.watch import _convert
 from gpuprobe.model.memory import Category
 from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.sampler import recompute
 from gpuprobe.sampler.recorder import Recorder
 
 WEIGHTS = sum(p.numel() for p in Net().parameters())
@@ -164,3 +166,37 @@ def test_on_a_gpu_stacks_and_lifetimes_tell(again: bool) -> None:
     if again:
         stacks = [book.trace.stacks.frames_of(book.stack[row]) for row in rows]
         assert any(frame.name == "recompute_fn" for stack in stacks for frame in stack)
+
+
+@pytest.mark.parametrize("of_the_engine", [True, False])
+def test_on_a_gpu_the_engines_own_thread_recomputes(
+    of_the_engine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """autograd has a thread for each GPU, for which the watched thread waits. What another
+    thread of the program does meanwhile is not the step's.
+    """
+    monkeypatch.setattr(recompute, "in_engine", lambda: of_the_engine)
+    sink = KeepingSink()
+    net = seeded(Mlp)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with Recorder(sink) as recorder:
+
+        def in_a_thread(gradient: torch.Tensor) -> None:
+            def work() -> None:
+                recorder.begin(recompute.RECOMPUTE)
+                recorder.end(recompute.RECOMPUTE)
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+
+        for _ in range(2):
+            loss = net(torch.ones(4, 16)).sum()
+            loss.register_hook(in_a_thread)
+            loss.backward()
+            optimizer.step()
+    assert sink.ends[0].gpuprobe_faults == ()
+    assert len(sink.steps) == 2
+    for step in sink.steps:
+        paths = {phase.path for phase in step.phases}
+        assert ("backward/recompute" in paths) == of_the_engine
