@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpuprobe.api.diff import diff
     from gpuprobe.api.doctor import doctor
     from gpuprobe.api.estimate import estimate
+    from gpuprobe.api.fit import fit
     from gpuprobe.api.hazards import allow_sync, declare_access, detect_hazards
     from gpuprobe.api.recordings import load, report
     from gpuprobe.api.replay import replay
@@ -35,6 +36,7 @@ __all__ = [
     "diff",
     "doctor",
     "estimate",
+    "fit",
     "load",
     "record",
     "replay",
@@ -53,6 +55,7 @@ _HOMES = {
     "diff": "gpuprobe.api.diff",
     "doctor": "gpuprobe.api.doctor",
     "estimate": "gpuprobe.api.estimate",
+    "fit": "gpuprobe.api.fit",
     "load": "gpuprobe.api.recordings",
     "record": "gpuprobe.api.watch",
     "replay": "gpuprobe.api.replay",

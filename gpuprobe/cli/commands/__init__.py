@@ -20,5 +20,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("gpuprobe.cli.commands.check", "compare a run's memory with a baseline, for CI"),
     "baseline": ("gpuprobe.cli.commands.baseline", "write the baseline of a run"),
     "estimate": ("gpuprobe.cli.commands.estimate", "say whether a script would fit on a GPU"),
+    "fit": ("gpuprobe.cli.commands.fit", "find the largest batch size that fits on a GPU"),
     "replay": ("gpuprobe.cli.commands.replay", "check a trace exactly; try other settings"),
 }

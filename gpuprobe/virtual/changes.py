@@ -1,0 +1,158 @@
+"""Changes to a training run that need no edit of it: for `gpuprobe fit` to estimate.
+
+Each takes hold of torch before the program runs, in a process that does nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpuprobe.errors import UsageError
+
+__all__ = ["apply"]
+
+
+def apply(change: str) -> None:
+    """``change`` is ``bf16``, ``checkpoint``, ``accumulate`` or ``fused``."""
+    {
+        "bf16": _bf16,
+        "checkpoint": _checkpoint,
+        "accumulate": _accumulate,
+        "fused": _fused,
+    }[change]()
+
+
+def _outermost(around: Callable[[nn.Module, Callable[[], Any]], Any]) -> None:
+    """Have ``around`` called for every module that no other module calls."""
+    original = nn.Module.__call__
+    depth = 0
+
+    @functools.wraps(original)
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        try:
+            if depth > 1:
+                return original(module, *args, **kwargs)
+            return around(module, lambda: original(module, *args, **kwargs))
+        finally:
+            depth -= 1
+
+    nn.Module.__call__ = call
+
+
+def _bf16() -> None:
+    def around(module: nn.Module, run: Callable[[], Any]) -> Any:
+        if torch.is_autocast_enabled("cuda"):
+            raise UsageError("autocast is on already")
+        if any(p.dtype in (torch.bfloat16, torch.float16) for p in module.parameters()):
+            raise UsageError("the model is in half precision already")
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return run()
+
+    _outermost(around)
+
+
+def _repeated(module: nn.Module) -> Iterator[nn.Module]:
+    """The blocks of the outermost lists of several of one kind."""
+    for child in module.children():
+        blocks = list(child.children())
+        if (
+            isinstance(child, (nn.ModuleList, nn.Sequential))
+            and len(blocks) > 1
+            and len({type(block) for block in blocks}) == 1
+            and all(any(True for _ in block.parameters()) for block in blocks)
+        ):
+            yield from blocks
+        else:
+            yield from _repeated(child)
+
+
+def _checkpoint() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    prepared: set[int] = set()
+    found = 0
+
+    def wrap(block: nn.Module) -> None:
+        original = block.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled() or not block.training:
+                return original(*args, **kwargs)
+            return checkpoint(original, *args, use_reentrant=False, **kwargs)
+
+        block.forward = forward
+
+    def around(module: nn.Module, run: Callable[[], Any]) -> Any:
+        nonlocal found
+        if id(module) not in prepared:
+            prepared.add(id(module))
+            for block in _repeated(module):
+                found += 1
+                wrap(block)
+            if not found and any(True for _ in module.parameters()):
+                raise UsageError("the model has no list of equal blocks")
+        return run()
+
+    _outermost(around)
+
+
+def _accumulate() -> None:
+    """Every second call of ``step`` and ``zero_grad`` counts."""
+    original = torch.optim.Optimizer.__init__
+
+    @functools.wraps(original)
+    def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        for name, at in (("step", 1), ("zero_grad", 1)):
+            _every_second(optimizer, name, at)
+
+    torch.optim.Optimizer.__init__ = init
+
+
+def _every_second(optimizer: Any, name: str, at: int) -> None:
+    whole = getattr(type(optimizer), name)
+    count = 0
+
+    @functools.wraps(whole)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count % 2 == at % 2 and name == "step":
+            return None
+        if name == "zero_grad" and count % 2 == 0:
+            return None
+        return whole(self, *args, **kwargs)
+
+    setattr(optimizer, name, MethodType(method, optimizer))
+
+
+def _fused() -> None:
+    import inspect
+
+    def wrap(kind: Any) -> None:
+        original = kind.__init__
+
+        @functools.wraps(original)
+        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            if type(optimizer) is not kind:  # called by a subclass's
+                original(optimizer, *args, **kwargs)
+                return
+            if kwargs.get("fused"):
+                raise UsageError("fused already")
+            kwargs.pop("foreach", None)
+            original(optimizer, *args, **{**kwargs, "fused": True})
+
+        kind.__init__ = init
+
+    for name in ("Adam", "AdamW", "SGD", "Adagrad"):
+        kind = getattr(torch.optim, name)
+        if "fused" in inspect.signature(kind.__init__).parameters:
+            wrap(kind)

@@ -1,0 +1,203 @@
+"""The largest value that fits: the search, how a value reaches a script, changes to the run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gpuprobe
+from gpuprobe.api.fit import Way, _search, way
+from gpuprobe.api.fit_trial import with_constant, with_option
+from gpuprobe.errors import UsageError
+from gpuprobe.model.fit import Trial
+from gpuprobe.model.values import Bytes
+
+SCRIPT = """
+import argparse
+import torch
+from torch import nn
+
+WIDTH = 256
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=8)
+args = parser.parse_args()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+            for _ in range(6)
+        )
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+model = Net().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(10):
+    optimizer.zero_grad()
+    model(torch.randn(args.batch_size, WIDTH, device="cuda")).pow(2).mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("fit") / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+# -- the search
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(1, 50),
+    st.integers(0, 5000),
+    st.integers(0, 10_000),
+    st.integers(1, 100),
+    st.sampled_from([0, 100]),
+)
+def test_the_search_finds_the_border(
+    least: int, span: int, limit: int, slope: int, coarse: int
+) -> None:
+    most = least + span
+
+    def trial(value: int) -> Trial:
+        need = 1000 + slope * value
+        fits = value <= limit
+        verdict = "fits" if fits else "does not fit"
+        return Trial(value, verdict, Bytes(need), Bytes(need), Bytes(1000 + slope * limit))
+
+    found = _search(trial, least, most, coarse=coarse)
+    assert all(least <= value <= most for value in found)
+    fitting = [value for value, item in found.items() if item.fits]
+    largest = min(limit, most)
+    if limit < least:
+        assert not fitting
+    elif coarse:
+        assert largest - max(fitting) <= max(1, max(fitting) // coarse)
+    else:
+        assert max(fitting) == largest
+        assert largest == most or largest + 1 in found
+
+
+def test_the_search_ends_where_runs_fail() -> None:
+    def trial(value: int) -> Trial:
+        failed = "" if value <= 37 else "the program failed"
+        return Trial(value, "fits" if not failed else "", Bytes(1), Bytes(1), Bytes(2), failed)
+
+    found = _search(trial, 1, 1000)
+    assert max(value for value, item in found.items() if item.fits) == 37
+
+
+def test_a_function() -> None:
+    import torch
+
+    def build(value: int) -> Any:
+        weight = torch.zeros(value, 1 << 28, device="cuda")  # 1 GiB each
+
+        def step() -> None:
+            weight.add_(1)
+
+        return step
+
+    found = gpuprobe.fit(build, gpu="t4", most=100, steps=1)
+    assert found.largest == 14  # of 14.6 GiB, with the context
+    assert found.beyond is not None
+    assert found.beyond.value == 15
+
+
+# -- how a value reaches the script
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("batch_size", Way(option="--batch-size")),
+        ("--batch-size", Way(option="--batch-size")),
+        ("batch-size", Way(option="--batch-size")),
+        ("width", Way(constant="WIDTH")),
+        ("WIDTH", Way(constant="WIDTH")),
+    ],
+)
+def test_where_a_value_goes(script: Path, argument: str, expected: Way) -> None:
+    assert way(str(script), argument) == expected
+
+
+def test_what_the_script_does_not_have(script: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        way(str(script), "batchsize")
+    assert "--batch-size" in caught.value.hint
+
+
+def test_an_option_is_replaced() -> None:
+    assert with_option(["--n", "4", "x", "--n=5"], "--n", 7) == ["x", "--n", "7"]
+
+
+def test_a_constant_is_replaced() -> None:
+    tree = with_constant("N: int = 4\nM = N * 2\n", "N", 10)
+    names: dict[str, Any] = {}
+    exec(compile(tree, "x.py", "exec"), names)
+    assert names["M"] == 20
+
+
+# -- the command
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpuprobe", "fit", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_changes_are_estimated_on_the_unchanged_script(script: Path) -> None:
+    done = run(
+        str(script),
+        *("--gpu", "t4", "--arg", "batch_size", "--steps", "1", "--json"),
+        *("--min", "8192", "--max", "8192"),
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["largest"] == 8192
+    assert answer["applied"] == "as the option --batch-size"
+    rows = {row["name"]: row for row in answer["suggestions"]}
+    assert set(rows) == {
+        *("bf16 autocast", "activation checkpointing", "gradient accumulation"),
+        *("expandable segments", "fused optimizer"),
+    }
+    for name in ("bf16 autocast", "activation checkpointing", "gradient accumulation"):
+        assert rows[name]["saved"] > 0, name
+    # Six blocks keep two inner activations each; checkpointing keeps none of them.
+    assert rows["activation checkpointing"]["saved"] > 8192 * 256 * 4 * 2 * 5 * 4 * 0.8
+    assert any("bitsandbytes" in line for line in answer["not_tried"])
+
+
+def test_nothing_fits(script: Path) -> None:
+    done = run(str(script), "--gpu", "t4", "--arg", "WIDTH", "--min", "60000", "--no-suggestions")
+    assert done.returncode == 1, done.stderr
+    assert "not even WIDTH 60000 fits" in done.stdout
+
+
+def test_a_failing_script(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("N = 3\nraise ValueError('planted')\n")
+    done = run(str(path), "--arg", "n")
+    assert done.returncode == 5
+    assert "planted" in done.stderr
