@@ -165,6 +165,15 @@ def _fill(found: Hazards, feed: Feed) -> None:
         )
     if feed.earlier:
         found.coverage.append("what was queued before watching began: a race with it is not found")
+    if feed.processes.sent:
+        found.coverage.append(
+            f"what other processes do with {feed.processes.sent} tensors that were sent to them"
+        )
+    found.coverage.extend(
+        f"{name}: given to torch.compile. It runs eagerly here, so that each of its operators is "
+        "judged; what its compiled code does by itself is not"
+        for name in getattr(feed.machine, "compiled", ())
+    )
     found.coverage.extend(feed.machine.assumed)
 
 

@@ -401,6 +401,8 @@ class Engine:
     def _race(self, rule: Rule, first: Access, second: Access, block: _Block) -> None:
         if rule is rules.GRAPH_FREED:
             pass
+        elif first.note == "process" and rule is rules.WRITE_AFTER_READ:
+            rule = rules.SHARED
         elif HOST in (first.actor, second.actor) and rule is not rules.USE_AFTER_FREE:
             if "numpy" in (first.note, second.note):
                 rule = rules.HOST_ALIAS

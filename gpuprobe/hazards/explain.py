@@ -23,6 +23,8 @@ def stream_name(engine: Engine, actor: int) -> str:
     if actor == HOST:
         return "the host"
     device, number = engine.names[actor]
+    if device < -1:
+        return "another process"
     if device < 0:
         return "a thread of collectives"
     if number < 0:
@@ -183,6 +185,8 @@ def _code(engine: Engine, race: Race) -> str:
     one, other = stream_name(engine, first.actor), stream_name(engine, second.actor)
     if first.actor != HOST and engine.names[first.actor][1] < 0:
         return "work.wait()  # work: what the collective returned"
+    if race.rule.id == rules.SHARED.id:
+        return "queue.put(tensor.clone())  # or wait for an answer before the tensor is written"
     if race.rule is rules.GRAPH_FREED:
         return "static_input = tensor  # kept beside the graph; refill it with copy_()"
     if race.rule.id == rules.USE_AFTER_FREE.id:

@@ -18,6 +18,7 @@ __all__ = [
     "READ_AFTER_WRITE",
     "RULES",
     "SELF_WAIT",
+    "SHARED",
     "USE_AFTER_FREE",
     "WRITE_AFTER_READ",
     "WRITE_AFTER_WRITE",
@@ -114,6 +115,13 @@ GRAPH_FREED: Final = Rule(
     "a CUDA graph is replayed over the memory of a tensor that was freed after its capture",
     "keep a reference to every tensor that the graph was captured with, as long as it is replayed",
 )
+SHARED: Final = Rule(
+    "GP212",
+    "write-after-read",
+    Level.ERROR,
+    "a tensor that was sent to another process is written while that may still be reading it",
+    "send a clone, or write only after the other process has answered",
+)
 IMPLICIT_SYNC: Final = Rule(
     "GP220",
     "implicit-sync",
@@ -134,6 +142,7 @@ RULES: Final = (
     GRADIENT,
     SELF_WAIT,
     GRAPH_FREED,
+    SHARED,
     IMPLICIT_SYNC,
 )
 

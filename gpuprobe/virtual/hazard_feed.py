@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import multiprocessing
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from gpuprobe.model.findings import Location
 from gpuprobe.virtual import host_watch
 from gpuprobe.virtual.hazard_collectives import Collectives
 from gpuprobe.virtual.hazard_plans import SYNCS_FIRST, Plan
+from gpuprobe.virtual.hazard_processes import Processes
 from gpuprobe.virtual.machine import PINNED, Brand, Machine, is_meta
 from gpuprobe.virtual.patches import Patches
 
@@ -24,7 +26,15 @@ __all__ = ["Feed", "place"]
 
 _TORCH: Final = str(Path(torch.__file__).resolve().parent)
 _OURS: Final = str(Path(__file__).resolve().parent.parent)
-_SKIP: Final = (_TORCH, _OURS, "<frozen", "<string>", copy.__file__, contextlib.__file__)
+_SKIP: Final = (
+    _TORCH,
+    _OURS,
+    "<frozen",
+    "<string>",
+    copy.__file__,
+    contextlib.__file__,
+    str(Path(multiprocessing.__file__).parent),
+)
 _SPACE: Final = 1 << 56  # one address space per device, and one for pinned memory
 _PINNED_SPACE: Final = 1 << 60
 
@@ -63,6 +73,7 @@ class Feed:
         self.captures: list[Engine] = []
         self._backward: list[dict[str, Any]] = []
         self.collectives = Collectives(self)
+        self.processes = Processes(self)
 
     def install(self, patches: Patches) -> None:
         """Follow the backward pass: the engine orders its streams by itself."""
@@ -81,6 +92,7 @@ class Feed:
                 patches.set(module, "_engine_run_backward", run_backward)
         host_watch.install(self, patches)
         self.collectives.install(patches)
+        self.processes.install(patches)
         # What exists already was made before the watch.
         for brand in list(self.machine.brands.values()):
             self.earlier = self.earlier or brand.place >= 0

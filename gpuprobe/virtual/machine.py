@@ -113,6 +113,7 @@ class Machine:
         self.unknown_as_nan = False
         self.ranks = 1  # of a pretended cluster
         self.assumed: dict[str, int] = {}
+        self.compiled: dict[str, None] = {}  # names of what torch.compile was asked to compile
 
     def assume(self, what: str) -> None:
         """Count something that was taken for granted; reports say so."""

@@ -559,12 +559,21 @@ def _compile(machine: Machine, patches: Patches) -> None:
 
     def compile_(model: Any = None, **options: Any) -> Any:
         machine.assume("what torch.compile would compile runs eagerly: fused kernels save memory")
+        if model is not None:
+            machine.compiled[_name_of(model)] = None
         return model if model is not None else lambda function: function
 
     patches.set(torch, "compile", compile_)
     patches.set(
         torch.nn.Module, "compile", lambda module, *args, **kwargs: compile_(module) and None
     )
+
+
+def _name_of(code: Any) -> str:
+    """What a reader knows a module or a function by."""
+    if isinstance(code, torch.nn.Module):
+        return type(code).__qualname__
+    return str(getattr(code, "__qualname__", type(code).__qualname__))
 
 
 def _grouping(machine: Machine, patches: Patches) -> None:

@@ -117,6 +117,17 @@ BY_RULE = {
 }
 
 
+SENT = """
+import multiprocessing, torch.multiprocessing
+here, there = multiprocessing.Pipe()
+x = torch.ones(64, device="cuda")
+here.send(x)
+x.add_(1)
+"""
+PROGRAMS = {rule: BY_NAME[name].text for rule, name in BY_RULE.items()}
+PROGRAMS |= {"GP212": SENT, "GP220": "torch.ones(3, device='cuda').sum().item()\n"}
+
+
 def run(text: str, gpus: str = "h100-80gb") -> Any:
     linecache.cache["case.py"] = (len(text), None, text.splitlines(keepends=True), "case.py")
     with gpuprobe.virtual_gpu(gpus):
@@ -133,8 +144,7 @@ def test_each_rule_is_some_programs_finding(rule: Any) -> None:
         assert [place.line for place in found.self_waits] == [3]
         assert run(BY_NAME["outer_stream_captured"].text).self_waits == []
         return
-    text = BY_NAME[BY_RULE[rule.id]].text if rule.id in BY_RULE else None
-    found = run(text or "torch.ones(3, device='cuda').sum().item()\n")
+    found = run(PROGRAMS[rule.id])
     findings = [finding for finding in found.findings if finding.rule == rule.id]
     assert findings, [(finding.rule, finding.message) for finding in found.findings]
     for finding in findings:

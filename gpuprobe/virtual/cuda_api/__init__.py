@@ -13,6 +13,7 @@ from gpuprobe.virtual.cuda_api import (
     memory,
     parallel,
     random,
+    sharing,
     streams,
 )
 from gpuprobe.virtual.machine import Machine
@@ -23,5 +24,5 @@ __all__ = ["install"]
 
 def install(machine: Machine, patches: Patches) -> None:
     """Replace everything; ``patches`` puts it back."""
-    for module in (devices, memory, streams, random, graphs, accelerator, parallel):
+    for module in (devices, memory, streams, random, graphs, accelerator, parallel, sharing):
         module.install(machine, patches)

@@ -1,0 +1,123 @@
+"""What a watch could not see is said, and never taken for order."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gpuprobe
+from gpuprobe.hazards.results import Hazards
+from gpuprobe.reporters import hazards_text
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def text_of(found: Hazards) -> str:
+    stream = io.StringIO()
+    hazards_text.write(found, stream)
+    return " ".join(stream.getvalue().split())
+
+
+def says(found: Hazards, words: str) -> bool:
+    assert any(words in line for line in found.coverage) == (words in text_of(found))
+    return any(words in line for line in found.coverage)
+
+
+def test_no_hazards_is_never_said_alone() -> None:
+    with gpuprobe.detect_hazards() as found:
+        torch.ones(3, device="cuda").add_(1)
+    text = text_of(found)
+    assert "No stream hazards among" in text
+    assert "in what could be seen" in text
+    assert "declare_access" in text
+
+
+def test_nothing_on_a_gpu_is_nothing_judged() -> None:
+    with gpuprobe.detect_hazards() as found:
+        torch.ones(3).add_(1)
+    assert found.operations == 0
+    assert "Nothing to judge" in text_of(found)
+    assert "No stream hazards" not in text_of(found)
+
+
+def test_compiled_regions_have_names() -> None:
+    class Model(nn.Linear):
+        pass
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    with gpuprobe.detect_hazards() as found:
+        model = torch.compile(Model(4, 4).cuda())
+        compiled = torch.compile(function)
+        value = compiled(model(torch.ones(2, 4, device="cuda")))
+        with torch.cuda.stream(torch.cuda.Stream()):
+            value.sum()
+    assert [race.kind for race in found.races] == ["read-after-write"]  # it is judged, eagerly
+    assert says(found, "Model: given to torch.compile")
+    assert says(found, "function: given to torch.compile")
+
+
+def test_events_and_work_from_before() -> None:
+    with gpuprobe.virtual_gpu("h100-80gb"):
+        side, event = torch.cuda.Stream(), torch.cuda.Event()
+        value = torch.ones(8, device="cuda")
+        event.record()
+        with gpuprobe.detect_hazards() as found:
+            side.wait_event(event)
+            with torch.cuda.stream(side):
+                value.sum()
+        assert found.races == []
+        assert says(found, "1 waits for events that were not recorded while watching")
+        assert says(found, "what was queued before watching began")
+    with gpuprobe.detect_hazards() as found:
+        torch.ones(8, device="cuda").sum()
+    assert not says(found, "before watching began")
+
+
+def test_graphs_from_before() -> None:
+    with gpuprobe.virtual_gpu("h100-80gb"):
+        value, graph = torch.ones(8, device="cuda"), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            value.mul_(2)
+        with gpuprobe.detect_hazards() as found:
+            graph.replay()
+            graph.replay()
+        assert says(found, "2 replays of CUDA graphs that were captured before")
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_kernel_of_ones_own_is_seen_if_it_is_declared(declared: bool) -> None:
+    def launch(x: Any, out: Any, stream: Any) -> None:
+        """Stands for a Triton kernel: torch's dispatcher does not see it."""
+        if declared:
+            gpuprobe.declare_access(reads=[x], writes=[out], stream=stream)
+
+    with gpuprobe.detect_hazards() as found:
+        side = torch.cuda.Stream()
+        x, out = torch.ones(8, device="cuda"), torch.empty(8, device="cuda")
+        side.wait_stream(torch.cuda.current_stream())
+        launch(x, out, side)
+        out.sum()
+    assert bool(found.races) is declared
+    assert says(found, "kernels outside torch's dispatcher")
+
+
+def test_it_is_switched_off_without_a_trace() -> None:
+    import multiprocessing.connection as connection
+
+    names = (
+        (torch.Tensor, "__repr__"),
+        (torch.Tensor, "__reduce_ex__"),
+        (torch.UntypedStorage, "_share_cuda_"),
+        (connection._ConnectionBase, "send"),
+        (torch.autograd.graph, "_engine_run_backward"),
+    )
+    before = [getattr(owner, name) for owner, name in names]
+    with gpuprobe.detect_hazards():
+        assert [getattr(owner, name) for owner, name in names] != before
+    assert [getattr(owner, name) for owner, name in names] == before
