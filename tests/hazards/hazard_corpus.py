@@ -7,6 +7,7 @@ import corpus_graphs
 import corpus_host
 import corpus_memory
 import corpus_order
+import corpus_reports
 import corpus_training
 import corpus_users
 import corpus_users_host
@@ -24,6 +25,7 @@ CASES: tuple[Case, ...] = (
     *corpus_host.CASES,
     *corpus_training.CASES,
     *corpus_graphs.CASES,
+    *corpus_reports.CASES,
     *corpus_users.CASES,
     *corpus_users_host.CASES,
     *corpus_users_memory.CASES,
