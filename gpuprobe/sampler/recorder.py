@@ -40,6 +40,11 @@ _COMPILED = BlindSpot(
     "pass; memory is not attributed to modules, and not at all inside compiled kernels",
 )
 
+_OTHER_THREAD = BlindSpot(
+    "storages on the CPU that another thread than the recorded one makes: the training's, here",
+    "'allocated' on the CPU and the traces leave them out; tensors with names are all there",
+)
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 _log = logging.getLogger("gpuprobe")
 
@@ -353,6 +358,8 @@ class Recorder:
         mine = self._active and os.getpid() == self._pid
         # Whoever trains is who is watched; where a hook steps it, whoever runs backward().
         if mine and self._primary is None and not self._depth and not self._in_backward():
+            if self._traces.cpu is not None and threading.get_ident() != self._thread:
+                self._blind((_OTHER_THREAD,))
             self._thread = threading.get_ident()
         self._optimizer_begins(optimizer)
 

@@ -85,13 +85,14 @@ def known_tensors(
     result = []
     for device, by_category in sorted(sums.items()):
         total = allocated.get(device, unknown)
+        named = sum(by_category.values())
+        if not isinstance(total, Unavailable) and named > total:
+            total = Unavailable("tensors are known that were never counted: of another thread")
         result.append(
             KnownTensors(
                 device=device,
                 by_category={c: Bytes(n) for c, n in sorted(by_category.items())},
-                rest=total
-                if isinstance(total, Unavailable)
-                else Bytes(total - sum(by_category.values())),
+                rest=total if isinstance(total, Unavailable) else Bytes(total - named),
             )
         )
     return tuple(result)
