@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import linecache
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,16 +21,35 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 SAFE = [case for case in CASES if not case.kinds]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def gpus() -> Iterator[None]:
+    """One machine for all: to enter one takes longer than most programs."""
+    with gpuprobe.virtual_gpu("2xh100-80gb"):
+        gc.collect()
+        gc.freeze()  # what is there now: collecting after each program is quick then
+        try:
+            yield
+        finally:
+            gc.unfreeze()
+
+
 def judge(case: Case, text: str) -> Any:
     name = f"<corpus {case.name}>.py"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     code = compile(text, name, "exec")
-    with gpuprobe.virtual_gpu("h100-80gb" if case.gpus == 1 else f"{case.gpus}xh100-80gb"):
-        place = {"torch": torch, "cuda": torch.cuda, "nn": nn, "F": F, "s": torch.cuda.Stream()}
+    stream = torch.cuda.Stream()
+    place = {"torch": torch, "cuda": torch.cuda, "nn": nn, "F": F, "s": stream}
+    try:
         with gpuprobe.detect_hazards() as found:
             exec(code, place)
+    finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+        torch.cuda.set_stream(torch.cuda.default_stream())
+        torch.cuda.set_device(0)
+        place.clear()
+        gc.collect()
+        torch.cuda.empty_cache()
     return found
 
 
