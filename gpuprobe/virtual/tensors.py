@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._device import DeviceContext
+from torch.utils._device import DeviceContext, _device_constructors
 
 from gpuprobe.virtual import values
 from gpuprobe.virtual.intercept import Intercept, born_on
@@ -347,6 +347,9 @@ def _constructors(machine: Machine, intercept: Intercept, patches: Patches) -> N
     """``torch.tensor`` and its kin fill memory from Python values behind the dispatcher: they
     do so on the host, and the result is moved.
     """
+    # torch keeps the list of its factories, to which `torch.device` contexts apply, from its first
+    # use on: it must be of the originals.
+    _device_constructors()
     for name in ("tensor", "as_tensor", "asarray"):
         patches.set(torch, name, _then_move(getattr(torch, name), machine, intercept))
     if machine.shapes:

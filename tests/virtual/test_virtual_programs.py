@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -158,3 +160,19 @@ def test_a_full_device_raises_torchs_error() -> None:
             torch.empty(8 << 30, dtype=torch.uint8, device="cuda")
         assert torch.cuda.memory_allocated() == kept.nbytes
         assert torch.cuda.memory_stats()["num_ooms"] == 1
+
+
+def test_device_contexts_in_a_fresh_process() -> None:
+    """torch lists its factories once: that must not be of the replaced ones, nor outlive them."""
+    text = (
+        "import torch, gpuprobe\n"
+        "for compute in ('shapes', 'real'):\n"
+        "    with gpuprobe.virtual_gpu('t4', compute=compute):\n"
+        "        with torch.device('cuda'):\n"
+        "            assert torch.empty(2).is_cuda and torch.nn.Linear(2, 2).weight.is_cuda\n"
+        "            assert torch.tensor([1.0]).is_cuda\n"
+        "with torch.device('meta'):\n"
+        "    assert torch.empty(2).is_meta and torch.tensor([1.0]).is_meta\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
