@@ -42,7 +42,7 @@ def test_ours_wherever_they_stand(
 
 
 def test_a_module(parser: argparse.ArgumentParser) -> None:
-    found = sort_options(parser, "--json -m package.train --gpu t4 --lr 1".split())
+    found = sort_options(parser, ["--json", "-m", "package.train", "--gpu", "t4", "--lr", "1"])
     args = parser.parse_args(found.arguments)
     assert args.json
     assert args.gpu == "t4"

@@ -95,9 +95,7 @@ def test_out_of_memory_is_an_outcome(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["lm_ctx128_forward", "lm_ctx256_forward_bf16", "lm_medium_ctx256_train"]
 )
-def test_programs_allocate_as_recorded(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_programs_allocate_as_recorded(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     if name not in SNAPSHOTS:
         pytest.skip("the public snapshots are not here")
     assert compare_streams.main([str(SNAPSHOTS[name])]) == 0, capsys.readouterr().out

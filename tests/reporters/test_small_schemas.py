@@ -1,0 +1,58 @@
+"""Documents of estimate, fit and check against the schemas that are shipped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gpuprobe.analysis.baseline import CheckResult, MetricResult
+from gpuprobe.model.estimate import FITS, Estimate, Share
+from gpuprobe.model.fit import Fit, Suggestion, Trial
+from gpuprobe.model.values import Bytes
+from gpuprobe.reporters import check_json, estimate_json, fit_json
+
+SCHEMAS = Path(check_json.__file__).parent / "schemas"
+
+
+def valid(name: str, document: dict[str, Any]) -> None:
+    schema = json.loads((SCHEMAS / f"{name}-1.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.validate(json.loads(json.dumps(document)))
+    assert set(document) == set(schema["properties"])
+    for key in schema["required"]:
+        with pytest.raises(jsonschema.ValidationError):
+            validator.validate({name: value for name, value in document.items() if name != key})
+
+
+def test_estimate() -> None:
+    size = Bytes(1 << 20)
+    shares = (Share("activation", size),)
+    found = Estimate(
+        "h100-80gb", 1, 3, size, size, size, size, size, size, size, FITS, size, shares, shares,
+        shares, ("x",), ("y",),
+    )  # fmt: skip
+    valid("estimate", estimate_json.document(found))
+
+
+def test_fit() -> None:
+    trial = Trial(8, FITS, Bytes(1), Bytes(2), Bytes(3))
+    failed = Trial(16, "", Bytes(0), Bytes(0), Bytes(0), "it failed")
+    for largest in (8, None):
+        found = Fit(
+            "t4", Bytes(3), "batch_size", "as the option --batch-size", "shapes", 1, 64, largest,
+            trial, failed, (trial, failed),
+            (Suggestion("bf16", "how", Bytes(2), Bytes(1), 12),), ("x",), (3,),
+        )  # fmt: skip
+        valid("fit", fit_json.document(found))
+
+
+def test_check() -> None:
+    metric = MetricResult("peak_allocated", "bytes", 10, 20, 11)
+    for rows in (None, {"line": (), "category": ()}):
+        found = CheckResult((metric,), (metric,), rows, "cause", (), ())
+        valid("check", check_json.document(found))
