@@ -410,6 +410,13 @@ class Feed:
         self._launch(index, (op, tensor.shape), accesses, site)
         self._sync(op, site, index)
 
+    def fused(self, op: str, index: int, reads: Any, writes: Any) -> None:
+        """A kernel that a virtual device does the work of out of the dispatcher's sight."""
+        accesses: list[tuple[int, Footprint, bool]] = []
+        self._add(accesses, reads, False)
+        self._add(accesses, writes, True)
+        self._launch(index, op, accesses, _site())
+
     def declared(self, reads: Any, writes: Any, stream: Any) -> None:
         """A kernel launched outside the dispatcher, as its author describes it."""
         accesses: list[tuple[int, Footprint, bool]] = []

@@ -9,6 +9,7 @@ __all__ = ["CASES"]
 _BACK = "PyTorch notes, CUDA semantics: stream semantics of backward passes"
 _GRAPH = "PyTorch notes, CUDA semantics: CUDA graphs"
 _SCHEMA = "PyTorch docs, CUDA sanitizer: operators and schemas"
+_FUSED = "PyTorch notes, CUDA semantics: CUDA streams; one kernel for many operators"
 
 CASES: tuple[Case, ...] = (
     case(
@@ -191,6 +192,147 @@ s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     sgd.step()
 cuda.current_stream().wait_stream(s)
+""",
+    ),
+    case(
+        "dropout_of_what_is_still_written",
+        _FUSED,
+        RAW,
+        """
+x = torch.ones(4, 8, device="cuda")
+with cuda.stream(s):
+    y = F.dropout(x)
+""",
+    ),
+    case(
+        "dropout_not_awaited",
+        _FUSED,
+        RAW,
+        """
+x = torch.ones(4, 8, device="cuda")
+s.wait_stream(cuda.current_stream())
+with cuda.stream(s):
+    y = F.dropout(x)
+z = y + 1
+""",
+    ),
+    case(
+        "dropout_on_a_side_stream",
+        _FUSED,
+        (),
+        """
+x = torch.ones(4, 8, device="cuda")
+s.wait_stream(cuda.current_stream())  #needed
+with cuda.stream(s):
+    y = F.dropout(x)
+cuda.current_stream().wait_stream(s)  #needed
+z = y + 1
+""",
+    ),
+    case(
+        "attention_of_what_is_still_written",
+        _FUSED,
+        RAW,
+        """
+x = torch.ones(2, 2, 8, 16, device="cuda", dtype=torch.float16)
+with cuda.stream(s):
+    y = F.scaled_dot_product_attention(x, x, x)
+""",
+    ),
+    case(
+        "attention_not_awaited",
+        _FUSED,
+        RAW,
+        """
+x = torch.ones(2, 2, 8, 16, device="cuda", dtype=torch.float16)
+s.wait_stream(cuda.current_stream())
+with cuda.stream(s):
+    y = F.scaled_dot_product_attention(x, x, x)
+z = y + 1
+""",
+    ),
+    case(
+        "attention_on_a_side_stream",
+        _FUSED,
+        (),
+        """
+x = torch.ones(2, 2, 8, 16, device="cuda", dtype=torch.float16)
+s.wait_stream(cuda.current_stream())  #needed
+with cuda.stream(s):
+    y = F.scaled_dot_product_attention(x, x, x)
+cuda.current_stream().wait_stream(s)  #needed
+z = y + 1
+""",
+    ),
+    case(
+        "attention_whose_backward_is_not_awaited",
+        _BACK,
+        WAR,
+        """
+x = torch.ones(2, 2, 8, 16, device="cuda", dtype=torch.float16)
+x.requires_grad_()
+s.wait_stream(cuda.current_stream())
+with cuda.stream(s):
+    y = F.scaled_dot_product_attention(x, x, x) * 2
+    grad = torch.ones_like(y)
+    y.backward(grad)
+with torch.no_grad():
+    x.zero_()
+""",
+    ),
+    case(
+        "recurrent_network_of_what_is_still_written",
+        _FUSED,
+        RAW,
+        """
+rnn = nn.LSTM(8, 8).cuda()
+x = torch.ones(4, 2, 8, device="cuda")
+with cuda.stream(s):
+    y = rnn(x)[0]
+""",
+    ),
+    case(
+        "recurrent_network_not_awaited",
+        _FUSED,
+        RAW,
+        """
+rnn = nn.LSTM(8, 8).cuda()
+x = torch.ones(4, 2, 8, device="cuda")
+s.wait_stream(cuda.current_stream())
+with cuda.stream(s):
+    y = rnn(x)[0]
+z = y + 1
+""",
+    ),
+    case(
+        "recurrent_network_on_a_side_stream",
+        _FUSED,
+        (),
+        """
+rnn = nn.LSTM(8, 8).cuda()
+x = torch.ones(4, 2, 8, device="cuda")
+s.wait_stream(cuda.current_stream())  #needed
+with cuda.stream(s):
+    y = rnn(x)[0]
+cuda.current_stream().wait_stream(s)  #needed
+z = y + 1
+""",
+    ),
+    case(
+        "recurrent_network_whose_backward_is_not_awaited",
+        _BACK,
+        WAR,
+        """
+rnn = nn.LSTM(8, 8).cuda()
+x = torch.ones(4, 2, 8, device="cuda")
+x.requires_grad_()
+s.wait_stream(cuda.current_stream())
+with cuda.stream(s):
+    y = rnn(x)[0] * 2
+    grad = torch.ones_like(y)
+    y.backward(grad)
+with torch.no_grad():
+    rnn.weight_hh_l0.zero_()
 """,
     ),
 )

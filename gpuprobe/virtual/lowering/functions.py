@@ -56,6 +56,12 @@ def _given(machine: Machine, place: int, tensor: Any) -> Any:
     return tensor
 
 
+def _ran(machine: Machine, place: int, name: str, reads: Any, writes: Any) -> None:
+    """Tell the hazard engine of a kernel that did its work out of sight."""
+    if machine.observer is not None:
+        machine.observer.fused(name, place, reads, writes)
+
+
 # -- dropout
 
 
@@ -88,6 +94,7 @@ class _Dropout(torch.autograd.Function):
             kept = mask.bool()
         _given(machine, place, result)
         _given(machine, place, kept)
+        _ran(machine, place, "native_dropout", tensor, (result, kept))
         ctx.save_for_backward(kept)
         ctx.p, ctx.machine, ctx.place = p, machine, place
         return result
@@ -97,7 +104,9 @@ class _Dropout(torch.autograd.Function):
         (kept,) = ctx.saved_tensors
         with _unseen(ctx.machine):
             result = grad * kept.to(grad.dtype).div(1 - ctx.p)
-        return _given(ctx.machine, ctx.place, result), None, None, None
+        _given(ctx.machine, ctx.place, result)
+        _ran(ctx.machine, ctx.place, "native_dropout_backward", (grad, kept), result)
+        return result, None, None, None
 
 
 # -- attention
@@ -218,6 +227,8 @@ class _Attention(torch.autograd.Function):
         random = torch.empty(2, dtype=torch.int64, device=device)
         ctx.save_for_backward(query, key, value, mask, result, sums, random)
         ctx.rest = (dropout_p, is_causal, options, chosen, machine, place, state)
+        reads = (query, key, value, mask)
+        _ran(machine, place, "scaled_dot_product_attention", reads, (result, sums, random))
         return result
 
     @staticmethod
@@ -238,6 +249,8 @@ class _Attention(torch.autograd.Function):
             torch.default_generator.set_state(now)
         for item in grads:
             _given(machine, place, item)
+        reads = (grad, *ctx.saved_tensors)
+        _ran(machine, place, "scaled_dot_product_attention_backward", reads, grads)
         device = machine.devices[place]
         stream = machine.stream(place)
         sizes = (
@@ -334,6 +347,7 @@ class _Recurrent(torch.autograd.Function):
             saved.append(reserve)
         ctx.save_for_backward(*saved)
         ctx.rest = (machine, place, operator, spec, len(flat), state)
+        _ran(machine, place, "_cudnn_rnn", flat, (results, saved[len(flat) :]))
         return results
 
     @staticmethod
@@ -364,6 +378,7 @@ class _Recurrent(torch.autograd.Function):
         for item in found:
             if item is not None:
                 _given(machine, place, item)
+        _ran(machine, place, "_cudnn_rnn_backward", (grads, ctx.saved_tensors), found)
         answers = iter(found)
         return (
             *[None] * 5,
