@@ -123,7 +123,7 @@ out = z + z2
 model = nn.Linear(8, 8).cuda()
 sgd = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
 x = torch.ones(2, 8, device="cuda")
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     for _ in range(2):
         sgd.zero_grad(set_to_none=True)
@@ -302,7 +302,7 @@ with cuda.graph(g):
         """
 bn = nn.BatchNorm1d(8).cuda().eval()
 x = torch.ones(4, 8, device="cuda")
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 with torch.no_grad():
     with cuda.stream(s):
         y = bn(x)

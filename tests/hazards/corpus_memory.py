@@ -131,7 +131,7 @@ z = torch.zeros(100000, device="cuda")
         (),
         """
 x = torch.ones(100000, device="cuda")
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     y = x * 2
 kept = x
@@ -229,7 +229,7 @@ with cuda.stream(s):
         (),
         """
 x = torch.ones(64, device="cuda")
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     y = x.new_zeros(64)
     y.add_(1)

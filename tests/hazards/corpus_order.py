@@ -155,8 +155,8 @@ with cuda.stream(s):
         """
 x = torch.ones(64, device="cuda")
 e = cuda.Event()
-e.record()
-s.wait_event(e)
+e.record()  #needed
+s.wait_event(e)  #needed
 x2 = torch.ones(64, device="cuda")
 e.record()
 with cuda.stream(s):

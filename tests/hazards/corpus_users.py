@@ -13,7 +13,7 @@ CASES: tuple[Case, ...] = (
         (),
         """
 x = torch.ones(64, device="cuda")
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     y = x * 2
     v = y.sum().item()
@@ -30,7 +30,7 @@ if x.sum() > 1e9:
     pass
 with cuda.stream(s):
     y = x * 2
-cuda.current_stream().wait_stream(s)
+cuda.current_stream().wait_stream(s)  #needed
 z = y + 1
 """,
     ),
@@ -222,10 +222,10 @@ y = xs[2] * 2
         (),
         """
 xs = [torch.ones(64, device="cuda") for _ in range(3)]
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     torch._foreach_add_(xs, 1.0)
-cuda.current_stream().wait_stream(s)
+cuda.current_stream().wait_stream(s)  #needed
 y = xs[2] * 2
 """,
     ),
@@ -276,7 +276,7 @@ with cuda.stream(s):
         """
 import threading
 x = torch.ones(64, device="cuda")
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 out = []
 def work():
     with cuda.stream(s):
@@ -312,12 +312,12 @@ y = out[0] * 2
         """
 import threading
 x = torch.ones(64, device="cuda")
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 out = []
 def work():
     with cuda.stream(s):
         out.append(x + 1)
-    s.synchronize()
+    s.synchronize()  #needed
 th = threading.Thread(target=work)
 th.start(); th.join()
 y = out[0] * 2

@@ -83,7 +83,7 @@ v = h.sum()
 x = torch.ones(64, device="cuda").normal_()
 h = torch.empty(64, pin_memory=True)
 h.copy_(x, non_blocking=True)
-cuda.synchronize()
+cuda.synchronize()  #needed
 v = h.sum()
 """,
     ),
@@ -271,9 +271,9 @@ def prefetch(h):
         return h.cuda(non_blocking=True)
 nxt = prefetch(hosts[0])
 for h in hosts[1:]:
-    cuda.current_stream().wait_stream(s)
+    cuda.current_stream().wait_stream(s)  #needed
     cur = nxt
-    cur.record_stream(cuda.current_stream())
+    cur.record_stream(cuda.current_stream())  #needed
     y = cur * 2
     del cur, nxt
     nxt = prefetch(h)
@@ -286,12 +286,12 @@ for h in hosts[1:]:
         """
 hosts = [torch.ones(4096).pin_memory() for _ in range(4)]
 def prefetch(h):
-    s.wait_stream(cuda.current_stream())
+    s.wait_stream(cuda.current_stream())  #needed
     with cuda.stream(s):
         return h.cuda(non_blocking=True)
 nxt = prefetch(hosts[0])
 for h in hosts[1:]:
-    cuda.current_stream().wait_stream(s)
+    cuda.current_stream().wait_stream(s)  #needed
     cur = nxt
     y = cur * 2
     del cur, nxt

@@ -40,10 +40,10 @@ z = y.to("cuda:1", non_blocking=True)
         """
 x = torch.ones(64, device="cuda:0")
 with cuda.stream(s):
-    s.wait_stream(cuda.default_stream(0))
+    s.wait_stream(cuda.default_stream(0))  #needed
     y = x * 2
     e = s.record_event()
-cuda.current_stream(0).wait_event(e)
+cuda.current_stream(0).wait_event(e)  #needed
 z = y.to("cuda:1", non_blocking=True)
 w = z + 1
 """,
@@ -83,10 +83,10 @@ y = torch.zeros(4096, device="cuda")
         """
 x = torch.ones(4096, device="cuda")
 h = torch.empty(4096, pin_memory=True)
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     h.copy_(x, non_blocking=True)
-x.record_stream(s)
+x.record_stream(s)  #needed
 del x
 y = torch.zeros(4096, device="cuda")
 """,
@@ -126,7 +126,7 @@ x = torch.ones(64, device="cuda")
 logs = torch.zeros(3, pin_memory=True)
 for i in range(3):
     logs[i].copy_((x * i).sum(), non_blocking=True)
-cuda.current_stream().synchronize()
+cuda.current_stream().synchronize()  #needed
 total = logs.sum()
 """,
     ),
@@ -176,10 +176,10 @@ dst = [torch.empty(64, device="cuda") for _ in range(2)]
 for i in range(6):
     k = i % 2
     if i >= 2:
-        evs[k].synchronize()
+        evs[k].synchronize()  #needed
     bufs[k].fill_(i)
     dst[k].copy_(bufs[k], non_blocking=True)
-    evs[k].record()
+    evs[k].record()  #needed
 """,
     ),
     case(
@@ -211,12 +211,12 @@ for i, h in enumerate(host):
     k = i % 2
     with cuda.stream(s):
         if i >= 2:
-            s.wait_event(done[k])
+            s.wait_event(done[k])  #needed
         dst[k].copy_(h, non_blocking=True)
         ready = s.record_event()
-    cuda.current_stream().wait_event(ready)
+    cuda.current_stream().wait_event(ready)  #needed
     y = dst[k] * 2
-    done[k].record()
+    done[k].record()  #needed
 cuda.synchronize()
 """,
     ),
@@ -260,7 +260,7 @@ def work():
         box["x"] = h.cuda(non_blocking=True)
         box["e"] = s.record_event()
 th = threading.Thread(target=work); th.start(); th.join()
-cuda.current_stream().wait_event(box["e"])
+cuda.current_stream().wait_event(box["e"])  #needed
 y = box["x"] + 1
 """,
     ),

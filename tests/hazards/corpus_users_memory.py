@@ -35,10 +35,10 @@ z = y.sum()
 class Fn(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
-        s.wait_stream(cuda.current_stream())
+        s.wait_stream(cuda.current_stream())  #needed
         with cuda.stream(s):
             y = x * 2
-        cuda.current_stream().wait_stream(s)
+        cuda.current_stream().wait_stream(s)  #needed
         return y
     @staticmethod
     def backward(ctx, g):
@@ -72,12 +72,12 @@ p.register_post_accumulate_grad_hook(hook)
 comm = cuda.Stream()
 p = torch.ones(64, device="cuda", requires_grad=True)
 def hook(q):
-    comm.wait_stream(cuda.current_stream())
+    comm.wait_stream(cuda.current_stream())  #needed
     with cuda.stream(comm):
         q.grad.mul_(0.5)
 p.register_post_accumulate_grad_hook(hook)
 (p * 2).sum().backward()
-cuda.current_stream().wait_stream(comm)
+cuda.current_stream().wait_stream(comm)  #needed
 with torch.no_grad():
     p.sub_(p.grad)
 """,
@@ -133,7 +133,7 @@ z = torch.zeros(4096, device="cuda")
         (),
         """
 x = torch.ones(1 << 22, device="cuda")
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     y = x * 2
 del x
@@ -147,7 +147,7 @@ z = torch.zeros(1 << 22, device="cuda")
         (),
         """
 x = torch.ones(1 << 18, device="cuda")
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     y = x[1 << 17:] * 2
 del x
@@ -173,7 +173,7 @@ z = torch.zeros(1 << 18, device="cuda")
         (),
         """
 x = torch.ones(4096, device="cuda")
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     y = x * 2
 del x
@@ -185,7 +185,7 @@ del x
         (),
         """
 x = torch.ones(4096, device="cuda")
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     y = x * 2
 del x
@@ -198,12 +198,12 @@ z = torch.empty(4096, device="cuda")
         (),
         """
 x = torch.ones(4096, device="cuda")
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     y = x * 2
 del x
 z = torch.empty(4096, device="cuda")
-cuda.current_stream().wait_stream(s)
+cuda.current_stream().wait_stream(s)  #needed
 z.zero_()
 """,
     ),
@@ -213,11 +213,11 @@ z.zero_()
         (),
         """
 x = torch.ones(4096, device="cuda")
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 v = x[:16]
 with cuda.stream(s):
     y = v * 2
-v.record_stream(s)
+v.record_stream(s)  #needed
 del x, v
 z = torch.zeros(4096, device="cuda")
 """,
@@ -267,13 +267,13 @@ with cuda.stream(s):
         (),
         """
 x = torch.ones(64, device="cuda"); t = cuda.Stream()
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     y = x * 2
-    t.wait_stream(s)
+    t.wait_stream(s)  #needed
     with cuda.stream(t):
         z = y + 1
-    s.wait_stream(t)
+    s.wait_stream(t)  #needed
     w = z + y
 """,
     ),
@@ -284,11 +284,11 @@ with cuda.stream(s):
         """
 x = torch.ones(64, device="cuda")
 e = cuda.current_stream().record_event()
-s.wait_event(e)
+s.wait_event(e)  #needed
 with cuda.stream(s):
     y = x * 2
     f = s.record_event()
-f.wait()
+f.wait()  #needed
 z = y + 1
 """,
     ),
@@ -311,12 +311,12 @@ with cuda.stream(s):
         """
 x = torch.ones(64, device="cuda")
 g = torch.Stream(device="cuda"); e = torch.Event(device="cuda")
-e.record(torch.cuda.current_stream())
-g.wait_event(e)
+e.record(torch.cuda.current_stream())  #needed
+g.wait_event(e)  #needed
 like = {"device_index": g.device_index, "device_type": g.device_type}
 with cuda.stream(cuda.Stream(stream_id=g.stream_id, **like)):
     y = x * 2
-cuda.current_stream().wait_stream(g)
+cuda.current_stream().wait_stream(g)  #needed
 z = y + 1
 """,
     ),

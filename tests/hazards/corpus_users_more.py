@@ -59,7 +59,7 @@ with cuda.graph(g):
     with cuda.stream(s):
         a = x * 2
     b = x * 3
-    cuda.current_stream().wait_stream(s)
+    cuda.current_stream().wait_stream(s)  #needed
     c = a + b
 g.replay()
 d = c + 1
@@ -74,8 +74,8 @@ def loader(n):
     for i in range(n):
         with cuda.stream(s):
             x = torch.full((64,), float(i), device="cuda")
-        cuda.current_stream().wait_stream(s)
-        x.record_stream(cuda.current_stream())
+        cuda.current_stream().wait_stream(s)  #needed
+        x.record_stream(cuda.current_stream())  #needed
         yield x
 tot = torch.zeros(64, device="cuda")
 for x in loader(3):
@@ -114,10 +114,10 @@ for i in range(4):
         h = a(torch.ones(4, 8, device="cuda"))
         h.record_stream(t)
         e = s.record_event()
-    t.wait_event(e)
+    t.wait_event(e)  #needed
     with cuda.stream(t):
         outs.append(b(h))
-cuda.current_stream().wait_stream(t)
+cuda.current_stream().wait_stream(t)  #needed
 r = torch.stack(outs).sum()
 """,
     ),
@@ -190,10 +190,10 @@ h = g + 1
         (),
         """
 x = torch.ones(64, device="cuda", requires_grad=True)
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     y = (x * 2).sum()
-cuda.current_stream().wait_stream(s)
+cuda.current_stream().wait_stream(s)  #needed
 (g,) = torch.autograd.grad(y, x)
 h = g + 1
 """,
@@ -245,10 +245,10 @@ x.grad.zero_()
         """
 from torch.utils.checkpoint import checkpoint
 m = nn.Linear(8, 8).cuda(); x = torch.ones(4, 8, device="cuda", requires_grad=True)
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     y = checkpoint(m, x, use_reentrant=False).sum()
-cuda.current_stream().wait_stream(s)
+cuda.current_stream().wait_stream(s)  #needed
 y.backward()
 g = x.grad + 1
 """,
@@ -380,7 +380,7 @@ r = q.sum()
         """
 import threading
 x = torch.ones(64, device="cuda"); res = []
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 def work():
     with cuda.stream(s):
         y = x * 2
@@ -426,12 +426,12 @@ z = y + 1
 e = cuda.Event(); x = torch.ones(64, device="cuda")
 for i in range(3):
     x.add_(1)
-    e.record()
-    s.wait_event(e)
+    e.record()  #needed
+    s.wait_event(e)  #needed
     with cuda.stream(s):
         y = x * 2
         e2 = s.record_event()
-    cuda.current_stream().wait_event(e2)
+    cuda.current_stream().wait_event(e2)  #needed
 """,
     ),
     case(
@@ -454,11 +454,11 @@ for i in range(3):
         (),
         """
 x = torch.ones(64, device="cuda")
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     k = (x * 2).sum()
 f = float(k) if False else None
-s.synchronize()
+s.synchronize()  #needed
 y = x * float(k)
 """,
     ),
@@ -518,11 +518,11 @@ if k > 3:
         """
 x = torch.ones(64, device="cuda")
 old = cuda.current_stream()
-s.wait_stream(old)
+s.wait_stream(old)  #needed
 cuda.set_stream(s)
 y = x * 2
 cuda.set_stream(old)
-old.wait_stream(s)
+old.wait_stream(s)  #needed
 z = y + 1
 """,
     ),
@@ -533,10 +533,10 @@ z = y + 1
         """
 x = torch.ones(64, device="cuda")
 ctx = cuda.StreamContext(s)
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 with ctx:
     y = x * 2
-cuda.current_stream().wait_stream(s)
+cuda.current_stream().wait_stream(s)  #needed
 z = y + 1
 """,
     ),
@@ -547,7 +547,7 @@ z = y + 1
         """
 x = torch.ones(64, device="cuda")
 ss = [cuda.Stream() for _ in range(33)]
-ss[0].wait_stream(cuda.current_stream())
+ss[0].wait_stream(cuda.current_stream())  #needed
 with cuda.stream(ss[0]):
     y = x * 2
 with cuda.stream(ss[32]):
@@ -564,7 +564,7 @@ full = torch.empty(4096, device="cuda")
 s.wait_stream(cuda.current_stream())
 with cuda.stream(s):
     full.fill_(1)
-cuda.current_stream().wait_stream(s)
+cuda.current_stream().wait_stream(s)  #needed
 out = full * 2
 with cuda.stream(s):
     full.untyped_storage().resize_(0)
@@ -579,7 +579,7 @@ with cuda.stream(s):
 x = torch.ones(4096, device="cuda")
 y = x.clone()
 del x
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     z = y * 2
 cuda.current_stream().wait_stream(s)

@@ -35,7 +35,7 @@ z = y + 1
         (),
         """
 m = nn.Linear(8, 8).cuda(); x = torch.ones(4, 8, device="cuda")
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     for _ in range(3):
         y = m(x)
@@ -120,7 +120,7 @@ y = x * 2
         (),
         """
 x = torch.ones(8, 8, device="cuda")
-s.wait_stream(cuda.current_stream())
+s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     x[:4].add_(1)
 y = x[4:] * 2
@@ -222,9 +222,9 @@ m = nn.Linear(8, 8).cuda(); ema = [p.detach().clone() for p in m.parameters()]
 opt = torch.optim.SGD(m.parameters(), lr=0.1)
 for _ in range(2):
     m(torch.ones(4, 8, device="cuda")).sum().backward()
-    cuda.current_stream().wait_stream(s)
+    cuda.current_stream().wait_stream(s)  #needed
     opt.step()
-    s.wait_stream(cuda.current_stream())
+    s.wait_stream(cuda.current_stream())  #needed
     with cuda.stream(s):
         for e, p in zip(ema, m.parameters()):
             e.lerp_(p.detach(), 0.1)
