@@ -146,6 +146,9 @@ def judge(case: Case) -> Hazards:
 # none here to do so. Two devices have streams of the same handles here.
 HERE = [case for case in CASES if case.gpus == 1 and "backward(" not in case.text]
 HERE = [case for case in HERE if "autograd.grad" not in case.text]
+# A virtual GPU does the work of these kernels out of the dispatcher's sight; CUDA does not.
+FUSED = ("F.dropout", "F.scaled_dot_product_attention", "nn.LSTM")
+HERE = [case for case in HERE if not any(name in case.text for name in FUSED)]
 
 
 @pytest.mark.parametrize("case", HERE, ids=lambda case: case.name)
