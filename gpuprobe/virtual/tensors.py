@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.utils._device import DeviceContext, _device_constructors
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gpuprobe.virtual import values
 from gpuprobe.virtual.intercept import Intercept, born_on
@@ -23,6 +24,7 @@ __all__ = ["install"]
 
 _Base = torch._C.TensorBase
 _CPU = torch.device("cpu")
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def install(machine: Machine, intercept: Intercept, patches: Patches) -> None:
@@ -49,6 +51,9 @@ def _attributes(machine: Machine, patches: Patches) -> None:
     def brand_of(tensor: Any) -> Brand | None:
         if local.inside:
             return None
+        if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
+            inner = tensor.__tensor_flatten__()[0]  # a DTensor is where its parts are
+            return brand_of(getattr(tensor, inner[0])) if inner else None
         try:
             return brands.get(tensor.untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):  # sparse layouts, some subclasses

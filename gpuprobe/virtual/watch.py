@@ -8,7 +8,7 @@ the lowering table (`gpuprobe.virtual.lowering`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,6 +20,8 @@ from gpuprobe.virtual.machine import HOST, Brand, Machine, is_meta
 __all__ = ["Watch"]
 
 _Tensor = torch.Tensor
+_fake_mode = torch._C._get_dispatch_mode
+_FAKE: Final = torch._C._TorchDispatchModeKey.FAKE
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 # Operators that take host tensors beside device ones, as on CUDA. Source: their CUDA kernels'
@@ -76,6 +78,9 @@ class Watch(TorchDispatchMode):
         facts = self._facts.get(func)
         if facts is None:
             facts = self._facts[func] = self._learn(func)
+        if _fake_mode(_FAKE) is not None:
+            # Shapes that torch itself works out (DTensor, compilers): no memory of any device's.
+            return func(*args, **(kwargs or {}))
         for kind in types:
             if kind not in _PLAIN and _dispatches(kind):
                 return NotImplemented  # the subclass unwraps first; its parts come back here

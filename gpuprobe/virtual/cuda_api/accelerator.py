@@ -52,6 +52,7 @@ def install(machine: Machine, patches: Patches) -> None:
         if hasattr(accelerator, name):
             patches.set(accelerator, name, value)
     for name, value in {
+        "_get_accelerator": lambda check=False: torch.device("cuda"),
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
         "_accelerator_getDeviceIndex": cuda.current_device,
         "_accelerator_setDeviceIndex": cuda.set_device,
