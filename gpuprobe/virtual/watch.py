@@ -140,6 +140,8 @@ class Watch(TorchDispatchMode):
         machine = self.machine
         row = facts.row
         index = place if place >= 0 else device
+        if machine.capture is not None:
+            machine.capture.about_to_run(func, args, kwargs)
         if row is None:
             result = self._run(func, args, kwargs)
             self._births(result, place, facts, None)

@@ -285,6 +285,32 @@ def indexing() -> None:
 
 
 @program
+def a_captured_graph_runs_at_replay_only() -> None:
+    value = torch.ones(4, device="cuda")
+    norm = nn.BatchNorm1d(4).cuda()
+    batch = torch.randn(8, 4, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value.mul_(2)
+        scratch = value + 1
+        scratch.add_(1)
+        norm(batch)
+    assert values(value) in (None, [1.0] * 4)
+    assert values(norm.num_batches_tracked) in (None, 0)
+    assert values(norm.running_mean) in (None, [0.0] * 4)
+    graph.replay()
+    graph.replay()
+    assert values(value) in (None, [4.0] * 4)
+    assert values(scratch) in (None, [6.0] * 4)
+    assert values(norm.num_batches_tracked) in (None, 2)
+
+
+def values(tensor: torch.Tensor) -> Any:
+    """None where nothing is computed."""
+    return None if torch._C.TensorBase.is_meta.__get__(tensor) else tensor.tolist()
+
+
+@program
 def functional_transforms() -> None:
     from torch.func import grad, vmap
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from gpuprobe.hazards.rules import ALSO_WRITTEN
 from gpuprobe.virtual import keys
 from gpuprobe.virtual.machine import Machine, is_meta
 from gpuprobe.virtual.patches import Patches
@@ -42,11 +43,51 @@ class Capture:
         self._machine = machine
         self._slots: list[tuple[weakref.ref[Any], int, bool]] = []
         self._slot_of: dict[int, int] = {}
+        self._born: set[int] = set()  # slots whose storages the capture made
         self._calls: list[tuple[Any, Any, Any, Any]] = []
         self.accesses: Any = None  # what the hazard engine keeps of a capture
+        # A capture runs nothing on a GPU. Here it does, to have results to go on with: what was
+        # there before is put back at its end.
+        self._before: dict[int, tuple[weakref.ref[Any], Any]] = {}
+
+    def about_to_run(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Keep what ``func`` is to overwrite of memory from before the capture."""
+        if self._machine.shapes:
+            return
+        schema = func._schema
+        also = ALSO_WRITTEN.get(schema.name.rpartition("::")[2], ())
+        for at, argument in enumerate(schema.arguments):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            if written or argument.name in also:
+                value = args[at] if at < len(args) else kwargs.get(argument.name)
+                for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                    if isinstance(tensor, torch.Tensor):
+                        self._keep(tensor.untyped_storage())
+
+    def _keep(self, storage: Any) -> None:
+        key = storage._cdata
+        slot = self._slot_of.get(key)
+        born = slot is not None and slot in self._born and self._slots[slot][0]() is storage
+        if key not in self._before and not born:
+            with keys.below():
+                copy = torch.UntypedStorage(storage.nbytes())
+                copy.copy_(storage)
+            self._before[key] = (weakref.ref(storage), copy)
+
+    def put_back(self) -> None:
+        """The end of the capture: nothing has happened to memory from before it."""
+        with keys.below():
+            for reference, copy in self._before.values():
+                storage = reference()
+                if storage is not None and storage.nbytes() == copy.nbytes():
+                    storage.copy_(copy)
+        self._before.clear()
 
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        self._calls.append((func, self._pack(args), self._pack(kwargs), self._pack(result)))
+        given = (func, self._pack(args), self._pack(kwargs))
+        known = len(self._slots)
+        self._calls.append((*given, self._pack(result)))
+        self._born.update(range(known, len(self._slots)))
 
     def _pack(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -140,6 +181,7 @@ def install(machine: Machine, patches: Patches) -> None:
             self._open = False
             machine.capture = None
             machine.devices[self._index].sim.end_capture(self._pool[1])
+            self._capture.put_back()
             if machine.observer is not None:
                 self._capture.accesses = machine.observer.capture_end(self._index)
 
