@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
 from gpuprobe.cli import exit_codes, talk
@@ -37,12 +38,24 @@ def _overview() -> argparse.ArgumentParser:
     return parser
 
 
+def _mentions(given: Sequence[str], option: str) -> bool:
+    """Whether the script has an option of that name too, as far as its text tells."""
+    for word in given:
+        if word.endswith(".py"):
+            try:
+                return option in Path(word).read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                return False
+    return True  # a module: nothing is known of it
+
+
 def own_options_first(parser: argparse.ArgumentParser, given: Sequence[str]) -> list[str]:
     """For commands that take their options after the script too; see ``after_script``."""
     found = sort_options(parser, given)
-    if found.doubtful:
+    doubtful = [name for name in found.doubtful if _mentions(given, name)]
+    if doubtful:
         talk.say(
-            f"gpuprobe: note: read as gpuprobe's: {', '.join(found.doubtful)}; "
+            f"gpuprobe: note: read as gpuprobe's: {', '.join(doubtful)}; "
             "put -- before the script's own options to give them to the script"
         )
     return found.arguments

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import pytest
 
 from gpuprobe.cli.after_script import sort_options
 from gpuprobe.cli.commands import estimate
+from gpuprobe.cli.parser import own_options_first
 
 
 @pytest.fixture
@@ -63,3 +65,17 @@ def test_what_may_have_been_meant_for_the_script(
     parser: argparse.ArgumentParser, given: str, doubtful: tuple[str, ...]
 ) -> None:
     assert sort_options(parser, given.split()).doubtful == doubtful
+
+
+@pytest.mark.parametrize(("text", "noted"), [("'--steps'", True), ("'--lr'", False)])
+def test_the_note_is_for_options_that_the_script_has_too(
+    parser: argparse.ArgumentParser,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    noted: bool,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    own_options_first(parser, [str(script), "--lr", "1", "--steps", "2"])
+    assert ("--steps" in capsys.readouterr().err) == noted
