@@ -11,13 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from gpuprobe.virtual import values
-from gpuprobe.virtual.intercept import Intercept, born_on
+from gpuprobe.virtual import constructors, values
+from gpuprobe.virtual.intercept import Intercept
 from gpuprobe.virtual.keys import below
-from gpuprobe.virtual.machine import HOST, PINNED, Brand, Machine, is_meta
+from gpuprobe.virtual.machine import PINNED, Brand, Machine, is_meta
 from gpuprobe.virtual.patches import Patches
 
 __all__ = ["install"]
@@ -32,7 +31,7 @@ def install(machine: Machine, intercept: Intercept, patches: Patches) -> None:
     _attributes(machine, patches)
     _methods(machine, intercept, patches)
     _storages(machine, patches)
-    _constructors(machine, intercept, patches)
+    constructors.install(machine, intercept, patches)
     _legacy_types(machine, patches)
     _serialization(machine, patches)
     _compile(machine, patches)
@@ -348,19 +347,6 @@ def _storages(machine: Machine, patches: Patches) -> None:
     patches.set(Storage, "clone", clone)
 
 
-def _constructors(machine: Machine, intercept: Intercept, patches: Patches) -> None:
-    """``torch.tensor`` and its kin fill memory from Python values behind the dispatcher: they
-    do so on the host, and the result is moved.
-    """
-    # torch keeps the list of its factories, to which `torch.device` contexts apply, from its first
-    # use on: it must be of the originals.
-    _device_constructors()
-    for name in ("tensor", "as_tensor", "asarray"):
-        patches.set(torch, name, _then_move(getattr(torch, name), machine, intercept))
-    if machine.shapes:
-        _valueless(machine, patches)
-
-
 def _legacy_types(machine: Machine, patches: Patches) -> None:
     """``torch.cuda.FloatTensor`` and its like."""
     for title, dtype in _LEGACY.items():
@@ -396,134 +382,6 @@ def _legacy_types(machine: Machine, patches: Patches) -> None:
         torch.set_default_device("cuda")
 
     patches.set(torch, "set_default_tensor_type", set_default_tensor_type)
-
-
-def _then_move(
-    original: Callable[..., Any], machine: Machine, intercept: Intercept
-) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def build(data: Any, *args: Any, **options: Any) -> Any:
-        if machine.local.inside:
-            return original(data, *args, **options)
-        wanted = options.get("device")
-        if wanted is None:
-            wanted = _default_device()
-        device = None if wanted is None else _as_device(wanted)
-        is_tensor = isinstance(data, torch.Tensor)
-        if device is None or device.type == "cpu":
-            if not options.get("pin_memory"):
-                if is_tensor and machine.place_of(data) >= 0 and original.__name__ == "tensor":
-                    return _copy_of(data, device, options)
-                return original(data, *args, **options)
-        elif device.type != "cuda":
-            return original(data, *args, **options)
-        if is_tensor:
-            place = machine.place_of(data)
-            if original.__name__ == "tensor" or place >= 0:
-                return _copy_of(data, device, options)
-        grad = options.pop("requires_grad", False)
-        pin = options.pop("pin_memory", False)
-        options["device"] = "cpu"
-        result = original(data, *args, **options)
-        if pin:
-            result = intercept.pin(result)
-        elif device is not None:
-            machine.local.reason = "new tensor from host values"
-            try:
-                result = result.to(device)
-            finally:
-                machine.local.reason = ""
-        return result.requires_grad_() if grad else result
-
-    return build
-
-
-def _copy_of(data: Any, device: Any, options: dict[str, Any]) -> Any:
-    """``torch.tensor(tensor)``: a detached copy."""
-    result = data.detach().to(device=device, dtype=options.get("dtype"), copy=True)
-    return result.requires_grad_(options.get("requires_grad", False))
-
-
-def _as_device(value: Any) -> torch.device:
-    if isinstance(value, torch.device):
-        return value
-    if isinstance(value, int):
-        return torch.device("cuda", value)
-    return torch.device(value)
-
-
-def _default_device() -> torch.device | None:
-    """What ``with torch.device(...)`` or ``set_default_device`` asks for; None for the CPU.
-
-    ``torch.get_default_device`` finds out by making a tensor, so it cannot be asked here.
-    """
-    for at in reversed(range(torch._C._len_torch_function_stack())):
-        mode = torch._C._get_function_stack_at(at)
-        if isinstance(mode, DeviceContext):
-            return None if mode.device.type == "cpu" else mode.device
-    return None
-
-
-# Factories whose result carries no information but its shape; others keep their values.
-_VALUELESS = (
-    "empty",
-    "zeros",
-    "ones",
-    "full",
-    "rand",
-    "randn",
-    "normal",
-    "empty_strided",
-)
-
-
-def _valueless(machine: Machine, patches: Patches) -> None:
-    """Host tensors of floating point have no values either: a model is built on the host first,
-    and would need its memory there.
-    """
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def build(*args: Any, **options: Any) -> Any:
-            if machine.local.inside:
-                return original(*args, **options)
-            device = options.get("device")
-            if device is None:
-                device = _default_device()
-            if device is not None and _as_device(device).type != "cpu":
-                return original(*args, **options)
-            dtype = options.get("dtype")
-            if dtype is None:
-                dtype = _implied(original.__name__, args, options)
-            if not (dtype.is_floating_point or dtype.is_complex):
-                return original(*args, **options)
-            place = PINNED if options.pop("pin_memory", False) else HOST
-            options["device"] = "meta"
-            options.pop("generator", None)
-            with born_on(machine, place), below():
-                result = original(*args, **options)
-            if result.numel() <= 1 and place == HOST:  # counters and such: they have values
-                options["device"] = "cpu"
-                return original(*args, **options)
-            return result
-
-        return build
-
-    for name in _VALUELESS:
-        patches.set(torch, name, wrap(getattr(torch, name)))
-
-
-def _implied(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> torch.dtype:
-    """The dtype of a factory that was not told one."""
-    if name == "full":
-        fill = options.get("fill_value", args[1] if len(args) > 1 else 0.0)
-        if isinstance(fill, bool):
-            return torch.bool
-        if isinstance(fill, int):
-            return torch.int64
-        if isinstance(fill, torch.Tensor):
-            return fill.dtype
-    return torch.get_default_dtype()
 
 
 def _serialization(machine: Machine, patches: Patches) -> None:

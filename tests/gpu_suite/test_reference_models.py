@@ -12,9 +12,6 @@ from reference_models.other import mlp
 import gpuprobe
 
 ALL = cases()
-# TODO of the virtual GPU: it takes tensors that torch's C++ makes within an operator (a length in
-# ctc_loss) or a copy in another memory format for the host's.
-NOT_YET = ("gru-bf16-rmsprop", "resnet50-fp16-channels-last")
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +26,7 @@ def test_case_steps(name: str) -> None:
     assert all(math.isfinite(loss) for loss in losses)
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name not in NOT_YET])
+@pytest.mark.parametrize("name", ALL)
 def test_case_steps_on_a_virtual_gpu(name: str) -> None:
     """What only CUDA runs: fused optimizers, the scaler, inputs that are copied there."""
     with gpuprobe.virtual_gpu("h200"):

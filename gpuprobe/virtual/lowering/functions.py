@@ -25,6 +25,8 @@ _aten = torch.ops.aten
 def install(machine: Machine, kernels: Kernels) -> None:
     kernels.add("dropout", _dropout(machine), DEVICE)
     kernels.add("scaled_dot_product_attention", _attention(machine), DEVICE)
+    for name in ("ctc_loss.IntList", "ctc_loss.Tensor"):
+        kernels.add(name, _ctc_loss(machine), DEVICE)
     for name, operator in (
         ("lstm.input", _aten.lstm.input),
         ("lstm.data", _aten.lstm.data),
@@ -60,6 +62,38 @@ def _ran(machine: Machine, place: int, name: str, reads: Any, writes: Any) -> No
     """Tell the hazard engine of a kernel that did its work out of sight."""
     if machine.observer is not None:
         machine.observer.fused(name, place, reads, writes)
+
+
+# -- connectionist temporal classification
+
+
+def _ctc_loss(machine: Machine) -> Callable[..., Any]:
+    """The composite of ``aten/src/ATen/native/LossCTC.cpp``, in Python: its C++ makes the tensor
+    of lengths "like the loss", which is host memory here.
+    """
+
+    def ctc_loss(
+        log_probs: Any,
+        targets: Any,
+        input_lengths: Any,
+        target_lengths: Any,
+        blank: int = 0,
+        reduction: int = 1,
+        zero_infinity: bool = False,
+    ) -> Any:
+        inputs, lengths = (
+            value.tolist() if isinstance(value, torch.Tensor) else list(value)
+            for value in (input_lengths, target_lengths)
+        )
+        loss = torch._ctc_loss(log_probs, targets, inputs, lengths, blank, zero_infinity)[0]
+        if zero_infinity:
+            loss = torch.where(loss == float("inf"), 0.0, loss)
+        if reduction == 1:
+            divisor = torch.tensor(lengths, dtype=loss.dtype, device=loss.device)
+            return (loss / divisor.clamp_min(1)).mean()
+        return loss.sum() if reduction == 2 else loss
+
+    return ctc_loss
 
 
 # -- dropout
