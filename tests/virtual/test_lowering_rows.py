@@ -274,6 +274,35 @@ def test_sorts_take_copies_of_keys_and_values(count: int, bits: int, size: int) 
         assert taken < count * size
 
 
+def test_sorts(mode: str) -> None:
+    short = torch.empty(64, 4096, device="cuda")
+    assert events(lambda: short.sort()) == [4096 * 64 * 4, 4096 * 64 * 8]
+    row = torch.empty(5000, device="cuda")
+    taken = radix_sort_bytes(5000, 32, 4, 8)
+    assert events(lambda: row.sort()) == [20_000, 40_000, 40_000, taken, -taken, -40_000]
+    few = torch.empty(4, 5000, device="cuda")
+    pairs, keys = radix_sort_bytes(20_000, 32, 4, 8), radix_sort_bytes(20_000, 2, 8, 0)
+    assert events(lambda: few.sort()) == [
+        *(80_000, 160_000, 160_000, 160_000, 80_000, pairs, -pairs, -80_000),
+        *(keys, -keys, -160_000, -160_000),
+    ]
+    many = torch.empty(200, 5000, device="cuda")
+    seen = events(lambda: many.sort(stable=True))
+    assert seen == [4_000_000, 8_000_000, 8_000_000, 12_000_000, -12_000_000, -8_000_000]
+    # Not along the last dimension: sorted in copies that have it there.
+    tall = torch.empty(5000, 200, device="cuda")
+    assert events(lambda: tall.sort(0))[:5] == [
+        *(4_000_000, 8_000_000, 4_000_000, 4_000_000, 8_000_000)
+    ]
+
+
+def test_draws(mode: str) -> None:
+    weights = torch.ones(8, 1000, device="cuda")
+    assert events(lambda: weights.multinomial(1)) == [32_000, 64, -32_000]
+    with_replacement = events(lambda: weights.multinomial(5, replacement=True))
+    assert with_replacement == [32_000, 32_000, 32_000, 320, -32_000, -32_000, -32_000]
+
+
 def test_a_number_to_choose_from_is_moved(mode: str) -> None:
     """As recorded on an A100: four bytes for the minus infinity of masked scores."""
     scores = torch.zeros(16, 16, device="cuda")
@@ -355,6 +384,7 @@ HERE = {
     *("_foreach_norm", "index.Tensor", "masked_select", "where.self"),
     *("index_put_", "_index_put_impl_", "index_put", "_unsafe_index_put"),
     "embedding_dense_backward",
+    *("sort", "sort.stable", "multinomial"),
     *("zeros", "new_zeros", "zeros_like"),  # test_gradients_…
 }
 

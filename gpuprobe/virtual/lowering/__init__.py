@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuprobe.virtual.calls import Row
-from gpuprobe.virtual.lowering import accumulate, attention, blas, gather, pointwise, reduce
+from gpuprobe.virtual.lowering import (
+    accumulate,
+    attention,
+    blas,
+    gather,
+    pointwise,
+    reduce,
+    sorting,
+)
 
 __all__ = ["rows", "table"]
 
@@ -24,6 +32,7 @@ def table() -> tuple[Row, ...]:
         *gather.ROWS,
         *pointwise.ROWS,
         *reduce.ROWS,
+        *sorting.ROWS,
     )
 
 
