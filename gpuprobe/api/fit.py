@@ -135,6 +135,9 @@ def fit_program(
         raise MissingExtra("torch", "torch", why="an estimate runs the training step")
     if not 1 <= least <= most:
         raise UsageError(f"from {least} to {most} there is no value")
+    from gpuprobe.virtual.catalogue import parse_spec
+
+    parse_spec(gpu)  # a name that is unknown is said before anything runs
     chosen = way(script, argument, arguments)
     case = _Case(script, tuple(arguments), gpu, steps, compute, conf, ranks, chosen)
     first = _estimate(case, least)

@@ -201,3 +201,10 @@ def test_a_failing_script(tmp_path: Path) -> None:
     done = run(str(path), "--arg", "n")
     assert done.returncode == 5
     assert "planted" in done.stderr
+
+
+def test_an_unknown_gpu_is_said_at_once(script: Path) -> None:
+    done = run(str(script), "--arg", "batch_size", "--gpu", "h1000")
+    assert done.returncode == 2
+    assert "unknown GPU" in done.stderr
+    assert "batch_size 1" not in done.stderr
