@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import nn
 
 PROGRAMS: dict[str, Callable[[], Any]] = {}
@@ -282,6 +283,19 @@ def indexing() -> None:
     torch.cat([table, table]).topk(2)
     table.sort()
     table.cumsum(0)
+
+
+@program
+def fused_kernels_within_a_checkpoint() -> None:
+    lstm = nn.LSTM(8, 8, batch_first=True).cuda()
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        mixed = F.scaled_dot_product_attention(x, x, x, is_causal=True)
+        return lstm(F.dropout(mixed, 0.1).flatten(0, 1))[0]
+
+    x = torch.randn(2, 2, 8, 8, device="cuda", requires_grad=True)
+    torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False).sum().backward()
+    assert x.grad is not None
 
 
 @program

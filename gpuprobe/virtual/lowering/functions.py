@@ -267,7 +267,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        query, key, value, mask = ctx.saved_tensors[:4]
+        saved = ctx.saved_tensors  # once: checkpointing gives each only once
+        query, key, value, mask = saved[:4]
         dropout_p, is_causal, options, chosen, machine, place, state = ctx.rest
         now = torch.default_generator.get_state() if state is not None else None
         with _unseen(machine), torch.enable_grad():
@@ -283,7 +284,7 @@ class _Attention(torch.autograd.Function):
             torch.default_generator.set_state(now)
         for item in grads:
             _given(machine, place, item)
-        reads = (grad, *ctx.saved_tensors)
+        reads = (grad, *saved)
         _ran(machine, place, "scaled_dot_product_attention_backward", reads, grads)
         device = machine.devices[place]
         stream = machine.stream(place)
@@ -387,7 +388,8 @@ class _Recurrent(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         machine, place, operator, spec, count, state = ctx.rest
-        flat = ctx.saved_tensors[:count]
+        saved = ctx.saved_tensors  # once: checkpointing gives each only once
+        flat = saved[:count]
         now = torch.default_generator.get_state()
         with _unseen(machine), torch.enable_grad():
             torch.default_generator.set_state(state)
@@ -412,7 +414,7 @@ class _Recurrent(torch.autograd.Function):
         for item in found:
             if item is not None:
                 _given(machine, place, item)
-        _ran(machine, place, "_cudnn_rnn_backward", (grads, ctx.saved_tensors), found)
+        _ran(machine, place, "_cudnn_rnn_backward", (grads, saved), found)
         answers = iter(found)
         return (
             *[None] * 5,
