@@ -8,6 +8,7 @@ import sys
 from gpuprobe.api.recordings import load, report
 from gpuprobe.api.views import VIEWS
 from gpuprobe.cli import exit_codes, talk
+from gpuprobe.errors import UsageError
 from gpuprobe.model.text import visible
 
 
@@ -18,6 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--top", type=_positive, default=10, metavar="N", help="rows per table (default: 10)"
     )
     views = parser.add_argument_group("other formats, written to a file instead of the report")
+    views.add_argument("--html", metavar="FILE.html", help="all of it as one page, with charts")
+    views.add_argument(
+        "--hazards",
+        metavar="FILE.json",
+        help="with --html: show these hazards too (from run --hazards-json)",
+    )
     views.add_argument("--flamegraph", metavar="FILE.html", help="the peak as a flame graph")
     views.add_argument("--perfetto", metavar="FILE.json[.gz]", help="the trace for ui.perfetto.dev")
     views.add_argument(
@@ -27,12 +34,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.hazards is not None and args.html is None:
+        raise UsageError("--hazards is for the page that --html writes")
     recording = load(args.recording)
+    if args.html is not None:
+        from gpuprobe.api import html
+
+        hazards = None if args.hazards is None else html.read_hazards(args.hazards)
+        for written in html.write_report(recording, args.html, hazards=hazards, force=args.force):
+            talk.say(f"wrote {visible(str(written))}")
     wanted = [(write, getattr(args, name)) for name, write in VIEWS.items() if getattr(args, name)]
     for write, path in wanted:
         for written in write(recording, path, force=args.force):
             talk.say(f"wrote {visible(str(written))}")
-    if wanted and not args.json:
+    if (wanted or args.html is not None) and not args.json:
         return exit_codes.OK
     document = report(recording, top=args.top)
     if args.json:

@@ -1,0 +1,88 @@
+"""Writing self-contained HTML pages: a report, a comparison, a check."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuprobe.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from gpuprobe.analysis.flame import FlameNode
+    from gpuprobe.model.recording import Recording
+
+__all__ = ["read_hazards", "write_report"]
+
+StrPath = str | os.PathLike[str]
+
+
+def write_report(
+    recording: Recording,
+    path: StrPath,
+    *,
+    hazards: dict[str, Any] | None = None,
+    force: bool = False,
+) -> tuple[Path, ...]:
+    """Write the report as one HTML page that needs nothing else.
+
+    ``hazards`` is a hazards document (`read_hazards`), shown with the rest. Returns what was
+    written. Raises UsageError where ``path`` exists (unless ``force``) or cannot be written,
+    DataError where nothing was recorded yet.
+    """
+    from gpuprobe.analysis.tracks import tracks
+    from gpuprobe.api.recordings import report
+    from gpuprobe.api.views import _output, _text
+    from gpuprobe.reporters import html_report
+
+    document = report(recording, top=html_report.ROWS)
+    found, problems = tracks(recording)
+    with _output(path, force) as stream:
+        html_report.write(
+            document,
+            _text(stream),
+            tracks=found,
+            trees=_trees(recording),
+            problems=problems,
+            hazards=hazards,
+        )
+    return (Path(path),)
+
+
+def _trees(recording: Recording) -> dict[str, FlameNode]:
+    """What was live at the peak; nothing where no trace tells."""
+    from gpuprobe.analysis.flame import flame_tree
+    from gpuprobe.analysis.peak_tree import category_tree, module_tree
+    from gpuprobe.analysis.peaks import device_peaks, high_water_at, overall_peak
+    from gpuprobe.model.values import Unavailable
+
+    site = overall_peak(recording, device_peaks(recording))
+    mark = None if site is None else high_water_at(site)
+    if mark is None or isinstance(mark, Unavailable):
+        return {}
+    return {
+        "category": category_tree(mark),
+        "module": module_tree(mark),
+        "stacks": flame_tree(mark, root=f"peak of {mark.device}"),
+    }
+
+
+def read_hazards(path: StrPath) -> dict[str, Any]:
+    """Read a hazards document, as ``gpuprobe run --hazards-json`` writes it.
+
+    Raises UsageError where there is no such file, DataError where it is something else.
+    """
+    import json
+
+    where = Path(path)
+    try:
+        found = json.loads(where.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UsageError(
+            f"no such file: {where}", hint="gpuprobe run --hazards-json FILE writes one"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"cannot read {where}: {error}") from error
+    if not isinstance(found, dict) or found.get("schema") != "gpuprobe.hazards":
+        raise DataError(f"{where} is no hazards document")
+    return found
