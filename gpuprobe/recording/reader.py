@@ -7,9 +7,10 @@ wrote is visible on a network file system once it is opened anew (close-to-open 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from gpuprobe.errors import DataError, NotARecording
 from gpuprobe.model.recording import SCHEMA_VERSION, RankRecording, Recording
@@ -19,7 +20,7 @@ from gpuprobe.recording.chunks import decode_chunk
 from gpuprobe.recording.layout import CHUNK_NAME, stream_names
 from gpuprobe.recording.stream import StreamParser
 
-__all__ = ["RecordingTail", "read_recording"]
+__all__ = ["RecordingTail", "StreamFile", "read_recording"]
 
 _PIECE = 1 << 20
 
@@ -45,7 +46,7 @@ class RecordingTail:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, StreamFile[StreamParser]] = {}
 
     def poll(self) -> Recording:
         """The recording as it is now.
@@ -63,7 +64,7 @@ class RecordingTail:
             for rank, name in names.items():
                 stream = self._streams.get(rank)
                 if stream is None:
-                    stream = self._streams[rank] = _Stream(self.path / name)
+                    stream = self._streams[rank] = StreamFile(self.path / name, StreamParser)
                 stream.read_on()
         except FileNotFoundError as error:
             raise self._nothing() from error
@@ -116,28 +117,42 @@ class RecordingTail:
         )
 
 
-class _Stream:
-    """A stream's file, and how far it was read."""
+_P = TypeVar("_P", bound=StreamParser)
 
-    def __init__(self, path: Path) -> None:
+
+class StreamFile(Generic[_P]):
+    """A stream's file, and how far it was read. ``make`` makes the parser of its bytes."""
+
+    def __init__(self, path: Path, make: Callable[[str], _P]) -> None:
         self._path = path
+        self._make = make
         self._offset = 0
         self._inode = -1
-        self.parser = StreamParser(path.name)
+        self.parser = make(path.name)
+        self.at_end = False
 
-    def read_on(self) -> None:
-        """Parse what was appended. Raises OSError, and what `StreamParser.feed` raises."""
+    def read_on(self, most: int | None = None) -> int:
+        """Parse what was appended, in pieces, until ``most`` bytes are reached; return how many
+        it were. Raises OSError, and what `StreamParser.feed` raises.
+        """
+        read = 0
         with self._path.open("rb") as file:
             status = os.fstat(file.fileno())
             if status.st_size < self._offset or self._inode not in (-1, status.st_ino):
                 # Replaced by a new recording (--force): begin again.
                 self._offset = 0
-                self.parser = StreamParser(self._path.name)
+                self.parser = self._make(self._path.name)
             self._inode = status.st_ino
             file.seek(self._offset)
-            while data := file.read(_PIECE):
+            while most is None or read < most:
+                data = file.read(_PIECE)
+                if not data:
+                    break
+                read += len(data)
                 self._offset += len(data)
                 self.parser.feed(data)
+            self.at_end = self._offset >= os.fstat(file.fileno()).st_size
+        return read
 
 
 def _load_trace(directory: Path, name: str) -> MemoryTrace:
