@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuprobe.cli import exit_codes, talk
+from gpuprobe.cli import annotate, exit_codes, talk
 from gpuprobe.errors import GpuprobeError, UsageError
 from gpuprobe.model.text import visible
 
@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             type=Path,
             help=f"write the findings as {what} (implies --hazards)",
         )
+    annotate.add_option(parser, "--hazards-annotations", " (implies --hazards)")
     parser.add_argument(
         "--hazards-baseline",
         metavar="FILE",
@@ -102,7 +103,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         raise UsageError("nothing to run", hint="gpuprobe run SCRIPT, or gpuprobe run -m MODULE")
     hazards = args.hazards or any(
-        (args.hazards_sarif, args.hazards_junit, args.hazards_json, args.hazards_baseline)
+        (
+            args.hazards_sarif,
+            args.hazards_junit,
+            args.hazards_json,
+            args.hazards_baseline,
+            args.hazards_annotations,
+        )
     )
     known = _known(args)
     program = watch.program(target, arguments, module=args.module is not None)
@@ -187,6 +194,11 @@ def _report_hazards(args: argparse.Namespace, found: Hazards) -> None:
     if args.hazards_json is not None:
         with args.hazards_json.open("w", encoding="utf-8") as stream:
             hazards_json.write(found, stream)
+    if args.hazards_annotations is not None:
+        new = found.findings if found.comparison is None else found.comparison.new
+        # Every hazard has a place; one outside of the checkout is shown at the program.
+        program = args.script if args.module is None else args.module[0].replace(".", "/") + ".py"
+        args.hazards_annotations.write(new, program)
     hazards_text.write(found, sys.stderr, root)
 
 

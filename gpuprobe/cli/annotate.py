@@ -1,0 +1,82 @@
+"""``--annotations``: findings at their lines in a pull request, for the commands that find some."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuprobe.cli import talk
+from gpuprobe.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpuprobe.model.findings import Finding
+
+__all__ = ["Annotations", "add_option"]
+
+_AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Annotations:
+    """Where annotations go. ``service`` is None where ``auto`` found none: nothing is written.
+
+    Made before a program is run, which may change the working directory: ``project`` and
+    ``file`` do not depend on it.
+    """
+
+    service: str | None
+    project: str
+    file: Path
+
+    @staticmethod
+    def of(text: str) -> Annotations:
+        """``github``, ``gitlab``, ``gitlab=FILE`` or ``auto``. Raises ArgumentTypeError."""
+        from gpuprobe.reporters.annotations import GITLAB_FILE, SERVICES, service_of
+
+        name, equals, file = text.partition("=")
+        wrong = name not in (*SERVICES, _AUTO) or (equals and (name != "gitlab" or not file))
+        if wrong:
+            raise argparse.ArgumentTypeError(
+                f"expected github, gitlab, gitlab=FILE or auto, found {text!r}"
+            )
+        service = service_of(os.environ) if name == _AUTO else name
+        return Annotations(service, str(Path.cwd()), Path(file or GITLAB_FILE).absolute())
+
+    def write(self, findings: Sequence[Finding], elsewhere: str) -> None:
+        """GitHub's go to stderr, which it reads as it does stdout: stdout may be a report that
+        is kept. GitLab's go to the file, also where nothing was found. ``elsewhere``: the file
+        that findings without a place of their own are shown at.
+
+        Raises UsageError where the file cannot be written.
+        """
+        if self.service is None:
+            return
+        from gpuprobe.reporters import annotations
+
+        stream = io.StringIO()
+        places = annotations.Places.of(os.environ, self.project)
+        annotations.write(self.service, findings, stream, places, elsewhere)
+        if self.service == "github":
+            if stream.getvalue():
+                talk.raw(stream.getvalue())
+            return
+        try:
+            self.file.write_text(stream.getvalue(), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {self.file}: {error.strerror or error}") from error
+
+
+def add_option(parser: argparse.ArgumentParser, flag: str, more: str = "") -> None:
+    """Add ``flag`` to a command; the parsed value is `Annotations`, or None."""
+    parser.add_argument(
+        flag,
+        type=Annotations.of,
+        metavar="SERVICE",
+        help="also show findings at their lines in a pull request: github, gitlab, gitlab=FILE "
+        f"(default: gl-code-quality-report.json), or auto, the one this runs on{more}",
+    )

@@ -1,0 +1,156 @@
+"""Findings at their lines in a pull request: GitHub's workflow commands, GitLab's code quality.
+
+GitHub reads commands from what a step prints (docs.github.com, "Workflow commands for GitHub
+Actions"); what stands in the way of its syntax is written as the actions toolkit writes it
+(``packages/core/src/command.ts``): ``%``, CR and LF everywhere, ``:`` and ``,`` in properties.
+It shows ten errors, ten warnings and ten notices of a step, and says nothing of the rest: the
+text of the report has them all.
+
+GitLab reads a file, a subset of Code Climate's format (docs.gitlab.com, "Code Quality", "Code
+Quality report format"): a place is required there, and a fingerprint that no two entries share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import posixpath
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TextIO
+
+from gpuprobe.model.findings import Finding, Level, Location
+from gpuprobe.model.text import visible
+
+__all__ = ["GITLAB_FILE", "SERVICES", "Places", "code_quality", "commands", "service_of", "write"]
+
+SERVICES: Final = ("github", "gitlab")
+
+GITLAB_FILE: Final = "gl-code-quality-report.json"
+"""The name that GitLab's own templates give the file."""
+
+_COMMANDS: Final = {Level.ERROR: "error", Level.WARNING: "warning", Level.NOTE: "notice"}
+# GitLab's are info, minor, major, critical, blocker; the last two are left for people to use.
+_SEVERITIES: Final = {Level.ERROR: "major", Level.WARNING: "minor", Level.NOTE: "info"}
+_ORDER: Final = (Level.ERROR, Level.WARNING, Level.NOTE)
+
+
+def service_of(environment: Mapping[str, str]) -> str | None:
+    """Which of `SERVICES` this process runs on, by the variable that each of them sets (GitHub:
+    ``GITHUB_ACTIONS``, GitLab: ``GITLAB_CI``); None elsewhere.
+    """
+    if environment.get("GITHUB_ACTIONS") == "true":
+        return "github"
+    if environment.get("GITLAB_CI") == "true":
+        return "gitlab"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """How a finding's file becomes a path in the repository.
+
+    ``project`` is the folder that relative names start from, ``repository`` the checkout's; both
+    absolute. A file outside of the checkout (an installed package) has no place there.
+    """
+
+    project: str
+    repository: str
+
+    @staticmethod
+    def of(environment: Mapping[str, str], project: str) -> Places:
+        """The checkout is where the service says it is (``GITHUB_WORKSPACE``,
+        ``CI_PROJECT_DIR``), else ``project``.
+        """
+        named = environment.get("GITHUB_WORKSPACE") or environment.get("CI_PROJECT_DIR")
+        return Places(project, named or project)
+
+    def path(self, file: str) -> str | None:
+        """Relative to the checkout, with ``/``; None for a file that is not in it."""
+        # "..." stands for folders that a baseline leaves out: the place is not known.
+        if not file or file.startswith(("<", ".../")) or "\0" in file:
+            return None
+        whole = os.path.normpath(os.path.join(self.project, file))  # noqa: PTH118 - pure text
+        for root in (self.repository, os.path.realpath(self.repository)):
+            inside = os.path.relpath(whole, root)
+            if inside != os.pardir and not inside.startswith(os.pardir + os.sep):
+                return inside.replace(os.sep, posixpath.sep)
+        return None
+
+
+def commands(findings: Sequence[Finding], places: Places) -> Iterator[str]:
+    """GitHub's workflow commands, one line each, the worst first: only so many are shown."""
+    for finding in sorted(findings, key=lambda item: _ORDER.index(item.level)):
+        properties = {}
+        path = None if finding.location is None else places.path(finding.location.file)
+        if path is not None and finding.location is not None:
+            properties = {"file": path, "line": str(max(1, finding.location.line))}
+        properties["title"] = f"gpuprobe {finding.rule} {finding.kind}"
+        given = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
+        text = "\n".join(_text(finding, placed=path is not None))
+        yield f"::{_COMMANDS[finding.level]} {given}::{_data(text)}"
+
+
+def code_quality(
+    findings: Sequence[Finding], places: Places, elsewhere: str
+) -> list[dict[str, Any]]:
+    """GitLab's report as plain data. A finding without a place in the checkout is put at line 1
+    of ``elsewhere``, a file of the project: GitLab drops a report with an entry without one.
+    """
+    found = []
+    seen: Counter[str] = Counter()
+    for finding in findings:
+        path = None if finding.location is None else places.path(finding.location.file)
+        line = 1 if path is None or finding.location is None else max(1, finding.location.line)
+        shown = path or places.path(elsewhere) or posixpath.basename(elsewhere)
+        seen[finding.fingerprint] += 1
+        # Two findings may well have one fingerprint (one line, two tensors); the count tells
+        # them apart, and is the same the next time.
+        key = f"{finding.fingerprint}:{seen[finding.fingerprint]}"
+        found.append(
+            {
+                "description": " ".join(_text(finding, placed=path is not None)),
+                "check_name": f"gpuprobe/{finding.rule}",
+                "fingerprint": hashlib.sha256(key.encode()).hexdigest()[:32],
+                "severity": _SEVERITIES[finding.level],
+                "location": {
+                    "path": visible(shown),
+                    "lines": {"begin": line},
+                },
+            }
+        )
+    return found
+
+
+def write(
+    service: str, findings: Sequence[Finding], stream: TextIO, places: Places, elsewhere: str
+) -> None:
+    """Write what ``service``, one of `SERVICES`, reads; ``elsewhere`` as for `code_quality`."""
+    if service == "github":
+        for command in commands(findings, places):
+            stream.write(command + "\n")
+        return
+    json.dump(code_quality(findings, places, elsewhere), stream, indent=2)
+    stream.write("\n")
+
+
+def _text(finding: Finding, *, placed: bool) -> Iterator[str]:
+    """The lines of the text, with nothing in them that a terminal or a log would execute."""
+    where = "" if placed or finding.location is None else f" (at {_shown(finding.location)})"
+    yield visible(finding.message) + where
+    if finding.fix is not None:
+        yield visible(finding.fix.text)
+
+
+def _shown(place: Location) -> str:
+    return visible(str(place))
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(visible(text)).replace(":", "%3A").replace(",", "%2C")
