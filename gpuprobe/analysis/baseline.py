@@ -33,6 +33,7 @@ __all__ = [
     "Baseline",
     "CheckResult",
     "MetricResult",
+    "Setting",
     "Tolerance",
     "baseline_of",
     "check_baseline",
@@ -41,11 +42,12 @@ __all__ = [
 ]
 
 SCHEMA: Final = "gpuprobe.baseline"
-VERSION: Final = (1, 0)
+VERSION: Final = (1, 1)
 """(major, minor); a minor version only adds keys.
 
 History:
 * 1.0: first version.
+* 1.1: ``stopped_after``; ``tolerance`` holds what was chosen, not the defaults too.
 """
 
 _WARM_UP: Final = 2  # steps: optimizer state is born in the first, caches settle by the second
@@ -61,6 +63,13 @@ class Tolerance:
     def limit(self, value: int) -> int:
         """The largest accepted value."""
         return value + max(int(value * self.relative), self.absolute)
+
+    def text(self, unit: str) -> str:
+        """In words: ``2%``, ``64.0 MiB``, ``2% or 64.0 MiB``, ``nothing``."""
+        parts = [f"{self.relative * 100:g}%"] if self.relative else []
+        if self.absolute:
+            parts.append(human_bytes(self.absolute) if unit == "bytes" else str(self.absolute))
+        return " or ".join(parts) or "nothing"
 
 
 METRICS: Final[dict[str, tuple[str, Tolerance]]] = {
@@ -80,7 +89,8 @@ memory moves in segments of 2 MiB and more."""
 class Baseline:
     """``metrics``: name to value, bytes or counts; ``at_peak``: categories and modules to
     bytes; ``lines`` the user's lines at the peak, with file names relative to the project.
-    ``phases``: peak allocated of each phase, over all steps.
+    ``phases``: peak allocated of each phase, over all steps. ``stopped_after``: the optimizer
+    steps that the program was ended after, None where it ran to its end.
     """
 
     environment: Mapping[str, str]
@@ -92,17 +102,31 @@ class Baseline:
     lines: tuple[Share, ...] = ()
     infos: tuple[LineInfo, ...] = ()
     tolerances: Mapping[str, Tolerance] | None = None
+    stopped_after: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Something a check was told: in words, and by whom (``command line``, ``baseline``,
+    ``pyproject.toml``, ``default``)."""
+
+    name: str
+    value: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
 class MetricResult:
-    """One metric of a check. ``limit`` is the largest accepted value."""
+    """One metric of a check. ``limit`` is the largest accepted value; ``accepted`` the tolerance
+    in words, and ``source`` where that comes from."""
 
     name: str
     unit: str
     before: int
     after: int
     limit: int
+    accepted: str = ""
+    source: str = "default"
 
     @property
     def regressed(self) -> bool:
@@ -126,6 +150,7 @@ class CheckResult:
     cause: str
     mismatches: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
+    settings: tuple[Setting, ...] = ()
 
     @property
     def regressions(self) -> tuple[MetricResult, ...]:
@@ -248,11 +273,19 @@ def _phases(site: PeakSite, steps: list[Step]) -> dict[str, int]:
 
 
 def check_baseline(
-    before: Baseline, after: Baseline, tolerances: Mapping[str, Tolerance] | None = None
+    before: Baseline,
+    after: Baseline,
+    tolerances: Mapping[str, Tolerance] | None = None,
+    sources: Mapping[str, str] | None = None,
 ) -> CheckResult:
     """Compare a run with its baseline. Tolerances: the call's, else the baseline's, else those
-    of `METRICS`."""
+    of `METRICS`. ``sources``: in words, where the call's come from."""
     chosen = {**(before.tolerances or {}), **(tolerances or {})}
+    told = {
+        **dict.fromkeys(before.tolerances or {}, "baseline"),
+        **dict.fromkeys(tolerances or {}, "call"),
+        **(sources or {}),
+    }
     metrics = []
     cautions = []
     for name, (unit, default) in METRICS.items():
@@ -262,8 +295,11 @@ def check_baseline(
             cautions.append(f"{name} is in the baseline, and was not measured now")
             continue
         one, two = before.metrics[name], after.metrics[name]
-        limit = chosen.get(name, default).limit(one)
-        metrics.append(MetricResult(name, unit, one, two, limit))
+        tolerance = chosen.get(name, default)
+        source = told.get(name, "default")
+        metrics.append(
+            MetricResult(name, unit, one, two, tolerance.limit(one), tolerance.text(unit), source)
+        )
     peak = chosen.get("peak_allocated", METRICS["peak_allocated"][1])
     phases = tuple(
         MetricResult(name, "bytes", size, after.phases[name], peak.limit(size))
@@ -340,21 +376,19 @@ def dumps(baseline: Baseline) -> str:
         return {row.key: {**size(row.bytes), "blocks": row.blocks} for row in rows}
 
     shapes = {info.key: info for info in baseline.infos}
-    tolerances = {
-        name: tolerance for name, (_, tolerance) in METRICS.items() if name in baseline.metrics
-    } | dict(baseline.tolerances or {})
     document = {
         "schema": SCHEMA,
         "version": list(VERSION),
         "environment": dict(baseline.environment),
         "steps": baseline.steps,
+        **({} if baseline.stopped_after is None else {"stopped_after": baseline.stopped_after}),
         "metrics": {
             name: size(value) if METRICS[name][0] == "bytes" else {"count": value}
             for name, value in baseline.metrics.items()
         },
         "tolerance": {
             name: {"relative": tolerance.relative, "absolute": tolerance.absolute}
-            for name, tolerance in tolerances.items()
+            for name, tolerance in (baseline.tolerances or {}).items()
         },
         "phases": {name: size(value) for name, value in baseline.phases.items()},
         "at_peak": {
@@ -428,12 +462,17 @@ def loads(text: str, where: str = "the baseline") -> Baseline:
                 str(name): Tolerance(float(row.get("relative", 0)), int(row.get("absolute", 0)))
                 for name, row in document.get("tolerance", {}).items()
             },
+            stopped_after=_count(document.get("stopped_after")),
         )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise DataError(
             f"{where} is damaged: {type(error).__name__}: {error}",
             hint="gpuprobe baseline update writes a new one",
         ) from error
+
+
+def _count(value: Any) -> int | None:
+    return None if value is None else int(value)
 
 
 def _shares(rows: Mapping[str, Any]) -> tuple[Share, ...]:

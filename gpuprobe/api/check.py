@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuprobe.errors import ConfigError, DataError, ProgramFailed, UsageError
+from gpuprobe.api.check_plan import Plan, tolerances
+from gpuprobe.errors import DataError, ProgramFailed, UsageError
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Baseline, CheckResult, Tolerance
     from gpuprobe.model.recording import Recording
 
-__all__ = ["check", "compare", "measure", "read_baseline", "tolerances", "write_baseline"]
-
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+__all__ = [
+    "check",
+    "compare",
+    "compare_as_planned",
+    "measure",
+    "measure_as_planned",
+    "read_baseline",
+    "tolerances",
+    "write_baseline",
+]
 
 
 def check(
@@ -48,12 +56,16 @@ def measure(
     virtual: str | None = None,
     hazards: bool = False,
     module: bool = False,
+    steps: int | None = None,
+    root: str = "",
 ) -> Baseline:
     """What a recording, or a program that is run here, stands for.
 
     A directory is taken for a recording; anything else is run and recorded at level ``trace``:
     on a virtual GPU where ``virtual`` names one. ``hazards`` also counts races and implicit
-    synchronisations (on a virtual GPU).
+    synchronisations (on a virtual GPU). ``steps``: the program is ended after so many optimizer
+    steps. ``root``: the project's folder, which file names are told from; default the working
+    directory.
 
     Raises ProgramFailed where the program does not end well.
     """
@@ -61,15 +73,22 @@ def measure(
     from gpuprobe.api.recordings import load
 
     if not module and Path(target).is_dir():
-        return baseline_of(load(target))
+        return baseline_of(load(target), root=root)
     from gpuprobe.api import watch
+    from gpuprobe.api.step_limit import Limited
 
-    program = watch.program(target, arguments, module=module)
+    program: Any = watch.program(target, arguments, module=module)
+    if steps is not None:
+        program = Limited(program, steps)
     with tempfile.TemporaryDirectory(prefix="gpuprobe-") as folder:
         path = Path(folder, "check.gpuprobe")
-        result = watch.run(
-            program, path, level="trace", virtual=virtual, hazards=hazards, trace_steps="all"
-        )
+        here = Path.cwd()
+        try:
+            result = watch.run(
+                program, path, level="trace", virtual=virtual, hazards=hazards, trace_steps="all"
+            )
+        finally:
+            os.chdir(here)  # the program may have gone elsewhere; what is written next may not
         if result.error is not None:
             raise ProgramFailed(
                 f"the program failed: {type(result.error).__name__}: {result.error}"
@@ -81,7 +100,34 @@ def measure(
             syncs = sum(row.count for row in result.hazards.syncs if not row.allowed)
             races = len(result.hazards.races)
         device = f"virtual {virtual}" if virtual is not None else ""
-        return baseline_of(load(path), device=device, syncs=syncs, races=races)
+        found = baseline_of(load(path), device=device, syncs=syncs, races=races, root=root)
+        return replace(found, stopped_after=steps)
+
+
+def measure_as_planned(plan: Plan) -> Baseline:
+    """`measure` what a plan says."""
+    return measure(
+        plan.target,
+        plan.arguments,
+        virtual=plan.gpu,
+        hazards=plan.hazards,
+        module=plan.module,
+        steps=plan.steps,
+        root=plan.root,
+    )
+
+
+def compare_as_planned(before: Baseline, after: Baseline, plan: Plan) -> CheckResult:
+    """`compare` with the tolerances of a plan; its settings are in the result."""
+    from gpuprobe.analysis.baseline import check_baseline
+
+    result = check_baseline(
+        before,
+        after,
+        {name: tolerance for name, (tolerance, _) in plan.tolerances.items()},
+        {name: source for name, (_, source) in plan.tolerances.items()},
+    )
+    return replace(result, settings=plan.settings)
 
 
 def compare(
@@ -111,8 +157,6 @@ def read_baseline(path: str | os.PathLike[str]) -> Baseline:
 
 def write_baseline(baseline: Baseline, path: str | os.PathLike[str]) -> None:
     """Write it whole or not at all. Tolerances of a baseline that is there are kept."""
-    from dataclasses import replace
-
     from gpuprobe.analysis.baseline import dumps
 
     where = Path(path)
@@ -125,31 +169,3 @@ def write_baseline(baseline: Baseline, path: str | os.PathLike[str]) -> None:
         partial.replace(where)
     except OSError as error:
         raise UsageError(f"cannot write {where}: {error.strerror or error}") from error
-
-
-def tolerances(texts: Sequence[str]) -> dict[str, Tolerance]:
-    """``peak_allocated=2%`` or ``peak_reserved=64MiB`` or both, ``=2%,64MiB``.
-
-    Raises ConfigError for an unknown metric or amount.
-    """
-    from gpuprobe.analysis.baseline import METRICS, Tolerance
-
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, _, amounts = text.partition("=")
-        if name not in METRICS:
-            raise ConfigError(f"unknown metric {name!r}", hint=f"one of: {', '.join(METRICS)}")
-        relative, absolute = 0.0, 0
-        for amount in amounts.split(","):
-            share = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", amount)
-            size = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMG]?)(?:i?B)?\s*", amount)
-            if share:
-                relative = float(share[1]) / 100
-            elif size:
-                absolute = int(float(size[1]) * _UNITS[size[2]])
-            else:
-                raise ConfigError(
-                    f"expected an amount such as 2% or 64MiB for {name}, found {amount!r}"
-                )
-        found[name] = Tolerance(relative, absolute)
-    return found

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuprobe.api.step_limit import Enough, limit
 from gpuprobe.errors import GpuprobeError, MissingExtra, ProgramFailed, UsageError
 
 if TYPE_CHECKING:
@@ -103,10 +102,10 @@ def estimate_program(
 
     def run(session: Session, recorder: Any) -> int:
         session.machine.unknown_as_nan = True
-        with _limit(steps) as count:
+        with limit(steps) as count:
             try:
                 program.run()
-            except _Enough:
+            except Enough:
                 pass
             except SystemExit as exit_:
                 if exit_.code not in (None, 0):
@@ -118,34 +117,6 @@ def estimate_program(
         return count()
 
     return _estimate(run, gpu, compute, conf, ranks)
-
-
-class _Enough(BaseException):
-    """Ends a program after the steps that were asked for. Not an Exception: programs that catch
-    those must not go on.
-    """
-
-
-@contextmanager
-def _limit(steps: int) -> Iterator[Callable[[], int]]:
-    """Raise `_Enough` once every optimizer, or one of them once more, has made ``steps``."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-    most = 0
-
-    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-        nonlocal most
-        counts[optimizer] = counts.get(optimizer, 0) + 1
-        most = max(most, counts[optimizer])
-        if min(counts.values()) >= steps or max(counts.values()) > steps:
-            raise _Enough
-
-    handle = register_optimizer_step_post_hook(stepped)
-    try:
-        yield lambda: most
-    finally:
-        handle.remove()
 
 
 def _estimate(

@@ -12,11 +12,12 @@ from gpuprobe.model.text import human_bytes, human_delta
 
 __all__ = ["VERSION", "document", "findings", "write"]
 
-VERSION: Final = (1, 0)
+VERSION: Final = (1, 1)
 """(major, minor); a minor version only adds keys.
 
 History:
 * 1.0: first version.
+* 1.1: ``settings``; ``accepted`` and ``source`` of each metric.
 """
 
 
@@ -48,6 +49,10 @@ def document(result: CheckResult) -> dict[str, Any]:
         },
         "mismatches": list(result.mismatches),
         "cautions": list(result.cautions),
+        "settings": [
+            {"name": setting.name, "value": setting.value, "source": setting.source}
+            for setting in result.settings
+        ],
     }
 
 
@@ -60,6 +65,8 @@ def _metric(metric: MetricResult) -> dict[str, Any]:
         "limit": metric.limit,
         "delta": metric.delta,
         "regressed": metric.regressed,
+        "accepted": metric.accepted,
+        "source": metric.source,
     }
 
 

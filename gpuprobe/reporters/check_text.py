@@ -76,6 +76,25 @@ def render(result: CheckResult, style: Style) -> Iterator[str]:
             yield f"  {human_delta(sum(row.delta for row in rows)):>12}  total"
     for text in result.cautions:
         yield from style.wrapped(text, first="note: ", rest="  ")
+    told = told_by(result)
+    if told:
+        yield ""
+        for text in told:
+            yield from style.wrapped(text, rest="  ")
+
+
+def told_by(result: CheckResult) -> list[str]:
+    """What the check was told and by whom, in words; empty where nobody told it anything."""
+    lines = []
+    if result.settings:
+        parts = [f"{item.name} {item.value} ({item.source})" for item in result.settings]
+        lines.append(f"measured: {'; '.join(parts)}")
+    chosen = [metric for metric in result.metrics if metric.source != "default"]
+    if chosen:
+        parts = [f"{metric.name} {metric.accepted} ({metric.source})" for metric in chosen]
+        rest = "; others: defaults" if len(chosen) < len(result.metrics) else ""
+        lines.append(f"accepted above the baseline: {'; '.join(parts)}{rest}")
+    return lines
 
 
 def markdown(result: CheckResult, stream: TextIO) -> None:
@@ -93,14 +112,22 @@ def markdown(result: CheckResult, stream: TextIO) -> None:
             f"| {name} | {_amount(metric, metric.before)} | {_amount(metric, metric.after)} | "
             f"{_change(metric)} |\n"
         )
-    if result.rows is None:
-        return
-    rows = [row for row in result.rows["line"] if row.delta]
+    rows = [row for row in (result.rows or {}).get("line", ()) if row.delta]
     if rows:
         stream.write("\n| change at the peak | line |\n|--:|---|\n")
         for row in rows[:_ROWS]:
             stream.write(f"| {human_delta(row.delta)} | `{_cell(row.key)}` |\n")
+    for text in told_by(result):
+        stream.write(f"\n<sub>{_html(text)}</sub>\n")
 
 
 def _cell(text: str) -> str:
     return visible(text).replace("|", "\\|").replace("`", "'")
+
+
+def _html(text: str) -> str:
+    """Text that Markdown leaves alone: it may hold file names."""
+    return "".join(
+        char if char.isalnum() or char in " /:;,()%=-" else f"&#{ord(char)};"
+        for char in visible(text)
+    )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from gpuprobe.cli import exit_codes, talk
 from gpuprobe.cli.commands import check
 
 _USAGE = (
-    "gpuprobe baseline update (RECORDING | SCRIPT | -m MODULE) --baseline FILE [--virtual GPU] "
-    "[--hazards] [--] [ARGS ...]"
+    "gpuprobe baseline update [RECORDING | SCRIPT | -m MODULE] [--baseline FILE] [--virtual GPU] "
+    "[--steps N] [--hazards] [--] [ARGS ...]"
 )
 
 
@@ -23,13 +24,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api.check import write_baseline
+    from gpuprobe.api.check import read_baseline, write_baseline
+    from gpuprobe.api.check_plan import baseline_path
+    from gpuprobe.api.config import read_project
     from gpuprobe.cli.parser import own_options_first
 
     parser = argparse.ArgumentParser(prog="gpuprobe baseline update", usage=_USAGE)
     check.add_target(parser)
     check.add_script(parser)
     wanted = parser.parse_args(own_options_first(parser, args.rest))
-    write_baseline(check.measured(wanted), wanted.baseline)
-    talk.say(f"gpuprobe: baseline written: {wanted.baseline}")
+    project = read_project()
+    path = baseline_path(wanted.baseline, project)
+    before = read_baseline(path) if path.exists() else None
+    plan = check.planned(wanted, before=before, project=project, writing=True)
+    write_baseline(check.measured(plan), path)
+    for setting in plan.settings:
+        talk.say(f"gpuprobe: {setting.name}: {setting.value} ({setting.source})")
+    talk.say(f"gpuprobe: baseline written: {os.path.relpath(path)}")
     return exit_codes.OK

@@ -1,7 +1,8 @@
 """Check a training run's memory against a baseline; a regression is exit code 1.
 
 TARGET is a recording, or a script that is run and recorded. gpuprobe's options stand before or
-after it; what follows -- is the script's own.
+after it; what follows -- is the script's own. What is not given comes from the baseline, then
+from [tool.gpuprobe] in pyproject.toml: run, gpu, steps, hazards, baseline and tolerance.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from gpuprobe.cli import exit_codes, talk
-from gpuprobe.errors import ProgramFailed, UsageError
+from gpuprobe.errors import ProgramFailed
 
 OPTIONS_AFTER_SCRIPT = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "gpuprobe check (RECORDING | SCRIPT | -m MODULE) --baseline FILE [--virtual GPU] "
-        "[--hazards] [--tolerance METRIC=AMOUNT] [--json | --markdown] [--] [ARGS ...]"
+        "gpuprobe check [RECORDING | SCRIPT | -m MODULE] [--baseline FILE] [--virtual GPU] "
+        "[--steps N] [--hazards] [--tolerance METRIC=AMOUNT] [--json | --markdown] [--] [ARGS ...]"
     )
     add_target(parser)
     parser.add_argument(
@@ -43,7 +44,6 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline",
         type=Path,
-        required=True,
         metavar="FILE",
         help="the baseline (JSON, kept in the repository)",
     )
@@ -51,8 +51,26 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         "--virtual", metavar="GPU", help="run the script on this GPU in software: none is needed"
     )
     parser.add_argument(
-        "--hazards", action="store_true", help="also count races and implicit synchronisations"
+        "--steps",
+        type=_positive,
+        metavar="N",
+        help="end the script after so many optimizer steps (default: its own end)",
     )
+    parser.add_argument(
+        "--hazards",
+        action=argparse.BooleanOptionalAction,
+        help="also count races and implicit synchronisations",
+    )
+
+
+def _positive(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, found {text!r}")
+    return number
 
 
 def add_script(parser: argparse.ArgumentParser) -> None:
@@ -63,28 +81,31 @@ def add_script(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
 
 
-def measured(args: argparse.Namespace) -> Any:
+def planned(args: argparse.Namespace, *, before: Any, project: Any, **more: Any) -> Any:
+    """What is to be run or read, from the options, the baseline and the project's file."""
+    from gpuprobe.api.check_plan import plan
+
+    command = [] if args.target is None else [args.target, *args.args]
+    return plan(
+        args.module if args.module is not None else command,
+        module=args.module is not None,
+        gpu=args.virtual,
+        steps=args.steps,
+        hazards=args.hazards,
+        before=before,
+        project=project,
+        **more,
+    )
+
+
+def measured(plan: Any) -> Any:
     """Run or read what is to be compared. What a script prints goes to stderr."""
     from gpuprobe.api import watch
-    from gpuprobe.api.check import measure
+    from gpuprobe.api.check import measure_as_planned
 
-    if args.module is not None:
-        if not args.module:
-            raise UsageError("-m needs the name of a module")
-        target, *arguments = args.module
-    elif args.target is not None:
-        target, arguments = args.target, args.args
-    else:
-        raise UsageError("nothing to check", hint="give a recording or a script")
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            return measure(
-                target,
-                arguments,
-                virtual=args.virtual,
-                hazards=args.hazards,
-                module=args.module is not None,
-            )
+            return measure_as_planned(plan)
     except ProgramFailed as error:
         if error.__cause__ is not None:
             talk.raw(watch.own_traceback(error.__cause__))
@@ -92,11 +113,15 @@ def measured(args: argparse.Namespace) -> Any:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api.check import compare, read_baseline, tolerances
+    from gpuprobe.api.check import compare_as_planned, read_baseline
+    from gpuprobe.api.check_plan import baseline_path, tolerances
+    from gpuprobe.api.config import read_project
 
     accepted = tolerances(args.tolerance)
-    before = read_baseline(args.baseline)
-    result = compare(before, measured(args), accepted)
+    project = read_project()
+    before = read_baseline(baseline_path(args.baseline, project))
+    plan = planned(args, before=before, project=project, accepted=accepted)
+    result = compare_as_planned(before, measured(plan), plan)
     from gpuprobe.reporters import check_json, check_text, junit, sarif
 
     found = check_json.findings(result)

@@ -1,0 +1,191 @@
+"""What a check is to do, and who said so.
+
+Four places may say how a run is measured and compared. The nearest to the user goes first:
+
+1. the command line (or the call's arguments);
+2. the baseline, which must be compared with the same thing measured again;
+3. ``[tool.gpuprobe]`` in ``pyproject.toml``;
+4. the defaults.
+
+Where a baseline is written anew, what it held before goes after ``pyproject.toml``: there the
+project says what it wants from now on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from gpuprobe.api.config import ProjectSettings, tolerance_of
+from gpuprobe.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from gpuprobe.analysis.baseline import Baseline, Setting, Tolerance
+
+__all__ = ["BASELINE", "CALL", "DEFAULT", "PROJECT", "Plan", "baseline_path", "plan", "tolerances"]
+
+CALL: Final = "command line"
+BASELINE: Final = "baseline"
+PROJECT: Final = "pyproject.toml"
+DEFAULT: Final = "default"
+
+_VIRTUAL = "virtual "
+
+
+class _Said(NamedTuple):
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``target`` and ``arguments``: a recording, a script, or (``module``) a module. ``gpu`` is a
+    virtual GPU, None for the machine's own; ``steps`` None for the whole program. ``settings``
+    says the same in words, with the place each was found in. ``root``: the project's folder.
+    """
+
+    target: str
+    arguments: tuple[str, ...]
+    module: bool
+    gpu: str | None
+    steps: int | None
+    hazards: bool
+    tolerances: Mapping[str, tuple[Tolerance, str]]
+    settings: tuple[Setting, ...]
+    root: str = ""
+
+
+def baseline_path(given: Path | None, project: ProjectSettings) -> Path:
+    """The file to compare with. Raises UsageError where nothing names one."""
+    found = given if given is not None else project.baseline
+    if found is None:
+        raise UsageError(
+            "no baseline is named",
+            hint=f'--baseline FILE, or baseline = "memory.json" in [tool.gpuprobe] of {PROJECT}',
+        )
+    return found
+
+
+def plan(
+    command: Sequence[str],
+    *,
+    module: bool = False,
+    gpu: str | None = None,
+    steps: int | None = None,
+    hazards: bool | None = None,
+    accepted: Mapping[str, Tolerance] | None = None,
+    before: Baseline | None = None,
+    project: ProjectSettings | None = None,
+    writing: bool = False,
+) -> Plan:
+    """Settle what is to be done. ``command`` is the target and its arguments, empty where the
+    project's own is to be taken; ``writing`` a baseline puts the project before it.
+
+    Raises UsageError where nothing says what to run.
+    """
+    from gpuprobe.analysis.baseline import Setting
+
+    project = project or ProjectSettings()
+    target, arguments, module, source = _command(command, module, project)
+    ours = _of_baseline(before)
+
+    def first(name: str, given: Any, from_project: Any, default: Any) -> _Said:
+        places = [_Said(ours.get(name), BASELINE), _Said(from_project, PROJECT)]
+        if writing:
+            places.reverse()
+        for said in (_Said(given, CALL), *places):
+            if said.value is not None:
+                return said
+        return _Said(default, DEFAULT)
+
+    settings = [Setting("run", " ".join([*(["-m"] if module else []), target, *arguments]), source)]
+    is_recording = not module and Path(target).is_dir()
+    chosen = {
+        "gpu": first("gpu", gpu, project.gpu, None),
+        "steps": first("steps", steps, project.steps, None),
+        "hazards": first("hazards", hazards, project.hazards, False),
+    }
+    if not is_recording:
+        words = {
+            "gpu": f"virtual {chosen['gpu'].value}" if chosen["gpu"].value else "this machine's",
+            "steps": str(chosen["steps"].value or "all"),
+            "hazards": "counted" if chosen["hazards"].value else "not counted",
+        }
+        settings += [Setting(name, words[name], chosen[name].source) for name in chosen]
+    return Plan(
+        target=target,
+        arguments=arguments,
+        module=module,
+        gpu=chosen["gpu"].value,
+        steps=chosen["steps"].value,
+        hazards=bool(chosen["hazards"].value),
+        tolerances=_tolerances(accepted or {}, before, project),
+        settings=tuple(settings),
+        root=project.root,
+    )
+
+
+def _of_baseline(before: Baseline | None) -> dict[str, Any]:
+    """How a baseline was measured, as far as it tells."""
+    if before is None:
+        return {}
+    device = before.environment.get("device", "")
+    counted = "races" in before.metrics or "implicit_syncs_per_step" in before.metrics
+    return {
+        "gpu": device[len(_VIRTUAL) :] if device.startswith(_VIRTUAL) else None,
+        "steps": before.stopped_after,
+        "hazards": True if counted else None,
+    }
+
+
+def _command(
+    command: Sequence[str], module: bool, project: ProjectSettings
+) -> tuple[str, tuple[str, ...], bool, str]:
+    if command:
+        return command[0], tuple(command[1:]), module, CALL
+    if module:
+        raise UsageError("-m needs the name of a module")
+    if project.run is None:
+        raise UsageError(
+            "nothing to check",
+            hint=f'give a recording or script, or run = "train.py" in [tool.gpuprobe] of {PROJECT}',
+        )
+    if project.run[0] == "-m":
+        return project.run[1], project.run[2:], True, PROJECT
+    script = os.path.relpath(Path(project.root, project.run[0]))
+    return script, project.run[1:], False, PROJECT
+
+
+def _tolerances(
+    accepted: Mapping[str, Tolerance], before: Baseline | None, project: ProjectSettings
+) -> dict[str, tuple[Tolerance, str]]:
+    found = {name: (tolerance, PROJECT) for name, tolerance in project.tolerances.items()}
+    if before is not None:
+        found.update({n: (t, BASELINE) for n, t in (before.tolerances or {}).items()})
+    found.update({name: (tolerance, CALL) for name, tolerance in accepted.items()})
+    return found
+
+
+def tolerances(texts: Sequence[str]) -> dict[str, Tolerance]:
+    """``peak_allocated=2%`` or ``peak_reserved=64MiB`` or both, ``=2%,64MiB``.
+
+    Raises ConfigError for an unknown metric or amount.
+    """
+    import difflib
+
+    from gpuprobe.analysis.baseline import METRICS
+
+    found = {}
+    for text in texts:
+        name, equals, amount = text.partition("=")
+        if name not in METRICS:
+            near = difflib.get_close_matches(name, METRICS, n=1)
+            raise ConfigError(
+                f"unknown metric {name!r}",
+                hint=f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(METRICS)}",
+            )
+        found[name] = tolerance_of(name, amount if equals else "")
+    return found

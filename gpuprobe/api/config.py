@@ -1,0 +1,240 @@
+"""``[tool.gpuprobe]`` of a project's ``pyproject.toml``: what a check is to do by itself.
+
+::
+
+    [tool.gpuprobe]
+    gpu = "h100-80gb"             # the virtual GPU to run on
+    run = "-m shop.train --fast"  # what is run: a script or a module, and its arguments
+    steps = 6                     # stop it after so many optimizer steps
+    baseline = "memory.json"      # beside this file
+    hazards = true                # also count races and implicit synchronisations
+
+    [tool.gpuprobe.tolerance]
+    peak_allocated = "2%"
+    peak_reserved = "2%, 64 MiB"  # the larger of the two
+    implicit_syncs_per_step = 1
+
+Every key may be left out. A key that is not known is an error: a misspelt tolerance that is
+silently not applied would be worse than none.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gpuprobe.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gpuprobe.analysis.baseline import Tolerance
+
+__all__ = ["KEYS", "ProjectSettings", "read_project", "tolerance_of"]
+
+KEYS: Final = ("baseline", "gpu", "hazards", "run", "steps", "tolerance")
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
+_NAME = "pyproject.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectSettings:
+    """What a project's file says; None where it says nothing.
+
+    ``path`` is that file, None where there is none with a ``[tool.gpuprobe]`` table.
+    ``baseline`` is a path that no longer depends on the working directory.
+    """
+
+    path: Path | None = None
+    gpu: str | None = None
+    run: tuple[str, ...] | None = None
+    steps: int | None = None
+    baseline: Path | None = None
+    hazards: bool | None = None
+    tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
+
+    @property
+    def root(self) -> str:
+        """The project's folder, "" where there is no such file."""
+        return "" if self.path is None else str(self.path.parent)
+
+
+def read_project(start: str | os.PathLike[str] = ".") -> ProjectSettings:
+    """The settings of the nearest ``pyproject.toml`` at or above ``start``.
+
+    Raises ConfigError for a file that cannot be read, an unknown key or a wrong value; on
+    Python 3.10, which has no TOML reader, also where ``tomli`` is not installed and the file
+    has a ``[tool.gpuprobe]`` table.
+    """
+    here = Path(start).resolve()
+    for folder in (here, *here.parents):
+        path = folder / _NAME
+        if path.is_file():
+            return _read(path)
+    return ProjectSettings()
+
+
+def _read(path: Path) -> ProjectSettings:
+    shown = os.path.relpath(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {shown}: {error}") from error
+    if not re.search(r"gpuprobe", text):
+        return ProjectSettings()  # nearly every project's: not worth a parser
+    document = _parse(text, shown)
+    tool = document.get("tool")
+    table = tool.get("gpuprobe") if isinstance(tool, dict) else None
+    if table is None:
+        return ProjectSettings()
+    where = f"{shown}: [tool.gpuprobe]"
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where} must be a table")
+    _known(table, KEYS, where)
+    baseline = _text(table, "baseline", where)
+    return ProjectSettings(
+        path=path,
+        gpu=_text(table, "gpu", where),
+        run=_command(table, where),
+        steps=_count(table, "steps", where),
+        baseline=None if baseline is None else path.parent / baseline,
+        hazards=_flag(table, "hazards", where),
+        tolerances=_tolerances(table.get("tolerance", {}), shown),
+    )
+
+
+def _parse(text: str, shown: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib as reader  # 5 ms, and only where the file has a word for us
+    else:
+        try:
+            import tomli as reader
+        except ImportError:
+            raise ConfigError(
+                f"{shown} has settings for gpuprobe, and Python 3.10 cannot read TOML by itself",
+                hint="pip install tomli, or use Python 3.11 or later",
+            ) from None
+    try:
+        return reader.loads(text)
+    except reader.TOMLDecodeError as error:
+        raise ConfigError(f"{shown} is not valid TOML: {error}") from error
+
+
+def _known(table: Iterable[str], names: Iterable[str], where: str) -> None:
+    names = tuple(names)
+    for key in table:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, n=1)
+            raise ConfigError(
+                f"{where} has an unknown key {key!r}",
+                hint=f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}",
+            )
+
+
+def _text(table: Mapping[str, Any], key: str, where: str) -> str | None:
+    value = table.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{where} {key} must be text, found {value!r}")
+    return value
+
+
+def _count(table: Mapping[str, Any], key: str, where: str) -> int | None:
+    value = table.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{where} {key} must be a whole number from 1, found {value!r}")
+    return value
+
+
+def _flag(table: Mapping[str, Any], key: str, where: str) -> bool | None:
+    value = table.get(key)
+    if value is None or isinstance(value, bool):
+        return value
+    raise ConfigError(f"{where} {key} must be true or false, found {value!r}")
+
+
+def _command(table: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
+    value = table.get("run")
+    if value is None:
+        return None
+    if isinstance(value, str):
+        try:
+            words = shlex.split(value)
+        except ValueError as error:
+            raise ConfigError(f"{where} run: {error}: {value!r}") from None
+    elif isinstance(value, list) and all(isinstance(word, str) for word in value):
+        words = list(value)
+    else:
+        raise ConfigError(f"{where} run must be text or a list of texts, found {value!r}")
+    if words[:1] == ["python"]:
+        words = words[1:]
+    if not words or words == ["-m"]:
+        raise ConfigError(
+            f"{where} run names nothing to run: {value!r}",
+            hint='such as "train.py" or "-m package.train --fast"',
+        )
+    return tuple(words)
+
+
+def _tolerances(table: Any, shown: str) -> dict[str, Tolerance]:
+    from gpuprobe.analysis.baseline import METRICS
+
+    where = f"{shown}: [tool.gpuprobe.tolerance]"
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where} must be a table, such as peak_allocated = '2%'")
+    _known(table, METRICS, where)
+    return {name: tolerance_of(name, value, where) for name, value in table.items()}
+
+
+def tolerance_of(name: str, value: object, where: str = "") -> Tolerance:
+    """What is accepted of one metric: ``"2%"``, ``"64 MiB"``, both (``"2%, 64MiB"``: the larger
+    counts), a number of bytes or of times, or ``{relative = 0.02, absolute = "64 MiB"}``.
+
+    Raises ConfigError for anything else.
+    """
+    from gpuprobe.analysis.baseline import Tolerance
+
+    found = _amount(value)
+    if found is None:
+        prefix = f"{where} " if where else ""
+        raise ConfigError(
+            f"{prefix}expected an amount such as 2% or 64MiB for {name}, found {value!r}"
+        )
+    return Tolerance(*found)
+
+
+def _amount(value: object) -> tuple[float, int] | None:
+    """(share, amount), None where it is neither."""
+    if isinstance(value, dict):
+        share = value.get("relative", 0)
+        rest = _amount(value.get("absolute", 0))
+        if isinstance(share, str) and (match := _SHARE.fullmatch(share)):
+            share = float(match[1]) / 100
+        good = isinstance(share, (int, float)) and not isinstance(share, bool) and share >= 0
+        if not good or rest is None or rest[0] or set(value) - {"relative", "absolute"}:
+            return None
+        return float(share), rest[1]
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return 0.0, value
+    if not isinstance(value, str):
+        return None
+    relative, absolute = 0.0, 0
+    for part in value.split(","):
+        if match := _SHARE.fullmatch(part):
+            relative = float(match[1]) / 100
+        elif match := _SIZE.fullmatch(part):
+            absolute = int(float(match[1]) * _UNITS[match[2].upper()])
+        else:
+            return None
+    return relative, absolute

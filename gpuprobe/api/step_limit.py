@@ -1,0 +1,58 @@
+"""Ending a program after some optimizer steps."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpuprobe.sampler.program import Program
+
+__all__ = ["Enough", "Limited", "limit"]
+
+
+class Enough(BaseException):
+    """Ends a program after the steps that were asked for. Not an Exception: programs that catch
+    those must not go on.
+    """
+
+
+@contextmanager
+def limit(steps: int) -> Iterator[Callable[[], int]]:
+    """Raise `Enough` once every optimizer, or one of them once more, has made ``steps``."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+    most = 0
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        nonlocal most
+        counts[optimizer] = counts.get(optimizer, 0) + 1
+        most = max(most, counts[optimizer])
+        if min(counts.values()) >= steps or max(counts.values()) > steps:
+            raise Enough
+
+    handle = register_optimizer_step_post_hook(stepped)
+    try:
+        yield lambda: most
+    finally:
+        handle.remove()
+
+
+class Limited:
+    """A program that ends well after ``steps`` optimizer steps.
+
+    torch is imported before the program starts. The limit's hook is the last to be registered,
+    so that a recorder still sees the end of the last step.
+    """
+
+    def __init__(self, program: Program, steps: int) -> None:
+        self._program = program
+        self._steps = steps
+        self.argv = program.argv
+
+    def run(self) -> None:
+        with limit(self._steps), suppress(Enough):
+            self._program.run()
