@@ -1,0 +1,170 @@
+"""Recordings that a process of this machine is writing right now.
+
+A recorder keeps its stream open for as long as it writes, so the open files of the processes
+tell which recordings there are. Nothing has to be announced, nothing is left behind by a
+process that was killed, and a container's recording is found too. Only processes that this
+user may look into are seen: the own ones, or for root all.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuprobe.errors import DataError, NotARecording
+from gpuprobe.model.session import Environment, Session, SessionEnd, Step
+from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.recording.layout import rank_of_stream, stream_names
+from gpuprobe.recording.stream import StreamParser
+
+__all__ = ["Glance", "OpenRecording", "glance", "open_recordings"]
+
+_PROC = Path("/proc")
+
+_HEAD = 1 << 20
+"""Bytes in which the header, the environment and the session are looked for."""
+
+_TAIL = 1 << 18
+"""Bytes at the end in which the newest step is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRecording:
+    """A recording's directory, and the processes that write it (with their children, which
+    inherit open files).
+    """
+
+    path: str
+    pids: tuple[int, ...]
+
+
+def open_recordings() -> list[OpenRecording]:
+    """The recordings being written, by path. Costs a look at each open file of each process of
+    this user: about 10 µs a file.
+    """
+    found: dict[str, set[int]] = {}
+    for pid, stream in _streams():
+        found.setdefault(stream.rpartition("/")[0], set()).add(pid)
+    return [OpenRecording(path, tuple(sorted(pids))) for path, pids in sorted(found.items())]
+
+
+def _streams() -> Iterator[tuple[int, str]]:
+    """(process, path) of every open file that is named as a stream is, and is there."""
+    if not sys.platform.startswith("linux"):
+        yield from _streams_by_psutil()
+        return
+    try:
+        with os.scandir(_PROC) as entries:
+            pids = [int(entry.name) for entry in entries if entry.name.isdecimal()]
+    except OSError:
+        return
+    for pid in pids:
+        for path in _written_streams(pid):
+            yield pid, path
+
+
+def _written_streams(pid: int) -> Iterator[str]:
+    """The streams that a process has open for writing, by names that lead to them from here."""
+    folder = _PROC / str(pid)
+    try:
+        with os.scandir(folder / "fd") as entries:
+            numbers = [entry.name for entry in entries]
+    except OSError:  # it ended, or is another user's
+        return
+    for number in numbers:
+        try:
+            target = os.readlink(f"{folder}/fd/{number}")  # noqa: PTH115 - thousands of them
+            if not target.endswith(".jsonl") or rank_of_stream(target.rpartition("/")[2]) is None:
+                continue
+            if not _for_writing(folder / "fdinfo" / number):
+                continue
+        except OSError:  # closed meanwhile
+            continue
+        # A process in a container has other names for its files: from its own root they hold.
+        for path in (target, f"{folder}/root{target}"):
+            try:
+                if (folder / "fd" / number).samefile(path):
+                    yield path
+                    break
+            except OSError:  # deleted, or not reachable under this name
+                continue
+
+
+def _for_writing(fdinfo: Path) -> bool:
+    """Whether the file was opened for writing: a reader is no recorder."""
+    with fdinfo.open(encoding="ascii") as file:
+        for line in file:
+            if line.startswith("flags:"):
+                return int(line.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
+    return False
+
+
+def _streams_by_psutil() -> Iterator[tuple[int, str]]:  # pragma: no cover - not on Linux
+    import psutil
+
+    for process in psutil.process_iter():
+        try:
+            files = process.open_files()
+        except (psutil.Error, OSError):
+            continue
+        for file in files:
+            path = file.path.replace("\\", "/")
+            if rank_of_stream(path.rpartition("/")[2]) is not None:
+                yield process.pid, path
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What a list shows of a recording: of its first rank, the session and the newest step.
+
+    ``step`` is None where there is none yet. ``ranks`` counts the streams in the directory.
+    """
+
+    path: str
+    ranks: int
+    session: Session
+    environment: Environment
+    step: Step | None = field(default=None)
+    end: SessionEnd | None = field(default=None)
+
+
+def glance(path: Path) -> Glance | None:
+    """Look at the beginning and the end of the first stream, however long it is.
+
+    None where the session has not begun. Raises NotARecording where there is no recording (any
+    more), UnsupportedSchema or DataError where it cannot be read.
+    """
+    try:
+        names = stream_names(path)
+        if not names:
+            raise NotARecording(f"{path} is not a recording: no rank's stream in it")
+        name = next(iter(names.values()))
+        with (path / name).open("rb") as file:
+            head = file.read(_HEAD)
+            size = os.fstat(file.fileno()).st_size
+            start = max(len(head), size - _TAIL)
+            file.seek(start)
+            tail = file.read(_TAIL) if start < size else b""
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotARecording(f"there is no recording {path}") from error
+    except OSError as error:
+        raise DataError(f"cannot read the recording {path}: {error.strerror or error}") from error
+    parser = StreamParser(name)
+    parser.feed(head[: head.rfind(b"\n") + 1] or head)
+    if tail and start > len(head):  # begins within a line
+        tail = tail[tail.find(b"\n") + 1 :]
+    elif tail:
+        tail = head[head.rfind(b"\n") + 1 :] + tail
+    parser.feed(tail[: tail.rfind(b"\n") + 1])
+    if parser.session is None:
+        return None
+    rank = parser.result(lambda steps: iter(()), _no_trace)
+    last = rank.steps[-1] if rank.steps else None
+    return Glance(str(path), len(names), rank.session, rank.environment, last, rank.end)
+
+
+def _no_trace(name: str) -> MemoryTrace:
+    raise DataError(f"{name}: a glance reads no trace")
