@@ -193,6 +193,8 @@ class FakeNvml:
     # Finding devices.
 
     def c_nvmlDeviceGetCount_v2(self, out: Any) -> None:
+        if not self._open:
+            raise NvmlFailure(NVML_ERRORS["uninitialized"])
         _into(out).value = len(self._fleet.devices)
 
     def c_nvmlDeviceGetHandleByIndex_v2(self, index: Any, out: Any) -> None:

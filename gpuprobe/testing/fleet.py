@@ -13,6 +13,7 @@ A fleet is a JSON object:
 * ``init``: the NVML error that ``nvmlInit`` ends with.
 * ``proc``: PID to what ``/proc`` shows of it; ``users``: uid to name; ``namespace``:
   ``first`` or ``container``; ``environ``: variables that are set unless the caller sets them.
+* ``kernel_log``: the driver's lines of the kernel log.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class Fleet:
     users: dict[str, str] = field(default_factory=dict)
     namespace: str = "first"
     environ: dict[str, str] = field(default_factory=dict)
+    kernel_log: tuple[str, ...] = ()
 
     def fact(self, index: int, *path: str) -> Any:
         """What device ``index`` answers. Raises NvmlFailure where it answers with an error;
@@ -136,6 +138,7 @@ def load_fleet(name: str) -> Fleet:
             users=raw.get("users", {}),
             namespace=raw.get("namespace", "first"),
             environ=raw.get("environ", {}),
+            kernel_log=tuple(raw.get("kernel_log", ())),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path.name} does not describe a fleet: {error!r}") from error
@@ -219,7 +222,8 @@ def write_proc_tree(fleet: Fleet, folder: Path) -> None:
     inode = 4026531836 if fleet.namespace == "first" else 4026532201
     (proc / "self" / "ns" / "pid").symlink_to(f"pid:[{inode}]")
     (proc / "self" / "cgroup").write_text("0::/\n")
-    (proc / "stat").write_text("cpu 0 0 0 0\nbtime 1700000000\n")
+    (proc / "stat").write_text("cpu 0 0 0 0 0 0 0 0 0 0\nbtime 1700000000\n")
+    (proc / "loadavg").write_text("9.61 8.80 7.95 12/2431 70001\n")
     (proc / "meminfo").write_text("MemTotal: 2113456789 kB\nMemAvailable: 1913456789 kB\n")
     if not fleet.init:
         (proc / "driver" / "nvidia").mkdir(parents=True)
@@ -236,7 +240,12 @@ def write_proc_tree(fleet: Fleet, folder: Path) -> None:
         uid = facts.get("uid", 1000)
         _write(home / "status", f"Name:\t{shown}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
         ticks = facts.get("started", 3600) * os.sysconf("SC_CLK_TCK")
-        _write(home / "stat", f"{pid} ({name}) S 1" + " 0" * 17 + f" {ticks} 0\n")
+        _write(
+            home / "stat",
+            f"{pid} ({name}) S {facts.get('parent', 1)}"
+            + " 0" * 17
+            + f" {ticks} 0 {facts.get('resident', 4 << 30) // 4096}\n",
+        )
         _write(home / "cmdline", "".join(f"{arg}\0" for arg in facts.get("cmdline", [])))
         _write(home / "cgroup", facts.get("cgroup", "0::/user.slice") + "\n")
         environ = facts.get("environ", {})
