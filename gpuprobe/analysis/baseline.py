@@ -424,9 +424,9 @@ def loads(text: str, where: str = "the baseline") -> Baseline:
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise DataError(
                 f"{where} is not a gpuprobe baseline",
-                hint="gpuprobe baseline update writes one",
+                hint="name another file: gpuprobe baseline update writes one",
             )
-        major = int(document["version"][0])
+        major = _whole(document["version"][0])
         if major > VERSION[0]:
             raise UnsupportedSchema(
                 f"{where} was written by a newer gpuprobe (baseline version {major})",
@@ -437,29 +437,29 @@ def loads(text: str, where: str = "the baseline") -> Baseline:
             LineInfo(
                 key,
                 str(row["file"]),
-                int(row["line"]),
+                _whole(row["line"]),
                 str(row["function"]),
                 tuple(str(name) for name in row["calls"]),
-                int(row["bytes"]),
+                _whole(row["bytes"]),
             )
             for key, row in at_peak["lines"].items()
             if "file" in row
         )
         return Baseline(
             environment={str(k): str(v) for k, v in document["environment"].items()},
-            steps=int(document["steps"]),
+            steps=_whole(document["steps"]),
             metrics={
-                str(name): int(row["bytes"] if "bytes" in row else row["count"])
+                str(name): _whole(row["bytes"] if "bytes" in row else row["count"])
                 for name, row in document["metrics"].items()
                 if name in METRICS
             },
-            phases={str(name): int(row["bytes"]) for name, row in document["phases"].items()},
+            phases={str(name): _whole(row["bytes"]) for name, row in document["phases"].items()},
             categories=_shares(at_peak["categories"]),
             modules=_shares(at_peak["modules"]),
             lines=_shares(at_peak["lines"]),
             infos=infos,
             tolerances={
-                str(name): Tolerance(float(row.get("relative", 0)), int(row.get("absolute", 0)))
+                str(name): Tolerance(_share(row.get("relative", 0)), _whole(row.get("absolute", 0)))
                 for name, row in document.get("tolerance", {}).items()
             },
             stopped_after=_count(document.get("stopped_after")),
@@ -467,14 +467,31 @@ def loads(text: str, where: str = "the baseline") -> Baseline:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise DataError(
             f"{where} is damaged: {type(error).__name__}: {error}",
-            hint="gpuprobe baseline update writes a new one",
+            hint="delete it, and gpuprobe baseline update writes a new one",
         ) from error
 
 
 def _count(value: Any) -> int | None:
-    return None if value is None else int(value)
+    return None if value is None else _whole(value)
+
+
+def _whole(value: Any) -> int:
+    """Sizes, counts and lines are whole numbers from 0: JSON, and those who edit it, know others.
+    Raises ValueError for them."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        raise ValueError(f"expected a whole number from 0, found {value!r:.40}")
+    return value
+
+
+def _share(value: Any) -> float:
+    """A share of 1, from 0. Raises ValueError; NaN is none, and no limit is beyond it."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1e6:
+        raise ValueError(f"expected a share such as 0.02, found {value!r:.40}")
+    return float(value)
 
 
 def _shares(rows: Mapping[str, Any]) -> tuple[Share, ...]:
-    found = [Share(str(key), int(row["bytes"]), int(row["blocks"])) for key, row in rows.items()]
+    found = [
+        Share(str(key), _whole(row["bytes"]), _whole(row["blocks"])) for key, row in rows.items()
+    ]
     return tuple(sorted(found, key=lambda share: (-share.bytes, share.key)))

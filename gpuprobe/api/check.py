@@ -151,7 +151,9 @@ def read_baseline(path: str | os.PathLike[str]) -> Baseline:
             f"no baseline at {where}", hint=f"gpuprobe baseline update --baseline {where} ..."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {where}: {error}") from error
+        raise DataError(
+            f"cannot read {where}: {error}", hint="is this a baseline? it is text, in UTF-8"
+        ) from error
     return loads(text, str(where))
 
 

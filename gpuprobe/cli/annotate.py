@@ -47,10 +47,11 @@ class Annotations:
         service = service_of(os.environ) if name == _AUTO else name
         return Annotations(service, str(Path.cwd()), Path(file or GITLAB_FILE).absolute())
 
-    def write(self, findings: Sequence[Finding], elsewhere: str) -> None:
+    def write(self, findings: Sequence[Finding], elsewhere: str, project: str = "") -> None:
         """GitHub's go to stderr, which it reads as it does stdout: stdout may be a report that
         is kept. GitLab's go to the file, also where nothing was found. ``elsewhere``: the file
-        that findings without a place of their own are shown at.
+        that findings without a place of their own are shown at; ``project``: the folder that
+        names of files start from, default the working directory.
 
         Raises UsageError where the file cannot be written.
         """
@@ -59,7 +60,7 @@ class Annotations:
         from gpuprobe.reporters import annotations
 
         stream = io.StringIO()
-        places = annotations.Places.of(os.environ, self.project)
+        places = annotations.Places.of(os.environ, project or self.project)
         annotations.write(self.service, findings, stream, places, elsewhere)
         if self.service == "github":
             if stream.getvalue():

@@ -97,7 +97,7 @@ def code_quality(
     findings: Sequence[Finding], places: Places, elsewhere: str
 ) -> list[dict[str, Any]]:
     """GitLab's report as plain data. A finding without a place in the checkout is put at line 1
-    of ``elsewhere``, a file of the project: GitLab drops a report with an entry without one.
+    of ``elsewhere``, a file of the project.
     """
     found = []
     seen: Counter[str] = Counter()

@@ -71,7 +71,9 @@ def _metric(metric: MetricResult) -> dict[str, Any]:
 
 
 def findings(result: CheckResult) -> list[Finding]:
-    """Each regression as a finding, at the line that grew most, for SARIF and JUnit."""
+    """Each regression as a finding, at the line that grew most, and each way in which the
+    baseline is of another environment: for SARIF, JUnit and annotations.
+    """
     place = None
     if result.rows is not None:
         for row in result.rows["line"]:
@@ -80,7 +82,17 @@ def findings(result: CheckResult) -> list[Finding]:
             if row.delta > 0 and number.isdecimal():
                 place = Location(file, int(number), rest.partition(" in ")[2])
                 break
-    found = []
+    found = [
+        Finding(
+            rule="GPM-environment",
+            kind="baseline-environment",
+            level=Level.ERROR,
+            message=f"the baseline is of another environment: {text}",
+            fix=Fix("run the check as the baseline was, or gpuprobe baseline update"),
+            subject=text.partition(":")[0],
+        )
+        for text in result.mismatches
+    ]
     for metric in result.regressions:
         size = metric.unit == "bytes"
         change = human_delta(metric.delta) if size else f"{metric.delta:+d}"

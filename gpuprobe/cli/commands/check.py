@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpuprobe.cli import exit_codes, talk
+from gpuprobe.cli import annotate, exit_codes, talk
 from gpuprobe.errors import ProgramFailed
 
 OPTIONS_AFTER_SCRIPT = True
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--markdown", action="store_true", help="print Markdown")
     parser.add_argument("--sarif", type=Path, metavar="FILE", help="also write SARIF 2.1.0")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="also write JUnit XML")
+    annotate.add_option(parser, "--annotations")
     add_script(parser)
 
 
@@ -132,6 +133,9 @@ def run(args: argparse.Namespace) -> int:
         passed = [metric.name for metric in result.metrics if not metric.regressed]
         with args.junit.open("w", encoding="utf-8") as stream:
             junit.write(found, stream, suite="memory", passed=passed)
+    if args.annotations is not None:
+        path = baseline_path(args.baseline, project).absolute()
+        args.annotations.write(found, str(path), project=project.root)
     if args.json:
         check_json.write(result, sys.stdout)
     elif args.markdown:
