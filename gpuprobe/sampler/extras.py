@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 from gpuprobe.analysis.time_shares import joined_calls
-from gpuprobe.model.session import BlindSpot, Collective, Placed, Step
+from gpuprobe.model.session import BlindSpot, Collective, Placed
 from gpuprobe.sampler.collectives import Collectives
 from gpuprobe.sampler.placement import Placement
 
@@ -22,15 +21,15 @@ class Extras:
         self.placement = Placement()
         self._last: tuple[int, tuple[Collective, ...], tuple[Placed, ...]] = (-1, (), ())
 
-    def add_to(self, step: Step, models: Iterable[Any]) -> Step:
-        """The step with everything since the last one."""
+    def take(
+        self, index: int, models: Iterable[Any]
+    ) -> tuple[tuple[Collective, ...], tuple[Placed, ...]]:
+        """Everything since the last time, for the step ``index`` that ends now."""
         calls = self.collectives.take()
         placed = self.placement.take(models) if self.placement.wanted else ()
-        index, earlier, placed_earlier = self._last
-        if index == step.index:
+        before, earlier, placed_earlier = self._last
+        if before == index:
             calls = joined_calls((*earlier, *calls))
             placed = placed or placed_earlier
-        self._last = (step.index, calls, placed)
-        if not calls and not placed:
-            return step
-        return replace(step, collectives=calls, placement=placed)
+        self._last = (index, calls, placed)
+        return calls, placed

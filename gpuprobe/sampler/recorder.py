@@ -20,6 +20,7 @@ from gpuprobe.errors import UsageError
 from gpuprobe.model.session import BlindSpot, ProgramError, SessionEnd
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.sampler import environment
+from gpuprobe.sampler.background import Background
 from gpuprobe.sampler.base import Sink
 from gpuprobe.sampler.sources import HostMemory, Reader
 from gpuprobe.sampler.timeline import OTHER, Segment, Timeline, assemble
@@ -28,6 +29,9 @@ from gpuprobe.sampler.traces import Traces, chosen_steps, exact_peak
 __all__ = ["LEVELS", "Recorder", "program_error"]
 
 LEVELS = ("counters", "trace")
+
+WRITE_TIMEOUT = 30.0
+"""Seconds that the end of a recording waits for a disk that is slow to take the last steps."""
 
 _NO_CPU_COUNTERS = Unavailable(
     "torch keeps no allocator statistics on the CPU; level 'trace' counts every storage",
@@ -121,6 +125,8 @@ class Recorder:
         self._finished = False
         self._hooks: Any = None
         self._extras: Any = None  # Extras, from __enter__ on
+        self._census: Any = None  # a Census, from __enter__ on
+        self._background = Background(self._fault)
         self._traces = Traces(
             sink, self._write, convert, chosen_steps(trace_steps) if trace_steps else None
         )
@@ -149,11 +155,13 @@ class Recorder:
         """
         import torch
 
+        from gpuprobe.sampler.census import Census
         from gpuprobe.sampler.recompute import in_engine
         from gpuprobe.sampler.sources import CudaCounters
 
         self._thread = threading.get_ident()
         self._in_engine = in_engine
+        self._census = Census()
         # device_count asks NVML, where it can: it creates no context and blocks no fork.
         cuda = torch.version.cuda is not None and torch.cuda.device_count() > 0
         self._host = HostMemory()
@@ -218,6 +226,7 @@ class Recorder:
         if self._active:
             self._thread = threading.get_ident()  # training may have run in another thread
             self._end_of_session(error)
+        self._finish_writing()
         if self._active:
             self._write_waiting()
         self._uninstall()
@@ -381,8 +390,8 @@ class Recorder:
         if self._depth > 0:
             return
         self._depth = 0
-        self._timeline.leave()
         if self._manual:
+            self._timeline.leave()
             return
         key = id(optimizer)
         if self._primary is None:
@@ -395,7 +404,7 @@ class Recorder:
         else:
             self._stepped = {key}
             self._last, self._last_traces = [], ()
-        self._close_step("optimizer")
+        self._close_step("optimizer", leave=True)
 
     # -- steps
 
@@ -429,30 +438,43 @@ class Recorder:
         """The models that are alive."""
         return [model for model in (ref() for ref in self._models) if model is not None]
 
-    def _close_step(self, ended_by: str) -> None:
-        """End the step here and write it, together with what an earlier record of it had."""
-        from gpuprobe.sampler.tensors import known_tensors
-
-        segments = self._last + self._timeline.cut()
-        known = self._walk()
+    def _close_step(self, ended_by: str, *, leave: bool = False) -> None:
+        """End the step here (``leave``: and its last phase), and write it, together with what an
+        earlier record of it had.
+        """
+        segments = self._last + self._timeline.cut(leave=leave)
         allocated: dict[str, int | Unavailable] = {
             m.device: m.counts.allocated for m in segments[-1].end.devices
         }
         allocated.setdefault("cpu", _NO_CPU_COUNTERS)
-        traces = self._last_traces + self._traces.collect(
-            self._index, segments, known, out_of_memory=self._out_of_memory
-        )
-        step = assemble(
+        living = self._living()
+        calls, placed = self._extras.take(self._index, living)
+        make = functools.partial(
+            assemble,
             self._index,
             segments,
             origin_ns=self._timeline.started_ns,
-            tensors=known_tensors(known, allocated),
-            traces=traces,
+            collectives=calls,
+            placement=placed,
             ended_by=ended_by,
         )
-        step = self._extras.add_to(step, self._living())
-        self._write(lambda: self._sink.step(step))
-        self._traces.step_written(step)
+        traces = self._last_traces
+        if self._traces.on or self._out_of_memory:
+            self._background.drain(WRITE_TIMEOUT)  # steps are written in order
+            known = self._walk()
+            traces += self._traces.collect(
+                self._index, segments, known, out_of_memory=self._out_of_memory
+            )
+            step = make(tensors=self._census.of_walk(known, allocated), traces=traces)
+            self._write(lambda: self._sink.step(step))
+            self._traces.step_written(step)
+        else:
+            tensors = self._census.take(
+                living, self._optimizers, allocated, glance=ended_by != "end"
+            )
+            self._background.submit(
+                lambda: self._write(lambda: self._sink.step(make(tensors=tensors)))
+            )
         self._last, self._last_traces = segments, traces
         self._index += 1
         self._traces.begin_step(self._index)
@@ -512,10 +534,20 @@ class Recorder:
     def _fault(self, error: Exception) -> None:
         """Something of ours failed: say so once, get out of the way."""
         text = f"{type(error).__name__}: {error}"
+        if text in self._faults:  # of the next step's record, which was waiting already
+            return
         self._faults.append(text)
         _log.debug("gpuprobe fault", exc_info=error)
         self._uninstall()
         self._warn(f"gpuprobe stopped recording, the program goes on: {text}")
+
+    def _finish_writing(self) -> None:
+        if not self._background.drain(WRITE_TIMEOUT):
+            self._faults.append(f"steps were not written within {WRITE_TIMEOUT:.0f} s")
+        if self._background.refused:
+            self._faults.append(
+                f"{self._background.refused} steps are missing: writing them took too long"
+            )
 
     def _write(self, action: Callable[[], object]) -> None:
         """Write to the recording. A full disk costs what could not be written, no more."""

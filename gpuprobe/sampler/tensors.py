@@ -16,10 +16,11 @@ from gpuprobe.model.memory import Category
 from gpuprobe.model.session import KnownTensors
 from gpuprobe.model.values import Bytes, Unavailable
 
-__all__ = ["Known", "known_tensors", "plain_tensors", "walk"]
+__all__ = ["PLAIN", "Known", "category_sums", "known_tensors", "plain_tensors", "walk"]
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""The classes whose tensors have a storage of their own, if their layout is strided."""
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
@@ -35,8 +36,12 @@ class Known(NamedTuple):
     module: str = ""
 
 
-def walk(models: Iterable[Any], optimizers: Iterable[Any]) -> dict[int, Known]:
-    """Every storage held by these modules and optimizers, by its identity (``_cdata``)."""
+def walk(
+    models: Iterable[Any], optimizers: Iterable[Any], *, gradients: bool = True
+) -> dict[int, Known]:
+    """Every storage held by these modules and optimizers, by its identity (``_cdata``).
+    ``gradients=False`` leaves those out that are nothing but gradients.
+    """
     found: dict[int, Known] = {}
     parameters: dict[int, tuple[Any, str]] = {}
     buffers: list[tuple[Any, str]] = []
@@ -55,7 +60,7 @@ def walk(models: Iterable[Any], optimizers: Iterable[Any]) -> dict[int, Known]:
                 parameters.setdefault(id(parameter), (parameter, ""))
     for parameter, name in parameters.values():
         _note(found, parameter, Category.PARAMETER, name)
-    for parameter, name in parameters.values():
+    for parameter, name in parameters.values() if gradients else ():
         if parameter.is_leaf and parameter.grad is not None:
             _note(found, parameter.grad, Category.GRADIENT, name)
     for optimizer in optimizers:
@@ -68,16 +73,22 @@ def walk(models: Iterable[Any], optimizers: Iterable[Any]) -> dict[int, Known]:
     return found
 
 
-def known_tensors(
-    found: Mapping[int, Known], allocated: Mapping[str, int | Unavailable]
-) -> tuple[KnownTensors, ...]:
-    """Sum what `walk` found by device and category. ``allocated``: bytes by device, for the
-    rest that no known tensor explains.
-    """
+def category_sums(found: Mapping[int, Known]) -> dict[str, dict[Category, int]]:
+    """The bytes of what `walk` found, by device and category."""
     sums: dict[str, dict[Category, int]] = {}
     for known in found.values():
         by_category = sums.setdefault(known.device, {})
         by_category[known.category] = by_category.get(known.category, 0) + known.nbytes
+    return sums
+
+
+def known_tensors(
+    named_bytes: Mapping[str, Mapping[Category, int]], allocated: Mapping[str, int | Unavailable]
+) -> tuple[KnownTensors, ...]:
+    """`category_sums` as records. ``allocated``: bytes by device, for the rest that no known
+    tensor explains.
+    """
+    sums = dict(named_bytes)
     for device, total in allocated.items():
         if not isinstance(total, Unavailable):
             sums.setdefault(device, {})
@@ -100,7 +111,7 @@ def known_tensors(
 
 def _note(found: dict[int, Known], tensor: Any, category: Category, module: str) -> None:
     if (
-        type(tensor) in _PLAIN
+        type(tensor) in PLAIN
         and tensor.layout is torch.strided
         and not tensor.is_meta
         and not _is_wrapped(tensor)

@@ -13,10 +13,12 @@ from typing import NamedTuple
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.session import (
     AllocatorActivity,
+    Collective,
     DeviceWindow,
     HostWindow,
     KnownTensors,
     Phase,
+    Placed,
     Step,
 )
 from gpuprobe.model.values import Bytes, Peak, Unavailable
@@ -97,11 +99,20 @@ class Timeline:
             self._stack.pop()
         self._renew()
 
-    def cut(self) -> list[Segment]:
-        """End the current segment here; return all segments since the last cut."""
+    def cut(self, *, leave: bool = False) -> list[Segment]:
+        """End the current segment here; return all segments since the last cut.
+
+        ``leave``: the innermost phase ends here too, at the same mark.
+        """
         if self._stack and self._stack[-1].sticky:
             self._stack.pop()
         self._close()
+        if leave and self._stack:
+            level = self._stack[-1]
+            if level.again:
+                level.again -= 1
+            else:
+                self._stack.pop()
         self._renew()
         segments, self._segments = self._segments, []
         return segments
@@ -298,6 +309,8 @@ def assemble(
     origin_ns: int,
     tensors: Iterable[KnownTensors] = (),
     traces: Iterable[str] = (),
+    collectives: tuple[Collective, ...] = (),
+    placement: tuple[Placed, ...] = (),
     ended_by: str = "optimizer",
 ) -> Step:
     """Build a step from its segments (at least one). ``origin_ns``: the session's start."""
@@ -332,5 +345,7 @@ def assemble(
         host=whole.host(),
         tensors=tuple(tensors),
         traces=tuple(traces),
+        collectives=collectives,
+        placement=placement,
         ended_by=ended_by,
     )

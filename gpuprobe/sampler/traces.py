@@ -90,6 +90,11 @@ class Traces:
 
     # -- on and off
 
+    @property
+    def on(self) -> bool:
+        """Whether there may be something to collect at the end of a step."""
+        return self.cpu is not None or self.cuda is not None
+
     def start_cpu(self, timeline: Timeline, on_fault: Callable[[Exception], None]) -> CpuTrace:
         """Follow every storage on the CPU from now on."""
         from gpuprobe.sampler.cpu_trace import BLIND_SPOTS, CpuTrace

@@ -1,0 +1,105 @@
+"""Records are written by a thread that nobody waits for: in order, and all of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+import torch
+from models import Mlp, seeded, train
+from sinks import KeepingSink
+
+from gpuprobe.model.session import Step
+from gpuprobe.sampler import background, recorder
+from gpuprobe.sampler.background import Background
+from gpuprobe.sampler.recorder import Recorder
+
+
+def test_work_is_done_in_order_and_the_thread_ends() -> None:
+    done: list[int] = []
+    errors: list[Exception] = []
+    work = Background(errors.append)
+    for i in range(100):
+        work.submit(lambda i=i: done.append(i))
+    assert work.drain(30)
+    assert done == list(range(100))
+    assert "gpuprobe" not in [thread.name for thread in threading.enumerate()]
+    work.submit(lambda: done.append(100))  # and it starts again
+    assert work.drain(30)
+    assert done[-1] == 100
+    assert not errors
+
+
+def test_an_error_is_handed_over_and_the_rest_is_done() -> None:
+    done: list[str] = []
+    errors: list[Exception] = []
+    work = Background(errors.append)
+    work.submit(lambda: 1 // 0)
+    work.submit(lambda: done.append("next"))
+    assert work.drain(30)
+    assert [type(error) for error in errors] == [ZeroDivisionError]
+    assert done == ["next"]
+
+
+def test_a_drain_that_takes_too_long_loses_nothing() -> None:
+    gate = threading.Event()
+    done: list[str] = []
+    work = Background(lambda error: None)
+    work.submit(gate.wait)
+    assert not work.drain(0.0)
+    work.submit(lambda: done.append("later"))
+    gate.set()
+    assert work.drain(30)
+    assert done == ["later"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
+def test_the_thread_ends_before_a_fork() -> None:
+    done: list[int] = []
+    work = Background(lambda error: None)
+    for i in range(50):
+        work.submit(lambda i=i: done.append(i))
+    pid = os.fork()
+    if not pid:
+        os._exit(0 if done == list(range(50)) and threading.active_count() == 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert done == list(range(50))
+
+
+class Slow(KeepingSink):
+    """A disk that takes nothing until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def step(self, step: Step) -> None:
+        self.gate.wait()
+        super().step(step)
+
+
+def test_a_disk_that_hangs_holds_up_nobody() -> None:
+    sink = Slow()
+    model = seeded(Mlp)
+    with Recorder(sink) as watching:
+        losses = train(model, torch.optim.SGD(model.parameters(), 0.1), 5)
+        assert len(losses) == 5
+        assert not sink.steps
+        sink.gate.set()
+        watching.finish()
+    assert [step.index for step in sink.steps] == list(range(5))
+    assert not sink.ends[0].gpuprobe_faults
+
+
+def test_steps_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "LIMIT", 2)
+    monkeypatch.setattr(recorder, "WRITE_TIMEOUT", 0.0)
+    sink = Slow()
+    model = seeded(Mlp)
+    with Recorder(sink):
+        train(model, torch.optim.SGD(model.parameters(), 0.1), 8)
+    (end,) = sink.ends
+    assert any("not written" in fault for fault in end.gpuprobe_faults)
+    assert any("steps are missing" in fault for fault in end.gpuprobe_faults)
+    sink.gate.set()
