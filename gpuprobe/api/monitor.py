@@ -167,7 +167,12 @@ def _notes(events: list[XidEvent], inventory: Inventory) -> tuple[XidNote, ...]:
                 before = notes.pop((key, event.code), None)
                 count = 1 if before is None else before.count + 1
                 notes[key, event.code] = XidNote(
-                    key, event.code, count, event.seconds, event.advice.meaning
+                    key,
+                    event.code,
+                    count,
+                    event.seconds,
+                    event.advice.meaning,
+                    event.advice.level.value,
                 )
     return tuple(reversed(notes.values()))
 

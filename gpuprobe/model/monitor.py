@@ -66,13 +66,16 @@ class LinkRate:
 
 @record(frozen=True, slots=True)
 class XidNote:
-    """GPU errors of one number in the kernel log. ``seconds`` since boot, of the last one."""
+    """GPU errors of one number in the kernel log. ``seconds`` since boot, of the last one;
+    ``level``: ``note``, ``warning`` or ``error``.
+    """
 
     device: str
     code: int
     count: int
     seconds: float
     meaning: str = ""
+    level: str = "warning"
 
 
 @record(frozen=True, slots=True)
