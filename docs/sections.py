@@ -434,6 +434,26 @@ def lowering_table() -> str:
     return "\n".join(lines)
 
 
+def metrics() -> str:
+    """Every metric that ``gpuprobe export`` has, from its tables."""
+    from gpuprobe.reporters.metrics import Metric
+    from gpuprobe.reporters.metrics_gpu import GPU_METRICS
+    from gpuprobe.reporters.metrics_run import RUN_METRICS
+    from gpuprobe.reporters.metrics_self import SELF_METRICS
+
+    def row(metric: Metric) -> tuple[str, ...]:
+        labels = " ".join(f"`{label}`" for label in metric.labels)
+        otel = f"`{metric.otel.name}` ({metric.otel.instrument}, {metric.ucum})"
+        return (f"`{metric.name}`", metric.kind, labels, metric.help, otel, metric.source)
+
+    head = ("metric", "type", "labels", "meaning", "in OpenTelemetry", "read from")
+    parts = (("GPUs", GPU_METRICS), ("Runs", RUN_METRICS), ("The export itself", SELF_METRICS))
+    return "\n\n".join(
+        f"## {title}\n\n{table(head, [row(metric) for metric in listed])}"
+        for title, listed in parts
+    )
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "commands": command_list,
     "command-reference": command_reference,
@@ -444,6 +464,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "gpus": lambda: gpu_tables(table),
     "hazard-rules": hazard_rules,
     "lowering-table": lowering_table,
+    "metrics": metrics,
     "placement-rules": placement_rules,
 }
 

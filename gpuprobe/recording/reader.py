@@ -150,7 +150,12 @@ class StreamFile(Generic[_P]):
                     break
                 read += len(data)
                 self._offset += len(data)
-                self.parser.feed(data)
+                try:
+                    self.parser.feed(data)
+                except DataError:
+                    # What cannot be read is said at every look, not only at the first.
+                    self._offset, self.parser = 0, self._make(self._path.name)
+                    raise
             self.at_end = self._offset >= os.fstat(file.fileno()).st_size
         return read
 

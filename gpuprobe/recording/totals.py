@@ -199,8 +199,8 @@ class TotalsTail:
     def poll(self, budget: int) -> tuple[tuple[RankTotals, ...], int]:
         """The ranks so far, and the bytes that were read, about ``budget`` at most.
 
-        Where there is more to read than that, `behind` is set and no rank is returned: totals of
-        half a file would look like a run that races ahead. Raises NotARecording where there is
+        Where there is more to read than that, `behind` is set: the totals are then those of half
+        a file, and would look like a run that races ahead. Raises NotARecording where there is
         no recording (any more), else what `read_recording` raises.
         """
         read = 0
@@ -224,7 +224,5 @@ class TotalsTail:
                 f"cannot read the recording {self.path}: {error.strerror or error}"
             ) from error
         self.behind = behind
-        if behind:
-            return (), read
         ranks = [self._streams[rank].parser.totals() for rank in sorted(self._streams)]
         return tuple(totals for totals in ranks if totals is not None), read

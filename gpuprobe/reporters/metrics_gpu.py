@@ -117,7 +117,7 @@ def gpu_families(
 ) -> list[Family]:
     """The metrics of all GPUs of ``found``, one family each; those without a sample are left out.
 
-    ``xids``: device key -> Xid -> how often. ``processes``: of how many processes per GPU (the
+    ``xids``: label ``uuid`` -> Xid -> how often. ``processes``: of how many processes per GPU (the
     largest) the memory is told.
     """
     labels = {device.key: names.of(device) for device in found.devices}
@@ -127,10 +127,9 @@ def gpu_families(
     families.append(family(_PROCESSES, _counts(found, labels)))
     if not isinstance(xids, Unavailable):
         points = [
-            ((*labels[key], str(xid)), count)
-            for key, counts in xids.items()
-            if key in labels
-            for xid, count in sorted(counts.items())
+            ((*one, str(xid)), count)
+            for one in labels.values()
+            for xid, count in sorted(xids.get(one[0], {}).items())
         ]
         families.append(family(_XIDS, points))
     if processes:

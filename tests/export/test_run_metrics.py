@@ -161,14 +161,14 @@ def _with_index(step: Step, index: int) -> Step:
     return replace(step, index=index)
 
 
-def test_half_a_file_is_not_told(tmp_path: Path) -> None:
+def test_half_a_file_is_said_to_be_half(tmp_path: Path) -> None:
     writer = begun(tmp_path / "run.gpuprobe")
     for index in range(2000):
         writer.step(Step(index, 0, 10, ended_by="x" * 1000))
     tail = TotalsTail(writer.path)
     ranks, read = tail.poll(1)
     assert tail.behind
-    assert ranks == ()
+    assert ranks[0].steps < 2000
     assert 0 < read < 2_000_000
     while tail.behind:
         ranks, _ = tail.poll(1)

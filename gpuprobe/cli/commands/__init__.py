@@ -13,6 +13,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "info": ("gpuprobe.cli.commands.info", "list the GPUs and what is known of each"),
     "doctor": ("gpuprobe.cli.commands.doctor", "say what is wrong here, and how to fix it"),
     "top": ("gpuprobe.cli.commands.top", "live screen of devices"),
+    "export": ("gpuprobe.cli.commands.export", "export metrics, for Prometheus"),
     "run": ("gpuprobe.cli.commands.run", "run a training script and record its memory"),
     "report": ("gpuprobe.cli.commands.report", "say where the memory of a recording went"),
     "view": ("gpuprobe.cli.commands.view", "open a recording on the screen"),
