@@ -16,7 +16,9 @@ from gpuprobe.model.text import visible
 
 if TYPE_CHECKING:
     from gpuprobe.hazards.results import Hazards
+    from gpuprobe.model.session import Step
     from gpuprobe.model.trace import MemoryTrace
+    from gpuprobe.recording.writer import RecordingWriter
     from gpuprobe.sampler.program import Program
     from gpuprobe.sampler.recorder import Recorder
 
@@ -42,6 +44,7 @@ def record(
     force: bool = False,
     warn: Callable[[str], None] | None = None,
     trace_steps: str = "",
+    on_step: Callable[[Step], None] | None = None,
 ) -> Recorder:
     """Record what the training steps inside this context do to memory.
 
@@ -57,7 +60,8 @@ def record(
     ``"trace"`` follows every allocation. ``trace_steps`` says of which steps, counted from 0:
     ``"3,100-102"`` or ``"all"``; without it the first three, and those in which something odd
     happened (a new peak after the warm-up, a retry of the allocator). ``force`` replaces an
-    existing recording.
+    existing recording. ``on_step`` gets every step's record when it has been written, from
+    another thread; it may not raise.
 
     Raises UsageError where ``path`` cannot be created or the level is unknown, MissingExtra
     without torch. Nothing that goes wrong later ends the program.
@@ -82,7 +86,7 @@ def record(
     rank, _, world_size = ranks()
     writer = RecordingWriter.create(Path(path), rank=rank, world_size=world_size, force=force)
     return Recorder(
-        writer,
+        writer if on_step is None else _Telling(writer, on_step),
         model=model,
         optimizer=optimizer,
         level=level,
@@ -91,6 +95,24 @@ def record(
         warn=warn or logging.getLogger("gpuprobe").warning,
         trace_steps=trace_steps,
     )
+
+
+class _Telling:
+    """A recording's writer that tells of every step."""
+
+    def __init__(self, writer: RecordingWriter, on_step: Callable[[Step], None]) -> None:
+        self.session = writer.session
+        self.trace = writer.trace
+        self.finding = writer.finding
+        self.blind_spot = writer.blind_spot
+        self.end = writer.end
+        self.close = writer.close
+        self._write = writer.step
+        self._on_step = on_step
+
+    def step(self, step: Step) -> None:
+        self._write(step)
+        self._on_step(step)
 
 
 def _convert(snapshot: dict[str, Any], device: int) -> MemoryTrace:
@@ -155,14 +177,15 @@ def run(
     compute: str = "real",
     hazards: bool = False,
     trace_steps: str = "",
+    on_step: Callable[[Step], None] | None = None,
 ) -> RunResult:
     """Run a program in this process and record it into ``output``.
 
     torch is imported when the program imports it, and watching begins there. ``virtual`` names
     the GPU that the program is to find (``"h100-80gb"``, ``"2xa100-40gb"``), ``compute`` what
     `virtual_gpu` does. ``hazards`` looks for races between streams too: there, else on
-    CUDA, else on a virtual H100. Raises what `record` and `virtual_gpu` raise; what the program
-    raises is in the result.
+    CUDA, else on a virtual H100. ``on_step``: as for `record`. Raises what `record` and
+    `virtual_gpu` raise; what the program raises is in the result.
     """
     if virtual is not None:
         from gpuprobe.api.virtual import virtual_gpu
@@ -178,18 +201,27 @@ def run(
                 warn=warn,
                 hazards=hazards,
                 trace_steps=trace_steps,
+                on_step=on_step,
             )
     if hazards:
         from gpuprobe.api.hazards import detect_hazards
 
         with detect_hazards() as found:
             result = run(
-                loaded, output, level=level, force=force, warn=warn, trace_steps=trace_steps
+                loaded,
+                output,
+                level=level,
+                force=force,
+                warn=warn,
+                trace_steps=trace_steps,
+                on_step=on_step,
             )
         return result._replace(hazards=found)
     from gpuprobe.sampler.program import when_imported
 
-    recorder = record(output, level=level, force=force, warn=warn, trace_steps=trace_steps)
+    recorder = record(
+        output, level=level, force=force, warn=warn, trace_steps=trace_steps, on_step=on_step
+    )
     recorder.set_argv(loaded.argv)
     started = False
 

@@ -88,4 +88,5 @@ def _end_before_fork(background: Background) -> None:
         if living is not None:
             living.drain(FORK_TIMEOUT)
 
-    os.register_at_fork(before=end)
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(before=end)

@@ -6,11 +6,13 @@ Options for gpuprobe come before the script; everything after it is the script's
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprobe.cli import annotate, exit_codes, talk
+from gpuprobe.cli.status_line import StatusLine
 from gpuprobe.errors import GpuprobeError, UsageError
 from gpuprobe.model.text import visible
 
@@ -83,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the recording to write (default: SCRIPT.gpuprobe in the current directory)",
     )
     parser.add_argument("--force", action="store_true", help="replace the recording if it exists")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no summary at the end")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no status line, and no summary")
     parser.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module"
     )
@@ -116,17 +118,20 @@ def run(args: argparse.Namespace) -> int:
     output = args.output or watch.default_output(target)
     where = output.absolute()  # the program may go to another directory
 
-    result = watch.run(
-        program,
-        output,
-        level=args.level,
-        force=args.force,
-        warn=talk.warning,
-        virtual=args.virtual,
-        compute=args.compute,
-        hazards=hazards,
-        trace_steps=args.trace_steps,
-    )
+    status = StatusLine()
+    with contextlib.nullcontext() if args.quiet else status:
+        result = watch.run(
+            program,
+            output,
+            level=args.level,
+            force=args.force,
+            warn=talk.warning,
+            virtual=args.virtual,
+            compute=args.compute,
+            hazards=hazards,
+            trace_steps=args.trace_steps,
+            on_step=None if args.quiet else status.step,
+        )
 
     if isinstance(result.error, KeyboardInterrupt):
         code = exit_codes.INTERRUPTED
