@@ -6,16 +6,20 @@ import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from gpuprobe.api.export_meter import ExportSettings, Meter, families_of
-from gpuprobe.errors import UsageError
+from gpuprobe.errors import GpuprobeError, UsageError
 
 if TYPE_CHECKING:
+    from gpuprobe.api.export_reader import Reader
     from gpuprobe.reporters.metrics import Family
+    from gpuprobe.reporters.otlp import OtlpPusher
 
 __all__ = ["ExportSettings", "Once", "export", "export_once", "write_textfile"]
 
@@ -31,18 +35,29 @@ class Once:
 
 
 def export_once(
-    settings: ExportSettings, *, stream: IO[str] | None = None, textfile: str | None = None
+    settings: ExportSettings,
+    *,
+    stream: IO[str] | None = None,
+    textfile: str | None = None,
+    otlp: str | None = None,
 ) -> Once:
-    """Read once, and write the metrics as Prometheus' text to ``stream`` and into ``textfile``.
+    """Read once, and write the metrics as Prometheus' text to ``stream`` and into ``textfile``,
+    and push them to the endpoint ``otlp`` (``http://localhost:4318``).
 
-    Raises UsageError for an unknown fleet, for a run that is a file, and where ``textfile``
-    cannot be written. A machine without a driver is no error: the metrics say so.
+    Raises UsageError for an unknown fleet, for a run that is a file, for a malformed endpoint
+    and where ``textfile`` cannot be written; MissingExtra where ``otlp`` needs what is not
+    installed, EnvironmentUnavailable where the endpoint does not take them. A machine without a
+    driver is no error: the metrics say so.
     """
     from gpuprobe.reporters import prometheus
 
-    with Meter(settings) as meter:
+    with ExitStack() as stack:
+        meter = stack.enter_context(Meter(settings))
+        pusher = None if otlp is None else _pusher(otlp, stack)
         measured = meter.read()
-    families = families_of(measured)
+        families = families_of(measured)
+        if pusher is not None:
+            pusher.push(families, taken_ns=round(measured.taken_at * 1e9))
     if textfile is not None:
         write_textfile(textfile, families)
     if stream is not None:
@@ -55,16 +70,19 @@ def export(
     *,
     listen: str | None = None,
     textfile: str | None = None,
+    otlp: str | None = None,
     say: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Serve the metrics on ``listen`` (``127.0.0.1:9400``), and write them into ``textfile``
-    every ``settings.interval`` seconds, until SIGTERM; then ``textfile`` is removed, so that
-    nobody takes its values for today's. To be called in the main thread.
+    """Serve the metrics on ``listen`` (``127.0.0.1:9400``); write them into ``textfile`` and push
+    them to the endpoint ``otlp`` every ``settings.interval`` seconds. Until SIGTERM; then
+    ``textfile`` is removed, so that nobody takes its values for today's. To be called in the main
+    thread.
 
     ``say`` is told what is served where, ``warn`` what goes wrong; nothing that goes wrong with a
-    device, the driver or a run ends this. Raises UsageError as `export_once` does and for a
-    malformed address, EnvironmentUnavailable where the address cannot be listened on.
+    device, the driver, a run or the endpoint ends this. Raises UsageError and MissingExtra as
+    `export_once` does, UsageError for a malformed address, EnvironmentUnavailable where the
+    address cannot be listened on.
     """
     from gpuprobe.api.export_http import MetricsServer, parse_listen
     from gpuprobe.api.export_reader import Reader
@@ -77,16 +95,28 @@ def export(
         if listen is not None:
             server = MetricsServer(*parse_listen(listen))
             stack.callback(server.close)
+        pusher = None if otlp is None else _pusher(otlp, stack)
         reader = Reader(meter, interval=settings.interval, report=reports.put)
         stack.callback(reader.close)
         if textfile is not None:
             write_textfile(textfile, reader.families())
             stack.callback(Path(textfile).unlink, missing_ok=True)
             every = _Every(
-                settings.interval, lambda: write_textfile(textfile, reader.families()), reports.put
+                f"writing {textfile}",
+                settings.interval,
+                lambda: write_textfile(textfile, reader.families()),
+                reports.put,
             )
             stack.callback(every.close)
             say(f"writing {textfile} every {settings.interval:g} s")
+        if pusher is not None:
+            push = partial(_push, pusher, reader)
+            pushes = _Every(
+                f"the push to {pusher.url}", settings.interval, push, reports.put, at_once=True
+            )
+            stack.callback(pushes.close)
+            stack.callback(pusher.close)  # first: it breaks off a push that is tried again
+            say(f"pushing to {pusher.url} every {settings.interval:g} s")
         if server is not None:
             server.start(reader.families, reports.put)
             if not server.loopback:
@@ -102,17 +132,36 @@ def export(
             warn(report)
 
 
+def _pusher(endpoint: str, stack: ExitStack) -> OtlpPusher:
+    from gpuprobe.reporters.otlp import OtlpPusher
+
+    pusher = OtlpPusher(endpoint)
+    stack.callback(pusher.close)
+    return pusher
+
+
+def _push(pusher: OtlpPusher, reader: Reader) -> None:
+    families = reader.families()
+    pusher.push(families, taken_ns=time.time_ns())
+
+
 class _Every:
-    """Does something every ``interval`` seconds in a thread; a failure is reported when it
-    begins, and when it has ended.
+    """Does something every ``interval`` seconds in a thread, the first time after an interval or
+    ``at_once``; a failure is reported when it begins, and when it has ended. ``what`` is done is
+    said there.
     """
 
     def __init__(
         self,
+        what: str,
         interval: float,
         act: Callable[[], None],
         report: Callable[[str | BaseException], None],
+        *,
+        at_once: bool = False,
     ) -> None:
+        self._first = 0.0 if at_once else interval
+        self._what = what
         self._interval = interval
         self._act = act
         self._report = report
@@ -126,17 +175,19 @@ class _Every:
 
     def _work(self) -> None:
         trouble = ""
+        wait = self._first
         try:
-            while not self._ended.wait(self._interval):
+            while not self._ended.wait(wait):
+                wait = self._interval
                 try:
                     self._act()
-                except UsageError as error:
+                except GpuprobeError as error:
                     if trouble != str(error):
                         self._report(str(error))
                     trouble = str(error)
                 else:
                     if trouble:
-                        self._report(f"it works again: {trouble}")
+                        self._report(f"{self._what} works again")
                     trouble = ""
         except BaseException as error:  # noqa: BLE001 - raised again in the main thread
             self._report(error)

@@ -100,7 +100,7 @@ class MetricsServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = _MOST
+    request_queue_size = 4 * _MOST
     block_on_close = False  # a scrape that waits for the driver must not hold up the end
     families: Callable[[float], list[Family]]
     report: Callable[[str], None]

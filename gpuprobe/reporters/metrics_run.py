@@ -35,6 +35,12 @@ _SYNC = "implicit-sync"
 
 _RANK = ("run", "rank")
 _DEVICE = ("run", "rank", "device")
+_ATTRIBUTES = {
+    "run": "gpuprobe.run.name",
+    "rank": "gpuprobe.run.rank",
+    "device": "gpuprobe.run.device",
+    "host": "host.name",
+}
 _NS = 1e-9
 _MAX_NAME = 64  # characters of a recording's name in a label
 
@@ -75,7 +81,7 @@ def _row(
         text,
         _RANK + labels,
         source,
-        Otel(otel or otel_name(name, unit), kind, {"device": "gpuprobe.run.device"}),
+        Otel(otel or otel_name(name, unit), kind, _ATTRIBUTES),
     )
     if labels:
         return _Row(metric, read, factor)

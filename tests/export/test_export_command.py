@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -129,17 +130,24 @@ def test_mistakes(options: list[str], says: str, capsys: pytest.CaptureFixture[s
 # -- serving
 
 
+# A test run in the background ignores SIGINT, and what it starts would, too.
+PROGRAM = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from gpuprobe.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @contextmanager
 def exporting(*options: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """``gpuprobe export`` in a process of its own, and what it said until it was serving."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "gpuprobe", "export", "--demo", *options],
+        [sys.executable, "-c", PROGRAM, "export", "--demo", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         encoding="utf-8",
-        # A test run in the background ignores SIGINT, and so would the process.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
     said = []
@@ -344,3 +352,18 @@ def test_ipv6() -> None:
     assert server.loopback
     assert server.url.startswith("http://[::1]:")
     server.close()
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.parametrize("fleet", ["8xh100", "hostile", "lost-gpu", "no-driver"])
+def test_promtool_has_nothing_to_say(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["export", "--prometheus", "--once", "--demo", fleet, "--processes", "3"])
+    done = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=capsys.readouterr().out,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,9 +1,8 @@
-"""Export the metrics of GPUs and runs: for Prometheus to scrape, or for node_exporter's textfile
-collector.
+"""Export the metrics of GPUs and runs: for Prometheus to scrape, for node_exporter's textfile
+collector, or to an OpenTelemetry collector.
 
-Until Ctrl-C or SIGTERM, or with --once a single time, to stdout. NVML is asked; no CUDA context
-is created. A value that cannot be read is left out. --once exits with 3 where there is no driver
-and no run.
+Until Ctrl-C or SIGTERM, or with --once a single time. NVML is asked; no CUDA context is created.
+A value that cannot be read is left out. --once exits with 3 where there is no driver and no run.
 """
 
 from __future__ import annotations
@@ -28,8 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--textfile", metavar="FILE.prom", help="write them to a file, for node_exporter"
     )
     parser.add_argument(
-        "--once", action="store_true", help="read once, print (or write the file), and exit"
+        "--otlp",
+        metavar="ENDPOINT",
+        help="push them by OTLP over HTTP, as in http://localhost:4318 (extra: otel)",
     )
+    parser.add_argument("--once", action="store_true", help="read once; print, write or push; exit")
     parser.add_argument(
         "--interval",
         type=float,
@@ -66,10 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gpuprobe.api.export import ExportSettings, export, export_once
 
-    if not (args.prometheus or args.textfile):
+    if not (args.prometheus or args.textfile or args.otlp):
         raise UsageError(
             "nothing to export to",
-            hint="gpuprobe export --prometheus, or --textfile FILE.prom",
+            hint="gpuprobe export --prometheus, --textfile FILE.prom or --otlp ENDPOINT",
         )
     if args.listen is not None and (args.once or not args.prometheus):
         raise UsageError("--listen is for serving: --prometheus without --once")
@@ -87,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
             settings,
             stream=sys.stdout if args.prometheus else None,
             textfile=args.textfile,
+            otlp=args.otlp,
         )
         for message in done.messages:
             talk.warning(message)
@@ -95,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
         settings,
         listen=(args.listen or _LISTEN) if args.prometheus else None,
         textfile=args.textfile,
+        otlp=args.otlp,
         say=lambda text: talk.say(f"gpuprobe: {text}"),
         warn=talk.warning,
     )
