@@ -6,7 +6,9 @@
     def test_training_step():
         ...
 
-Loaded by an entry point; until a test is marked, nothing but this module is imported.
+Loaded by an entry point. Where no test is marked nothing but this module is imported, and no
+hook of it is called per test: those of `gpuprobe.pytest_plugin.hooks` are registered once the
+tests are known.
 """
 
 from __future__ import annotations
@@ -16,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from gpuprobe.pytest_plugin.meter import Meter
 
-_METER: pytest.StashKey[Meter] = pytest.StashKey()
+METER: pytest.StashKey[Meter] = pytest.StashKey()
+"""Of each test that is measured."""
 
 _MARKER = (
     "gpu_memory(max_peak=None, max_reserved=None, regression=None, max_syncs=None, "
@@ -40,7 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--gpuprobe-virtual",
         metavar="GPU",
         default="",
-        help="measure on this GPU in software (default: h100-80gb where there is no CUDA)",
+        help="measure on this GPU in software (default where there is no CUDA: gpu in "
+        "[tool.gpuprobe], else h100-80gb)",
     )
     group.addoption(
         "--gpuprobe-baselines",
@@ -60,42 +62,23 @@ def _wanted(item: pytest.Item) -> bool:
     )
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
-    if _wanted(item):
-        from gpuprobe.pytest_plugin.meter import Meter
+def pytest_collection_finish(session: pytest.Session) -> None:
+    wanted = [item for item in session.items if _wanted(item)]
+    if wanted:
+        from gpuprobe.pytest_plugin import hooks
 
-        meter = item.stash[_METER] = Meter(item)
-        meter.enter()
-    return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    meter = item.stash.get(_METER, None)
-    if meter is None:
-        return (yield)
-    with meter.measuring():
-        result = yield
-    meter.judge()
-    return result
-
-
-@pytest.hookimpl(wrapper=True, trylast=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
-    try:
-        return (yield)
-    finally:
-        meter = item.stash.get(_METER, None)
-        if meter is not None:
-            meter.leave()
-            del item.stash[_METER]
+        hooks.prepare(session.config, wanted)
 
 
 @pytest.fixture
 def gpu_memory(request: pytest.FixtureRequest) -> Meter:
-    """The measurement of this test: ``peak_allocated``, ``peak_reserved``, ``allocated``."""
-    return request.node.stash[_METER]  # type: ignore[no-any-return]
+    """The measurement of this test, in bytes: ``peak_allocated``, ``peak_reserved`` and
+    ``allocated``, each up to now.
+    """
+    meter: Meter | None = request.node.stash.get(METER, None)
+    if meter is None:
+        raise pytest.UsageError("gpu_memory must be an argument of the test, or of its fixtures")
+    return meter
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

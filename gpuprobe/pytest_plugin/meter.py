@@ -3,73 +3,117 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from gpuprobe.errors import ConfigError
 from gpuprobe.model.text import human_bytes, human_delta
+from gpuprobe.pytest_plugin.limits import Limits
 
-__all__ = ["Meter", "size_of"]
+if TYPE_CHECKING:
+    import pytest
 
-_DEFAULT_GPU = "h100-80gb"
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_LIMITS = ("max_peak", "max_reserved", "regression", "max_syncs", "no_hazards", "leaks")
+__all__ = ["Devices", "Meter"]
+
+_LONGEST = 120  # of a file's name, in characters: file systems take 255 bytes
 
 
-def size_of(value: int | str) -> int:
-    """``"2 GiB"``, ``"512MB"`` or a number of bytes. Raises ConfigError for anything else."""
-    if isinstance(value, int):
-        return value
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?\s*", value, re.IGNORECASE)
-    if match is None:
-        raise ConfigError(f"expected a size such as '2 GiB', found {value!r}")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+class Devices:
+    """What tests are measured on: the machine's own GPUs, or virtual ones.
+
+    A virtual machine is left after each test, so that tests that are not marked see none. It is
+    kept for the next one only while something still lies on it, such as a model that a fixture
+    of a wider scope made; else each test gets a fresh one.
+    """
+
+    def __init__(self, gpu: tuple[str, str]) -> None:
+        self._asked, self._otherwise = gpu
+        self._stack = ExitStack()
+        self._session: Any = None
+        self._active = False
+        self.virtual = ""
+
+    def enter(self) -> None:
+        """Raises MissingExtra without torch, ConfigError for bad allocator settings."""
+        from gpuprobe.api.virtual import virtual_gpu
+
+        if self._session is None:
+            with ExitStack() as stack:
+                if not self._asked and _has_cuda():
+                    return
+                self._session = stack.enter_context(virtual_gpu(self._otherwise))
+                self._stack = stack.pop_all()
+            self._session.keep_stacks()
+            self.virtual = self._otherwise
+        else:
+            self._session.start()
+        self._active = True
+
+    def leave(self) -> None:
+        """Give torch back."""
+        if not self._active:
+            return
+        self._active = False
+        if any(_settled()):
+            self._session.pause()
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Also forget what lies on a virtual machine."""
+        self._active = False
+        self._session = None
+        self._stack.close()
 
 
 class Meter:
-    """One test's measurement. Sizes in bytes."""
+    """One test's measurement. Sizes in bytes; peaks are those of the device that has most."""
 
-    def __init__(self, item: pytest.Item) -> None:
-        marker = item.get_closest_marker("gpu_memory")
+    def __init__(self, item: pytest.Item, limits: Limits, devices: Devices) -> None:
         self._item = item
-        self._limits: dict[str, Any] = {} if marker is None else dict(marker.kwargs)
-        unknown = set(self._limits) - set(_LIMITS)
-        if unknown or (marker is not None and marker.args):
-            raise pytest.UsageError(
-                f"gpu_memory: unknown limit {', '.join(sorted(unknown)) or 'without a name'}; "
-                f"there are: {', '.join(_LIMITS)}"
-            )
-        self._stack = ExitStack()
-        self._virtual = ""
-        self._start = 0
+        self._limits = limits
+        self._devices = devices
+        self._before: list[int] = []  # what lay on each device before the test's fixtures
+        self._start: list[int] = []  # ... and before its own code
         self._hazards: Any = None
         self._baseline: Any = None
-        self.peak_allocated = 0
-        self.peak_reserved = 0
-        self.left = 0
+        self._peaks: tuple[int, int] | None = None
+        self._left = 0
+
+    # -- what a test may ask for
+
+    @property
+    def allocated(self) -> int:
+        """Bytes allocated now, on all devices."""
+        return sum(_allocated())
+
+    @property
+    def peak_allocated(self) -> int:
+        """The most that was allocated since the test began, up to now."""
+        return self._peaks[0] if self._peaks is not None else _peaks()[0]
+
+    @property
+    def peak_reserved(self) -> int:
+        """The most that was reserved since the test began, up to now."""
+        return self._peaks[1] if self._peaks is not None else _peaks()[1]
 
     # -- around the test
 
     def enter(self) -> None:
-        """Give the test a device: the machine's own, or a virtual one."""
+        """Give the test a device, with nothing cached on it."""
+        self._devices.enter()
         import torch
 
-        from gpuprobe.api.virtual import virtual_gpu
-
-        wanted = self._item.config.getoption("--gpuprobe-virtual")
-        if wanted or not torch.cuda.is_available():
-            self._virtual = wanted or _DEFAULT_GPU
-            session = self._stack.enter_context(virtual_gpu(self._virtual))
-            session.keep_stacks()
+        self._before = _settled()
+        torch.cuda.empty_cache()
+        self._peaks = None
 
     def leave(self) -> None:
-        self._stack.close()
+        self._devices.leave()
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
@@ -81,107 +125,158 @@ class Meter:
         from gpuprobe.api.recordings import load
         from gpuprobe.api.watch import record
 
-        gc.collect()
-        self._start = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
+        limits = self._limits
+        self._start = _settled()
+        for index in range(torch.cuda.device_count()):
+            torch.cuda.reset_peak_memory_stats(index)
         with tempfile.TemporaryDirectory(prefix="gpuprobe-") as folder:
             path = Path(folder, "test.gpuprobe")
             with ExitStack() as stack:
-                if self._limits.get("no_hazards") or self._limits.get("max_syncs") is not None:
+                if limits.no_hazards or limits.max_syncs is not None:
                     self._hazards = stack.enter_context(detect_hazards())
                 recorder = stack.enter_context(
                     record(path, level="trace", trace_steps="all", warn=lambda text: None)
                 )
                 stack.enter_context(recorder.step())
-                yield
-            self.peak_allocated = torch.cuda.max_memory_allocated()
-            self.peak_reserved = torch.cuda.max_memory_reserved()
-            if self._limits.get("regression") is not None and self.peak_allocated:
-                device = f"virtual {self._virtual}" if self._virtual else ""
+                try:
+                    yield
+                finally:
+                    self._peaks = _peaks()
+            if limits.regression is not None and self.peak_allocated:
+                virtual = self._devices.virtual
+                device = f"virtual {virtual}" if virtual else ""
                 root = str(self._item.config.rootpath)
                 self._baseline = baseline_of(load(path), device=device, root=root)
-        gc.collect()
         torch._C._cuda_clearCublasWorkspaces()
-        self.left = max(0, torch.cuda.memory_allocated() - self._start)
+        now = _settled(self._start)
+        self._left = sum(max(0, b - a) for a, b in zip(self._start, now, strict=True))
 
-    @property
-    def allocated(self) -> int:
-        """Bytes allocated now, on the current device."""
-        import torch
-
-        return int(torch.cuda.memory_allocated())
-
-    # -- afterwards
-
-    def judge(self) -> None:
-        """Fail the test where a limit is passed; note the figures for the summary."""
+    def note(self) -> None:
+        """The figures for the summary, of a test that failed too."""
         self._item.user_properties.append(
             (
                 "gpuprobe",
                 f"peak {human_bytes(self.peak_allocated):>10}, reserved "
-                f"{human_bytes(self.peak_reserved):>10}, left {human_bytes(self.left):>10}",
+                f"{human_bytes(self.peak_reserved):>10}, left {human_bytes(self._left):>10}",
             )
         )
-        problems = list(self._problems())
-        if problems:
-            pytest.fail("GPU memory: " + "\n".join(problems), pytrace=False)
 
-    def _problems(self) -> Iterator[str]:
+    # -- afterwards
+
+    def problems(self) -> Iterator[str]:
+        """Each limit that is passed, in words. Raises what reading and writing a baseline do."""
         limits = self._limits
-        for name, value, what in (
-            ("max_peak", self.peak_allocated, "allocated"),
-            ("max_reserved", self.peak_reserved, "reserved"),
-        ):
-            if limits.get(name) is not None and value > size_of(limits[name]):
-                limit = size_of(limits[name])
+        found: dict[str, tuple[int, int | None]] = {
+            "max_peak": (self.peak_allocated, limits.max_peak),
+            "max_reserved": (self.peak_reserved, limits.max_reserved),
+        }
+        for name, (value, limit) in found.items():
+            if limit is not None and value > limit:
+                what = "allocated" if name == "max_peak" else "reserved"
                 yield (
                     f"peak {what} {human_bytes(value)} is {human_delta(value - limit)} above "
-                    f"{name}={human_bytes(limit)}"
+                    f"{name}={human_bytes(limit)}{self._earlier()}"
                 )
-        if not limits.get("leaks", True) and self.left:
-            yield f"{human_bytes(self.left)} are still allocated after the test (leaks=False)"
+        if not limits.leaks and self._left:
+            yield f"{human_bytes(self._left)} are still allocated after the test (leaks=False)"
         if self._hazards is not None:
-            if limits.get("no_hazards"):
-                for finding in self._hazards.races:
-                    yield f"{finding.rule} {finding.kind} at {finding.location}: {finding.message}"
-            most = limits.get("max_syncs")
-            rows = [row for row in self._hazards.syncs if not row.allowed]
-            count = sum(row.count for row in rows)
-            if most is not None and count > most:
-                places = "; ".join(f"{row.reason} at {row.location}" for row in rows[:5])
-                yield f"{count} implicit synchronisations, at most {most} allowed: {places}"
-        if self._baseline is not None:
+            yield from self._of_hazards()
+        if limits.regression is not None:
             yield from self._regression()
 
-    def _regression(self) -> Iterator[str]:
-        from gpuprobe.analysis.baseline import METRICS
-        from gpuprobe.api.check import compare, read_baseline, tolerances, write_baseline
+    def _earlier(self) -> str:
+        """What other tests left, or share: it counts, and is not this test's doing."""
+        size = sum(self._before)
+        return f" ({human_bytes(size)} lay there before this test)" if size else ""
 
+    def _of_hazards(self) -> Iterator[str]:
+        if self._limits.no_hazards:
+            for finding in self._hazards.races:
+                yield f"{finding.rule} {finding.kind} at {finding.location}: {finding.message}"
+        most = self._limits.max_syncs
+        rows = [row for row in self._hazards.syncs if not row.allowed]
+        count = sum(row.count for row in rows)
+        if most is not None and count > most:
+            places = "; ".join(f"{row.reason} at {row.location}" for row in rows[:5])
+            yield f"{count} implicit synchronisations, at most {most} allowed: {places}"
+
+    def _regression(self) -> Iterator[str]:
+        from gpuprobe.api.check import compare, read_baseline, write_baseline
+
+        config = self._item.config
         path = self._file()
-        if self._item.config.getoption("--gpuprobe-update-baseline"):
+        if self._baseline is None:
+            yield f"no GPU memory was allocated: {self._shown(path)} is left as it is"
+            return
+        if config.getoption("--gpuprobe-update-baseline"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
             write_baseline(self._baseline, path)
             return
         if not path.exists():
-            yield f"no baseline yet: run pytest --gpuprobe-update-baseline (it writes {path.name})"
+            yield (
+                "no baseline yet: run pytest --gpuprobe-update-baseline (it writes "
+                f"{self._shown(path)})"
+            )
             return
-        amount = str(self._limits["regression"])
-        accepted = tolerances(
-            [f"{name}={amount}" for name in ("peak_allocated", "peak_reserved") if name in METRICS]
-        )
-        result = compare(read_baseline(path), self._baseline, accepted)
+        assert self._limits.regression is not None
+        result = compare(read_baseline(path), self._baseline, self._limits.regression)
         for text in result.mismatches:
             yield f"the baseline is of another environment: {text}"
         for metric in result.regressions:
-            if metric.name in accepted:
+            if metric.name in self._limits.regression:
                 yield (
                     f"{metric.name} {human_bytes(metric.after)} is {human_delta(metric.delta)} "
-                    f"above the baseline ({amount} accepted). {result.cause}"
+                    f"above the baseline ({self._limits.regression_text} accepted)"
+                    f"{self._earlier()}. {result.cause}"
                 )
 
     def _file(self) -> Path:
         """One file per test, so that workers of pytest-xdist never share one."""
-        folder = Path(self._item.config.getoption("--gpuprobe-baselines"))
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", self._item.nodeid).strip("-")
-        return self._item.config.rootpath / folder / f"{name}.json"
+        config = self._item.config
+        nodeid = self._item.nodeid
+        plain = nodeid.replace("/", "-").replace("::", "-")
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", plain).strip("-")[:_LONGEST]
+        if name != plain:  # something is lost: two tests may differ in just that
+            name += "-" + hashlib.sha256(nodeid.encode("utf-8", "replace")).hexdigest()[:8]
+        return Path(config.rootpath, config.getoption("--gpuprobe-baselines"), f"{name}.json")
+
+    def _shown(self, path: Path) -> str:
+        root = self._item.config.rootpath
+        return str(path.relative_to(root) if path.is_relative_to(root) else path)
+
+
+def _has_cuda() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False  # said by what needs it
+    return bool(torch.cuda.is_available())
+
+
+def _allocated() -> list[int]:
+    """Bytes, of each device."""
+    import torch
+
+    return [torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count())]
+
+
+def _settled(expected: Sequence[int] | None = None) -> list[int]:
+    """`_allocated` without what only garbage holds. Nothing is collected, for 70 ms beside torch,
+    where no device has more than ``expected``, default nothing.
+    """
+    found = _allocated()
+    if any(size > limit for size, limit in zip(found, expected or [0] * len(found), strict=True)):
+        gc.collect()
+        found = _allocated()
+    return found
+
+
+def _peaks() -> tuple[int, int]:
+    """The highest peak allocated, and reserved, of all devices."""
+    import torch
+
+    devices = range(torch.cuda.device_count())
+    return (
+        max((torch.cuda.max_memory_allocated(device) for device in devices), default=0),
+        max((torch.cuda.max_memory_reserved(device) for device in devices), default=0),
+    )

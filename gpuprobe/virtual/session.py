@@ -64,9 +64,16 @@ class Session:
 
     def stop(self) -> None:
         """Put everything back as it was."""
-        global _session
-        _session = None
         self.machine.close()
+        self.pause()
+
+    def pause(self) -> None:
+        """Give torch back for a while: `start` goes on with the same machine, and tensors that
+        lie on it keep their places until then.
+        """
+        global _session
+        if _session is self:
+            _session = None
         try:
             self.leave_thread()
         finally:

@@ -1,0 +1,88 @@
+"""The hooks around tests that are measured: registered where there are some."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import pytest
+
+from gpuprobe.errors import GpuprobeError
+from gpuprobe.pytest_plugin import METER
+from gpuprobe.pytest_plugin.limits import limits_of
+from gpuprobe.pytest_plugin.meter import Devices, Meter
+
+__all__ = ["prepare"]
+
+
+def prepare(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Give each of the tests its meter. Raises pytest.UsageError for a mark, an option or a
+    setting that cannot mean anything, before any test has run.
+    """
+    try:
+        devices = Devices(_gpu(config))
+        for item in items:
+            item.stash[METER] = Meter(item, limits_of(item), devices)
+    except GpuprobeError as error:
+        raise pytest.UsageError(_told(error)) from None
+    config.pluginmanager.register(_Hooks(devices), "gpuprobe-tests")
+
+
+def _gpu(config: pytest.Config) -> tuple[str, str]:
+    """The virtual GPU that is asked for, "" where none is, and the one to take without CUDA."""
+    from gpuprobe.api.config import read_project
+    from gpuprobe.virtual.catalogue import parse_spec
+
+    asked = config.getoption("--gpuprobe-virtual")
+    otherwise = asked or read_project(config.rootpath).gpu or "h100-80gb"
+    parse_spec(otherwise)  # a name that is unknown is said before anything runs
+    return asked, otherwise
+
+
+def _told(error: GpuprobeError) -> str:
+    return f"gpuprobe: {error}" + (f"\n  hint: {error.hint}" if error.hint else "")
+
+
+class _Hooks:
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        meter = item.stash.get(METER, None)
+        if meter is not None:
+            try:
+                meter.enter()
+            except GpuprobeError as error:
+                pytest.fail(_told(error), pytrace=False)
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        meter = item.stash.get(METER, None)
+        if meter is None:
+            return (yield)
+        try:
+            with meter.measuring():
+                result = yield
+        finally:
+            meter.note()
+        try:
+            problems = list(meter.problems())
+        except GpuprobeError as error:
+            pytest.fail(_told(error), pytrace=False)
+        if problems:
+            pytest.fail("GPU memory: " + "\n".join(problems), pytrace=False)
+        return result
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        try:
+            return (yield)
+        finally:
+            meter = item.stash.get(METER, None)
+            if meter is not None:
+                meter.leave()
+
+    def pytest_sessionfinish(self) -> None:
+        self._devices.close()
