@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 METER: pytest.StashKey[Meter] = pytest.StashKey()
 """Of each test that is measured."""
 
+_NAME = "gpu_memory"
 _MARKER = (
-    "gpu_memory(max_peak=None, max_reserved=None, regression=None, max_syncs=None, "
+    f"{_NAME}(max_peak=None, max_reserved=None, regression=None, max_syncs=None, "
     "no_hazards=False, leaks=True): limits on the GPU memory of this test, measured on a virtual "
     "GPU where there is no CUDA (gpuprobe)"
 )
@@ -56,14 +57,27 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _MARKER)
 
 
-def _wanted(item: pytest.Item) -> bool:
-    return item.get_closest_marker("gpu_memory") is not None or "gpu_memory" in getattr(
-        item, "fixturenames", ()
-    )
+def _wanted(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The tests that are marked, or ask for the fixture. Most suites have none of them: parents
+    are asked once, not once for each of their tests.
+    """
+    marked: dict[Any, bool] = {}
+    found = []
+    for item in items:
+        parent = item.parent
+        if parent not in marked:
+            marked[parent] = parent is not None and parent.get_closest_marker(_NAME) is not None
+        if (
+            marked[parent]
+            or _NAME in getattr(item, "fixturenames", ())
+            or _NAME in [mark.name for mark in item.own_markers]
+        ):
+            found.append(item)
+    return found
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    wanted = [item for item in session.items if _wanted(item)]
+    wanted = _wanted(session.items)
     if wanted:
         from gpuprobe.pytest_plugin import hooks
 
@@ -86,7 +100,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for reports in terminalreporter.stats.values():
         for report in reports:
             for name, value in getattr(report, "user_properties", ()):
-                if name == "gpuprobe" and getattr(report, "when", "") == "call":
+                if name == "gpuprobe" and report.when == "call":
                     rows.append((report.nodeid, value))
     if rows:
         terminalreporter.section("GPU memory")
