@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from gpuprobe.errors import DataError, ProgramFailed, UsageError
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Baseline, CheckResult, Tolerance
+    from gpuprobe.hazards.results import Hazards
     from gpuprobe.model.recording import Recording
 
 __all__ = [
@@ -82,26 +84,73 @@ def measure(
         program = Limited(program, steps)
     with tempfile.TemporaryDirectory(prefix="gpuprobe-") as folder:
         path = Path(folder, "check.gpuprobe")
+        watched: Any = _Watched(program)
         here = Path.cwd()
         try:
             result = watch.run(
-                program, path, level="trace", virtual=virtual, hazards=hazards, trace_steps="all"
+                watched, path, level="trace", virtual=virtual, hazards=hazards, trace_steps="all"
             )
         finally:
             os.chdir(here)  # the program may have gone elsewhere; what is written next may not
+        precision = watched.precision
         if result.error is not None:
             raise ProgramFailed(
                 f"the program failed: {type(result.error).__name__}: {result.error}"
             ) from result.error
         if result.exit_code:
             raise ProgramFailed(f"the program ended with exit code {result.exit_code}")
-        syncs = races = None
-        if result.hazards is not None:
-            syncs = sum(row.count for row in result.hazards.syncs if not row.allowed)
-            races = len(result.hazards.races)
         device = f"virtual {virtual}" if virtual is not None else ""
-        found = baseline_of(load(path), device=device, syncs=syncs, races=races, root=root)
+        found = baseline_of(
+            load(path),
+            device=device,
+            syncs=None if result.hazards is None else _syncs(result.hazards),
+            races=None if result.hazards is None else _races(result.hazards),
+            precision=precision,
+            root=root,
+        )
         return replace(found, stopped_after=steps)
+
+
+class _Watched:
+    """A program whose number formats are noted."""
+
+    def __init__(self, program: Any) -> None:
+        self._program = program
+        self.argv = program.argv
+        self.precision = ""
+
+    def run(self) -> None:
+        from gpuprobe.sampler.program import when_imported
+
+        watches: list[Any] = []
+
+        def start() -> None:
+            from gpuprobe.sampler.precision import PrecisionWatch
+
+            watches.append(PrecisionWatch())
+            watches[0].start()
+
+        when_imported("torch", start)
+        try:
+            self._program.run()
+        finally:
+            for watch in watches:
+                watch.stop()
+                self.precision = watch.text()
+
+
+def _syncs(hazards: Hazards) -> dict[str, int]:
+    """Implicit synchronisations that nobody allowed, by place."""
+    found: Counter[str] = Counter()
+    for row in hazards.syncs:
+        if not row.allowed:
+            found[str(row.location) if row.location is not None else "(unknown)"] += row.count
+    return dict(found)
+
+
+def _races(hazards: Hazards) -> dict[str, int]:
+    found = Counter(str(race.location or "(unknown)") for race in hazards.races)
+    return dict(found)
 
 
 def measure_as_planned(plan: Plan) -> Baseline:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final, TextIO
 
 from gpuprobe._version import __version__
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
+from gpuprobe.analysis.diff import DiffRow
 from gpuprobe.model.findings import Finding, Fix, Level, Location
 from gpuprobe.model.text import human_bytes, human_delta
 
@@ -17,7 +19,7 @@ VERSION: Final = (1, 1)
 
 History:
 * 1.0: first version.
-* 1.1: ``settings``; ``accepted`` and ``source`` of each metric.
+* 1.1: ``settings``; ``accepted``, ``source``, ``cause``, ``place`` and ``rows`` of each metric.
 """
 
 
@@ -33,20 +35,7 @@ def document(result: CheckResult) -> dict[str, Any]:
         "phases": [_metric(metric) for metric in result.phases],
         "rows": None
         if result.rows is None
-        else {
-            by: [
-                {
-                    "key": row.key,
-                    "before": row.before,
-                    "after": row.after,
-                    "delta": row.delta,
-                    "status": row.status,
-                    "moved_from": row.moved_from,
-                }
-                for row in rows
-            ]
-            for by, rows in result.rows.items()
-        },
+        else {by: [_row(row) for row in rows] for by, rows in result.rows.items()},
         "mismatches": list(result.mismatches),
         "cautions": list(result.cautions),
         "settings": [
@@ -67,21 +56,28 @@ def _metric(metric: MetricResult) -> dict[str, Any]:
         "regressed": metric.regressed,
         "accepted": metric.accepted,
         "source": metric.source,
+        "cause": metric.cause,
+        "place": metric.place,
+        "rows": None if metric.rows is None else [_row(row) for row in metric.rows],
+    }
+
+
+def _row(row: DiffRow) -> dict[str, Any]:
+    return {
+        "key": row.key,
+        "before": row.before,
+        "after": row.after,
+        "delta": row.delta,
+        "status": row.status,
+        "moved_from": row.moved_from,
     }
 
 
 def findings(result: CheckResult) -> list[Finding]:
-    """Each regression as a finding, at the line that grew most, and each way in which the
-    baseline is of another environment: for SARIF, JUnit and annotations.
+    """Each regression as a finding at the line to look at first, and each way in which the
+    baseline is of another environment: for SARIF, JUnit and annotations. A phase that grew for a
+    reason already told is left out.
     """
-    place = None
-    if result.rows is not None:
-        for row in result.rows["line"]:
-            file, _, rest = row.key.partition(":")
-            number = rest.partition(" ")[0]
-            if row.delta > 0 and number.isdecimal():
-                place = Location(file, int(number), rest.partition(" in ")[2])
-                break
     found = [
         Finding(
             rule="GPM-environment",
@@ -93,22 +89,36 @@ def findings(result: CheckResult) -> list[Finding]:
         )
         for text in result.mismatches
     ]
+    told = set()
     for metric in result.regressions:
+        if metric in result.phases and metric.place in told:
+            continue
+        told.add(metric.place)
         size = metric.unit == "bytes"
         change = human_delta(metric.delta) if size else f"{metric.delta:+d}"
         now = human_bytes(metric.after) if size else str(metric.after)
         found.append(
             Finding(
-                rule=f"GPM-{metric.name}",
+                rule=f"GPM-{metric.name.replace(' ', '-')}",
                 kind="memory-regression",
                 level=Level.ERROR,
-                message=f"{metric.name} is {change} above the baseline, now {now}. {result.cause}",
-                location=place,
+                message=f"{metric.name} is {change} above the baseline, now {now}. {metric.cause}",
+                location=_location(metric.place),
                 fix=Fix("if this is intended: gpuprobe baseline update"),
                 subject=metric.name,
             )
         )
     return found
+
+
+_PLACE = re.compile(r"(?P<file>.+?):(?P<line>[0-9]+)(?: in (?P<function>.*))?", re.DOTALL)
+
+
+def _location(place: str) -> Location | None:
+    match = _PLACE.fullmatch(place)
+    if match is None:
+        return None
+    return Location(match["file"], int(match["line"]), match["function"] or "")
 
 
 def write(result: CheckResult, stream: TextIO) -> None:

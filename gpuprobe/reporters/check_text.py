@@ -43,6 +43,8 @@ def render(result: CheckResult, style: Style) -> Iterator[str]:
     yield style.heading(_verdict(result))
     if result.cause and result.regressions:
         yield from style.wrapped(f"first cause: {result.cause}", first="  ", rest="    ")
+        for text in other_causes(result):
+            yield from style.wrapped(f"also: {text}", first="  ", rest="    ")
     for text in result.mismatches:
         yield from style.wrapped(text, first="  ! ", rest="    ")
     yield ""
@@ -55,10 +57,11 @@ def render(result: CheckResult, style: Style) -> Iterator[str]:
     moved = [metric for metric in result.phases if metric.delta]
     if moved:
         yield ""
-        yield style.heading("Peak of each phase")
+        yield style.heading("Peak of each phase and kind of step")
         for metric in moved:
+            mark = "!" if metric.regressed else " "
             yield (
-                f"  {style.fit(metric.name, 28):<28}{_amount(metric, metric.before):>12}"
+                f"{mark} {style.fit(metric.name, 28):<28}{_amount(metric, metric.before):>12}"
                 f"{_amount(metric, metric.after):>12}{_change(metric):>12}"
             )
     if result.rows is not None:
@@ -83,6 +86,17 @@ def render(result: CheckResult, style: Style) -> Iterator[str]:
             yield from style.wrapped(text, rest="  ")
 
 
+def other_causes(result: CheckResult) -> list[str]:
+    """What else grew, each for a reason of its own."""
+    told = {"", *(item.place for item in result.regressions if item.cause == result.cause)}
+    found = []
+    for item in result.regressions:
+        if item.place not in told:
+            told.add(item.place)
+            found.append(f"{item.name}: {item.cause}")
+    return found
+
+
 def told_by(result: CheckResult) -> list[str]:
     """What the check was told and by whom, in words; empty where nobody told it anything."""
     lines = []
@@ -103,6 +117,8 @@ def markdown(result: CheckResult, stream: TextIO) -> None:
     stream.write(f"### {sign} gpuprobe: {_verdict(result)}\n\n")
     if result.cause and result.regressions:
         stream.write(f"**First cause:** `{_cell(result.cause)}`\n\n")
+        for text in other_causes(result):
+            stream.write(f"**Also:** `{_cell(text)}`\n\n")
     for text in result.mismatches:
         stream.write(f"- {_cell(text)}\n")
     stream.write("\n| metric | baseline | now | change |\n|---|--:|--:|--:|\n")

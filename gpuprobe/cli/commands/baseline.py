@@ -10,7 +10,7 @@ from gpuprobe.cli.commands import check
 
 _USAGE = (
     "gpuprobe baseline update [RECORDING | SCRIPT | -m MODULE] [--baseline FILE] [--virtual GPU] "
-    "[--steps N] [--hazards] [--] [ARGS ...]"
+    "[--stop-after N] [--hazards] [--] [ARGS ...]"
 )
 
 

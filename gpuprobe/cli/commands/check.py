@@ -22,7 +22,8 @@ OPTIONS_AFTER_SCRIPT = True
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe check [RECORDING | SCRIPT | -m MODULE] [--baseline FILE] [--virtual GPU] "
-        "[--steps N] [--hazards] [--tolerance METRIC=AMOUNT] [--json | --markdown] [--] [ARGS ...]"
+        "[--stop-after N] [--hazards] [--tolerance METRIC=AMOUNT] [--json | --markdown] [--] "
+        "[ARGS ...]"
     )
     add_target(parser)
     parser.add_argument(
@@ -52,7 +53,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         "--virtual", metavar="GPU", help="run the script on this GPU in software: none is needed"
     )
     parser.add_argument(
-        "--steps",
+        "--stop-after",
         type=_positive,
         metavar="N",
         help="end the script after so many optimizer steps (default: its own end)",
@@ -91,7 +92,7 @@ def planned(args: argparse.Namespace, *, before: Any, project: Any, **more: Any)
         args.module if args.module is not None else command,
         module=args.module is not None,
         gpu=args.virtual,
-        steps=args.steps,
+        steps=args.stop_after,
         hazards=args.hazards,
         before=before,
         project=project,

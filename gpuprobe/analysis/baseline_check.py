@@ -1,0 +1,183 @@
+"""Comparing a run with its baseline."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from gpuprobe.analysis.accounts import Account
+from gpuprobe.analysis.baseline_model import (
+    ACCOUNT_OF,
+    METRICS,
+    PEAK,
+    Baseline,
+    CheckResult,
+    MetricResult,
+    Tolerance,
+)
+from gpuprobe.analysis.causes import Context, explain
+from gpuprobe.analysis.diff import DiffRow, join_rows
+from gpuprobe.analysis.highwater import Share
+from gpuprobe.analysis.matching import LineInfo, match_lines, match_modules
+
+__all__ = ["check_baseline"]
+
+_PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?: in (?P<function>.*))?", re.DOTALL)
+_REFUSED = ("device", "torch", "allocator")
+"""What of the environment must be the same: sizes differ with each, whatever the program does."""
+
+
+def check_baseline(
+    before: Baseline,
+    after: Baseline,
+    tolerances: Mapping[str, Tolerance] | None = None,
+    sources: Mapping[str, str] | None = None,
+) -> CheckResult:
+    """Compare a run with its baseline. Tolerances: the call's, else the baseline's, else those
+    of `METRICS`. ``sources``: in words, where the call's come from."""
+    chosen = {name: tolerance for name, (_, tolerance) in METRICS.items()}
+    told = dict.fromkeys(METRICS, "default")
+    for given, source in ((before.tolerances or {}, "baseline"), (tolerances or {}, "call")):
+        chosen.update(given)
+        told.update(dict.fromkeys(given, source))
+    told.update(sources or {})
+    lines = _matched_lines(before, after)
+    context = _context(before, after)
+
+    def result(name: str, unit: str, one: int, two: int, rule: str, account: str) -> MetricResult:
+        tolerance = chosen[rule]
+        found = MetricResult(
+            name, unit, one, two, tolerance.limit(one), tolerance.text(unit), told[rule]
+        )
+        if found.regressed and account in before.accounts and account in after.accounts:
+            old, new = before.accounts[account], after.accounts[account]
+            rows = join_rows(_shares(old), _shares(new), lines)
+            cause = explain(rows, old, new, context)
+            if cause is not None:
+                found = replace(found, cause=cause.text, place=cause.place)
+            found = replace(found, rows=rows)
+        return found
+
+    metrics = []
+    for name, (unit, _) in METRICS.items():
+        if name in before.metrics and name in after.metrics:
+            one, two = before.metrics[name], after.metrics[name]
+            metrics.append(result(name, unit, one, two, name, ACCOUNT_OF[name]))
+    phases = [
+        result(name, "bytes", size, after.phases[name], "peak_allocated", name)
+        for name, size in before.phases.items()
+        if name in after.phases
+    ]
+    rows = _rows(before, after, lines)
+    regressed = [item for item in (*metrics, *phases) if item.regressed]
+    return CheckResult(
+        metrics=tuple(metrics),
+        phases=tuple(phases),
+        rows=rows,
+        cause=next((item.cause for item in regressed if item.cause), ""),
+        mismatches=tuple(_mismatches(before, after)),
+        cautions=tuple(_cautions(before, after, rows is not None)),
+    )
+
+
+def _mismatches(before: Baseline, after: Baseline) -> Iterable[str]:
+    for key in _REFUSED:
+        one, two = before.environment.get(key, ""), after.environment.get(key, "")
+        if one != two:
+            yield f"{key}: {one!r} in the baseline, {two!r} now"
+
+
+def _cautions(before: Baseline, after: Baseline, traced: bool) -> Iterable[str]:
+    for name in METRICS:
+        if name in before.metrics and name not in after.metrics:
+            yield f"{name} is in the baseline, and was not measured now"
+    gone = [name for name in before.phases if name not in after.phases]
+    if gone and after.phases:
+        yield f"not seen now, so not compared: {', '.join(gone)}"
+    one, two = (side.environment.get("precision", "") for side in (before, after))
+    if one != two:
+        yield (
+            f"precision: {one or 'not known'} in the baseline, {two or 'not known'} now; compared "
+            "all the same"
+        )
+    if before.steps != after.steps:
+        yield f"{before.steps} steps in the baseline, {after.steps} now"
+    if not traced:
+        yield "no trace on one side: what grew is not known (use level trace)"
+
+
+def _context(before: Baseline, after: Baseline) -> Context:
+    one, two = (side.environment.get("precision", "") for side in (before, after))
+    starts: dict[str, int] = {}
+    for account in after.accounts.values():
+        for line in account.lines:
+            if account.unit == "bytes" and line.calls.split(" ")[-1] == "backward":
+                starts[line.key] = max(starts.get(line.key, 0), line.bytes)
+    backward = min(starts, key=lambda key: (-starts[key], key), default="")
+    return Context((one, two) if one and two and one != two else None, backward)
+
+
+# -- pairing what moved
+
+
+def _matched_lines(before: Baseline, after: Baseline) -> dict[str, str]:
+    """Keys of lines before to those after: one pairing for all accounts."""
+    pairs = match_lines(_infos(before), _infos(after))
+    for account in before.accounts.values():
+        for line in account.lines:
+            if line.key.startswith("("):
+                pairs[line.key] = line.key
+    # What only counts (a synchronisation) has no stack to be known by: it has the lines' shift.
+    taken = set(pairs.values())
+    there = {line.key for account in after.accounts.values() for line in account.lines}
+    for account in before.accounts.values():
+        for line in account.lines:
+            if line.key not in pairs and line.key in there - taken:
+                pairs[line.key] = line.key
+    return pairs
+
+
+def _infos(side: Baseline) -> list[LineInfo]:
+    found: dict[str, LineInfo] = {}
+    for name, account in side.accounts.items():
+        if name == "growth":
+            continue
+        for line in account.lines:
+            match = None if line.key.startswith("(") else _PLACE.fullmatch(line.key)
+            if match is None:
+                continue
+            known = found.get(line.key)
+            size = line.bytes if account.unit == "bytes" else 0
+            calls = tuple(line.calls.split())
+            if known is not None:
+                size = max(size, known.bytes)
+                calls = known.shape or calls
+            found[line.key] = LineInfo(
+                line.key, match["file"], int(match["line"]), match["function"] or "", calls, size
+            )
+    return list(found.values())
+
+
+def _shares(account: Account) -> list[Share]:
+    return [Share(line.key, line.bytes, line.blocks) for line in account.lines]
+
+
+def _rows(
+    before: Baseline, after: Baseline, lines: dict[str, str]
+) -> dict[str, tuple[DiffRow, ...]] | None:
+    if PEAK not in before.accounts or PEAK not in after.accounts:
+        return None
+    one, two = before.accounts[PEAK], after.accounts[PEAK]
+    named = [
+        {share.key: share.bytes for share in side.modules if not share.key.startswith("(")}
+        for side in (one, two)
+    ]
+    same = {share.key: share.key for share in one.modules if share.key.startswith("(")}
+    return {
+        "category": join_rows(
+            one.categories, two.categories, {share.key: share.key for share in one.categories}
+        ),
+        "module": join_rows(one.modules, two.modules, same | match_modules(*named)),
+        "line": join_rows(_shares(one), _shares(two), lines),
+    }
