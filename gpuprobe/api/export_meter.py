@@ -25,12 +25,14 @@ SOURCES = ("nvml",)
 
 @dataclass(frozen=True, slots=True)
 class ExportSettings:
-    """What to export. ``runs`` are recordings or directories of recordings; ``processes``: of
-    how many processes per GPU the memory is told; ``interval``: seconds between readings, at
-    least; ``demo`` names a fake fleet to read instead of the hardware.
+    """What to export. ``runs`` are recordings or directories of recordings; ``discover``: those
+    that are being recorded on this machine, too (not with ``demo``). ``processes``: of how many
+    processes per GPU the memory is told. ``interval``: seconds between readings, at least;
+    ``demo`` names a fake fleet to read instead of the hardware.
     """
 
     runs: tuple[str, ...] = ()
+    discover: bool = True
     max_runs: int = 16
     processes: int = 0
     interval: float = 10.0
@@ -77,7 +79,8 @@ class Meter:
         self._settings = settings
         self._names = GpuNames()
         self._xids = _XidCount()
-        self._runs = RunWatch(settings.runs, most=settings.max_runs)
+        discover = settings.discover and settings.demo is None
+        self._runs = RunWatch(settings.runs, most=settings.max_runs, discover=discover)
         self._stack = ExitStack()
         self._watch: DeviceWatch | None = None
         self._troubles: dict[str, str] = {}

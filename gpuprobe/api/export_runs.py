@@ -1,4 +1,4 @@
-"""The runs that are exported: recordings that are named, or found in a directory."""
+"""The runs that are exported: those being recorded here, and recordings that are named."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["LINGER", "MAX_RANKS", "RunWatch", "RunsReading"]
 
 LINGER = 600.0
-"""Seconds for which a run that was found in a directory is still exported after its end: long
-enough that its last values are fetched. One that was named stays."""
+"""Seconds for which a run that was found, and not named, is still exported after its end: long
+enough that its last values are fetched."""
 
 MAX_RANKS = 64
 """Ranks of one run that are exported at most."""
@@ -48,7 +48,8 @@ class RunWatch:
 
     A path is a recording (which may not be there yet), or a directory: then the recordings in it
     (``*.gpuprobe``) are followed that are being written, or ended less than `LINGER` seconds ago.
-    Of more than ``most`` runs, running ones come first, then the newest. Raises UsageError for a
+    With ``discover``, so are all that a process of this user (for root: of any) is writing. Of
+    more than ``most`` runs, running ones come first, then the newest. Raises UsageError for a
     path that is a file.
     """
 
@@ -57,6 +58,7 @@ class RunWatch:
         paths: Sequence[str | os.PathLike[str]],
         *,
         most: int = 16,
+        discover: bool = False,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.most = most
@@ -67,6 +69,7 @@ class RunWatch:
                     f"{path} is not a directory",
                     hint="give recordings, or directories that hold recordings",
                 )
+        self._discover = discover
         self._now = now
         self._tails: dict[Path, TotalsTail] = {}
         self._over: dict[Path, float] = {}  # ended long ago -> when its files last changed
@@ -77,6 +80,14 @@ class RunWatch:
         from gpuprobe.reporters.metrics_run import RunReading, run_name
 
         found, problems = self._found()
+        open_now = self._open_now()
+        # One that was found stays for a while after nobody has it open any more.
+        for path in open_now | self._tails.keys():
+            if path not in found:
+                try:
+                    found[path] = (_changed(path) or 0.0, False)
+                except OSError as error:
+                    problems[str(path)] = f"cannot read {path}: {error.strerror or error}"
         for gone in self._tails.keys() - found.keys():
             del self._tails[gone]
         self._over = {path: at for path, at in self._over.items() if path in found}
@@ -97,7 +108,7 @@ class RunWatch:
                 problems[str(path)] = str(error)
                 continue
             budget = max(0, budget - read)
-            states = [(_state(one), one) for one in _local(totals)]
+            states = [(_state(one, path in open_now), one) for one in _local(totals)]
             running = any(state == "running" for state, _ in states)
             if not (named or running or self._now() - changed < LINGER):
                 self._over[path] = changed
@@ -116,6 +127,13 @@ class RunWatch:
             left_out=len(runs) - len(kept) + waiting + len(problems),
             problems=problems,
         )
+
+    def _open_now(self) -> set[Path]:
+        if not self._discover:
+            return set()
+        from gpuprobe.recording.running import open_recordings
+
+        return {Path(recording.path) for recording in open_recordings()}
 
     def _found(self) -> tuple[dict[Path, tuple[float, bool]], dict[str, str]]:
         """Recordings -> when their streams last changed, and whether they were named; and
@@ -165,12 +183,16 @@ def _local(ranks: Sequence[RankTotals]) -> Sequence[RankTotals]:
     return local or ranks
 
 
-def _state(totals: RankTotals) -> str:
-    """One of `gpuprobe.reporters.metrics_run.STATES`."""
+def _state(totals: RankTotals, open_now: bool) -> str:
+    """One of `gpuprobe.reporters.metrics_run.STATES`. ``open_now``: a process of this machine is
+    writing the recording, which tells where a container's name for its machine does not.
+    """
     from gpuprobe.api.recordings import _is_running
     from gpuprobe.model.recording import RankRecording
 
     if totals.end is not None:
         return "complete" if totals.end.error is None else "failed"
     alive = _is_running(RankRecording(totals.session, totals.environment))
-    return {True: "running", False: "killed", None: "unknown"}[alive]
+    if alive is None:
+        return "running" if open_now else "unknown"
+    return "running" if alive else "killed"

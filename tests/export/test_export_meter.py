@@ -48,7 +48,7 @@ def fleet() -> Iterator[Fleet]:
 
 
 def test_a_gpu_that_is_lost_hides_no_other_and_comes_back(fleet: Fleet) -> None:
-    with Meter(ExportSettings()) as meter:
+    with Meter(ExportSettings(discover=False)) as meter:
         first = families_of(meter.read())
         fleet.devices[2]["lost"] = True
         second = families_of(meter.read())
@@ -65,7 +65,7 @@ def test_a_gpu_that_is_lost_hides_no_other_and_comes_back(fleet: Fleet) -> None:
 
 
 def test_a_driver_that_goes_away_and_returns(fleet: Fleet) -> None:
-    with Meter(ExportSettings()) as meter:
+    with Meter(ExportSettings(discover=False)) as meter:
         assert meter.read().messages == ()
         library = pynvml.nvmlLib
         pynvml.nvmlLib = FakeNvml(load_fleet("no-driver"))
@@ -90,7 +90,7 @@ def test_no_cuda_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     import ctypes
 
     opened: list[str] = []
-    with fake_fleet("8xh100"), Meter(ExportSettings(processes=5)) as meter:
+    with fake_fleet("8xh100"), Meter(ExportSettings(discover=False, processes=5)) as meter:
         load = ctypes.CDLL
 
         def watched(name: Any, *args: Any, **options: Any) -> Any:
@@ -125,7 +125,7 @@ def test_xids_are_counted_once_and_kept(fleet: Fleet, monkeypatch: pytest.Monkey
             for code in ("31", "79")
         }
 
-    with Meter(ExportSettings()) as meter:
+    with Meter(ExportSettings(discover=False)) as meter:
         assert counted(meter.read()) == {"31": 2, "79": 0}
         assert counted(meter.read()) == {"31": 2, "79": 0}
         log.append(line(3.0, 79))  # it falls off the bus: from here on it has no bus id
@@ -403,3 +403,63 @@ def test_what_cannot_be_read_is_said_at_every_look(tmp_path: Path) -> None:
             tail.poll()
     stream.write_text(whole, "utf-8")
     assert len(tail.poll().steps) == 1
+
+
+RECORDER = """
+import os, sys
+from pathlib import Path
+from gpuprobe.model.session import Environment, Session, Step
+from gpuprobe.recording.writer import RecordingWriter
+import socket, time
+host = socket.gethostname() if sys.argv[2] == "here" else "a-container"
+writer = RecordingWriter.create(Path(sys.argv[1]))
+writer.session(
+    Session(time.time(), os.getpid(), ("x",), "counters", ("cpu",)),
+    Environment("0.1", "3.11", "Linux", host),
+)
+writer.step(Step(0, 0, 5))
+print("recording", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_runs_of_this_machine_appear_by_themselves(tmp_path: Path) -> None:
+    """Also one in a container, whose name for the machine is another."""
+    import subprocess
+    import sys
+    import time
+
+    clock = Clock()
+    clock.now = time.time()
+    watch = RunWatch([], most=100, discover=True, now=clock)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RECORDER, str(tmp_path / f"{where}.gpuprobe"), where],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for where in ("here", "there")
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"recording\n"
+        found = {path: state for path, state in labels(watch).items() if path in MINE}
+        assert found == {"here.gpuprobe": "running", "there.gpuprobe": "running"}
+        assert not [one for one in labels(RunWatch([])) if one in MINE]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate(timeout=60)
+    found = {path: state for path, state in labels(watch).items() if path in MINE}
+    assert found == {"here.gpuprobe": "killed", "there.gpuprobe": "unknown"}
+    clock.now += LINGER + 60
+    assert not [one for one in labels(watch) if one in MINE]
+
+
+MINE = ("here.gpuprobe", "there.gpuprobe")
+
+
+def test_a_demo_shows_no_runs_of_this_machine() -> None:
+    with Meter(ExportSettings(demo="empty")) as meter:
+        assert meter.read().run_count == 0

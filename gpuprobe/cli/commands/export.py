@@ -44,7 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         nargs="+",
         default=[],
-        help="recordings, or directories whose recordings are exported while they are written",
+        help="also these recordings, or directories whose recordings are exported while they are "
+        "written (by default: those that processes of this user are writing; for root, of all)",
+    )
+    parser.add_argument(
+        "--no-discovery", action="store_true", help="export only the runs that --runs names"
     )
     parser.add_argument(
         "--max-runs", type=int, default=16, metavar="N", help="export at most N runs (default: 16)"
@@ -82,7 +86,12 @@ def run(args: argparse.Namespace) -> int:
     if not 1 <= args.max_runs <= 100:
         raise UsageError("--max-runs takes 1 to 100")
     settings = ExportSettings(
-        tuple(args.runs), args.max_runs, args.processes, args.interval, args.demo
+        runs=tuple(args.runs),
+        discover=not args.no_discovery,
+        max_runs=args.max_runs,
+        processes=args.processes,
+        interval=args.interval,
+        demo=args.demo,
     )
     if args.once:
         done = export_once(
