@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -225,12 +226,17 @@ def write_textfile(path: str | os.PathLike[str], families: Sequence[Family]) -> 
     from gpuprobe.reporters import prometheus
 
     where = Path(path)
-    # The collector reads *.prom: the unfinished file must not be called so.
-    temporary = where.with_name(f".{where.name}.{os.getpid()}.tmp")
     try:
+        # The collector reads *.prom: the unfinished file must not be called so. Its name cannot
+        # be guessed, so that nobody else in the directory can have a link of that name waiting.
+        handle, name = tempfile.mkstemp(".tmp", f".{where.name}.", where.parent)
+        temporary = Path(name)
         try:
-            with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
                 prometheus.write(families, file)
+            umask = os.umask(0)
+            os.umask(umask)
+            temporary.chmod(0o666 & ~umask)  # mkstemp makes files that only their owner can read
             temporary.replace(where)
         finally:
             temporary.unlink(missing_ok=True)

@@ -149,7 +149,7 @@ class Meter:
             if self._troubles.get(key) != text:
                 yield text
         for key in self._troubles.keys() - now.keys():
-            yield f"{key}: answers again" if key in SOURCES else f"{key}: can be read again"
+            yield f"{key}: answers again" if key in SOURCES else f"{key}: can be read now"
         self._troubles = now
 
 

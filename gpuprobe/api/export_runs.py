@@ -101,8 +101,9 @@ class RunWatch:
             try:
                 totals, read = tail.poll(budget)
             except NotARecording:
-                self._tails.pop(path)  # removed meanwhile, or not there yet
-                waiting += named
+                self._tails.pop(path)
+                if named:  # else it was removed meanwhile
+                    problems[str(path)] = f"no recording is there (yet): {path}"
                 continue
             except DataError as error:
                 problems[str(path)] = str(error)

@@ -96,7 +96,12 @@ def test_runs_need_no_driver(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_a_file_appears_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "gpu.prom"
     path.write_text("old")
-    assert main(["export", "--textfile", str(path), "--once", "--demo"]) == 0
+    before = os.umask(0o027)
+    try:
+        assert main(["export", "--textfile", str(path), "--once", "--demo"]) == 0
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
     assert capsys.readouterr() == ("", "")
     assert len(parsed(path.read_text("utf-8"))["gpuprobe_gpu_up"]) == 8
     assert [entry.name for entry in tmp_path.iterdir()] == ["gpu.prom"]

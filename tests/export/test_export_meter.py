@@ -325,14 +325,15 @@ def test_a_run_that_appears_and_goes(tmp_path: Path) -> None:
     named = tmp_path / "later.gpuprobe"
     watch = RunWatch([named, tmp_path])
     first = watch.read()
-    assert (first.runs, first.left_out, first.problems) == (0, 1, {})
+    assert (first.runs, first.left_out) == (0, 1)
+    assert first.problems == {str(named): f"no recording is there (yet): {named}"}
     record(named)
     second = watch.read()
     assert (second.runs, second.left_out) == (1, 0)
     (named / "rank-00000.jsonl").unlink()
     named.rmdir()
     third = watch.read()
-    assert (third.runs, third.left_out, third.problems) == (0, 1, {})
+    assert (third.runs, third.left_out, set(third.problems)) == (0, 1, {str(named)})
 
 
 def test_the_number_of_runs_is_bounded(tmp_path: Path) -> None:
@@ -379,7 +380,7 @@ def test_a_recording_that_cannot_be_read_is_said(tmp_path: Path) -> None:
         (message,) = meter.read().messages
         assert meter.read().messages == ()
         (bad / "rank-00000.jsonl").unlink()
-        assert meter.read().messages == (f"{bad}: can be read again",)
+        assert meter.read().messages == (f"{bad}: can be read now",)
     assert "bad.gpuprobe" in message or "rank-00000" in message
 
 
