@@ -109,7 +109,8 @@ class RunWatch:
                 problems[str(path)] = str(error)
                 continue
             budget = max(0, budget - read)
-            states = [(_state(one, path in open_now), one) for one in _local(totals)]
+            written = path in open_now
+            states = [(_state(one, written, len(totals) == 1), one) for one in _local(totals)]
             running = any(state == "running" for state, _ in states)
             if not (named or running or self._now() - changed < LINGER):
                 self._over[path] = changed
@@ -184,9 +185,12 @@ def _local(ranks: Sequence[RankTotals]) -> Sequence[RankTotals]:
     return local or ranks
 
 
-def _state(totals: RankTotals, open_now: bool) -> str:
-    """One of `gpuprobe.reporters.metrics_run.STATES`. ``open_now``: a process of this machine is
-    writing the recording, which tells where a container's name for its machine does not.
+def _state(totals: RankTotals, written: bool, alone: bool) -> str:
+    """One of `gpuprobe.reporters.metrics_run.STATES`.
+
+    ``written``: a process of this machine has the recording open. That tells where its session
+    does not, as a container has its own names for machine and process; but not which rank it is,
+    unless there is one ``alone``.
     """
     from gpuprobe.api.recordings import _is_running
     from gpuprobe.model.recording import RankRecording
@@ -194,6 +198,6 @@ def _state(totals: RankTotals, open_now: bool) -> str:
     if totals.end is not None:
         return "complete" if totals.end.error is None else "failed"
     alive = _is_running(RankRecording(totals.session, totals.environment))
-    if alive is None:
-        return "running" if open_now else "unknown"
-    return "running" if alive else "killed"
+    if alive or (written and (alone or alive is None)):
+        return "running"
+    return "unknown" if alive is None else "killed"

@@ -98,6 +98,19 @@ def _throttling(device: Device) -> Iterator[tuple[tuple[str, ...], int]]:
         yield (label,), int(label in now)
 
 
+def _info(device: Device) -> Points:
+    if isinstance(device.name.value, Unavailable):
+        return ()
+    bus, capability = device.identity.pci_bus_id, device.compute_capability.value
+    architecture = device.architecture.value
+    labels = (
+        "" if isinstance(bus, Unavailable) else bus,
+        "" if isinstance(architecture, Unavailable) else architecture,
+        "" if isinstance(capability, Unavailable) else f"{capability[0]}.{capability[1]}",
+    )
+    return ((labels, 1),)
+
+
 def _named(**readings: Callable[[Device], Reading[int]]) -> Callable[[Device], Points]:
     """One label with a value for each of ``readings``."""
     return lambda device: [((label,), read(device)) for label, read in readings.items()]
@@ -133,6 +146,14 @@ ROWS: tuple[Row, ...] = (
         "1 where the GPU answers, 0 where it is lost (fallen off the bus, or needs a reset).",
         "NVML's return codes",
         up,
+    ),
+    _row(
+        "gpuprobe_gpu_info",
+        "",
+        "1, with what is known of the GPU in its labels.",
+        "nvmlDeviceGetPciInfo, nvmlDeviceGetArchitecture, nvmlDeviceGetCudaComputeCapability",
+        _info,
+        labels=("pci", "architecture", "compute_capability"),
     ),
     _row(
         "gpuprobe_gpu_utilization_ratio",

@@ -412,10 +412,12 @@ from pathlib import Path
 from gpuprobe.model.session import Environment, Session, Step
 from gpuprobe.recording.writer import RecordingWriter
 import socket, time
-host = socket.gethostname() if sys.argv[2] == "here" else "a-container"
+where = sys.argv[2]
+host = "a-container" if where == "there" else socket.gethostname()
+pid = 2**22 + 1 if where == "pids" else os.getpid()
 writer = RecordingWriter.create(Path(sys.argv[1]))
 writer.session(
-    Session(time.time(), os.getpid(), ("x",), "counters", ("cpu",)),
+    Session(time.time(), pid, ("x",), "counters", ("cpu",)),
     Environment("0.1", "3.11", "Linux", host),
 )
 writer.step(Step(0, 0, 5))
@@ -425,7 +427,7 @@ sys.stdin.read()
 
 
 def test_runs_of_this_machine_appear_by_themselves(tmp_path: Path) -> None:
-    """Also one in a container, whose name for the machine is another."""
+    """Also those in containers, whose names for the machine or the process are others."""
     import subprocess
     import sys
     import time
@@ -439,26 +441,26 @@ def test_runs_of_this_machine_appear_by_themselves(tmp_path: Path) -> None:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        for where in ("here", "there")
+        for where in ("here", "there", "pids")
     ]
     try:
         for process in processes:
             assert process.stdout is not None
             assert process.stdout.readline() == b"recording\n"
         found = {path: state for path, state in labels(watch).items() if path in MINE}
-        assert found == {"here.gpuprobe": "running", "there.gpuprobe": "running"}
+        assert found == dict.fromkeys(MINE, "running")
         assert not [one for one in labels(RunWatch([])) if one in MINE]
     finally:
         for process in processes:
             process.kill()
             process.communicate(timeout=60)
     found = {path: state for path, state in labels(watch).items() if path in MINE}
-    assert found == {"here.gpuprobe": "killed", "there.gpuprobe": "unknown"}
+    assert [found[name] for name in MINE] == ["killed", "unknown", "killed"]
     clock.now += LINGER + 60
     assert not [one for one in labels(watch) if one in MINE]
 
 
-MINE = ("here.gpuprobe", "there.gpuprobe")
+MINE = ("here.gpuprobe", "there.gpuprobe", "pids.gpuprobe")
 
 
 def test_a_demo_shows_no_runs_of_this_machine() -> None:

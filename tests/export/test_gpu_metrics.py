@@ -84,6 +84,8 @@ def test_units_are_base_units() -> None:
     assert general == raw(device.utilisation.gpu) / 100
     assert one("gpuprobe_gpu_temperature_celsius", sensor="gpu") == raw(device.temperature.gpu)
     assert one("gpuprobe_gpu_up") == 1
+    pci = str(device.identity.pci_bus_id)
+    assert one("gpuprobe_gpu_info", pci=pci, architecture="hopper", compute_capability="9.0") == 1
 
 
 def test_parts_sum_to_the_total() -> None:
