@@ -10,46 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from recipe_project import copied, made
 
 from gpuprobe.cli import main
 
-SCRIPT = """\
-import sys
-import torch
-
-width = int(sys.argv[1])
-model = torch.nn.Linear(width, width).cuda()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(3):
-    model(torch.ones(32, width, device="cuda")).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a script, recordings of a small and a large model, and their baselines."""
-    folder = tmp_path_factory.mktemp("made")
-    (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for name, width in (("small", "256"), ("large", "1024")):
-            run = ["run", "-q", "--level", "trace", "--virtual", "t4", "-o", f"{name}.gpuprobe"]
-            assert main([*run, "train.py", width]) == 0
-            update = ["baseline", "update", f"{name}.gpuprobe", "--baseline", f"{name}.json"]
-            assert main(update) == 0
-    return folder
-
 
 @pytest.fixture
-def project(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory that sees them, on no service."""
+def project(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A working directory with recordings and baselines, on no service."""
     for name in ("GITHUB_ACTIONS", "GITLAB_CI", "GITHUB_WORKSPACE", "CI_PROJECT_DIR"):
         monkeypatch.delenv(name, raising=False)
-    for item in made.iterdir():
-        (tmp_path / item.name).symlink_to(item)
-    (tmp_path / "memory.json").write_bytes((made / "small.json").read_bytes())
+    copied(made(tmp_path_factory), tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -1,0 +1,155 @@
+"""Whether the baseline of one script is the same bytes, wherever and however often it is made.
+
+    python benchmarks/baseline_determinism.py [--runs 10] [--hazards]
+
+Each run is `gpuprobe baseline update` in a process of its own, of a copy of the same project in
+another folder, with another ``PYTHONHASHSEED``, temporary folder, locale and number of threads;
+every other one is started from a subfolder. The script shuffles sets of strings, uses a
+DataLoader, autocast, activation checkpoints, a second stream and two phases; it is seeded.
+
+Prints what differs; exit code 1 where something does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PROJECT = """\
+[tool.gpuprobe]
+gpu = "h100-80gb"
+run = "train.py"
+baseline = "memory.json"
+"""
+
+SCRIPT = """\
+import os
+import random
+import tempfile
+import threading
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+WIDTH = 128
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self, depth=3):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(depth))
+        self.heads = nn.ModuleDict({name: nn.Linear(WIDTH, 8) for name in ("a", "b", "c")})
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        # The order of a set of strings depends on the hash seed.
+        return sum(self.heads[name](x) for name in set(self.heads))
+
+
+def evaluate(model, loader):
+    model.eval()
+    with torch.no_grad():
+        found = [model(x.cuda()).mean() for (x,) in loader]
+    model.train()
+    return torch.stack(found).mean()
+
+
+def main():
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(96, WIDTH))
+    loader = torch.utils.data.DataLoader(data, batch_size=32, shuffle=True, pin_memory=True)
+    model = Net().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    side = torch.cuda.Stream()
+    names = {f"name {number}" for number in range(20)}
+    for epoch in range(2):
+        for (x,) in loader:
+            x = x.cuda(non_blocking=True)
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = model(x).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            cache = {name: torch.empty(len(name), device="cuda") for name in names}
+            del cache
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            evaluate(model, loader)
+        torch.cuda.current_stream().wait_stream(side)
+    tempfile.mkdtemp()
+
+
+main()
+"""
+
+LOCALES = ("C", "C.UTF-8", "POSIX")
+
+
+def baseline(folder: Path, number: int, hazards: bool) -> bytes:
+    """The baseline that one run writes."""
+    project = folder / f"run {number}" / ("deeper/" * (number % 3)) / f"project-{number}"
+    (project / "ci").mkdir(parents=True)
+    (project / "pyproject.toml").write_text(PROJECT, encoding="utf-8")
+    (project / "train.py").write_text(SCRIPT, encoding="utf-8")
+    scratch = folder / f"scratch {number}"
+    scratch.mkdir()
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": str(number * 101),
+        "TMPDIR": str(scratch),
+        "HOME": str(scratch),
+        "LC_ALL": LOCALES[number % len(LOCALES)],
+        "OMP_NUM_THREADS": str(1 + number % 2),
+    }
+    command = [sys.executable, "-m", "gpuprobe", "baseline", "update"]
+    done = subprocess.run(
+        [*command, *(["--hazards"] if hazards else [])],
+        cwd=project / "ci" if number % 2 else project,
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr.decode(errors="replace"))
+    return (project / "memory.json").read_bytes()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--hazards", action="store_true")
+    args = parser.parse_args()
+    different = 0
+    with tempfile.TemporaryDirectory() as name:
+        first = baseline(Path(name), 0, args.hazards)
+        for number in range(1, args.runs):
+            again = baseline(Path(name), number, args.hazards)
+            if again == first:
+                continue
+            different += 1
+            sides = [text.decode().splitlines(keepends=True) for text in (first, again)]
+            sys.stdout.writelines(difflib.unified_diff(*sides, "run 0", f"run {number}"))
+    print(f"{args.runs} runs, {len(first):,} bytes: {different} differ from the first")
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

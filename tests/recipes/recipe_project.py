@@ -1,0 +1,51 @@
+"""A small script, recordings of it, and their baselines; made once for all tests here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuprobe.cli import main
+
+SCRIPT = """\
+import sys
+import torch
+
+width = int(sys.argv[1])
+model = torch.nn.Linear(width, width).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(32, width, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+_made: list[Path] = []
+
+
+def made(factory: pytest.TempPathFactory) -> Path:
+    """A folder with the script, recordings of a small and a large model, and their baselines:
+    ``train.py``, ``small.gpuprobe``, ``large.gpuprobe``, ``small.json``, ``large.json``.
+    """
+    if _made:
+        return _made[0]
+    folder = factory.mktemp("made")
+    (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name, width in (("small", "256"), ("large", "1024")):
+            run = ["run", "-q", "--level", "trace", "--virtual", "t4", "-o", f"{name}.gpuprobe"]
+            assert main([*run, "train.py", width]) == 0
+            update = ["baseline", "update", f"{name}.gpuprobe", "--baseline", f"{name}.json"]
+            assert main(update) == 0
+    _made.append(folder)
+    return folder
+
+
+def copied(folder: Path, to: Path) -> None:
+    """Give another folder the same things, and ``memory.json``, the small model's baseline."""
+    for item in folder.iterdir():
+        (to / item.name).symlink_to(item)
+    (to / "memory.json").write_bytes((folder / "small.json").read_bytes())
