@@ -145,10 +145,18 @@ sys.exit(main(sys.argv[1:]))
 
 
 @contextmanager
-def exporting(*options: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """``gpuprobe export`` in a process of its own, and what it said until it was serving."""
+def exporting(
+    *options: str, libraries: Path | None = None
+) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """``gpuprobe export`` in a process of its own, and what it said until it was serving. With
+    ``libraries``, a folder of driver libraries to load, else a demo.
+    """
+    environ = dict(os.environ)
+    if libraries is not None:
+        environ["LD_LIBRARY_PATH"] = str(libraries)
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "export", "--demo", *options],
+        [sys.executable, "-c", PROGRAM, "export", *(["--demo"] * (libraries is None)), *options],
+        env=environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -228,6 +236,26 @@ def test_other_addresses_than_loopback_are_warned_of() -> None:
         assert re.search(r"warning: listening on 0\.0\.0\.0: .*no password", said[0])
         process.terminate()
         process.wait(30)
+
+
+def test_a_scrape_makes_no_cuda_context(tmp_path: Path) -> None:
+    """Real libraries, compiled from a description of a machine: NVML is loaded, CUDA is not."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "fake_nvml_c"))
+    import fleet_library as build
+
+    if build.compiler() is None:
+        pytest.skip("no C compiler")
+    folder = build.build("8xh100", tmp_path / "lib")
+    assert (folder / "libcuda.so.1").exists()
+    options = ("--prometheus", "--listen", "0", "--interval", "0.1", "--no-discovery")
+    with exporting(*options, libraries=folder) as (process, said):
+        for _ in range(3):
+            with urlopen(url_in(said), timeout=30) as answer:
+                found = parsed(answer.read().decode("utf-8"))
+            assert len(found["gpuprobe_gpu_power_watts"]) == 8
+        maps = Path(f"/proc/{process.pid}/maps").read_text("utf-8")
+        assert "libnvidia-ml.so.1" in maps
+        assert "libcuda" not in maps
 
 
 def test_nothing_of_a_device_library_but_nvml_is_loaded() -> None:
