@@ -31,7 +31,8 @@ __all__ = ["MAX_NAMES", "RankSum", "TotalsTail"]
 
 MAX_NAMES = 32
 """Names of one sort (phases, collectives, kinds of findings) that are told apart; what has another
-name is added up as ``other``. They come from the program: there could be any number of them."""
+name is added up as ``other``. They come from the program: there could be any number of them. Of
+devices, which cannot be added up, so many are kept."""
 
 OTHER = "other"
 
@@ -106,7 +107,9 @@ class RankSum:
                 name = _bounded(phase.path, self._phases)
                 self._phases[name] = self._phases.get(name, 0) + phase.duration_ns
         for window in step.windows:
-            self._devices[window.device] = _joined(self._devices.get(window.device), window)
+            known = self._devices.get(window.device)
+            if known is not None or len(self._devices) < MAX_NAMES:
+                self._devices[window.device] = _joined(known, window)
         self._rss_peak = _highest(self._rss_peak, step.host.rss_peak)
         for call in step.collectives:
             name = _bounded(call.op, self._collectives)

@@ -36,6 +36,8 @@ Kind = Literal["gauge", "counter"]
 MAX_LABEL = 128
 """Characters of a label's value. Longer text is cut: names come from elsewhere."""
 
+_MOST = 1 << 63  # what a signed 64-bit integer holds
+
 Points = Iterable[
     tuple[tuple[str, ...], "Reading[int] | Reading[bool] | int | float | Unavailable"]
 ]
@@ -140,7 +142,9 @@ def family(metric: Metric, points: Points, *, factor: float = 1) -> Family:
 def _numbers(points: Points) -> Iterator[tuple[tuple[str, ...], int | float]]:
     for labels, given in points:
         value = given.value if isinstance(given, Reading) else given
-        if not isinstance(value, Unavailable):
+        # What no counter or size can be comes from a damaged recording; neither Prometheus nor
+        # OTLP has a place for it.
+        if not isinstance(value, Unavailable) and (isinstance(value, float) or abs(value) < _MOST):
             yield labels, int(value) if isinstance(value, bool) else value
 
 

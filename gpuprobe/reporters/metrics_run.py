@@ -42,6 +42,7 @@ _ATTRIBUTES = {
     "host": "host.name",
 }
 _NS = 1e-9
+_MOST_DEVICES = 32  # of one rank whose tensors are told
 _MAX_NAME = 64  # characters of a recording's name in a label
 
 
@@ -136,9 +137,19 @@ def _info(run: RunReading) -> Points:
     return ((labels, 1),)
 
 
+def _last_step(run: RunReading) -> float | Unavailable:
+    step = run.totals.step
+    if step is None:
+        return _NO_STEP
+    try:
+        return run.totals.session.started_at + (step.start_ns + step.duration_ns) * _NS
+    except OverflowError:
+        return Unavailable("the recording is damaged: a time that is none")
+
+
 def _tensors(run: RunReading) -> Iterator[tuple[tuple[str, ...], int]]:
     newest = run.totals.newest
-    for tensors in newest.tensors if newest is not None else ():
+    for tensors in newest.tensors[:_MOST_DEVICES] if newest is not None else ():
         for category, size in tensors.by_category.items():
             yield (tensors.device, category.value), size
 
@@ -185,9 +196,7 @@ _ROWS: tuple[_Row, ...] = (
         "gpuprobe_run_last_step_timestamp_seconds",
         "seconds",
         "When the newest step ended, in seconds since the Unix epoch.",
-        lambda run: _of_step(
-            lambda step: run.totals.session.started_at + (step.start_ns + step.duration_ns) * _NS
-        )(run),
+        _last_step,
     ),
     _row(
         "gpuprobe_run_step",

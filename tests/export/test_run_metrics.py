@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from model_strategies import values_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuprobe.errors import NotARecording
@@ -30,7 +31,7 @@ from gpuprobe.model.session import (
 from gpuprobe.model.totals import RankTotals
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.recording.reader import read_recording
-from gpuprobe.recording.totals import MAX_NAMES, TotalsTail
+from gpuprobe.recording.totals import MAX_NAMES, RankSum, TotalsTail
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.reporters.metrics_gpu import GPU_METRICS
 from gpuprobe.reporters.metrics_run import (
@@ -41,6 +42,7 @@ from gpuprobe.reporters.metrics_run import (
     run_families,
     run_name,
 )
+from gpuprobe.reporters.otlp import metrics_data
 from gpuprobe.reporters.prometheus import render
 
 ENVIRONMENT = Environment("0.1", "3.11", "Linux", "host", torch="2.13.0")
@@ -353,3 +355,30 @@ def test_totals_without_steps_say_so() -> None:
     found = series(render(run_families([RunReading("r-1", "/r", "unknown", totals)])))
     assert found["gpuprobe_run_steps_total{rank=0}"] == 0
     assert "gpuprobe_run_step{rank=0}" not in found
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    values_of(Session),
+    values_of(Environment),
+    st.lists(values_of(Step), max_size=2, unique_by=lambda step: step.index),
+    st.lists(values_of(Finding), max_size=2),
+)
+def test_whatever_a_recording_holds_can_be_exported(
+    about: Session, environment: Environment, made: list[Step], found: list[Finding]
+) -> None:
+    """A damaged or hostile recording must not end an exporter that others rely on."""
+    sums = RankSum()
+    for step in sorted(made, key=lambda step: step.index):
+        sums.step(step)
+    for one in found:
+        sums.finding(one)
+    totals = sums.result(RankTotals(about, environment))
+    families = run_families([RunReading("r-1", "/r", "running", totals)])
+    series(render(families))
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.common", reason="needs the extra otel")
+    from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+
+    encoded = encode_metrics(metrics_data(families, taken_ns=1))
+    ((scope,),) = [one.scope_metrics for one in encoded.resource_metrics]
+    assert len(scope.metrics) == len(families)
