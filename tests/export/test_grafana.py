@@ -133,3 +133,9 @@ def test_panels_do_not_overlap() -> None:
 def test_the_page_names_the_file() -> None:
     page = (PATH.parents[1] / "how-to" / "export-metrics.md").read_text("utf-8")
     assert "(../grafana/gpuprobe.json)" in page
+
+
+def test_the_page_names_no_other_metrics() -> None:
+    page = (PATH.parents[1] / "how-to" / "export-metrics.md").read_text("utf-8")
+    for line in page.splitlines():
+        assert set(re.findall(r"\bgpuprobe_\w+\w", line)) <= {*METRICS, "gpuprobe_run_"}, line
