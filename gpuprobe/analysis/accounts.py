@@ -9,7 +9,8 @@ from __future__ import annotations
 import posixpath
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Final
 
 from gpuprobe.analysis.evidence import Marks, Runs
@@ -49,10 +50,10 @@ class LineShare:
     """A line's part of an amount: ``bytes`` in ``blocks`` blocks (of counts: that many times).
 
     ``category`` is that of most of its bytes. ``calls``: the functions it called into, innermost
-    first; they stay when lines shift. ``until``: ``backward`` where most of it is freed in the
-    backward pass of its step, ``later`` where it outlives the step, else "". ``paths``: the user's
-    lines that led here, innermost first, up to the one that calls the model, the optimizer or the
-    autograd engine, each with its bytes; kept in memory only.
+    first, repeats once; they stay when lines shift. ``until``: ``backward`` where most of it is
+    freed in the backward pass of its step, ``later`` where it outlives the step, else "".
+    ``paths``: the user's lines that led here, innermost first, up to the one that calls the model,
+    the optimizer or the autograd engine, each with its bytes; kept in memory only.
     """
 
     key: str
@@ -136,7 +137,7 @@ class _Gathered:
             naming = self._naming
             key = naming.line(frame)
             inner = frames[: frames.index(frame)]
-            calls = " ".join(f.name for f in inner if not is_cpp(f))
+            calls = " ".join(name for name, _ in groupby(f.name for f in inner if not is_cpp(f)))
             mine = frames[: _entry(frames, naming.is_user)]
             path = tuple(naming.line(f) for f in mine if naming.is_user(f)) or (key,)
         row = self._rows[key]
@@ -311,11 +312,9 @@ def growth(first: Account, last: Account) -> Account:
         size = line.bytes - (0 if old is None else old.bytes)
         if size:
             blocks = line.blocks - (0 if old is None else old.blocks)
-            found.append(
-                LineShare(line.key, size, blocks, line.category, "", line.calls, line.paths)
-            )
+            found.append(replace(line, bytes=size, blocks=blocks))
     found += [
-        LineShare(old.key, -old.bytes, -old.blocks, old.category, "", old.calls)
+        replace(old, bytes=-old.bytes, blocks=-old.blocks, paths=())
         for old in before.values()
         if old.bytes
     ]

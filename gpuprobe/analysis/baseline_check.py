@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -26,6 +27,12 @@ __all__ = ["check_baseline"]
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?: in (?P<function>.*))?", re.DOTALL)
 _REFUSED = ("device", "torch", "allocator")
 """What of the environment must be the same: sizes differ with each, whatever the program does."""
+
+_NOUNS = {
+    "device_allocs_after_warm_up": "calls of cudaMalloc",
+    "implicit_syncs_per_step": "implicit synchronisations in the run",
+    "races": "races",
+}
 
 
 def check_baseline(
@@ -53,7 +60,7 @@ def check_baseline(
         if found.regressed and account in before.accounts and account in after.accounts:
             old, new = before.accounts[account], after.accounts[account]
             rows = join_rows(_shares(old), _shares(new), lines)
-            cause = explain(rows, old, new, context)
+            cause = explain(rows, old, new, context, _NOUNS.get(name, ""))
             if cause is not None:
                 found = replace(found, cause=cause.text, place=cause.place)
             found = replace(found, rows=rows)
@@ -109,13 +116,29 @@ def _cautions(before: Baseline, after: Baseline, traced: bool) -> Iterable[str]:
 
 def _context(before: Baseline, after: Baseline) -> Context:
     one, two = (side.environment.get("precision", "") for side in (before, after))
-    starts: dict[str, int] = {}
-    for account in after.accounts.values():
+    starts: Counter[str] = Counter()
+    models: Counter[str] = Counter()
+    for name, account in after.accounts.items():
         for line in account.lines:
-            if account.unit == "bytes" and line.calls.split(" ")[-1] == "backward":
-                starts[line.key] = max(starts.get(line.key, 0), line.bytes)
-    backward = min(starts, key=lambda key: (-starts[key], key), default="")
-    return Context((one, two) if one and two and one != two else None, backward)
+            if account.unit == "bytes" and line.calls.endswith("backward"):
+                starts[line.key] = max(starts[line.key], line.bytes)
+            if name == "phase forward":
+                for path, size in line.paths:
+                    if len(path) > 1:
+                        models[path[-1]] += size
+    freed = frozenset(
+        line.key
+        for account in before.accounts.values()
+        for line in account.lines
+        if line.until == "backward"
+    )
+    return Context(
+        (one, two) if one and two and one != two else None, _most(models), _most(starts), freed
+    )
+
+
+def _most(counter: Counter[str]) -> str:
+    return min(counter, key=lambda key: (-counter[key], key), default="")
 
 
 # -- pairing what moved
@@ -141,21 +164,16 @@ def _matched_lines(before: Baseline, after: Baseline) -> dict[str, str]:
 def _infos(side: Baseline) -> list[LineInfo]:
     found: dict[str, LineInfo] = {}
     for name, account in side.accounts.items():
-        if name == "growth":
-            continue
+        # Only where it is what the line itself allocated does its amount tell lines apart.
+        tells = account.unit == "bytes" and name not in ("growth", "reserved")
         for line in account.lines:
             match = None if line.key.startswith("(") else _PLACE.fullmatch(line.key)
             if match is None:
                 continue
             known = found.get(line.key)
-            size = line.bytes if account.unit == "bytes" else 0
-            calls = tuple(line.calls.split())
-            if known is not None:
-                size = max(size, known.bytes)
-                calls = known.shape or calls
-            found[line.key] = LineInfo(
-                line.key, match["file"], int(match["line"]), match["function"] or "", calls, size
-            )
+            size = max(line.bytes if tells else 0, known.bytes if known is not None else 0)
+            place = match["file"], int(match["line"]), match["function"] or ""
+            found[line.key] = LineInfo(line.key, *place, tuple(line.calls.split()), size)
     return list(found.values())
 
 

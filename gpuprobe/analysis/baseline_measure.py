@@ -82,8 +82,25 @@ def baseline_of(
         steps=len(steps),
         metrics=metrics,
         phases={name: moment.bytes for name, moment in _moments(found)},
-        accounts=accounts | _accounts(found, steps, metrics, naming),
+        accounts=_one_way_to_call(accounts | _accounts(found, steps, metrics, naming)),
     )
+
+
+def _one_way_to_call(accounts: Mapping[str, Account]) -> dict[str, Account]:
+    """A line calls into several functions, and each account has that of most of its bytes. Kept is
+    one for all, so that a line is known again in another run whatever account it is in."""
+    calls: dict[str, str] = {}
+    for name in sorted(accounts, key=lambda name: (name != PEAK, name)):
+        for line in accounts[name].lines:
+            if line.calls:
+                calls.setdefault(line.key, line.calls)
+    return {
+        name: replace(
+            account,
+            lines=tuple(replace(line, calls=calls.get(line.key, "")) for line in account.lines),
+        )
+        for name, account in accounts.items()
+    }
 
 
 def _moments(found: Traced) -> list[tuple[str, Moment]]:

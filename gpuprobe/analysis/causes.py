@@ -27,8 +27,11 @@ _ALIKE = 0.25
 """How far a line's own factor may be from that of the inputs: some of what a line makes does not
 depend on them, and blocks are rounded up."""
 
+_NOTHING = LineShare("", 0, 0)
+
 _WORDS = {
     "activation": "activations saved for backward",
+    "temporary": "",
     "autograd_detail": "autograd's own",
     "optimizer_state": "optimizer state",
     "gradient_bucket": "gradient buckets",
@@ -47,24 +50,27 @@ class Cause:
 @dataclass(frozen=True, slots=True)
 class Context:
     """What is known beside one account: ``precision`` before and after, where that changed; the
-    line that starts the backward pass."""
+    lines that call the model and that start the backward pass; the lines of which that freed
+    something before."""
 
     precision: tuple[str, str] | None = None
+    forward: str = ""
     backward: str = ""
+    freed_in_backward: frozenset[str] = frozenset()
 
 
 def explain(
-    rows: Sequence[DiffRow], before: Account, after: Account, context: Context
+    rows: Sequence[DiffRow], before: Account, after: Account, context: Context, noun: str = ""
 ) -> Cause | None:
-    """The cause of what grew in ``rows``; None where nothing did."""
+    """The cause of what grew in ``rows``; None where nothing did. ``noun``: what a count counts."""
     grown = [row for row in rows if row.delta > 0 and not row.key.startswith("(")]
     if not grown:
         rest = next((row for row in rows if row.delta > 0), None)
-        return None if rest is None else Cause(f"{_amount(rest.delta, after)} in {rest.key}")
+        return None if rest is None else Cause(f"{_amount(rest.delta, after, noun)} in {rest.key}")
     lines = {line.key: line for line in after.lines}
     if after.unit == "count":
         row = grown[0]
-        return Cause(f"{row.delta:+d} at {row.key}", row.key)
+        return Cause(f"{_amount(row.delta, after, noun)} at {row.key}", row.key)
     was = {line.key: line for line in before.lines}
     for rule in (_precision, _retained, _inputs):
         found = rule(grown, was, lines, context)
@@ -73,8 +79,8 @@ def explain(
     return _where_it_parts(grown, lines)
 
 
-def _amount(delta: int, account: Account) -> str:
-    return f"{delta:+d}" if account.unit == "count" else human_delta(delta)
+def _amount(delta: int, account: Account, noun: str) -> str:
+    return f"{delta:+d} {noun}".rstrip() if account.unit == "count" else human_delta(delta)
 
 
 def _total(rows: Iterable[DiffRow]) -> int:
@@ -92,16 +98,11 @@ def _precision(
     if context.precision is None:
         return None
     computed = [row for row in grown if _category(row, lines) not in ("parameter", "input")]
-    entries: dict[str, int] = defaultdict(int)
-    for row in computed:
-        for path, weight in _weighted(row, lines):
-            if path[0] != context.backward:
-                entries[path[0]] += weight
-    if _total(computed) < _MOST * _total(grown) or not entries:
+    if _total(computed) < _MOST * _total(grown) or not context.forward:
         return None
-    place = min(entries, key=lambda key: (-entries[key], key))
     old, new = context.precision
-    return Cause(f"{human_delta(_total(computed))} at {place}: {new}, before {old}", place)
+    text = f"{human_delta(_total(computed))} at {context.forward}: {new}, before {old}"
+    return Cause(f"{text}; most of it made at {computed[0].key}", context.forward)
 
 
 def _retained(
@@ -111,11 +112,15 @@ def _retained(
     context: Context,
 ) -> Cause | None:
     """What the backward pass freed in its step, and now outlives it."""
-    kept = []
-    for row in grown:
-        old = was.get(row.moved_from or row.key)
-        if old is not None and old.until == "backward" and lines[row.key].until == "later":
-            kept.append(row)
+    kept = [
+        row
+        for row in grown
+        if row.key in lines
+        and lines[row.key].until == "later"
+        and lines[row.key].category in ("activation", "temporary", "autograd_detail")
+        and (row.moved_from or row.key) in context.freed_in_backward
+        and was.get(row.moved_from or row.key, _NOTHING).until != "later"
+    ]
     if not context.backward or _total(kept) < _MOST * _total(grown):
         return None
     return Cause(
@@ -190,11 +195,15 @@ def _where_it_parts(grown: Sequence[DiffRow], lines: Mapping[str, LineShare]) ->
     category = min(categories, key=lambda key: (-categories[key], key))
     text = f"{human_delta(amount)} at {place}"
     words = _WORDS.get(category, category)
+    if category == "activation" and all(lines[key].until == "later" for key in rows):
+        words = "kept from step to step"
     if words:
         text += f": {words}"
     blocks = sum(row.blocks_after - row.blocks_before for row in rows.values())
     if blocks:
-        text += f"; {abs(blocks)} {'more' if blocks > 0 else 'fewer'} blocks"
+        text += f"; {abs(blocks)} {'more' if blocks > 0 else 'fewer'} block" + "s" * (
+            abs(blocks) != 1
+        )
     first = max(rows.values(), key=lambda row: (row.delta, row.key))
     if first.key != place:
         text += f"; most of it made at {first.key}"

@@ -1,0 +1,1 @@
+"""Tells what a short text is about."""
