@@ -11,7 +11,11 @@ An HTML comment just before a block changes how it is treated:
 * ``<!-- skip: reason -->``: it is not run (``tests/docs`` lists every such block);
 * ``<!-- needs: snapshot -->``: it works on ``step.pickle``, a torch memory snapshot from a
   GPU, and is run where there is one: see `snapshot`;
-* ``<!-- output: reason -->``: it is run, but its output differs between machines.
+* ``<!-- output: reason -->``: it is run, but its output differs between machines;
+* ``<!-- file: path -->``: it is what the reader adds to that file; it is appended to it.
+
+A page that says ``<!-- project: path -->`` works in a copy of that folder of the repository, under
+git, without the memory gate it may have: the page is about to add one.
 
 A line of output that is just ``...`` stands for any lines. Numbers, sizes, durations and bars
 are not compared: what a page promises is the shape and the words. Rows of a table that begin
@@ -38,7 +42,11 @@ HOST = "myhost"
 
 _FENCE = re.compile(r"^(`{3,})(\w*)\s*$")
 _ABOUT_DEVICES = re.compile(r"(CUDA_\w+=\S+ )*gpuprobe (info|doctor|top)\b")
-_DIRECTIVE = re.compile(r"^<!-- (exit|skip|needs|output): (.+?) -->$")
+_DIRECTIVE = re.compile(r"^<!-- (exit|skip|needs|output|file): (.+?) -->$")
+_SAMPLE = re.compile(r"^<!-- project: (\S+) -->$", re.MULTILINE)
+_GATE = re.compile(
+    r"^\[tool\.gpuprobe\b.*?(?=^\[(?!tool\.gpuprobe\b)|\Z)", re.MULTILINE | re.DOTALL
+)
 
 
 @dataclass
@@ -165,6 +173,24 @@ class Runner:
             (where / "step.pickle").symlink_to(real)
         return where
 
+    def project(self, name: str, path: str) -> Path:
+        """A fresh copy of a project of the repository, under git and without its gate."""
+        where = self.base / name
+        ignored = shutil.ignore_patterns("__pycache__", "*.gpuprobe", "memory.json")
+        shutil.copytree(ROOT / path, where, ignore=ignored)
+        settings = where / "pyproject.toml"
+        text = settings.read_text(encoding="utf-8")
+        settings.write_text(_GATE.sub("", text).rstrip() + "\n", encoding="utf-8")
+        for command in (
+            "git init --quiet --initial-branch=main",
+            "git config user.name Me && git config user.email me@example.com",
+            "git add . && git commit --quiet -m 'The project'",
+        ):
+            done = self._call(["bash", "-c", command], where)
+            if done.code:
+                raise RuntimeError(f"{command}: {done.output}")
+        return where
+
     def shell(self, command: str, cwd: Path) -> Result:
         """Run a command line as a user's shell would."""
         if not command.startswith("gpuprobe run ") or re.search(r"[|<>;&]", command):
@@ -199,6 +225,9 @@ class Runner:
             "PYTHONDONTWRITEBYTECODE": "1",
             "CUDA_VISIBLE_DEVICES": "",  # the pages show what every machine can run
             "OMP_NUM_THREADS": "1",  # small models: threads only wait for one another
+            # Nobody's own settings, such as signed commits.
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_CONFIG_NOSYSTEM": "1",
         }
         if _ABOUT_DEVICES.match(argv[-1]):
             del env["CUDA_VISIBLE_DEVICES"]  # here it is what the page is about
@@ -300,7 +329,9 @@ class Outcome:
 
 
 def is_run(block: Block) -> bool:
-    """Is this a block of commands or code that can be run here?"""
+    """Is this a block of commands or code, or a file's, that can be run here?"""
+    if "file" in block.directives:
+        return True
     if "needs" in block.directives and snapshot() is None:
         return False
     return block.language in ("console", "python") and "skip" not in block.directives
@@ -311,8 +342,16 @@ def run_page(page: Path, runner: Runner) -> Iterator[Outcome]:
     runnable = [block for block in blocks(page) if is_run(block)]
     if not runnable:
         return
-    cwd = runner.scratch(re.sub(r"\W+", "-", str(page.relative_to(ROOT))))
+    name = re.sub(r"\W+", "-", str(page.relative_to(ROOT)))
+    sample = _SAMPLE.search(page.read_text(encoding="utf-8"))
+    cwd = runner.project(name, sample[1]) if sample else runner.scratch(name)
     for block in runnable:
+        if "file" in block.directives:
+            file = cwd / block.directives["file"]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("a", encoding="utf-8") as stream:
+                stream.write("\n".join([*([""] if file.stat().st_size else []), *block.lines, ""]))
+            continue
         if block.language == "python":
             command = Command("python block", [])
             result = runner.python("\n".join(block.lines) + "\n", cwd)

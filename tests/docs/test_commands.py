@@ -17,7 +17,7 @@ SKIPPED = {
     ("docs/tutorial/first-recording.md", "pip install '.[torch]'", "it installs packages"),
 }
 
-LANGUAGES = {"console", "python", "text", "json", "toml", ""}
+LANGUAGES = {"console", "python", "text", "json", "toml", "yaml", ""}
 
 pytestmark = pytest.mark.xdist_group("docs")  # so that one process shares the recordings
 
