@@ -79,7 +79,8 @@ def current(lines: list[str], picture: str) -> bool:
     return blocks.same_shape(text_of(picture), [line for line in lines if line])
 
 
-# Opens the screen without a terminal, goes to the step with the peak, and saves what is seen.
+# Opens the screen without a terminal, at the trace of the step with the peak, and saves what is
+# seen.
 _SCREEN = """
 import asyncio
 import os
@@ -89,6 +90,7 @@ del os.environ["NO_COLOR"]  # set for the other commands of a page
 
 from gpuprobe.api.live import Followed
 from gpuprobe.tui.view_app import ViewApp
+from gpuprobe.tui.view_trace import TracePane
 
 
 async def main():
@@ -96,8 +98,11 @@ async def main():
     followed.poll()
     app = ViewApp(followed, interval=3600)
     async with app.run_test(size=(120, 34)) as pilot:
-        await pilot.press("p")
-        await pilot.pause()
+        while app.screen.run_model is None:
+            await pilot.pause(0.05)
+        await pilot.press("p", "t")
+        while not app.screen.query_one(TracePane).ready:
+            await pilot.pause(0.05)
         picture = app.export_screenshot(title="gpuprobe view gpt.gpuprobe")
         Path("view.svg").write_text(picture, encoding="utf-8")
 

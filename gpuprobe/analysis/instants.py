@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from gpuprobe.analysis.categories import categories
 from gpuprobe.analysis.ledger import Ledger, ledger
@@ -108,7 +108,7 @@ class Instants:
             # Whole blocks: a stretch is known by the highest positions of its blocks.
             last = min(len(self), -(-end // _BLOCK) * _BLOCK)
             edges = [edge // _BLOCK * _BLOCK for edge in edges[:-1]] + [last]
-        return [self.highest(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        return [self.highest(a, b) for a, b in pairwise(edges)]
 
     def bands(self, positions: Sequence[int]) -> dict[Category, array[int]]:
         """Allocated bytes by category at rising positions; they sum to ``allocated`` there."""

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpuprobe.errors import GpuprobeError, NotARecording
+from gpuprobe.model.glance import Glance, Run
 from gpuprobe.model.values import Unavailable
 
-if TYPE_CHECKING:
-    from gpuprobe.recording.running import Glance
-
 __all__ = ["Run", "runs"]
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A recording that is being written. ``pids``: the processes that write it (and children of
-    theirs). ``seen``: its session and newest step, None before the session begins.
-    """
-
-    path: str
-    pids: tuple[int, ...]
-    seen: Glance | Unavailable | None
 
 
 def runs() -> list[Run]:

@@ -11,16 +11,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprobe.errors import DataError, NotARecording
-from gpuprobe.model.session import Environment, Session, SessionEnd, Step
+from gpuprobe.model.glance import Glance
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.layout import rank_of_stream, stream_names
 from gpuprobe.recording.stream import StreamParser
 
-__all__ = ["Glance", "OpenRecording", "glance", "open_recordings"]
+__all__ = ["OpenRecording", "glance", "open_recordings"]
 
 _PROC = Path("/proc")
 
@@ -114,21 +114,6 @@ def _streams_by_psutil() -> Iterator[tuple[int, str]]:  # pragma: no cover - not
             path = file.path.replace("\\", "/")
             if rank_of_stream(path.rpartition("/")[2]) is not None:
                 yield process.pid, path
-
-
-@dataclass(frozen=True, slots=True)
-class Glance:
-    """What a list shows of a recording: of its first rank, the session and the newest step.
-
-    ``step`` is None where there is none yet. ``ranks`` counts the streams in the directory.
-    """
-
-    path: str
-    ranks: int
-    session: Session
-    environment: Environment
-    step: Step | None = field(default=None)
-    end: SessionEnd | None = field(default=None)
 
 
 def glance(path: Path) -> Glance | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
+from typing import overload
 
 from gpuprobe.api.live import StepPeak, is_running
 from gpuprobe.model.memory import Category
@@ -13,9 +15,10 @@ from gpuprobe.model.session import DeviceWindow, Step
 from gpuprobe.model.text import human_bytes, human_ns, visible
 from gpuprobe.model.values import Peak, Unavailable
 
-__all__ = ["RunModel", "StepRow", "detail_lines", "model_of"]
+__all__ = ["Curves", "RunModel", "StepRow", "StepRows", "detail_lines", "model_of", "short_line"]
 
 _BAR = 10
+_LINE = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,44 +29,120 @@ class StepRow:
     step: Step
     time: str
     peak: str
+    reserved: str
     end: str
     phase: str
     note: str
     height: int
 
 
+class StepRows(Sequence[StepRow]):
+    """The lines of the table, each made when it is looked at: there may be a million."""
+
+    def __init__(self, steps: Sequence[Step], device: str) -> None:
+        self._steps = steps
+        self._device = device
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @overload
+    def __getitem__(self, index: int) -> StepRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[StepRow]: ...
+    def __getitem__(self, index: int | slice) -> StepRow | Sequence[StepRow]:
+        if isinstance(index, slice):
+            return StepRows(self._steps[index], self._device)
+        return _row(self._steps[index], self._device)
+
+
+class Curves:
+    """What the plot shows of the steps of one rank, kept from look to look: only steps that were
+    added (and the last one, which may be replaced) are looked at again.
+    """
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self.device = ""
+        self.allocated = array("q")
+        self.reserved = array("q")
+        self.time = array("q")
+        self._best = -1
+        self._last: Step | None = None  # the one before the last
+
+    def update(self, steps: Sequence[Step]) -> None:
+        """Take in the steps as they are now. Where others came in their place, begin again."""
+        known = len(self.time)
+        if known > len(steps) or (known > 1 and steps[known - 2] is not self._last):
+            self._clear()
+            known = 0
+        new = steps[max(0, known - 1) :]
+        if self._device_of(new):
+            known, new = 0, steps
+        keep = max(0, known - 1)
+        for column in (self.allocated, self.reserved, self.time):
+            del column[keep:]
+        for step in new:
+            window = _window(step.windows, self.device)
+            self.allocated.append(_level(window.peak_allocated if window else step.host.rss_peak))
+            self.reserved.append(_level(window.peak_reserved) if window else 0)
+            self.time.append(step.duration_ns)
+        self._last = steps[-2] if len(steps) > 1 else None
+
+    def _device_of(self, steps: Sequence[Step]) -> bool:
+        """Whether another device has the highest peak now."""
+        before = self.device
+        for step in steps:
+            for window in step.windows:
+                level = _level(window.peak_allocated, -1)
+                if level > self._best:
+                    self._best, self.device = level, window.device
+        return self.device != before
+
+
+def _level(peak: Peak | Unavailable, default: int = 0) -> int:
+    return peak.at_least if isinstance(peak, Peak) else default
+
+
 @dataclass(frozen=True, slots=True)
 class RunModel:
-    """One rank of a recording, ready to be shown."""
+    """One rank of a recording, ready to be shown. ``curves`` belongs to whoever made it."""
 
     title: str
     state: str
     facts: str
     measure: str
-    rows: tuple[StepRow, ...]
+    rows: Sequence[StepRow]
     running: bool
     rank: int
     ranks: int
     device: str
     cwd: str = ""
     blind_spots: tuple[str, ...] = ()
+    curves: Curves = field(default_factory=Curves, compare=False)
 
     @property
     def highest(self) -> int:
         """The row with the peak; -1 where there is none."""
-        if not self.rows:
-            return -1
-        return max(range(len(self.rows)), key=lambda i: self.rows[i].height)
+        heights = self.curves.allocated[: len(self.rows)]
+        return heights.index(max(heights)) if heights else -1
 
 
-def model_of(recording: Recording, rank: int = 0) -> RunModel:
-    """What to show of the rank at position ``rank`` (it is clamped to those there are)."""
+def model_of(recording: Recording, rank: int = 0, curves: Curves | None = None) -> RunModel:
+    """What to show of the rank at position ``rank`` (it is clamped to those there are).
+
+    ``curves`` are those of the last look at this rank, where there was one.
+    """
     name = visible(PurePath(recording.path).name)
     if not recording.ranks:
         return RunModel(name, "no rank has begun", "", "", (), True, 0, 0, "")
     rank = max(0, min(rank, len(recording.ranks) - 1))
     chosen = recording.ranks[rank]
-    device = _device(chosen)
+    curves = curves or Curves()
+    curves.update(chosen.steps)
+    device = curves.device
     session, environment = chosen.session, chosen.environment
     torch = environment.torch
     facts = [
@@ -75,16 +154,17 @@ def model_of(recording: Recording, rank: int = 0) -> RunModel:
         facts.append(f"rank {session.rank} of {len(recording.ranks)}")
     return RunModel(
         title=name,
-        state=_state(chosen),
+        state=_state(chosen) if recording.kind == "recording" else "memory snapshot",
         facts=visible(" · ".join(facts)),
         measure=f"allocated on {device}" if device else "resident memory of the process",
-        rows=tuple(_row(step, device) for step in chosen.steps),
-        running=is_running(chosen),
+        rows=StepRows(chosen.steps, device),
+        running=recording.kind == "recording" and is_running(chosen),
         rank=rank,
         ranks=len(recording.ranks),
         device=device,
         cwd=session.cwd,
         blind_spots=tuple(visible(f"{s.what}: {s.consequence}") for s in chosen.blind_spots),
+        curves=curves,
     )
 
 
@@ -94,16 +174,6 @@ def _state(rank: RankRecording) -> str:
     if rank.end.error is not None:
         return visible(f"failed: {rank.end.error.type}: {rank.end.error.message}")
     return f"complete after {human_ns(rank.end.duration_ns)}"
-
-
-def _device(rank: RankRecording) -> str:
-    """The device with the highest peak; "" where none is measured."""
-    best, name = -1, ""
-    for step in rank.steps:
-        for window in step.windows:
-            if isinstance(window.peak_allocated, Peak) and window.peak_allocated.at_least > best:
-                best, name = window.peak_allocated.at_least, window.device
-    return name
 
 
 def _window(windows: Sequence[DeviceWindow], device: str) -> DeviceWindow | None:
@@ -119,6 +189,7 @@ def _row(step: Step, device: str) -> StepRow:
         step=step,
         time=human_ns(step.duration_ns),
         peak=_peak(peak),
+        reserved=_peak(window.peak_reserved) if window else "-",
         end=human_bytes(end) if isinstance(end, int) else "-",
         phase=visible(_phase(step, device)),
         note=("after the last step" if step.ended_by == "end" else "")
@@ -175,13 +246,27 @@ def detail_lines(model: RunModel, row: StepRow, peak: StepPeak | Unavailable | N
         lines += _bars([(share.key, share.bytes) for share in peak.categories if share.bytes])
         for title, shares in (("Lines", peak.lines), ("Modules", peak.modules)):
             lines += ["", title]
-            lines += [f"{human_bytes(s.bytes):>10}  {_short(s.key, model.cwd)}" for s in shares[:8]]
+            lines += [
+                f"{human_bytes(s.bytes):>10}  {short_line(s.key, model.cwd, _LINE)}"
+                for s in shares[:8]
+            ]
     return lines
 
 
-def _short(key: str, cwd: str) -> str:
-    """A line or module, without the working directory in front of it."""
-    return visible(key.removeprefix(cwd.rstrip("/") + "/") if cwd else key)
+def short_line(key: str, cwd: str, room: int = 0) -> str:
+    """A line or module without the working directory in front of it; where that has more than
+    ``room`` characters (0: any number), without directories; then its end is what stays.
+    """
+    text = visible(key.removeprefix(cwd.rstrip("/") + "/") if cwd else key)
+    place, found, function = text.partition(" in ")
+    parts = place.split("/")
+    if len(parts) > 3 and not parts[0]:  # not below the working directory
+        text = f"…/{parts[-2]}/{parts[-1]}{found}{function}"
+    if not room or len(text) <= room:
+        return text
+    if len(parts) > 1:
+        text = parts[-1] + found + function
+    return text if len(text) <= room else text[: max(0, room - 1)] + "…"
 
 
 def _words(category: Category) -> str:

@@ -56,9 +56,7 @@ def step(index: int, peak: int, *, ended_by: str = "optimizer", exact: bool = Tr
         Phase("backward", 3_000, 2_000, 1, (window(peak),)),
     )
     tensors = KnownTensors("cuda:0", {Category.PARAMETER: Bytes(MIB)}, Bytes(3 * MIB))
-    return Step(
-        index, 0, 5_000, phases, (window(peak),), HostWindow(), (tensors,), ended_by=ended_by
-    )
+    return Step(index, 0, 5_000, phases, (window(peak),), tensors=(tensors,), ended_by=ended_by)
 
 
 def recording(*ranks: RankRecording) -> Recording:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
-from textual.widgets import DataTable, Static
 
 from gpuprobe.api.live import Followed
 from gpuprobe.model.memory import AllocatorCounts
@@ -22,10 +21,9 @@ from gpuprobe.model.session import DeviceWindow, Environment, Phase, Session, Se
 from gpuprobe.model.values import Bytes, Peak
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.sampler.environment import describe
-from gpuprobe.tui.top_app import TopApp
 from gpuprobe.tui.view_app import ViewApp
+from gpuprobe.tui.view_rows import Rows
 
-SIZES = [(60, 16), (100, 30), (200, 60)]
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 
@@ -37,10 +35,6 @@ async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
             return
         await pilot.pause(0.02)
     raise AssertionError("it never happened")
-
-
-def text(app: ViewApp | TopApp, selector: str) -> str:
-    return str(app.query_one(selector, Static).render())
 
 
 def write_step(writer: RecordingWriter, index: int, peak: int) -> None:
@@ -63,58 +57,6 @@ def writer(tmp_path: Path) -> Iterator[RecordingWriter]:
     made.close()
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_view_shows_a_finished_recording(
-    writer: RecordingWriter, size: tuple[int, int]
-) -> None:
-    writer.end(SessionEnd(2_000_000_000))
-    app = ViewApp(Followed(writer.path), interval=0.05)
-    async with app.run_test(size=size) as pilot:
-        table = app.query_one(DataTable)
-        await until(pilot, lambda: table.row_count == 5)
-        assert "complete after 2.00 s" in text(app, "#title")
-        await pilot.press("p")
-        await pilot.pause()
-        assert table.cursor_row == 4
-        await pilot.press("k", "k", "g", "j")
-        assert table.cursor_row == 1
-        # Names are shown as they are, never read as markup.
-        assert str(table.get_cell_at((0, 4))) == "[red]mine"  # type: ignore[arg-type]
-        assert app.query_one("#panel").display is (size[0] >= 96)
-        assert app.query_one("#plot").display is (size[1] >= 22)
-        if size[0] >= 96:
-            await until(pilot, lambda: "needs a recording at level" in text(app, "#detail"))
-        picture = app.export_screenshot()
-        assert "run.gpuprobe" in picture.replace("&#160;", " ")
-
-
-async def test_view_follows_a_recording_that_is_being_written(writer: RecordingWriter) -> None:
-    app = ViewApp(Followed(writer.path), interval=0.05)
-    async with app.run_test(size=(120, 40)) as pilot:
-        table = app.query_one(DataTable)
-        await until(pilot, lambda: table.row_count == 5)
-        write_step(writer, 5, 9 * MIB)
-        await until(pilot, lambda: table.row_count == 6)
-        # A second optimizer's step amends the last one.
-        write_step(writer, 5, 12 * MIB)
-        await until(pilot, lambda: str(table.get_cell_at((5, 2))) == "12.0 MiB")  # type: ignore[arg-type]
-        assert table.row_count == 6
-        writer.end(SessionEnd(1))
-        await until(pilot, lambda: "complete" in text(app, "#title"))
-
-
-async def test_view_lives_on_when_the_recording_is_deleted(writer: RecordingWriter) -> None:
-    app = ViewApp(Followed(writer.path), interval=0.05)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: app.query_one(DataTable).row_count == 5)
-        shutil.rmtree(writer.path)
-        await until(pilot, lambda: app.query_one("#problem").has_class("shown"))
-        assert "removed" in text(app, "#problem")
-        assert app.query_one(DataTable).row_count == 5
-        await pilot.press("j", "d", "r")
-        assert app.is_running
-
-
 async def test_keys_for_help_theme_and_screenshot(
     writer: RecordingWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,54 +64,13 @@ async def test_keys_for_help_theme_and_screenshot(
     writer.end(SessionEnd(1))
     app = ViewApp(Followed(writer.path), interval=0.05)
     async with app.run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: app.query_one(DataTable).row_count == 5)
+        await until(pilot, lambda: app.screen.query_one("#steps", Rows).count == 5)
         dark = app.theme
         await pilot.press("d", "question_mark", "s")
         await until(pilot, lambda: app.theme != dark)
         await until(pilot, lambda: len(app._notifications) == 2)
         await pilot.press("q")
     assert app.return_code == 0
-
-
-@pytest.mark.parametrize("size", SIZES)
-async def test_top_shows_a_fleet(size: tuple[int, int]) -> None:
-    app = TopApp("8xh100", interval=0.05)
-    async with app.run_test(size=size) as pilot:
-        devices = app.query_one("#devices", DataTable)
-        await until(pilot, lambda: devices.row_count == 8)
-        assert "demo: 8xh100" in text(app, "#title")
-        assert str(devices.get_cell_at((0, 2))) == "H100 80GB HBM3"  # type: ignore[arg-type]
-        assert app.query_one("#processes", DataTable).row_count > 5
-        await pilot.press("j", "m")
-        if size[1] >= 24:
-            await until(pilot, lambda: "GPU 1: utilisation" in text(app, "#plot"))
-        histories = app._memory
-        before = len(next(iter(histories.values())))
-        await until(pilot, lambda: len(next(iter(histories.values()))) > before)
-
-
-async def test_top_shows_lost_gpus_and_hostile_names() -> None:
-    for fleet, expected in (("lost-gpu", "lost"), ("hostile", "\\x1b")):
-        app = TopApp(fleet, interval=0.05)
-        async with app.run_test(size=(160, 40)) as pilot:
-            devices = app.query_one("#devices", DataTable)
-            await until(pilot, lambda devices=devices: devices.row_count > 0)
-            cells = [
-                str(table.get_cell_at((row, column)))  # type: ignore[arg-type]
-                for table in app.query(DataTable)
-                for row in range(table.row_count)
-                for column in range(len(table.columns))
-            ]
-            assert any(expected in cell for cell in cells)
-            assert "\x1b" not in "".join(cells)
-
-
-async def test_top_says_when_there_is_no_driver() -> None:
-    app = TopApp("no-driver", interval=0.05)
-    async with app.run_test(size=(100, 30)) as pilot:
-        await until(pilot, lambda: app.query_one("#problem").has_class("shown"))
-        assert "no GPU can be asked" in text(app, "#problem")
-        assert app.is_running
 
 
 def gpuprobe(*args: str) -> subprocess.CompletedProcess[str]:

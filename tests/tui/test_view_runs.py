@@ -6,17 +6,34 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from textual.pilot import Pilot
 
-from gpuprobe.api.runs import Run, runs
+from gpuprobe.api.runs import runs
+from gpuprobe.model.glance import Glance, Run
 from gpuprobe.model.session import Session, SessionEnd, Step
 from gpuprobe.model.values import Unavailable
 from gpuprobe.recording.layout import stream_name
-from gpuprobe.recording.running import Glance, glance
+from gpuprobe.recording.running import glance
 from gpuprobe.recording.writer import RecordingWriter
+from gpuprobe.reporters.runs_text import line
 from gpuprobe.sampler.environment import describe
+from gpuprobe.tui.view_app import ViewApp
+from gpuprobe.tui.view_rows import Rows
+from gpuprobe.tui.view_runs import RunsScreen
+from gpuprobe.tui.view_screen import ViewScreen
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
+    """Let the app run until the condition holds; fails after some seconds."""
+    for _ in range(600):
+        if condition():
+            return
+        await pilot.pause(0.02)
+    raise AssertionError("it never happened")
 
 
 def at(path: Path) -> Run | None:
@@ -114,3 +131,62 @@ def test_a_glance_sees_the_newest_step_of_a_stream_of_any_length(
     assert found.step.index == steps - 1
     assert found.end is None
     writer.close()
+
+
+async def test_runs_on_the_screen_come_go_and_open(tmp_path: Path) -> None:
+    path = tmp_path / "mine.gpuprobe"
+    app = ViewApp()
+    async with app.run_test(size=(120, 20)) as pilot:
+        screen = app.screen
+        assert isinstance(screen, RunsScreen)
+        screen.interval = 0.05
+        rows = screen.query_one("#runs", Rows)
+
+        def place() -> int:
+            return next((i for i in range(rows.count) if "mine.g" in rows.text_of(i)), -1)
+
+        writer = begin(path)
+        writer.step(Step(3, 0, 5_000_000))
+        await until(pilot, lambda: place() >= 0)
+        assert "5.0 ms" in rows.text_of(place())
+        assert "train.py" in rows.text_of(place())
+        rows.go(place())
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, ViewScreen))
+        opened = app.screen
+        await until(pilot, lambda: opened.query_one("#steps", Rows).count == 1)
+        await pilot.press("escape")
+        await until(pilot, lambda: app.screen is screen)
+        writer.end(SessionEnd(1))
+        writer.close()
+        await until(pilot, lambda: place() < 0)
+
+
+def test_the_list_as_text(tmp_path: Path) -> None:
+    def listed() -> str:
+        command = [sys.executable, "-m", "gpuprobe", "view", "--once"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout
+
+    path = tmp_path / "a\x1b[31mb.gpuprobe"
+    writer = begin(path)
+    found = next(line for line in listed().splitlines() if "b.gpuprobe" in line)
+    assert found.startswith("a\\x1b[31mb.gpuprobe")
+    assert str(os.getpid()) in found
+    writer.close()
+    assert "b.gpuprobe" not in listed()
+
+
+def test_ages_and_ranks_in_a_line() -> None:
+    session = Session(1000.0, 7, ("t.py",), "counters", ("cpu",))
+    environment = describe()
+    ages = {
+        61: "1 min",
+        3 * 3600: "3 h",
+        47 * 3600: "47 h",
+        49 * 3600: "2 d",
+    }
+    for seconds, expected in ages.items():
+        run = Run("/r.gpuprobe", (9, 7), Glance("/r.gpuprobe", 4, session, environment))
+        assert f" {expected}  counters 4 ranks · t.py" in line(run, 1000.0 + seconds)
+    assert line(Run("/r.gpuprobe", (7,), None)).endswith("(has not begun to train)")

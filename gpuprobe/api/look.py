@@ -1,0 +1,323 @@
+"""Looking into a trace: what was allocated at any moment, by whom, and where it lay."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuprobe.model.memory import Category, TraceAction
+from gpuprobe.model.values import ReadStatus, Unavailable
+
+if TYPE_CHECKING:
+    from array import array
+
+    from gpuprobe.model.memory import Segment
+    from gpuprobe.model.recording import RankRecording
+    from gpuprobe.model.trace import Frame, MemoryTrace
+
+__all__ = [
+    "GROUPINGS",
+    "BlockInfo",
+    "EventLine",
+    "Excerpt",
+    "Group",
+    "Moment",
+    "TraceLook",
+    "TraceName",
+    "excerpt",
+    "open_traces",
+    "trace_names",
+]
+
+GROUPINGS = ("line", "module", "category", "block")
+"""By what the blocks of a moment can be grouped."""
+
+_MOST_SOURCE = 4 << 20
+"""Bytes of a source file that are read at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceName:
+    """A step that was traced, or the whole of a snapshot (``step`` is None). ``position`` is
+    the place of the step in ``RankRecording.steps``, -1 for a snapshot.
+    """
+
+    step: int | None
+    position: int
+
+
+def trace_names(rank: RankRecording) -> list[TraceName]:
+    """The traces that a rank has, by what the steps say; nothing is read."""
+    found = [TraceName(s.index, place) for place, s in enumerate(rank.steps) if s.traces]
+    return found if rank.steps else [TraceName(None, -1)]
+
+
+def open_traces(rank: RankRecording, name: TraceName) -> list[TraceLook]:
+    """Read the traces of a step (one per device, and per part of the step), or of a snapshot.
+
+    The one with the most memory comes first. Raises DataError where one is damaged.
+    """
+    if name.position < 0:
+        traces = rank.load_traces()
+    else:
+        traces = rank.traces_of(rank.steps[name.position])
+    looks = [TraceLook(trace) for trace in traces]
+    looks.sort(key=lambda look: -look.instants.allocated[look.peak])
+    return looks
+
+
+@dataclass(frozen=True, slots=True)
+class EventLine:
+    """One event in words: what happened, to how many bytes, and where in the program."""
+
+    action: str
+    bytes: int
+    address: int
+    stream: int
+    line: str
+    module: str
+    phase: str
+    time_us: int  # since the Unix epoch, 0 where unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Blocks under one name. ``category``: what most of its bytes are for. ``rows``: the ledger's
+    rows of its blocks, the largest first.
+    """
+
+    key: str
+    bytes: int
+    category: Category
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockInfo:
+    """One allocated block. ``born`` is the position at which it appears, 0 where it was there
+    before the trace; ``freed`` that at which it is given back, None where it never is.
+    """
+
+    address: int
+    bytes: int
+    requested: int
+    stream: int
+    category: Category
+    line: str
+    module: str
+    phase: str
+    born: int
+    freed: int | None
+    frames: tuple[Frame, ...]
+
+
+@dataclass(slots=True)
+class Moment:
+    """What was allocated at one position. ``groups`` sum to ``allocated``, most bytes first;
+    so do ``categories``.
+    """
+
+    position: int
+    allocated: int
+    pending: int
+    reserved: int | Unavailable
+    categories: dict[Category, int]
+    grouping: str
+    groups: tuple[Group, ...]
+    tree: tuple[tuple[Category, tuple[Group, ...]], ...] = field(default=())
+
+
+class TraceLook:
+    """One trace, prepared so that each moment of it can be looked at in milliseconds.
+
+    Positions are those of `gpuprobe.analysis.instants`. Raises DataError where the trace is
+    damaged.
+    """
+
+    def __init__(self, trace: MemoryTrace) -> None:
+        from gpuprobe.analysis.frames import Lines
+        from gpuprobe.analysis.instants import Instants
+        from gpuprobe.analysis.ledger import ledger
+        from gpuprobe.analysis.timeline import timeline
+
+        self.book = ledger(trace)
+        self.instants = Instants(self.book)
+        line = timeline(self.book)
+        self.active = line.active
+        self.reserved: Sequence[int] | Unavailable = line.reserved
+        self.device = trace.device
+        self.step = trace.step
+        self.complete = trace.complete
+        self._lines = Lines(trace.stacks)
+        allocated = self.instants.allocated
+        self.peak = allocated.index(max(allocated))
+
+    def __len__(self) -> int:
+        """The number of positions: one more than there are events."""
+        return len(self.instants)
+
+    @property
+    def allocated(self) -> array[int]:
+        """Allocated bytes at every position."""
+        return self.instants.allocated
+
+    def event(self, position: int) -> EventLine | None:
+        """The event that led to a position; None for the first, which has none."""
+        if position <= 0:
+            return None
+        trace = self.book.trace
+        row = trace.events.row(position - 1)
+        strings = trace.stacks.strings
+        return EventLine(
+            row.action.value,
+            row.size,
+            row.address,
+            row.stream,
+            self._lines.line(row.stack) if row.stack or row.action is TraceAction.ALLOC else "",
+            strings[row.module],
+            strings[row.phase],
+            row.time_us,
+        )
+
+    def moment(self, position: int, grouping: str = "line") -> Moment:
+        """What was allocated at a position, grouped by one of `GROUPINGS`."""
+        book, codes = self.book, self.instants.codes
+        rows = self.instants.alive(position)
+        size = book.size
+        by_code: dict[int, int] = {}
+        for row in rows:
+            by_code[codes[row]] = by_code.get(codes[row], 0) + size[row]
+        categories = {
+            Category.from_code(code): total
+            for code, total in sorted(by_code.items(), key=lambda item: -item[1])
+        }
+        allocated = self.allocated[position]
+        reserved = self.reserved
+        return Moment(
+            position=position,
+            allocated=allocated,
+            pending=self.active[position] - allocated,
+            reserved=reserved if isinstance(reserved, Unavailable) else reserved[position],
+            categories=categories,
+            grouping=grouping,
+            groups=self.grouped(rows, grouping),
+            tree=tuple(
+                (
+                    category,
+                    self.grouped(
+                        [row for row in rows if codes[row] == category.code],
+                        "line" if grouping in ("category", "block") else grouping,
+                    ),
+                )
+                for category in categories
+            ),
+        )
+
+    def grouped(self, rows: Sequence[int], grouping: str) -> tuple[Group, ...]:
+        """Rows of the ledger by one of `GROUPINGS`, most bytes first, then by name."""
+        size, codes = self.book.size, self.instants.codes
+        names: dict[str, Callable[[int], str]] = {
+            "line": self._line,
+            "module": self._module,
+            "category": lambda row: Category.from_code(codes[row]).value,
+            "block": lambda row: f"{self.book.value('address', row):#x}",
+        }
+        name = names[grouping]
+        found: dict[str, list[int]] = {}
+        for row in rows:
+            found.setdefault(name(row), []).append(row)
+        groups = []
+        for key, members in found.items():
+            members.sort(key=lambda row: -size[row])
+            held: dict[int, int] = {}
+            for row in members:
+                held[codes[row]] = held.get(codes[row], 0) + size[row]
+            code = max(held, key=lambda code: held[code])
+            total = sum(held.values())
+            groups.append(Group(key, total, Category.from_code(code), tuple(members)))
+        groups.sort(key=lambda group: (-group.bytes, group.key))
+        return tuple(groups)
+
+    def _line(self, row: int) -> str:
+        return self._lines.line(self.book.stack[row], before=row >= self.book.made)
+
+    def _module(self, row: int) -> str:
+        from gpuprobe.analysis.frames import BEFORE_THE_TRACE, UNKNOWN
+
+        module = self.book.trace.stacks.strings[self.book.value("module", row)]
+        return module or (BEFORE_THE_TRACE if row >= self.book.made else UNKNOWN)
+
+    def block(self, row: int) -> BlockInfo:
+        """All that is known of the block of a row of the ledger."""
+        book = self.book
+        strings = book.trace.stacks.strings
+        freed = book.freed[row]
+        return BlockInfo(
+            address=book.value("address", row),
+            bytes=book.size[row],
+            requested=book.requested[row],
+            stream=book.value("stream", row),
+            category=Category.from_code(self.instants.codes[row]),
+            line=self._line(row),
+            module=strings[book.value("module", row)],
+            phase=strings[book.value("phase", row)],
+            born=book.start[row] + 1 if row < book.made else 0,
+            freed=None if freed >= book.events else freed + 1,
+            frames=book.trace.stacks.frames_of(book.stack[row]),
+        )
+
+    def layout(self, position: int) -> tuple[Segment, ...] | Unavailable:
+        """The segments and their blocks at a position. Takes time in proportion to the trace."""
+        from gpuprobe.analysis.moment import layout_at
+
+        return layout_at(self.book, position - 1)
+
+    def codes_at(self, position: int) -> dict[int, int]:
+        """Address of each allocated block at a position -> its `Category.code`."""
+        rows = self.instants.alive(position)
+        codes = self.instants.codes
+        addresses = self.book.values("address", rows)
+        return {at: codes[row] for at, row in zip(addresses, rows, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Lines of a source file around ``line``: (number, text). ``changed``: the file is newer
+    than the recording, so the text may not be what ran.
+    """
+
+    path: str
+    line: int
+    lines: tuple[tuple[int, str], ...]
+    changed: bool
+
+
+def excerpt(
+    frame: Frame, *, cwd: str = "", since: float = 0.0, around: int = 3
+) -> Excerpt | Unavailable:
+    """The source of a frame, read now from this machine's disk. ``cwd`` is where relative names
+    begin, ``since`` when the recording was made (seconds since the Unix epoch, 0: not known).
+
+    Recordings come from anywhere, so what is read is a regular file named ``.py``, and only the
+    lines asked for are kept.
+    """
+    path = Path(frame.filename)
+    if not frame.filename.endswith(".py"):
+        return Unavailable("not a Python file", ReadStatus.UNSUPPORTED)
+    if not path.is_absolute():
+        path = Path(cwd) / path
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_SOURCE:
+            return Unavailable("not a source file")
+        text = path.read_text("utf-8", "replace").splitlines()
+    except (OSError, ValueError) as error:
+        return Unavailable(getattr(error, "strerror", None) or str(error))
+    if not 1 <= frame.line <= len(text):
+        return Unavailable(f"the file has {len(text)} lines")
+    low, high = max(1, frame.line - around), min(len(text), frame.line + around)
+    lines = tuple((number, text[number - 1]) for number in range(low, high + 1))
+    return Excerpt(str(path), frame.line, lines, bool(since) and status.st_mtime > since)

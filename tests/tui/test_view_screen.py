@@ -1,0 +1,318 @@
+"""The screen of a run: followed, travelled through, drilled into, in Textual's test driver."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Static
+from view_recordings import Run
+
+from gpuprobe.api.live import Followed
+from gpuprobe.tui.view_app import ViewApp
+from gpuprobe.tui.view_block import BlockScreen
+from gpuprobe.tui.view_rows import Rows
+from gpuprobe.tui.view_screen import PANES, ViewScreen
+from gpuprobe.tui.view_trace import TracePane
+
+SIZES = [(60, 16), (100, 30), (200, 60)]
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
+    """Let the app run until the condition holds; fails after some seconds."""
+    for _ in range(600):
+        if condition():
+            return
+        await pilot.pause(0.02)
+    raise AssertionError("it never happened")
+
+
+def text(app: ViewApp, selector: str) -> str:
+    return str(app.screen.query_one(selector, Static).render())
+
+
+def rows(app: ViewApp, selector: str) -> Rows:
+    return app.screen.query_one(selector, Rows)
+
+
+def lines(app: ViewApp, selector: str) -> list[str]:
+    shown = rows(app, selector)
+    return [shown.text_of(index) for index in range(shown.count)]
+
+
+def pane(app: ViewApp) -> TracePane:
+    return app.screen.query_one(TracePane)
+
+
+def viewer(run: Run) -> ViewApp:
+    return ViewApp(Followed(run.path), interval=0.05)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    made = Run(tmp_path)
+    for index in range(6):
+        made.step(traced=index < 3)
+    made.finding()
+    made.finding(race=False)
+    return made
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_every_pane_shows_a_finished_run(run: Run, size: tuple[int, int]) -> None:
+    run.end()
+    app = viewer(run)
+    async with app.run_test(size=size) as pilot:
+        await until(pilot, lambda: rows(app, "#steps").count == 6)
+        assert "complete after 2.00 s" in text(app, "#title")
+        assert rows(app, "#steps").cursor == 5  # the peak
+        await pilot.press("k", "k", "g", "j")
+        assert rows(app, "#steps").cursor == 1
+        await pilot.press("p")
+        assert rows(app, "#steps").cursor == 5
+        assert app.screen.query_one("#panel").display is (size[0] >= 96)
+        assert app.screen.query_one("#plot").display is (size[1] >= 22)
+        await pilot.press("2")
+        await until(pilot, lambda: "left behind" in text(app, "#now"))
+        await until(pilot, lambda: "holes" in text(app, "#now"))
+        await pilot.press("3")
+        await until(pilot, lambda: pane(app).ready)
+        await pilot.press("4")
+        assert "complete" in lines(app, "#ranks")[0]
+        await pilot.press("5")
+        assert "GP201" in lines(app, "#finding-rows")[0]
+        assert "side.wait_stream(main)" in text(app, "#findings-detail")
+        await pilot.press("tab")
+        assert isinstance(app.screen, ViewScreen)
+        assert app.screen._pane == PANES[0]
+
+
+async def test_a_step_s_peak_and_its_lines(run: Run) -> None:
+    run.end()
+    app = viewer(run)
+    async with app.run_test(size=(130, 40)) as pilot:
+        await until(pilot, lambda: rows(app, "#steps").count == 6)
+        await pilot.press("g", "j")
+        await until(pilot, lambda: "model.py:6 in forward" in text(app, "#detail"))
+        assert "activation" in text(app, "#detail")
+        await pilot.press("G")
+        await until(pilot, lambda: "this step has no trace" in text(app, "#detail"))
+
+
+async def test_time_travel(run: Run) -> None:
+    """Keys move along the trace, and what was allocated at the cursor is what is shown."""
+    run.end()
+    app = viewer(run)
+    async with app.run_test(size=(130, 40)) as pilot:
+        await until(pilot, lambda: rows(app, "#steps").count == 6)
+        await pilot.press("g", "j", "t")
+        await until(pilot, lambda: pane(app).ready)
+        here = pane(app)
+        look = here._look
+        assert look is not None
+        assert look.step == 1
+        assert here.position == look.peak
+        assert "the peak" in text(app, "#at")
+        for keys in (("comma",), ("full_stop", "full_stop"), ("left", "left"), ("L",), ("H",)):
+            before = here.position
+            await pilot.press(*keys)
+            assert here.position != before
+            await until(pilot, lambda: here.ready)
+            assert here.moment is not None
+            assert here.moment.allocated == look.allocated[here.position]
+            assert sum(group.bytes for group in here.moment.groups) == here.moment.allocated
+            assert sum(here.moment.categories.values()) == here.moment.allocated
+        await pilot.press("plus", "plus", "plus")
+        assert here._first <= here.position < here._end
+        assert here._end - here._first < len(look) // 4
+        await pilot.press(*["minus"] * 6)
+        assert (here._first, here._end) == (0, len(look))
+        await pilot.press("p")
+        assert here.position == look.peak
+        await pilot.press("right_square_bracket")
+        await until(pilot, lambda: here._look is not look and here.ready)
+        assert here._look is not None
+        assert here._look.step == 2
+        await pilot.press("b")
+        await until(pilot, lambda: here.moment is not None and here.moment.grouping == "module")
+        assert any("net.first" in line for line in lines(app, "#groups"))
+
+
+async def test_the_segment_map_and_its_orders(run: Run) -> None:
+    run.end()
+    app = viewer(run)
+    async with app.run_test(size=(130, 40)) as pilot:
+        await until(pilot, lambda: rows(app, "#steps").count == 6)
+        await pilot.press("t", "m")
+        await until(pilot, lambda: rows(app, "#segments").count == 8)
+        free = [line for line in lines(app, "#segments") if "·" in line]
+        assert free
+        assert all("10.0 MiB" in line for line in lines(app, "#segments"))
+        await pilot.press("o")
+        shares = [int(line.rpartition("%")[0].split()[-1]) for line in lines(app, "#segments")]
+        assert shares == sorted(shares, reverse=True)
+
+
+async def test_drill_down_to_stack_and_source(run: Run) -> None:
+    run.end()
+    app = viewer(run)
+    async with app.run_test(size=(130, 40)) as pilot:
+        await until(pilot, lambda: rows(app, "#steps").count == 6)
+        await pilot.press("t")
+        await until(pilot, lambda: pane(app).ready)
+        assert "model.py:6 in forward" in lines(app, "#groups")[0]
+        await pilot.press("enter")
+        blocks = lines(app, "#groups")
+        assert len(blocks) == 12
+        assert all("activation" in line for line in blocks)
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, BlockScreen))
+        assert "linear.py:134" in lines(app, "#frames")[0]
+        assert rows(app, "#frames").cursor == 1  # the first frame that is the user's
+        assert "hidden = self.first(x)" in text(app, "#source")
+        assert "activation" in text(app, "#block")
+        await pilot.press("k")
+        assert "no source" in text(app, "#source")
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(app.screen, ViewScreen))
+        assert len(lines(app, "#groups")) == 12
+        await pilot.press("escape")
+        assert len(lines(app, "#groups")) < 12
+
+
+async def test_clicks_choose_panes_positions_and_rectangles(run: Run) -> None:
+    run.end()
+    app = viewer(run)
+    async with app.run_test(size=(130, 40)) as pilot:
+        await until(pilot, lambda: rows(app, "#steps").count == 6)
+        await pilot.click("#steps", offset=(5, 3))
+        assert rows(app, "#steps").cursor == 2
+        await pilot.click("#tabs", offset=(20, 0))
+        await until(pilot, lambda: pane(app).ready)
+        assert pane(app)._look is not None
+        before = pane(app).position
+        await pilot.click("#bands", offset=(30, 4))
+        assert pane(app).position != before
+        await until(pilot, lambda: pane(app).ready)
+        last = pane(app)._rects[-1]
+        await pilot.click("#treemap", offset=(last.x + 1 + last.width // 2, last.y))
+        wanted = pane(app)._faces[last.item].key
+        assert wanted.rpartition("/")[2] in lines(app, "#groups")[rows(app, "#groups").cursor]
+
+
+async def test_a_run_is_followed_until_it_ends(run: Run) -> None:
+    app = viewer(run)
+    async with app.run_test(size=(130, 40)) as pilot:
+        await until(pilot, lambda: rows(app, "#steps").count == 6)
+        assert "running" in text(app, "#title")
+        await pilot.press("G")
+        run.step()
+        await until(pilot, lambda: rows(app, "#steps").count == 7)
+        assert rows(app, "#steps").cursor == 6  # the last one is followed
+        # A second optimizer's step amends the last one.
+        last = run.step(traced=False)
+        run.writer.step(replace(last, duration_ns=123_000_000))
+        await until(pilot, lambda: "123.0 ms" in lines(app, "#steps")[-1])
+        assert rows(app, "#steps").count == 8
+        await pilot.press("3")
+        await until(pilot, lambda: pane(app).ready)
+        run.finding()
+        await pilot.press("5")
+        await until(pilot, lambda: rows(app, "#finding-rows").count == 3)
+        await pilot.press("2")
+        for _ in range(8):
+            run.step(traced=False)
+        await until(pilot, lambda: "grows by 2.0 MiB a step" in text(app, "#now"))
+        run.end()
+        await until(pilot, lambda: "complete" in text(app, "#title"))
+
+
+async def test_a_deleted_recording_is_said_and_the_screen_lives_on(run: Run) -> None:
+    app = viewer(run)
+    async with app.run_test(size=(130, 40)) as pilot:
+        await until(pilot, lambda: rows(app, "#steps").count == 6)
+        shutil.rmtree(run.path)
+        await until(pilot, lambda: app.screen.query_one("#problem").has_class("shown"))
+        assert "removed" in text(app, "#problem")
+        assert rows(app, "#steps").count == 6
+        await pilot.press("j", "d", "r", "3")
+        await until(pilot, lambda: "cannot be read" in text(app, "#bands"))
+        assert app.is_running
+
+
+async def test_ranks_side_by_side(tmp_path: Path) -> None:
+    for rank, slow in ((0, 1.0), (1, 1.0), (2, 3.0)):
+        one = Run(tmp_path, rank=rank, world_size=3, slow=slow)
+        for _ in range(4 + 3 * (rank == 1)):
+            one.step(traced=False)
+        one.end()
+    app = viewer(one)
+    async with app.run_test(size=(130, 40)) as pilot:
+        await until(pilot, lambda: rows(app, "#steps").count == 4)
+        await pilot.press("4")
+        shown = lines(app, "#ranks")
+        assert [line.split()[0] for line in shown] == ["0", "1", "2"]
+        assert "highest peak" in shown[1]
+        assert "slowest" in shown[2]
+        await pilot.press("j", "enter")
+        await until(pilot, lambda: rows(app, "#steps").count == 7)
+        assert "rank 1 of 3" in text(app, "#title")
+        await pilot.press("n", "n")
+        await until(pilot, lambda: "rank 0 of 3" in text(app, "#title"))
+
+
+async def test_hostile_names_are_text(tmp_path: Path) -> None:
+    folder = tmp_path / "[red]x\x1b[31m"
+    folder.mkdir()
+    run = Run(folder, "r\x1b[2J.gpuprobe")
+    run.step()
+    run.end()
+    app = viewer(run)
+    async with app.run_test(size=(130, 40)) as pilot:
+        await until(pilot, lambda: rows(app, "#steps").count == 1)
+        await pilot.press("t")
+        await until(pilot, lambda: pane(app).ready)
+        await pilot.press("enter", "enter")
+        await until(pilot, lambda: isinstance(app.screen, BlockScreen))
+        picture = app.export_screenshot()
+        assert "\x1b" not in picture
+        assert "r\\x1b[2J.gpuprobe" in text_of_title(app)
+
+
+def text_of_title(app: ViewApp) -> str:
+    return str(app.screen_stack[0].query_one("#title", Static).render())
+
+
+async def test_without_traces_it_says_what_is_needed(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.step(traced=False)
+    run.end()
+    app = viewer(run)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await until(pilot, lambda: rows(app, "#steps").count == 1)
+        await pilot.press("3")
+        await until(pilot, lambda: "needs a recording at level 'trace'" in text(app, "#bands"))
+
+
+async def test_this_process_s_run_is_asked_about_at_the_driver(tmp_path: Path) -> None:
+    """The fake fleet's first process is taken for the run's: NVML tells what it holds, and who
+    else is there.
+    """
+    from gpuprobe.api.devices import inventory
+
+    process = inventory(("nvml",), "8xh100", detail="table").processes[0]
+    run = Run(tmp_path, pid=process.pid, hostname="elsewhere")
+    for _ in range(3):
+        run.step(traced=False)
+    app = ViewApp(Followed(run.path), interval=0.05, demo="8xh100")
+    async with app.run_test(size=(130, 40)) as pilot:
+        await until(pilot, lambda: rows(app, "#steps").count == 3)
+        await pilot.press("2")
+        await until(
+            pilot, lambda: "H100 80GB HBM3: this process outside torch" in text(app, "#now")
+        )
+        assert "no other process" in text(app, "#now")
