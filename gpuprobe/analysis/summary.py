@@ -16,6 +16,7 @@ from typing import Any
 
 from gpuprobe._version import __version__
 from gpuprobe.analysis.advice import Evidence, advise
+from gpuprobe.analysis.beside import beside, pinned_memory
 from gpuprobe.analysis.forensics import forensics
 from gpuprobe.analysis.growth import Growth, growth_of
 from gpuprobe.analysis.highwater import HighWater, Share, by_category, by_line, by_module
@@ -75,6 +76,7 @@ def summarize(
     evidence = None if site is None else Evidence(site, mark, growth)
     first = recording.ranks[0]
     statuses = [_status(rank, is_running, recording.kind) for rank in recording.ranks]
+    pinned = pinned_memory(first.steps)
     return {
         "schema": SCHEMA,
         "version": list(VERSION),
@@ -100,6 +102,10 @@ def summarize(
         "growth": None if growth is None else _growth(growth, top),
         **forensics(site),
         "time": _time(first),
+        "beside_tensors": {
+            "devices": [_with_defaults(item) for item in beside(first.steps)],
+            "pinned": None if pinned is None else _with_defaults(pinned),
+        },
         "placement": [_with_defaults(item) for item in placement_of(first.steps)],
         "rank_comparison": comparison(compare_ranks(recording, sites), top),
         "steps": {
@@ -373,7 +379,12 @@ def _time(rank: RankRecording) -> dict[str, Any] | None:
         "rank": rank.session.rank,
         "steps": shares.steps,
         "duration_ns": shares.duration_ns,
-        "phases": [{"path": path, "ns": spent} for path, spent in shares.phases],
+        "gpu_steps": shares.gpu_steps,
+        "gpu_ns": shares.gpu_ns,
+        "phases": [
+            {"path": path, "ns": spent, "gpu_ns": shares.gpu_phases.get(path, 0)}
+            for path, spent in shares.phases
+        ],
         "outside_phases_ns": shares.between_ns,
         "collectives_ns": shares.collectives_ns,
         "collectives": [_with_defaults(call) for call in shares.collectives],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuprobe.model.session import Collective, Step
@@ -14,7 +14,8 @@ __all__ = ["TimeShares", "full_steps", "joined_calls", "time_shares"]
 @dataclass(frozen=True, slots=True)
 class TimeShares:
     """The steps that count, summed. ``phases`` are those of depth one, in ns, the longest
-    first; with ``between`` (time of a step in no phase) they sum to ``duration_ns``.
+    first; with ``between`` (time of a step in no phase) they sum to ``duration_ns``. ``gpu_ns``
+    and ``gpu_phases`` are the same on the GPU, by events, of the ``gpu_steps`` that have it.
     ``collectives`` happen within the phases: their time is not in addition to them.
     """
 
@@ -22,6 +23,9 @@ class TimeShares:
     duration_ns: int
     phases: tuple[tuple[str, int], ...]
     between_ns: int
+    gpu_steps: int
+    gpu_ns: int
+    gpu_phases: Mapping[str, int]
     collectives: tuple[Collective, ...]
 
     @property
@@ -46,16 +50,27 @@ def time_shares(steps: Sequence[Step]) -> TimeShares | None:
     if not chosen:
         return None
     phases: dict[str, int] = {}
+    gpu_phases: dict[str, int] = {}
+    gpu_steps = gpu_ns = 0
     for step in chosen:
+        timed = not isinstance(step.gpu_ns, Unavailable)
+        if not isinstance(step.gpu_ns, Unavailable):
+            gpu_steps += 1
+            gpu_ns += step.gpu_ns
         for phase in step.phases:
             if "/" not in phase.path:
                 phases[phase.path] = phases.get(phase.path, 0) + phase.duration_ns
+                if timed and not isinstance(phase.gpu_ns, Unavailable):
+                    gpu_phases[phase.path] = gpu_phases.get(phase.path, 0) + phase.gpu_ns
     total = sum(step.duration_ns for step in chosen)
     return TimeShares(
         steps=len(chosen),
         duration_ns=total,
         phases=tuple(sorted(phases.items(), key=lambda item: (-item[1], item[0]))),
         between_ns=total - sum(phases.values()),
+        gpu_steps=gpu_steps,
+        gpu_ns=gpu_ns,
+        gpu_phases=gpu_phases,
         collectives=joined_calls(call for step in chosen for call in step.collectives),
     )
 

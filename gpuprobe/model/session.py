@@ -83,6 +83,22 @@ class DeviceWindow:
     peak_allocated: Peak | Unavailable = _NOT_COLLECTED
     peak_reserved: Peak | Unavailable = _NOT_COLLECTED
     activity: AllocatorActivity | Unavailable = _NOT_COLLECTED
+    # At the end: free parts of segments that are partly in use, which no other pool, and no
+    # allocation that is larger, can have.
+    inactive_split: Bytes | Unavailable = _NOT_COLLECTED
+    # At the end of a step, and not more than once a second: all that is in use on the device
+    # (cudaMemGetInfo), by whomever. Less what is reserved: contexts, libraries, other processes.
+    device_used: Bytes | Unavailable = _NOT_COLLECTED
+
+    @property
+    def not_torch(self) -> Bytes | Unavailable:
+        """Memory in use on the device that torch's allocator of this process does not hold."""
+        used, reserved = self.device_used, self.end.reserved
+        if isinstance(used, Unavailable):
+            return used
+        if isinstance(reserved, Unavailable):
+            return reserved
+        return Bytes(max(0, used - reserved))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +108,10 @@ class HostWindow:
     rss_start: Bytes | Unavailable = _NOT_COLLECTED
     rss_end: Bytes | Unavailable = _NOT_COLLECTED
     rss_peak: Peak | Unavailable = _NOT_COLLECTED
+    # At the end of a step, with CUDA: pinned memory in use, and held by torch (with what is
+    # cached; both rounded up to powers of two, as torch counts them).
+    pinned: Bytes | Unavailable = _NOT_COLLECTED
+    pinned_held: Bytes | Unavailable = _NOT_COLLECTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +128,9 @@ class Phase:
     entries: int
     windows: tuple[DeviceWindow, ...] = ()
     host: HostWindow = field(default_factory=HostWindow)
+    # Between the same places of the program as duration_ns, when the GPU came to them: by
+    # events on the current stream.
+    gpu_ns: int | Unavailable = _NOT_COLLECTED
 
     @property
     def name(self) -> str:
@@ -174,6 +197,7 @@ class Step:
     phases: tuple[Phase, ...] = ()
     windows: tuple[DeviceWindow, ...] = ()
     host: HostWindow = field(default_factory=HostWindow)
+    gpu_ns: int | Unavailable = _NOT_COLLECTED  # as of a phase
     tensors: tuple[KnownTensors, ...] = ()  # at the end of the step
     traces: tuple[str, ...] = ()  # names of the trace chunks that cover it
     collectives: tuple[Collective, ...] = ()

@@ -8,7 +8,7 @@ from typing import Any
 from gpuprobe.model.text import human_bytes, human_ns
 from gpuprobe.reporters.terminal import Style
 
-__all__ = ["placement", "ranks", "time"]
+__all__ = ["beside", "placement", "ranks", "time"]
 
 Report = dict[str, Any]
 
@@ -18,12 +18,21 @@ _MOST = 5
 def time(report: Report, style: Style) -> Iterator[str]:
     """Where the first rank's time goes: only where a phase says more than the step table."""
     found = report["time"]
-    if found is None or not found["collectives"]:
+    if found is None or not (found["collectives"] or found["gpu_steps"]):
         return
     total = found["duration_ns"] or 1
     parts = [f"{item['path']} {item['ns'] / total:.0%}" for item in found["phases"]]
     steps = f"{found['steps']} step{'s' if found['steps'] != 1 else ''}"
     yield from style.wrapped(f"{steps}: {', '.join(parts)}", first="  ", rest="    ")
+    if found["gpu_steps"]:
+        spent = sorted(found["phases"], key=lambda item: -item["gpu_ns"])
+        shares = ", ".join(
+            f"{item['path']} {item['gpu_ns'] / (found['gpu_ns'] or 1):.0%}"
+            for item in spent
+            if item["gpu_ns"]
+        )
+        text = f"on the GPU, {human_ns(found['gpu_ns'] // found['gpu_steps'])} a step: {shares}"
+        yield from style.wrapped(text, first="  ", rest="    ")
     for call in found["collectives"][:_MOST]:
         spent = call["host_ns"]
         held = (
@@ -33,6 +42,27 @@ def time(report: Report, style: Style) -> Iterator[str]:
         )
         text = f"{call['op']}: {call['count']}× · {human_bytes(call['bytes'])} · {held}"
         yield from style.wrapped(text, first="  ", rest="    ")
+
+
+def beside(report: Report, style: Style) -> Iterator[str]:
+    """What else the devices and the host's pinned memory hold, where it was read."""
+    found = report["beside_tensors"]
+    for item in found["devices"]:
+        parts = []
+        if isinstance(item["not_torch"], int):
+            parts.append(
+                f"{human_bytes(item['used'])} in use, of which {human_bytes(item['not_torch'])} is "
+                "not torch's (contexts, libraries, other processes)"
+            )
+        if isinstance(item["inactive_split"], int):
+            parts.append(f"{human_bytes(item['inactive_split'])} of free parts in segments in use")
+        text = f"{item['device']}, step {item['step']}: {', '.join(parts)}"
+        yield from style.wrapped(text, first="  ", rest="    ")
+    pinned = found["pinned"]
+    if pinned is not None and pinned["in_use"]:
+        held = pinned["held"]
+        more = f", {human_bytes(held)} held by torch" if isinstance(held, int) else ""
+        yield f"  pinned memory of the host: {human_bytes(pinned['in_use'])} in use{more}"
 
 
 def placement(report: Report, style: Style) -> Iterator[str]:

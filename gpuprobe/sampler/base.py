@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.session import (
     AllocatorActivity,
     BlindSpot,
+    DeviceWindow,
     Environment,
+    HostWindow,
     Session,
     SessionEnd,
     Step,
 )
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.model.values import Unavailable
+from gpuprobe.model.values import Bytes, Unavailable
 
-__all__ = ["DeviceMark", "Mark", "MemorySource", "Sink"]
+__all__ = ["AtEnd", "DeviceMark", "Mark", "MemorySource", "Sink"]
 
 
 class Sink(Protocol):
@@ -49,18 +52,46 @@ class DeviceMark(NamedTuple):
     peak_reserved: int | Unavailable
     activity: AllocatorActivity | Unavailable
     exact_peak: int | None = None
+    inactive_split: Bytes | Unavailable = Unavailable("not collected")
 
 
 class Mark(NamedTuple):
     """Everything that is read at one instant. Times in ns (monotonic), sizes in bytes.
 
-    ``rss_peak`` is the process's lifetime peak (``ru_maxrss``).
+    ``rss_peak`` is the process's lifetime peak (``ru_maxrss``); ``gpu`` an event recorded on the
+    GPU at this mark, None where there is none.
     """
 
     time_ns: int
     rss: int | Unavailable
     rss_peak: int | Unavailable
     devices: tuple[DeviceMark, ...]
+    gpu: Any = None
+
+
+class AtEnd(NamedTuple):
+    """What is read at the end of a step only. ``used``: bytes in use by anybody, by device;
+    empty where it is not time to ask again. Bytes of pinned memory.
+    """
+
+    used: dict[str, int | Unavailable]
+    pinned: int | Unavailable
+    pinned_held: int | Unavailable
+
+    def window(self, window: DeviceWindow) -> DeviceWindow:
+        """The step's window with what belongs to it."""
+        used = self.used.get(window.device)
+        if used is None:
+            return window
+        known = used if isinstance(used, Unavailable) else Bytes(used)
+        return replace(window, device_used=known)
+
+    def host(self, host: HostWindow) -> HostWindow:
+        return replace(host, pinned=_bytes(self.pinned), pinned_held=_bytes(self.pinned_held))
+
+
+def _bytes(value: int | Unavailable) -> Bytes | Unavailable:
+    return value if isinstance(value, Unavailable) else Bytes(value)
 
 
 class MemorySource(Protocol):

@@ -18,25 +18,16 @@ from typing import Any, Literal, TypeVar
 
 from gpuprobe.errors import UsageError
 from gpuprobe.model.session import BlindSpot, ProgramError, SessionEnd
-from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.sampler import environment
-from gpuprobe.sampler.background import Background
 from gpuprobe.sampler.base import Sink
 from gpuprobe.sampler.sources import HostMemory, Reader
-from gpuprobe.sampler.timeline import OTHER, Segment, Timeline, assemble
+from gpuprobe.sampler.step_end import StepEnd
+from gpuprobe.sampler.timeline import OTHER, Segment, Timeline
 from gpuprobe.sampler.traces import Traces, chosen_steps, exact_peak
 
 __all__ = ["LEVELS", "Recorder", "program_error"]
 
 LEVELS = ("counters", "trace")
-
-WRITE_TIMEOUT = 30.0
-"""Seconds that the end of a recording waits for a disk that is slow to take the last steps."""
-
-_NO_CPU_COUNTERS = Unavailable(
-    "torch keeps no allocator statistics on the CPU; level 'trace' counts every storage",
-    ReadStatus.NOT_COLLECTED,
-)
 
 _COMPILED = BlindSpot(
     "module calls: the program uses torch.compile, and hooks would make it compile again",
@@ -125,8 +116,7 @@ class Recorder:
         self._finished = False
         self._hooks: Any = None
         self._extras: Any = None  # Extras, from __enter__ on
-        self._census: Any = None  # a Census, from __enter__ on
-        self._background = Background(self._fault)
+        self._step_end: Any = None  # a StepEnd, from __enter__ on
         self._traces = Traces(
             sink, self._write, convert, chosen_steps(trace_steps) if trace_steps else None
         )
@@ -155,20 +145,18 @@ class Recorder:
         """
         import torch
 
-        from gpuprobe.sampler.census import Census
         from gpuprobe.sampler.recompute import in_engine
-        from gpuprobe.sampler.sources import CudaCounters
 
         self._thread = threading.get_ident()
         self._in_engine = in_engine
-        self._census = Census()
+        self._step_end = StepEnd(self._sink, self._write, self._traces, self._fault)
         # device_count asks NVML, where it can: it creates no context and blocks no fork.
         cuda = torch.version.cuda is not None and torch.cuda.device_count() > 0
         self._host = HostMemory()
         reader = Reader([], self._host)
         devices: tuple[str, ...] = ("cpu",)
         if cuda:
-            reader.sources.append(CudaCounters.of_torch())
+            self._step_end.read_cuda(reader)
             devices = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
         self._timeline = Timeline(reader)
         self._sink.session(
@@ -226,9 +214,10 @@ class Recorder:
         if self._active:
             self._thread = threading.get_ident()  # training may have run in another thread
             self._end_of_session(error)
-        self._finish_writing()
         if self._active:
             self._write_waiting()
+        if self._step_end is not None:
+            self._faults += self._step_end.finish()
         self._uninstall()
         if self._host is None:  # never started: the program did not import torch
             self._write(
@@ -443,38 +432,20 @@ class Recorder:
         earlier record of it had.
         """
         segments = self._last + self._timeline.cut(leave=leave)
-        allocated: dict[str, int | Unavailable] = {
-            m.device: m.counts.allocated for m in segments[-1].end.devices
-        }
-        allocated.setdefault("cpu", _NO_CPU_COUNTERS)
         living = self._living()
         calls, placed = self._extras.take(self._index, living)
-        make = functools.partial(
-            assemble,
+        traces = self._step_end.write(
             self._index,
             segments,
+            living,
+            self._optimizers,
+            earlier_traces=self._last_traces,
+            out_of_memory=self._out_of_memory,
+            ended_by=ended_by,
             origin_ns=self._timeline.started_ns,
             collectives=calls,
             placement=placed,
-            ended_by=ended_by,
         )
-        traces = self._last_traces
-        if self._traces.on or self._out_of_memory:
-            self._background.drain(WRITE_TIMEOUT)  # steps are written in order
-            known = self._walk()
-            traces += self._traces.collect(
-                self._index, segments, known, out_of_memory=self._out_of_memory
-            )
-            step = make(tensors=self._census.of_walk(known, allocated), traces=traces)
-            self._write(lambda: self._sink.step(step))
-            self._traces.step_written(step)
-        else:
-            tensors = self._census.take(
-                living, self._optimizers, allocated, glance=ended_by != "end"
-            )
-            self._background.submit(
-                lambda: self._write(lambda: self._sink.step(make(tensors=tensors)))
-            )
         self._last, self._last_traces = segments, traces
         self._index += 1
         self._traces.begin_step(self._index)
@@ -540,14 +511,6 @@ class Recorder:
         _log.debug("gpuprobe fault", exc_info=error)
         self._uninstall()
         self._warn(f"gpuprobe stopped recording, the program goes on: {text}")
-
-    def _finish_writing(self) -> None:
-        if not self._background.drain(WRITE_TIMEOUT):
-            self._faults.append(f"steps were not written within {WRITE_TIMEOUT:.0f} s")
-        if self._background.refused:
-            self._faults.append(
-                f"{self._background.refused} steps are missing: writing them took too long"
-            )
 
     def _write(self, action: Callable[[], object]) -> None:
         """Write to the recording. A full disk costs what could not be written, no more."""

@@ -11,9 +11,11 @@ from typing import Any
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.session import AllocatorActivity
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
-from gpuprobe.sampler.base import DeviceMark, Mark, MemorySource
+from gpuprobe.sampler.base import AtEnd, DeviceMark, Mark, MemorySource
 
-__all__ = ["CudaCounters", "HostMemory", "Reader"]
+__all__ = ["CudaCounters", "DeviceUse", "HostMemory", "Reader"]
+
+_NOT_COUNTED = Unavailable("this torch does not count it", ReadStatus.UNSUPPORTED)
 
 
 class HostMemory:
@@ -112,9 +114,7 @@ def _mark_of(index: int, stats: dict[str, Any]) -> DeviceMark:
         allocated=Bytes(allocated["current"]),
         active=Bytes(stats["active_bytes"]["all"]["current"]),
         reserved=Bytes(reserved["current"]),
-        requested=Bytes(requested["all"]["current"])
-        if requested
-        else Unavailable("this torch does not count it", ReadStatus.UNSUPPORTED),
+        requested=Bytes(requested["all"]["current"]) if requested else _NOT_COUNTED,
     )
     segments = stats["segment"]["all"]
     activity = AllocatorActivity(
@@ -124,7 +124,77 @@ def _mark_of(index: int, stats: dict[str, Any]) -> DeviceMark:
         alloc_retries=stats["num_alloc_retries"],
         ooms=stats["num_ooms"],
     )
-    return DeviceMark(f"cuda:{index}", counts, allocated["peak"], reserved["peak"], activity)
+    split = stats.get("inactive_split_bytes")
+    return DeviceMark(
+        f"cuda:{index}",
+        counts,
+        allocated["peak"],
+        reserved["peak"],
+        activity,
+        inactive_split=Bytes(split["all"]["current"]) if split else _NOT_COUNTED,
+    )
+
+
+class DeviceUse:
+    """What is in use on the devices by anybody, and pinned on the host: for the end of a step.
+
+    ``used`` gives the bytes in use on a device (cudaMemGetInfo: a call to the driver, which may
+    take a millisecond where the device is busy, so it is made once a second at most); ``pinned``
+    gives torch's statistics of pinned memory, ``{}`` where this torch has none; ``may_ask`` says
+    whether a call to the driver is allowed here and now (not while a graph is captured).
+    """
+
+    INTERVAL = 1.0
+
+    def __init__(
+        self,
+        used: Callable[[int], int],
+        pinned: Callable[[], dict[str, Any]],
+        may_ask: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._used = used
+        self._pinned = pinned
+        self._may_ask = may_ask
+        self._clock = clock
+        self._next = 0.0
+
+    @classmethod
+    def of_torch(cls) -> DeviceUse:
+        import torch
+
+        def used(index: int) -> int:
+            free, total = torch.cuda.mem_get_info(index)
+            return total - free
+
+        return cls(
+            used,
+            getattr(torch.cuda, "host_memory_stats", dict),
+            lambda: torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing(),
+        )
+
+    def read(self, devices: Sequence[str], *, last: bool = False) -> AtEnd:
+        """For these devices (``cuda:0``, …). ``last``: ask, however short ago that was."""
+        now = self._clock()
+        used: dict[str, int | Unavailable] = {}
+        if (last or now >= self._next) and self._may_ask():
+            self._next = now + self.INTERVAL
+            for device in devices:
+                kind, _, index = device.partition(":")
+                if kind == "cuda":
+                    used[device] = self._used_on(int(index))
+        pinned = self._pinned()
+        return AtEnd(
+            used,
+            pinned.get("active_bytes.current", _NOT_COUNTED),
+            pinned.get("allocated_bytes.current", _NOT_COUNTED),
+        )
+
+    def _used_on(self, index: int) -> int | Unavailable:
+        try:
+            return self._used(index)
+        except RuntimeError as error:
+            return Unavailable(f"cudaMemGetInfo: {str(error).splitlines()[0]}", ReadStatus.ERROR)
 
 
 class Reader:
@@ -137,6 +207,8 @@ class Reader:
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.sources = list(sources)
+        self.gpu_mark: Callable[[], Any] | None = None
+        """Records an event on the GPU, where there is one (`GpuClock.mark`)."""
         self._host = host
         self._clock = clock
 
@@ -144,4 +216,5 @@ class Reader:
         devices: tuple[DeviceMark, ...] = ()
         for source in self.sources:
             devices += source.read()
-        return Mark(self._clock(), self._host.rss(), self._host.rss_peak(), devices)
+        gpu = None if self.gpu_mark is None else self.gpu_mark()
+        return Mark(self._clock(), self._host.rss(), self._host.rss_peak(), devices, gpu)

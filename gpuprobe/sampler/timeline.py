@@ -7,7 +7,8 @@ the step's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 from gpuprobe.model.memory import AllocatorCounts
@@ -22,9 +23,11 @@ from gpuprobe.model.session import (
     Step,
 )
 from gpuprobe.model.values import Bytes, Peak, Unavailable
-from gpuprobe.sampler.base import DeviceMark, Mark
+from gpuprobe.sampler.base import AtEnd, DeviceMark, Mark
 
 __all__ = ["OTHER", "SETUP", "Segment", "Timeline", "assemble"]
+
+_NO_GPU_TIME = Unavailable("not collected")  # as by default: it takes no room in a recording
 
 OTHER = "other"
 """The phase of time that no hook and no user phase claims."""
@@ -184,6 +187,7 @@ class _Window:
             peak_allocated=unknown if self.peak_allocated is None else self.peak_allocated,
             peak_reserved=unknown if self.peak_reserved is None else self.peak_reserved,
             activity=self.activity,
+            inactive_split=self.end.inactive_split,
         )
 
 
@@ -247,7 +251,16 @@ def _rise(before: int, after: int) -> int:
 class _Sum:
     """Everything of one phase path (or of the whole step) over several segments."""
 
-    __slots__ = ("devices", "duration", "entries", "first", "last", "previous_end", "rss_peak")
+    __slots__ = (
+        "devices",
+        "duration",
+        "entries",
+        "first",
+        "gpu_ns",
+        "last",
+        "previous_end",
+        "rss_peak",
+    )
 
     def __init__(self, first: Mark) -> None:
         self.first = first
@@ -257,10 +270,13 @@ class _Sum:
         self.previous_end: Mark | None = None
         self.devices: dict[str, _Window] = {}
         self.rss_peak: Peak | Unavailable | None = None
+        self.gpu_ns: int | Unavailable = 0
 
-    def add(self, segment: Segment) -> None:
+    def add(self, segment: Segment, gpu_ns: int | Unavailable) -> None:
         start, end = segment.start, segment.end
         self.duration += end.time_ns - start.time_ns
+        if not isinstance(self.gpu_ns, Unavailable):
+            self.gpu_ns = gpu_ns if isinstance(gpu_ns, Unavailable) else self.gpu_ns + gpu_ns
         if self.previous_end is not start:  # a child's segments follow without a gap
             self.entries += 1
         self.previous_end = self.last = end
@@ -307,22 +323,27 @@ def assemble(
     segments: list[Segment],
     *,
     origin_ns: int,
+    gpu_ns: Sequence[int | Unavailable] = (),
     tensors: Iterable[KnownTensors] = (),
     traces: Iterable[str] = (),
     collectives: tuple[Collective, ...] = (),
     placement: tuple[Placed, ...] = (),
     ended_by: str = "optimizer",
+    at_end: AtEnd | None = None,
 ) -> Step:
-    """Build a step from its segments (at least one). ``origin_ns``: the session's start."""
+    """Build a step from its segments (at least one). ``origin_ns``: the session's start.
+    ``gpu_ns``: the time of each segment on the GPU; without it that is not collected.
+    ``at_end``: what was read once, when the step had ended.
+    """
     whole = _Sum(segments[0].start)
     phases: dict[str, _Sum] = {}
-    for segment in segments:
-        whole.add(segment)
+    for segment, spent in zip(segments, gpu_ns or repeat(_NO_GPU_TIME)):  # noqa: B905 - endless
+        whole.add(segment, spent)
         path = segment.path
         while path:  # the phase itself, then everything that encloses it
             if path not in phases:
                 phases[path] = _Sum(segment.start)
-            phases[path].add(segment)
+            phases[path].add(segment, spent)
             path = path.rpartition("/")[0]
     return Step(
         index=index,
@@ -336,13 +357,15 @@ def assemble(
                 entries=total.entries,
                 windows=total.windows(),
                 host=total.host(),
+                gpu_ns=total.gpu_ns,
             )
             for path, total in sorted(
                 phases.items(), key=lambda item: (item[1].first.time_ns, item[0])
             )
         ),
-        windows=whole.windows(),
-        host=whole.host(),
+        windows=tuple(at_end.window(w) for w in whole.windows()) if at_end else whole.windows(),
+        host=at_end.host(whole.host()) if at_end else whole.host(),
+        gpu_ns=whole.gpu_ns,
         tensors=tuple(tensors),
         traces=tuple(traces),
         collectives=collectives,

@@ -11,7 +11,7 @@ from models import Mlp, seeded, train
 from sinks import KeepingSink
 
 from gpuprobe.model.session import Step
-from gpuprobe.sampler import background, recorder
+from gpuprobe.sampler import background, step_end
 from gpuprobe.sampler.background import Background
 from gpuprobe.sampler.recorder import Recorder
 
@@ -94,7 +94,7 @@ def test_a_disk_that_hangs_holds_up_nobody() -> None:
 
 def test_steps_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "LIMIT", 2)
-    monkeypatch.setattr(recorder, "WRITE_TIMEOUT", 0.0)
+    monkeypatch.setattr(step_end, "WRITE_TIMEOUT", 0.0)
     sink = Slow()
     model = seeded(Mlp)
     with Recorder(sink):

@@ -1,0 +1,130 @@
+"""When the GPU came to each mark: time on the device, by events, and nobody waits for it.
+
+At every mark an event is recorded on the current stream of the current device (about 3 µs of the
+host's time). What lies between two events is what the GPU did, or waited, between the same two
+places of the program. A step's times are read when its last event is over, at the end of a later
+step; the program is never made to wait.
+
+Nothing is recorded, and no event is asked for, while a graph is being captured: CUDA would end the
+capture. For the same reason all of this happens in the thread that trains. It is also left out
+while somebody listens to torch's event callbacks (a race detector): they would hear ours.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from gpuprobe.model.values import ReadStatus, Unavailable
+from gpuprobe.sampler.timeline import Segment
+
+__all__ = ["BEHIND", "Event", "GpuClock"]
+
+BEHIND = 4
+"""Steps that may wait for the GPU to come to their end. A host that runs further ahead gets its
+records without times on the GPU."""
+
+_NOT_OVER = Unavailable("the GPU was too far behind", ReadStatus.NOT_COLLECTED)
+_NO_EVENT = Unavailable("no event was recorded here: a graph was being captured")
+_END_TIMEOUT = 2.0  # seconds that the end of a recording waits for the last step
+
+Finish = Callable[[Sequence[int | Unavailable]], None]
+
+
+class Event(Protocol):
+    """A ``torch.cuda.Event`` with timing."""
+
+    def record(self) -> None: ...
+    def query(self) -> bool: ...
+    def elapsed_time(self, end: Any) -> float: ...
+
+
+class GpuClock:
+    """The events of one recorder, and the steps that wait for theirs."""
+
+    def __init__(self, make: Callable[[], Event], usable: Callable[[], bool]) -> None:
+        """``make`` gives a new event; ``usable`` says whether one may be recorded, or asked,
+        here and now.
+        """
+        self._make = make
+        self._usable = usable
+        self._waiting: deque[tuple[list[Segment], Finish]] = deque()
+
+    @classmethod
+    def of_torch(cls) -> GpuClock | None:
+        """The clock of this process's GPU; None where there is none (a virtual one takes no
+        time).
+        """
+        import torch
+        from torch.cuda import _gpu_trace
+
+        if not issubclass(torch.cuda.Event, getattr(torch._C, "_CudaEventBase", ())):
+            return None
+        listeners = _gpu_trace.EventRecordCallbacks.callback_list
+
+        def usable() -> bool:
+            return (
+                torch.cuda.is_initialized()
+                and not listeners
+                and not torch.cuda.is_current_stream_capturing()
+            )
+
+        return cls(lambda: torch.cuda.Event(enable_timing=True), usable)
+
+    def mark(self) -> Event | None:
+        """An event, recorded now."""
+        if not self._usable():
+            return None
+        event = self._make()
+        event.record()
+        return event
+
+    def when_over(self, segments: list[Segment], finish: Finish) -> None:
+        """Call ``finish`` with the time of each of these segments on the GPU (ns), at once or at
+        a later call, in order.
+        """
+        self._waiting.append((segments, finish))
+        self._settle(BEHIND)
+
+    def end(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        """No step comes any more. Waits for the GPU, but not for ever."""
+        until = time.monotonic() + _END_TIMEOUT
+        while self._waiting and time.monotonic() < until:
+            self._settle(len(self._waiting))
+            if self._waiting:
+                sleep(0.005)
+        self._settle(0)
+
+    def _settle(self, most: int) -> None:
+        """Finish the steps that are over, and those that make it more than ``most``."""
+        usable = self._usable()
+        while self._waiting:
+            segments, finish = self._waiting[0]
+            over = usable and _over(segments)
+            if not over and len(self._waiting) <= most:
+                return
+            self._waiting.popleft()
+            finish([_span(segment) if over else _NOT_OVER for segment in segments])
+
+
+def _over(segments: list[Segment]) -> bool:
+    """Whether the GPU has come to the end. A GPU in error has: it does nothing any more."""
+    for segment in reversed(segments):
+        if segment.end.gpu is not None:
+            try:
+                return bool(segment.end.gpu.query())
+            except RuntimeError:
+                return True
+    return True
+
+
+def _span(segment: Segment) -> int | Unavailable:
+    start, end = segment.start.gpu, segment.end.gpu
+    if start is None or end is None:
+        return _NO_EVENT
+    try:
+        return round(start.elapsed_time(end) * 1e6)  # from ms, in which torch gives it
+    except RuntimeError as error:  # the program went on to another device, or the GPU failed
+        return Unavailable(f"not timed: {str(error).splitlines()[0]}")

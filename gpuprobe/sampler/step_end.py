@@ -1,0 +1,134 @@
+"""What is done when a step has ended: count, look, and have the record written."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from gpuprobe.model.session import KnownTensors, Step
+from gpuprobe.model.values import ReadStatus, Unavailable
+from gpuprobe.sampler.background import Background
+from gpuprobe.sampler.base import Sink
+from gpuprobe.sampler.timeline import Segment, assemble
+from gpuprobe.sampler.traces import Traces
+
+if TYPE_CHECKING:
+    from gpuprobe.sampler.gpu_clock import GpuClock
+    from gpuprobe.sampler.sources import DeviceUse, Reader
+
+__all__ = ["WRITE_TIMEOUT", "StepEnd"]
+
+WRITE_TIMEOUT = 30.0
+"""Seconds that the end of a recording waits for a disk that is slow to take the last steps."""
+
+_NO_CPU_COUNTERS = Unavailable(
+    "torch keeps no allocator statistics on the CPU; level 'trace' counts every storage",
+    ReadStatus.NOT_COLLECTED,
+)
+
+Write = Callable[[Callable[[], object]], None]
+
+
+class StepEnd:
+    """The ends of one recorder's steps. Made once torch is there."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        write: Write,
+        traces: Traces,
+        on_fault: Callable[[Exception], None],
+    ) -> None:
+        """``write`` runs what writes to ``sink``, and survives a full disk."""
+        from gpuprobe.sampler.census import Census
+
+        self._sink = sink
+        self._write = write
+        self._traces = traces
+        self._census = Census()
+        self._background = Background(on_fault)
+        self._device_use: DeviceUse | None = None
+        self._gpu_clock: GpuClock | None = None
+
+    def read_cuda(self, reader: Reader) -> None:
+        """There is CUDA: read what it has, and time the GPU at every mark of ``reader``."""
+        from gpuprobe.sampler.gpu_clock import GpuClock
+        from gpuprobe.sampler.sources import CudaCounters, DeviceUse
+
+        reader.sources.append(CudaCounters.of_torch())
+        self._device_use = DeviceUse.of_torch()
+        self._gpu_clock = GpuClock.of_torch()
+        if self._gpu_clock is not None:
+            reader.gpu_mark = self._gpu_clock.mark
+
+    def write(
+        self,
+        index: int,
+        segments: list[Segment],
+        models: list[Any],
+        optimizers: Iterable[Any],
+        *,
+        earlier_traces: tuple[str, ...] = (),
+        out_of_memory: bool = False,
+        ended_by: str,
+        **record: Any,
+    ) -> tuple[str, ...]:
+        """Write the step ``index``; the names of its traces. ``record``: what else `assemble`
+        is to put into it.
+        """
+        allocated: dict[str, int | Unavailable] = {
+            m.device: m.counts.allocated for m in segments[-1].end.devices
+        }
+        allocated.setdefault("cpu", _NO_CPU_COUNTERS)
+        tensors: tuple[KnownTensors, ...]
+        traces = earlier_traces
+        if self._traces.on or out_of_memory:
+            from gpuprobe.sampler.tensors import walk
+
+            known = walk(models, optimizers)
+            tensors = self._census.of_walk(known, allocated)
+            traces += self._traces.collect(index, segments, known, out_of_memory=out_of_memory)
+        else:
+            glance = ended_by != "end"
+            tensors = self._census.take(models, optimizers, allocated, glance=glance)
+        at_end = None
+        if self._device_use is not None:
+            at_end = self._device_use.read(tuple(allocated), last=ended_by == "end")
+        make = functools.partial(
+            assemble,
+            index,
+            segments,
+            tensors=tensors,
+            traces=traces,
+            ended_by=ended_by,
+            at_end=at_end,
+            **record,
+        )
+        if self._traces.cpu is not None:  # it may be wanted once more (`Traces.write_waiting`)
+            step = make()
+            self._write(lambda: self._sink.step(step))
+            self._traces.step_written(step)
+        elif self._gpu_clock is not None:
+            self._gpu_clock.when_over(segments, lambda spans: self._later(make, gpu_ns=spans))
+        else:
+            self._later(make)
+        return traces
+
+    def _later(self, make: Callable[..., Step], **more: Any) -> None:
+        self._background.submit(lambda: self._write(lambda: self._sink.step(make(**more))))
+
+    def finish(self) -> list[str]:
+        """Have all written that waits; what went wrong, as text. Never raises."""
+        faults = []
+        try:
+            if self._gpu_clock is not None:
+                self._gpu_clock.end()
+        except Exception as error:  # noqa: BLE001 - the end of a recording ends no program
+            faults.append(f"{type(error).__name__}: {error}")
+        if not self._background.drain(WRITE_TIMEOUT):
+            faults.append(f"steps were not written within {WRITE_TIMEOUT:.0f} s")
+        refused = self._background.refused
+        if refused:
+            faults.append(f"{refused} steps are missing: writing them took too long")
+        return faults
