@@ -217,7 +217,9 @@ class Runner:
     def _call(self, argv: list[str], cwd: Path) -> Result:
         env = {
             # What a test runner sets for itself must not reach the programs that pages run.
-            **{k: v for k, v in os.environ.items() if not k.startswith(("COV_", "PYTEST_"))},
+            **{
+                k: v for k, v in os.environ.items() if not k.startswith(("COV_", "PYTEST_", "GIT_"))
+            },
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "COLUMNS": "100",
             "NO_COLOR": "1",
