@@ -206,29 +206,75 @@ class MomentLog:
         self._file.close()
 
 
-def read_moments(path: str | os.PathLike[str]) -> Iterator[Moment]:
-    """The moments of a file that `MomentLog` wrote, one at a time.
+class ReplayedLog:
+    """A log of moments, open to be shown: `read` goes on, `step` goes back and forth.
 
-    A last line that is not whole (the writer was killed) is left out. Raises DataError for a
-    file that is something else, and UnsupportedSchema for a newer major version.
+    A context manager. Raises DataError for a file that is something else, UnsupportedSchema
+    for a newer major version, and OSError. A file that is still being written may be open.
     """
-    name = Path(path).name
-    with Path(path).open("rb") as file:
-        head = _object(file.readline(), name, 1)
-        if head.get("format") != _FORMAT:
-            raise DataError(f"{name} is no log of gpuprobe top", hint="write one with top --log")
-        version = head.get("schema_version")
-        if not isinstance(version, list) or not version or not isinstance(version[0], int):
-            raise DataError(f"{name} does not say its schema version")
-        if version[0] > SCHEMA_VERSION[0]:
-            raise UnsupportedSchema(
-                f"{name} has schema {version[0]}; this gpuprobe reads {SCHEMA_VERSION[0]}",
-                hint="update gpuprobe",
-            )
-        for number, line in enumerate(file, 2):
-            if not line.endswith(b"\n"):
-                return
-            yield from_plain(Moment, _object(line, name, number))
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._name = Path(path).name
+        self._file = Path(path).open("rb")  # noqa: SIM115 (closed by __exit__)
+        try:
+            _check_head(self._file.readline(), self._name)
+        except DataError:
+            self._file.close()
+            raise
+        self._starts = [self._file.tell()]  # of the moments that were read, and of the next
+        self._next = 0
+
+    def __enter__(self) -> ReplayedLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def step(self, by: int) -> None:
+        """Have the next `read` return the moment ``by`` after the one that was read last."""
+        self._next = max(0, min(self._next - 1 + by, len(self._starts) - 1))
+
+    def read(self) -> Moment | None:
+        """The next moment; None at the end. A last line that is not whole is no moment."""
+        self._file.seek(self._starts[self._next])
+        line = self._file.readline()
+        if not line.endswith(b"\n"):
+            return None
+        self._next += 1
+        if self._next == len(self._starts):
+            self._starts.append(self._file.tell())
+        return from_plain(Moment, _object(line, self._name, self._next + 1))
+
+
+def read_moments(path: str | os.PathLike[str]) -> Iterator[Moment]:
+    """The moments of a file that `MomentLog` wrote, one at a time. Raises as `ReplayedLog`."""
+    with ReplayedLog(path) as log:
+        while (moment := log.read()) is not None:
+            yield moment
+
+
+def last_moment(path: str | os.PathLike[str]) -> Moment:
+    """The last moment of a log. Raises as `ReplayedLog`, and DataError where it has none."""
+    last = None
+    for moment in read_moments(path):
+        last = moment
+    if last is None:
+        raise DataError(f"{Path(path).name} holds no reading yet")
+    return last
+
+
+def _check_head(line: bytes, name: str) -> None:
+    head = _object(line, name, 1)
+    if head.get("format") != _FORMAT:
+        raise DataError(f"{name} is no log of gpuprobe top", hint="write one with top --log")
+    version = head.get("schema_version")
+    if not isinstance(version, list) or not version or not isinstance(version[0], int):
+        raise DataError(f"{name} does not say its schema version")
+    if version[0] > SCHEMA_VERSION[0]:
+        raise UnsupportedSchema(
+            f"{name} has schema {version[0]}; this gpuprobe reads {SCHEMA_VERSION[0]}",
+            hint="update gpuprobe",
+        )
 
 
 def _object(line: bytes, name: str, number: int) -> dict[str, Any]:

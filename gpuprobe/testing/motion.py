@@ -35,7 +35,7 @@ def _move(device: dict[str, Any], base: dict[str, Any], time: float, index: int)
     # A training step of some seconds: busy, then a dip for data; a slow tide over minutes.
     period = 7 + 3 * (index % 4)
     phase = (time + 2.7 * index) % period / period
-    dip = 0.35 if phase > 0.86 else 1.0
+    dip = 0.35 if phase > 0.8 else 1.0
     tide = 0.94 + 0.06 * math.sin(time / 40 + index)
     level = dip * tide
     busy = base.get("utilisation")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuprobe.model.text import human_bytes
 from gpuprobe.reporters.info_text import width
@@ -46,7 +46,7 @@ class _Column:
 
 _COLUMNS = (
     _Column("index", "GPU", 3, 3, 0),
-    _Column("name", "", 10, 20, 4),
+    _Column("name", "", 14, 20, 4),
     _Column("busy", "utilisation", 9, 30, 0),
     _Column("memory", "memory", 19, 40, 0),
     _Column("temperature", "temp", 5, 5, 1),
@@ -55,16 +55,34 @@ _COLUMNS = (
     _Column("pcie", "PCIe in / out", 26, 26, 7),
     _Column("nvlink", "NVLink in / out", 26, 26, 8),
     _Column("history", "history", 12, 60, 6),
-    _Column("badges", "", 8, 34, 2),
+    _Column("badges", "", 0, 0, 2),
 )
+_ORDER = {column.name: at for at, column in enumerate(_COLUMNS)}
+_BADGES_LEAST = 7
+_BADGES_MOST = 40
 
 
-def _layout(columns: int) -> list[tuple[_Column, int]]:
-    """Which columns there is room for, and how wide each is."""
+def _layout(rows: Sequence[DeviceRow], columns: int) -> list[tuple[_Column, int]]:
+    """Which columns there is room for, and how wide each is.
+
+    Badges get the room they need first; what no GPU has gets none.
+    """
+    badges = min(_BADGES_MOST, max((_badges_width(row) for row in rows), default=0))
+    offered = []
+    for column in _COLUMNS:
+        if column.name == "badges":
+            if badges:
+                least = min(badges, _BADGES_LEAST)
+                offered.append(replace(column, least=least, most=badges))
+        elif column.name != "nvlink" or any("/s" in row.nvlink_text for row in rows):
+            offered.append(column)
     chosen: list[_Column] = []
     room = columns - 2  # the mark of the chosen GPU
-    for column in sorted(_COLUMNS, key=lambda c: c.rank):
+    for column in sorted(offered, key=lambda c: c.rank):
         cost = column.least + (1 if chosen else 0)
+        if column.name == "badges":
+            cost = max(cost, min(column.most + 1, room // 4))
+            column = replace(column, least=cost - 1)
         if cost <= room:
             chosen.append(column)
             room -= cost
@@ -77,7 +95,12 @@ def _layout(columns: int) -> list[tuple[_Column, int]]:
                 widths[column.name] += 1
                 room -= 1
                 growing = True
-    return [(column, widths[column.name]) for column in _COLUMNS if column in chosen]
+    placed = sorted(chosen, key=lambda c: _ORDER[c.name])
+    return [(column, widths[column.name]) for column in placed]
+
+
+def _badges_width(row: DeviceRow) -> int:
+    return sum(width(badge.text) + 3 for badge in row.badges) - 1 if row.badges else 0
 
 
 def table(
@@ -92,9 +115,9 @@ def table(
     """The table of GPUs, each line ``columns`` wide. ``chosen`` is the key of the marked one;
     with ``two_lines``, each GPU's memory is shown in its parts as well.
     """
-    layout = _layout(columns)
+    layout = _layout(rows, columns)
     names = [((_aligned(c, w), "head"),) for c, w in layout]
-    heading = fit((("  ", "head"), *joined(names)), columns, "head")
+    heading = fit((("", "section"), ("  ", "head"), *joined(names)), columns, "head")
     lines: list[Line] = []
     for row in rows:
         mark = "▸ " if row.key == chosen else "  "
@@ -107,7 +130,8 @@ def table(
 
 def _aligned(column: _Column, wide: int) -> str:
     numbers = ("index", "temperature", "power", "clock")
-    return (right if column.name in numbers else left)(column.heading, wide)
+    heading = "util" if column.name == "busy" and wide < len(column.heading) else column.heading
+    return (right if column.name in numbers else left)(heading, wide)
 
 
 def _cell(name: str, row: DeviceRow, wide: int, history: History) -> Line:
@@ -116,9 +140,10 @@ def _cell(name: str, row: DeviceRow, wide: int, history: History) -> Line:
     if name == "name":
         return ((left(row.name, wide), ""),)
     if name == "busy":
-        return _gauge(row.busy, row.busy_text, wide, 5)
+        # A GPU that is busy is no trouble: its bar does not turn red.
+        return _gauge(row.busy, row.busy_text, wide, 5, "calm")
     if name == "memory":
-        return _gauge(row.memory, row.memory_text, wide, 15)
+        return _gauge(row.memory, row.memory_text, wide, 15, level(row.memory))
     if name == "temperature":
         return ((right(row.temperature_text, wide), row.temperature_role),)
     if name == "power":
@@ -135,10 +160,10 @@ def _cell(name: str, row: DeviceRow, wide: int, history: History) -> Line:
     return _badge_cells(row, wide)
 
 
-def _gauge(share: float, text: str, wide: int, room: int) -> Line:
+def _gauge(share: float, text: str, wide: int, room: int, role: str) -> Line:
     if math.isnan(share):
         return ((" " * (wide - room), ""), (right(text, room), "dim"))
-    return (*bar(share, wide - room, level(share)), (right(text, room), ""))
+    return (*bar(share, wide - room, role), (right(text, room), ""))
 
 
 def _badge_cells(row: DeviceRow, wide: int) -> Line:
@@ -275,6 +300,7 @@ def detail(
     """
     head: list[Line] = [
         (
+            ("", "section"),
             (f" GPU {row.index} ", "title"),
             (row.name, "bold"),
             (f"  {row.facts}", "dim"),

@@ -26,6 +26,16 @@ _WORDS = {
 _CALM = ("idle", "application clocks setting", "sync boost", "display clock setting")
 """Throttle reasons that are settings or rest, and no trouble."""
 
+_WORST = ("badge-bad", "badge-warning", "badge")
+
+_SHORT = {  # throttle reasons, to fit a badge
+    "hardware slowdown": "hw slowdown",
+    "thermal slowdown (software)": "thermal",
+    "thermal slowdown (hardware)": "thermal hw",
+    "power brake (hardware)": "power brake",
+    "reliability limit": "reliability",
+}
+
 _GRAVE = ("hardware", "thermal", "reliability")
 """Words of throttle reasons that mean heat or failing power, and not a limit that was set."""
 
@@ -148,7 +158,7 @@ def _row(
         nvlink_text="-" if rate is None else _traffic(rate.rx.value, rate.tx.value),
         link_text=_link(device),
         facts=" · ".join(_facts(device)),
-        badges=tuple(_badges(device, lost, xids)),
+        badges=tuple(sorted(_badges(device, lost, xids), key=lambda b: _WORST.index(b.role))),
         parts=_parts(fall),
         total=total if isinstance(total, int) else 0,
         notes=() if fall is None else tuple(visible(note) for note in fall.notes),
@@ -209,7 +219,7 @@ def _facts(device: Device) -> Iterator[str]:
         yield _link(device)
     if isinstance(device.pstate.value, int):
         yield f"P{device.pstate.value}"
-    for name, reading in (("SM", device.clocks.sm), ("memory", device.clocks.memory)):
+    for name, reading in (("SM", device.clocks.sm), ("memory clock", device.clocks.memory)):
         if isinstance(reading.value, int):
             yield f"{name} {reading.value} MHz"
     for name, reading in (
@@ -222,7 +232,7 @@ def _facts(device: Device) -> Iterator[str]:
     if not isinstance(fans, Unavailable) and fans:
         yield "fan " + "/".join(f"{speed}%" for speed in fans)
     if isinstance(device.temperature.memory.value, int):
-        yield f"memory {device.temperature.memory.value}°C"
+        yield f"memory at {device.temperature.memory.value}°C"
     corrected = device.ecc.corrected_volatile.value
     if isinstance(corrected, int) and corrected:
         yield f"{corrected} corrected ECC errors"
@@ -235,7 +245,7 @@ def _facts(device: Device) -> Iterator[str]:
 
 
 def _badges(device: Device, lost: bool, xids: tuple[XidNote, ...]) -> Iterator[Badge]:
-    """The worst first."""
+    """In the order that counts among equals."""
     if lost:
         yield Badge("LOST", "badge-bad", "the GPU does not answer any more")
     for note in xids:
@@ -256,7 +266,7 @@ def _badges(device: Device, lost: bool, xids: tuple[XidNote, ...]) -> Iterator[B
             if reason not in _CALM:
                 grave = any(word in reason for word in _GRAVE)
                 yield Badge(
-                    visible(reason),
+                    visible(_SHORT.get(reason, reason)),
                     "badge-bad" if grave else "badge-warning",
                     f"clocks are held back: {visible(reason)}",
                 )

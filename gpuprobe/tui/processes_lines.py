@@ -26,12 +26,13 @@ _COLUMNS = (
     _Column("kinds", "T", 2, 7, "", False),
     _Column("user", "USER", 10, 1, "user", False),
     _Column("memory", "MEMORY", 10, 0, "memory"),
-    _Column("cpu", "CPU", 5, 4, "cpu"),
+    _Column("cpu", "CPU", 5, 5, "cpu"),
     _Column("resident", "RESIDENT", 10, 6, "resident"),
-    _Column("place", "RANK / JOB / CONTAINER", 24, 5, "", False),
+    _Column("place", "RANK/JOB/CONTAINER", 20, 4, "", False),
     _Column("age", "AGE", 9, 3, "age"),
 )
 _COMMAND = 16  # columns that the command has at least
+_SPARE = 12  # and how many more before what is less important gets a place
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,9 @@ def layout(columns: int) -> Columns:
     room = columns - 2 - _COMMAND
     chosen = []
     for column in sorted(_COLUMNS, key=lambda c: c.rank):
-        if column.columns + 1 <= room:
+        # What is less important leaves the command some more.
+        spare = 0 if column.rank < 4 else _SPARE
+        if column.columns + 1 + spare <= room:
             chosen.append(column)
             room -= column.columns + 1
     at = 2
@@ -74,7 +77,7 @@ def heading(columns: Columns, wish: Wish) -> Line:
         parts.append(_name(column.heading, wide, column.sort, column.numbers, wish))
     room = columns.total - columns.command
     parts.append(_name("COMMAND", room, "command", False, wish))
-    return fit((("  ", "head"), *joined(parts)), columns.total, "head")
+    return fit((("", "section"), ("  ", "head"), *joined(parts)), columns.total, "head")
 
 
 def _name(text: str, wide: int, sort: str, numbers: bool, wish: Wish) -> Line:

@@ -56,6 +56,7 @@ def _roles(
         "title": f"bold {accent}",
         "accent": accent,
         "bold": "bold",
+        "section": "none",
         "calm": calm,
         "warm": warm,
         "hot": hot,

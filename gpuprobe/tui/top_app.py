@@ -1,244 +1,611 @@
-"""``gpuprobe top``: the GPUs of this machine, again and again."""
+"""``gpuprobe top``: GPUs, host and processes, again and again.
+
+A thread reads (`gpuprobe.tui.top_feed`), a model words (`gpuprobe.tui.top_model`), this module
+has the keys and the places.
+"""
 
 from __future__ import annotations
 
+import json
 import time
-from collections import deque
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from rich.text import Text
-from textual.app import ComposeResult
+from textual.app import ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
-from textual.events import Resize
 from textual.message import Message
-from textual.widgets import DataTable, Footer, Static
-from textual.worker import get_current_worker
+from textual.screen import Screen
+from textual.theme import Theme
 
-from gpuprobe.api.devices import DeviceWatch
+from gpuprobe.api.monitor import Monitor
 from gpuprobe.errors import GpuprobeError
-from gpuprobe.model.devices import Device, Inventory
-from gpuprobe.model.text import human_bytes, visible
-from gpuprobe.reporters.info_text import cells, headline
-from gpuprobe.tui.base import ProbeApp, fill
-from gpuprobe.tui.plot import draw
+from gpuprobe.model.text import visible
+from gpuprobe.tui import settings as remembered
+from gpuprobe.tui.base import ProbeApp
+from gpuprobe.tui.themes import DEFAULT, PALETTES, default_palette
+from gpuprobe.tui.top_feed import Crashed, Done, Ended, Failed, Feed, Reader, Taken
+from gpuprobe.tui.top_layout import Plan, plan
+from gpuprobe.tui.top_lines import LinesPane, LinesTable, Painter
+from gpuprobe.tui.top_model import TopModel
+from gpuprobe.tui.top_paint import Line, fit, left
 
-__all__ = ["HISTORY", "TopApp"]
+if TYPE_CHECKING:
+    from textual import events
 
-HISTORY = 600
-"""Readings kept for the plot of each GPU: ten minutes at one a second."""
+    from gpuprobe.tui.processes_model import ProcessRow
 
-_DEVICES = ("NVML", "cuda", "GPU", "memory used / total", "util", "temp", "power", "")
-_PROCESSES = ("GPU", "pid", "user", "memory", "type", "command")
+__all__ = ["TopApp"]
+
+_INTERVALS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+
+_FOOTER = (
+    ("?", "help", "help"),
+    ("/", "filter", "filter"),
+    ("o", "sort", "sort(1)"),
+    ("t", "tree", "tree"),
+    ("*", "pin", "pin"),
+    ("f", "this GPU only", "follow"),
+    ("K", "end", "end_process"),
+    ("D", "doctor", "doctor"),
+    ("space", "pause", "pause"),
+    ("q", "quit", "quit"),
+)
+
+HELP: tuple[tuple[str, str], ...] = (
+    ("j k ↑ ↓", "move; g G first and last; Ctrl-D Ctrl-U, PgDn PgUp a page"),
+    ("Tab", "between GPUs and processes"),
+    ("Enter", "on a GPU: its processes only (again: all)"),
+    ("f", "the processes of the GPU that is looked at only, or all"),
+    ("m", "begin the plots with another one; v shows or hides them"),
+    ("/", "filter: words that all occur; user: pid: gpu: job: look there only"),
+    ("Esc", "drop the filter"),
+    ("o O", "sort by the next or the previous column; r the other way round"),
+    ("M P U C A N", "sort by memory, PID, user, CPU, age, command (name)"),
+    ("t", "processes as a tree, or as a list"),
+    ("*", "pin a process to the top, or let it go"),
+    ("K", "end a process: asks first, and never hits another one"),
+    ("space", "pause; . the next reading; , the one before, in a log"),
+    ("+ -", "read less or more often"),
+    ("D", "doctor: what is wrong with this machine"),
+    ("n", "notes: all that could not be read, and what is odd"),
+    ("d", "the next theme: dark, light, colour-blind, no colour"),
+    ("s", "save the screen as SVG in this folder"),
+    ("e", "export what is on the screen as JSON into this folder"),
+    ("Ctrl-P", "the command palette"),
+    ("mouse", "click a GPU, a process, a heading (sorts), a key at the bottom; wheel"),
+    ("q", "quit"),
+)
 
 
 class TopApp(ProbeApp):
-    """Devices, a plot of the chosen one, and processes. NVML is asked in a thread; a reading
-    that fails leaves the last one on the screen, says so, and is tried again.
+    """The dashboard. ``source`` makes what is read; by default the machine, or the fake fleet
+    that ``demo`` names. ``readonly``: no process can be ended and nothing is written.
     """
 
     CSS = """
-    #title { height: 1; padding: 0 1; background: $panel; }
-    #problem { height: auto; padding: 0 1; background: $error; color: $text; display: none; }
-    #problem.shown { display: block; }
-    #devices { height: auto; max-height: 50%; }
-    #plot { height: 9; padding: 0 1; color: $accent; }
-    #processes { height: 1fr; }
-    #notes { height: auto; max-height: 5; padding: 0 1; color: $warning; }
-    .low #plot { display: none; }
-    .low #notes { display: none; }
+    Screen { background: $background; color: $foreground; }
+    #problem { display: none; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("j", "move(1)", "down", show=False),
-        Binding("k", "move(-1)", "up", show=False),
-        Binding("m", "plot", "memory/utilisation"),
+        Binding("tab", "other_pane", "other pane", show=False, priority=True),
         Binding("space", "pause", "pause"),
+        Binding("full_stop", "step(1)", "next reading", show=False),
+        Binding("comma", "step(-1)", "reading before", show=False),
+        Binding("slash", "filter", "filter"),
+        Binding("escape", "clear", "drop the filter", show=False),
+        Binding("o", "sort(1)", "sort"),
+        Binding("O", "sort(-1)", "sort", show=False),
+        Binding("r", "reverse", "reverse", show=False),
+        Binding("M", "sort_by('memory')", "sort by memory", show=False),
+        Binding("P", "sort_by('pid')", "sort by PID", show=False),
+        Binding("U", "sort_by('user')", "sort by user", show=False),
+        Binding("C", "sort_by('cpu')", "sort by CPU", show=False),
+        Binding("A", "sort_by('age')", "sort by age", show=False),
+        Binding("N", "sort_by('command')", "sort by command", show=False),
+        Binding("t", "tree", "tree"),
+        Binding("asterisk", "pin", "pin", show=False),
+        Binding("f", "follow", "this GPU only", show=False),
+        Binding("m", "plot", "another plot", show=False),
+        Binding("v", "detail", "plots", show=False),
+        Binding("plus", "interval(1)", "slower", show=False),
+        Binding("minus", "interval(-1)", "faster", show=False),
+        Binding("K", "end_process", "end a process", show=False),
+        Binding("D", "doctor", "doctor", show=False),
+        Binding("n", "notes", "notes", show=False),
+        Binding("e", "export", "export JSON", show=False),
     ]
-    HELP_TEXT = (
-        "↑ ↓ j k choose a GPU   m plot its memory or utilisation   space pause\n"
-        "d light or dark   s save the screen as SVG   q quit"
-    )
 
-    class Taken(Message):
-        """A reading."""
+    class Fed(Message):
+        """Something from the thread that reads."""
 
-        def __init__(self, inventory: Inventory) -> None:
+        def __init__(self, payload: object) -> None:
             super().__init__()
-            self.inventory = inventory
+            self.payload = payload
 
-    class Failed(Message):
-        """A reading that failed as a whole."""
-
-        def __init__(self, text: str) -> None:
-            super().__init__()
-            self.text = text
-
-    def __init__(self, demo: str | None = None, interval: float = 1.0) -> None:
+    def __init__(
+        self,
+        demo: str | None = None,
+        interval: float = 1.0,
+        *,
+        source: Callable[[], AbstractContextManager[Reader]] | None = None,
+        replayed: str = "",
+        readonly: bool = False,
+        moving: bool = False,
+        settings_file: Path | None = None,
+    ) -> None:
         super().__init__()
         self.demo = demo
-        self.interval = interval
-        self.inventory: Inventory | None = None
-        self.paused = False
-        self._of_memory = True
-        self._memory: dict[str, deque[int]] = {}
-        self._utilisation: dict[str, deque[int]] = {}
+        self.readonly = readonly
+        self._settings_file = settings_file
+        self._settings, self._complaint = remembered.load(settings_file)
+        self.model = TopModel(interval=interval, replayed=replayed)
+        self.model.change(
+            sort=self._settings.sort, reverse=self._settings.reverse, tree=self._settings.tree
+        )
+        self._detail_wanted = self._settings.detail
+        self._palette_name = ""
+        self._plan: Plan | None = None
+        self._rows: tuple[ProcessRow, ...] = ()
+        self.crash: Exception | None = None
+        self.first_paint: float | None = None  # time.monotonic() of the first reading shown
+        open_source = source or (lambda: Monitor(demo, interval=interval, moving=moving))
+        self.feed = Feed(open_source, self._fed, interval)
+        for name, palette in PALETTES.items():
+            self.register_theme(
+                Theme(
+                    name=_theme(name),
+                    primary=palette.accent,
+                    background=palette.background,
+                    foreground=palette.foreground,
+                    surface=palette.panel,
+                    panel=palette.panel,
+                    dark=palette.dark,
+                )
+            )
+
+    # -- what is where
 
     def compose(self) -> ComposeResult:
         # Kept, and not looked up: a message may still come while the screen is being taken down.
-        self._title = Static("asking …", id="title", markup=False)
-        self._problem = Static(id="problem", markup=False)
-        self._devices: DataTable[Any] = DataTable(
-            id="devices", cursor_type="row", zebra_stripes=True
+        self._title = LinesPane(id="title")
+        self._host = LinesPane(id="host")
+        self._devices = LinesTable(id="devices")
+        self._detail = LinesPane(id="detail")
+        self._processes = LinesTable(id="processes")
+        self._note = LinesPane(id="note")
+        self._footer = LinesPane(id="footer")
+        self._panes = (
+            self._title,
+            self._host,
+            self._devices,
+            self._detail,
+            self._processes,
+            self._note,
+            self._footer,
         )
-        self._plot = Static(id="plot", markup=False)
-        self._processes: DataTable[Any] = DataTable(id="processes", cursor_type="row")
-        self._notes = Static(id="notes", markup=False)
-        yield self._title
-        yield self._problem
-        yield self._devices
-        yield self._plot
-        yield self._processes
-        yield self._notes
-        yield Footer()
+        yield from self._panes
 
     def on_mount(self) -> None:
-        self._devices.add_columns(*_DEVICES)
-        self._processes.add_columns(*_PROCESSES)
-        self._devices.focus()
-        self.run_worker(self._watch, thread=True, exclusive=True)
+        super().on_mount()
+        # NO_COLOR counts more than what was remembered from another day.
+        wanted = default_palette()
+        self._use_palette(self._settings.theme or wanted if wanted == DEFAULT else wanted)
+        self._processes.focus()
+        self._arrange()
+        self.feed.start()
+        if self._complaint:
+            self.notify(self._complaint, severity="warning", markup=False)
 
-    # -- reading, in a thread
+    def on_unmount(self) -> None:
+        self.feed.stop()
 
-    def _watch(self) -> None:
-        worker = get_current_worker()
-        while not worker.is_cancelled:
-            try:
-                with DeviceWatch(("nvml",), self.demo, detail="table") as watch:
-                    while not worker.is_cancelled:
-                        if not self.paused:
-                            found = watch.read()
-                            self.post_message(self.Taken(found))
-                            if not any(source.available for source in found.sources):
-                                break  # start anew: a driver may come back
-                        self._wait(worker)
-            except GpuprobeError as error:
-                self.post_message(self.Failed(str(error)))
-            self._wait(worker)
+    def on_resize(self, event: events.Resize) -> None:
+        self._plan = None
+        self.call_after_refresh(self._arrange)
 
-    def _wait(self, worker: Any) -> None:
-        until = time.monotonic() + self.interval
-        while time.monotonic() < until and not worker.is_cancelled:
-            time.sleep(min(0.05, self.interval))
-
-    # -- showing
-
-    def on_top_app_taken(self, message: Taken) -> None:
-        found = self.inventory = message.inventory
-        for device in found.devices:
-            total, free = device.memory.total.value, device.memory.free.value
-            if isinstance(total, int) and isinstance(free, int):
-                self._kept(self._memory, device).append(total - free)
-            utilisation = device.utilisation.gpu.value
-            if isinstance(utilisation, int):
-                self._kept(self._utilisation, device).append(utilisation)
-        problem = "" if any(s.available for s in found.sources) else _reasons(found)
-        self._say(problem)
-        self._title.update(Text(headline(found), no_wrap=True))
-        fill(self._devices, [self._cells(device) for device in found.devices])
-        names = {device.key: cells(device).nvml for device in found.devices}
-        fill(
-            self._processes,
-            [
-                (
-                    names.get(process.device, "?"),
-                    str(process.pid),
-                    _text(process.user.value),
-                    _bytes(process.memory.value),
-                    ", ".join(process.kinds),
-                    _text(process.command.value),
-                )
-                for process in found.processes
-            ],
+    def _arrange(self) -> None:
+        """Give every pane its lines, then show what belongs there."""
+        size = self.size
+        wanted = plan(
+            size.height,
+            len(self.model.devices),
+            noted=bool(self.model.notes()),
+            detail=self._detail_wanted,
         )
-        notes = [f"! {one.message}" for one in found.disagreements if not one.expected]
-        notes += [f"! {error.source}: {error.message}" for error in found.errors if not problem]
-        self._notes.update(Text("\n".join(visible(n) for n in notes)))
-        self._show_plot()
-
-    def on_top_app_failed(self, message: Failed) -> None:
-        self._say(message.text)
-
-    def _say(self, text: str) -> None:
-        self._problem.set_class(bool(text), "shown")
-        self._problem.update(Text(visible(text)))
-
-    def _kept(self, histories: dict[str, deque[int]], device: Device) -> deque[int]:
-        return histories.setdefault(device.key, deque(maxlen=HISTORY))
-
-    def _cells(self, device: Device) -> tuple[str, ...]:
-        row = cells(device)
-        return (*row[:7], " · ".join(row.remarks))
-
-    def _show_plot(self) -> None:
-        plot = self._plot
-        found, row = self.inventory, self._devices.cursor_row
-        if found is None or not 0 <= row < len(found.devices) or not plot.content_size.width:
-            plot.update("")
+        if wanted == self._plan:
+            self._show()
             return
-        device = found.devices[row]
-        width, height = plot.content_size.width, plot.content_size.height - 1
-        name = f"GPU {cells(device).nvml}"
-        if self._of_memory:
-            total = device.memory.total.value
-            drawn = draw(
-                list(self._memory.get(device.key, ())),
-                width,
-                max(2, height),
-                highest=total if isinstance(total, int) else 0,
-                axis="reading",
-            )
-            title = f"{name}: memory used"
-        else:
-            drawn = draw(
-                list(self._utilisation.get(device.key, ())),
-                width,
-                max(2, height),
-                label=lambda value: f"{value}%",
-                highest=100,
-                axis="reading",
-            )
-            title = f"{name}: utilisation"
-        plot.update(Text("\n".join((title, *drawn.lines)), no_wrap=True))
+        self._plan = wanted
+        for pane, lines in zip(
+            self._panes,
+            (
+                wanted.title,
+                wanted.host,
+                wanted.devices,
+                wanted.detail,
+                wanted.processes,
+                wanted.note,
+                wanted.footer,
+            ),
+            strict=True,
+        ):
+            pane.styles.height = lines
+            pane.display = lines > 0
+        self.call_after_refresh(self._show)
 
-    def on_data_table_row_highlighted(self) -> None:
-        self._show_plot()
+    def _show(self) -> None:
+        """Hand every pane its lines."""
+        columns, model, chosen_plan = self.size.width, self.model, self._plan
+        if chosen_plan is None or not columns:
+            return
+        self._title.show([model.title(columns)])
+        self._host.show([model.host(columns)])
+        self._note.show([model.note(columns)])
+        self._footer.show([self._keys(columns)])
+        panel = model.panel(self._columns(self._devices), chosen_plan.two_lines)
+        per = panel.per_device
+        self._devices.fill(
+            [panel.heading],
+            len(model.devices),
+            lambda at: panel.lines[at * per : at * per + per],
+            per=per,
+            cursor=model.chosen_at,
+        )
+        if chosen_plan.detail:
+            self._detail.show(model.detail(columns, chosen_plan.detail))
+        self._show_processes()
 
-    def on_resize(self, event: Resize) -> None:
-        self.screen.set_class(event.size.height < 24, "low")
-        self.call_after_refresh(self._show_plot)
+    def _show_processes(self) -> None:
+        model, table = self.model, self._processes
+        # The cursor stays on its process, wherever that is sorted to now.
+        cursor = None
+        if table.cursor < len(self._rows):
+            identity = self._rows[table.cursor].identity
+            cursor = next(
+                (i for i, row in enumerate(model.processes) if row.identity == identity), None
+            )
+        self._rows = model.processes
+        columns, headings = model.process_headings(self._columns(table))
+        table.fill(
+            headings,
+            len(self._rows),
+            lambda at: [model.process(at, columns)],
+            cursor=cursor,
+        )
+
+    def _columns(self, table: LinesTable) -> int:
+        """The width of a table's lines: one less where there is a scroll bar."""
+        return self.size.width - 1
+
+    def _keys(self, columns: int) -> Line:
+        line: Line = ((" ", ""),)
+        for key, name, _ in _FOOTER:
+            line += ((key, "key"), (f" {name}  ", "dim"))
+        return fit(line, columns)
+
+    # -- what was read
+
+    def _fed(self, payload: object) -> None:
+        self.post_message(self.Fed(payload))
+
+    def on_top_app_fed(self, message: Fed) -> None:
+        payload = message.payload
+        if isinstance(payload, Taken):
+            self.model.ended = False
+            self.model.add(payload.moment)
+            self._arrange()
+            if self.first_paint is None:
+                self.call_after_refresh(self._painted)
+        elif isinstance(payload, Failed):
+            self.model.failure = visible(payload.text)
+            self._arrange()
+        elif isinstance(payload, Ended):
+            if not self.model.ended:
+                self.model.ended = True
+                self._arrange()
+        elif isinstance(payload, Done):
+            self._job_done(payload)
+        elif isinstance(payload, Crashed):
+            self.crash = payload.error
+            raise payload.error
+        self.feed.taken()
+
+    def _painted(self) -> None:
+        self.first_paint = time.monotonic()
+        self.feed.hurry()  # the first reading was the quick one; the next has everything
+
+    def _job_done(self, done: Done) -> None:
+        if done.name == "doctor":
+            from gpuprobe.tui.doctor_screen import DoctorScreen
+
+            if isinstance(self.screen, DoctorScreen):
+                self.screen.show_result(done.result)
+
+    # -- colours
+
+    def _use_palette(self, name: str) -> None:
+        self._palette_name = name
+        palette = PALETTES[name]
+        self.painter = Painter(palette)
+        self.model.plain = palette.plain
+        self.theme = _theme(name)
+        for pane in self._panes:
+            pane.paint(self.painter)
+
+    def action_toggle_theme(self) -> None:
+        names = list(PALETTES)
+        self.use_theme(names[(names.index(self._palette_name) + 1) % len(names)])
+
+    def use_theme(self, name: str) -> None:
+        """Change the colours and remember them."""
+        self._use_palette(name)
+        self._remember(theme=name)
+        self._show()
+        self.notify(f"theme: {name}", markup=False, timeout=2)
 
     # -- keys
 
-    def action_move(self, by: int) -> None:
-        table = self._devices
-        table.move_cursor(row=max(0, min(table.row_count - 1, table.cursor_row + by)))
+    def action_other_pane(self) -> None:
+        if len(self.screen_stack) > 1:
+            return
+        (self._processes if self._devices.has_focus else self._devices).focus()
 
-    def action_plot(self) -> None:
-        self._of_memory = not self._of_memory
-        self._show_plot()
+    def on_lines_table_moved(self, message: LinesTable.Moved) -> None:
+        if message.table is self._devices:
+            self.model.choose(self._devices.cursor)
+            if self.model.wish.device:
+                self.model.change(device=self.model.chosen)
+            self._show()
+
+    def on_lines_table_picked(self, message: LinesTable.Picked) -> None:
+        if message.table is self._devices:
+            self.action_follow()
+
+    def on_lines_pane_clicked(self, message: LinesPane.Clicked) -> None:
+        if message.pane is self._processes and message.y == 1:
+            columns, _ = self.model.process_headings(self._columns(self._processes))
+            name = columns.sort_at(message.x)
+            if name:
+                self.action_sort_by(name)
+        elif message.pane is self._footer:
+            at = 1
+            for key, name, action in _FOOTER:
+                at += len(key) + len(name) + 3
+                if message.x < at:
+                    self.run_action_later(action)
+                    return
+        elif message.pane is self._note:
+            self.action_notes()
+
+    def run_action_later(self, action: str) -> None:
+        """Run an action by its name, as a key would."""
+        self.call_later(self.run_action, action)
 
     def action_pause(self) -> None:
-        self.paused = not self.paused
-        self.notify("paused" if self.paused else "going on", markup=False)
+        self.model.paused = not self.model.paused
+        self.feed.pause(self.model.paused)
+        self._show()
+
+    def action_step(self, by: int) -> None:
+        """One reading on; in a log, also one back."""
+        if not self.model.paused:
+            self.action_pause()
+        if self.model.replayed:
+            self.feed.step(by)
+        elif by > 0:
+            self.feed.hurry()
+
+    def action_interval(self, by: int) -> None:
+        now = self.feed.interval
+        if by > 0:
+            wanted = next((i for i in _INTERVALS if i > now), _INTERVALS[-1])
+        else:
+            wanted = next((i for i in reversed(_INTERVALS) if i < now), _INTERVALS[0])
+        self.feed.interval = self.model.interval = wanted
+        self._show()
+
+    def action_filter(self) -> None:
+        from gpuprobe.tui.top_screens import FilterLine
+
+        self.push_screen(FilterLine(self.model.wish.needle, self._filter, self.painter))
+
+    def _filter(self, needle: str) -> None:
+        self.model.change(needle=needle)
+        self._show()
+
+    def action_clear(self) -> None:
+        self.model.change(needle="", device="")
+        self._show()
+
+    def action_sort(self, by: int) -> None:
+        self.model.sort_next(by)
+        self._sorted()
+
+    def action_sort_by(self, name: str) -> None:
+        self.model.sort_by(name)
+        self._sorted()
+
+    def action_reverse(self) -> None:
+        self.model.change(reverse=not self.model.wish.reverse)
+        self._sorted()
+
+    def _sorted(self) -> None:
+        wish = self.model.wish
+        self._remember(sort=wish.sort, reverse=wish.reverse)
+        self._show()
+
+    def action_tree(self) -> None:
+        self.model.change(tree=not self.model.wish.tree)
+        self._remember(tree=self.model.wish.tree)
+        self._show()
+
+    def action_pin(self) -> None:
+        row = self._row()
+        if row is not None:
+            self.model.pin(row)
+            self._show()
+
+    def action_follow(self) -> None:
+        self.model.change(device="" if self.model.wish.device else self.model.chosen)
+        self._show()
+
+    def action_plot(self) -> None:
+        self.model.next_plot()
+        self._show()
+
+    def action_detail(self) -> None:
+        self._detail_wanted = not self._detail_wanted
+        self._remember(detail=self._detail_wanted)
+        self._arrange()
+
+    def _row(self) -> ProcessRow | None:
+        """The process under the cursor."""
+        at = self._processes.cursor
+        return self._rows[at] if at < len(self._rows) else None
+
+    def action_help(self) -> None:
+        from gpuprobe.tui.top_screens import TextScreen
+
+        lines: list[Line] = [((left(keys, 14), "key"), (text, "")) for keys, text in HELP]
+        self.push_screen(TextScreen("Keys", lines, self.painter))
+
+    def action_notes(self) -> None:
+        from gpuprobe.reporters.info_text import wrapped
+        from gpuprobe.tui.top_screens import TextScreen
+
+        lines: list[Line] = []
+        columns = max(20, min(96, self.size.width * 9 // 10 - 4))
+        for note in self.model.notes() or ["Nothing is odd."]:
+            lines.extend(((text, ""),) for text in wrapped(note, "• ", columns))
+        self.push_screen(TextScreen("Notes", lines, self.painter))
+
+    def action_doctor(self) -> None:
+        from gpuprobe.tui.doctor_screen import DoctorScreen
+
+        if self.model.replayed:
+            self.notify("a log cannot be examined", severity="warning", markup=False)
+            return
+        self.push_screen(DoctorScreen(self.examine, self.painter))
+
+    def examine(self) -> None:
+        """Have the doctor look; the result comes to the doctor's screen."""
+        from gpuprobe.api.doctor import diagnose
+
+        demo = self.demo
+        # In the thread that reads: a fake fleet is no place for two threads.
+        self.feed.run_job("doctor", lambda: diagnose(demo))
+
+    # -- ending a process
+
+    def action_end_process(self) -> None:
+        from gpuprobe.tui.top_screens import EndProcess
+
+        row = self._row()
+        if row is None:
+            return
+        refusal = ""
+        if self.readonly:
+            refusal = "read only: no process can be ended"
+        elif self.demo or self.model.replayed:
+            refusal = "these processes are not on this machine"
+        elif row.hidden or not row.ticks:
+            refusal = f"process {row.pid} cannot be seen from here"
+        if refusal:
+            self.notify(refusal, severity="warning", markup=False)
+            return
+
+        def answered(number: int | None) -> None:
+            if number:
+                self._signal(row, number)
+
+        self.push_screen(EndProcess(row, self.painter), answered)
+
+    def _signal(self, row: ProcessRow, number: int) -> None:
+        from gpuprobe.api.signals import end_process
+
+        try:
+            end_process(row.pid, row.ticks, number)
+        except GpuprobeError as error:
+            self.notify(str(error), severity="error", markup=False)
+        except PermissionError:
+            self.notify(
+                f"no permission: process {row.pid} is {row.user}'s", severity="error", markup=False
+            )
+        else:
+            self.notify(f"sent signal {number} to process {row.pid}", markup=False)
+            self.feed.hurry()
+
+    # -- files
+
+    def action_export(self) -> None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        path = Path(f"gpuprobe-top-{stamp}.json")
+        if self.readonly:
+            self.notify("read only: nothing is written", severity="warning", markup=False)
+            return
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                json.dump(self.model.export(), file, indent=1)
+                file.write("\n")
+        except OSError as error:
+            self.notify(f"not saved: {error.strerror or error}", severity="error", markup=False)
+        else:
+            self.notify(f"saved {path}", markup=False)
+
+    def action_save_screen(self) -> None:
+        if self.readonly:
+            self.notify("read only: nothing is written", severity="warning", markup=False)
+            return
+        super().action_save_screen()
+
+    def _remember(self, **changes: Any) -> None:
+        self._settings = replace(self._settings, **changes)
+        if self.readonly:
+            return
+        try:
+            remembered.save(self._settings_file, self._settings)
+        except OSError as error:
+            self.notify(
+                f"settings are not saved: {error.strerror or error}",
+                severity="warning",
+                markup=False,
+            )
+
+    # -- the command palette
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        for keys, text in HELP:
+            action = _COMMANDS.get(keys)
+            if action is not None:
+                yield SystemCommand(text[0].upper() + text[1:], f"key {keys}", _run(self, action))
+        for name in PALETTES:
+            yield SystemCommand(f"Theme: {name}", "change the colours", _theme_run(self, name))
 
 
-def _reasons(found: Inventory) -> str:
-    reasons = "; ".join(source.reason for source in found.sources if not source.available)
-    return f"no GPU can be asked: {reasons}"
+_COMMANDS = {
+    "f": "follow",
+    "/": "filter",
+    "t": "tree",
+    "*": "pin",
+    "K": "end_process",
+    "D": "doctor",
+    "n": "notes",
+    "s": "save_screen",
+    "e": "export",
+    "q": "quit",
+}
 
 
-def _text(value: object) -> str:
-    return visible(value) if isinstance(value, str) else "-"
+def _run(app: TopApp, action: str) -> Callable[[], None]:
+    return lambda: app.run_action_later(action)
 
 
-def _bytes(value: object) -> str:
-    return human_bytes(value) if isinstance(value, int) else "-"
+def _theme_run(app: TopApp, name: str) -> Callable[[], None]:
+    return lambda: app.use_theme(name)
+
+
+def _theme(name: str) -> str:
+    return f"gpuprobe-{name.replace(' ', '-')}"

@@ -1,7 +1,7 @@
-"""Watch the GPUs of this machine on the screen. NVML is asked; no CUDA context is created.
+"""Watch the GPUs, their processes and the host on the screen.
 
-Piped, or with --once, prints what ``gpuprobe info`` would, and exits with 3 where there is no
-driver.
+NVML is asked; no CUDA context is created. Press ? for the keys. Piped, or with --once, prints
+what ``gpuprobe info`` would, and exits with 3 where there is no driver.
 """
 
 from __future__ import annotations
@@ -26,6 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const="8xh100",
         help="look at a fake fleet instead of this machine (default: 8xh100)",
     )
+    parser.add_argument(
+        "--log", metavar="FILE", help="write every reading to a new file, to be replayed"
+    )
+    parser.add_argument("--replay", metavar="FILE", help="show the readings of such a file")
+    parser.add_argument(
+        "--readonly",
+        action="store_true",
+        help="end no process, write no file, remember no setting",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,10 +44,21 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--interval takes 0.05 to 3600 seconds")
     if args.demo is not None and args.demo not in demo_fleets():
         raise UsageError(f"no such fleet: {args.demo}", hint=f"fleets: {', '.join(demo_fleets())}")
+    if args.replay is not None and (args.demo is not None or args.log is not None):
+        raise UsageError("--replay goes with neither --demo nor --log")
+    if args.readonly and args.log is not None:
+        raise UsageError("--readonly writes no file, so no --log either")
     if args.once or not can_show():
+        if args.log is not None:
+            raise UsageError("--log needs the screen", hint="gpuprobe info --json prints a reading")
         from gpuprobe.reporters import info_text
 
-        found = inventory(("nvml",), args.demo, detail="table")
+        if args.replay is not None:
+            from gpuprobe.api.monitor import last_moment
+
+            found = last_moment(args.replay).inventory
+        else:
+            found = inventory(("nvml",), args.demo, detail="table")
         info_text.write(found, sys.stdout)
         if any(source.available for source in found.sources):
             return exit_codes.OK
@@ -46,8 +66,6 @@ def run(args: argparse.Namespace) -> int:
         talk.say("  hint: gpuprobe top --demo shows a fake fleet")
         return exit_codes.ENVIRONMENT
 
-    from gpuprobe.tui.top_app import TopApp  # 190 ms: Textual
+    from gpuprobe.tui.top_start import show  # 150 ms: Textual
 
-    app = TopApp(args.demo, interval=args.interval)
-    app.run()
-    return app.return_code or exit_codes.OK
+    return show(args) or exit_codes.OK
