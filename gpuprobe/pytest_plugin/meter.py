@@ -108,6 +108,7 @@ class Meter:
         self._devices.enter()
         import torch
 
+        torch.cuda.init()  # before it, torch refuses to reset its peaks
         self._before = _settled()
         torch.cuda.empty_cache()
         self._peaks = None

@@ -6,9 +6,11 @@ and after changes that its tests have to notice.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
 
@@ -212,11 +214,18 @@ class Done(NamedTuple):
         return rest.partition("\n=====")[0]
 
 
+ROOT = Path(__file__).resolve().parents[2]
+# Where gpuprobe is used from its source tree, as `make test-gpu` may, nothing loads the plugin.
+INSTALLED = any(found.name == "gpuprobe" for found in entry_points(group="pytest11"))
+PLUGIN = [] if INSTALLED else ["-p", "gpuprobe.pytest_plugin"]
+
+
 def run_pytest(folder: Path, *options: str, gpu: str = "") -> Done:
+    ours = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "PYTEST_"))}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "-v", *options],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "-v", *PLUGIN, *options],
         cwd=folder,
-        env={"PATH": "", "COLUMNS": "200", "EXPECTED_GPU": gpu},
+        env={**ours, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "EXPECTED_GPU": gpu},
         capture_output=True,
         text=True,
         timeout=300,
@@ -367,6 +376,26 @@ def test_a_regression_is_told_with_its_line(changed: Done, project: Path) -> Non
     assert re.search(r"test_baselines\.py:(9|10) in total", why), why
     assert "is not a gpuprobe baseline" in changed.why("test_foreign")
     assert baseline_files(project)[FOREIGN_FILE] == FOREIGN
+
+
+@pytest.mark.gpu
+def test_on_cuda(tmp_path: Path) -> None:
+    (tmp_path / "test_memory.py").write_text(TESTS, encoding="utf-8")
+    chosen = ["within", "above_max_peak", "leaks", "waits", "waits_once", "clean"]
+    done = run_pytest(tmp_path, "-k", " or ".join(f"test_{name}" for name in chosen))
+    assert done.outcomes == {
+        "test_within": "PASSED",
+        "test_above_max_peak": "FAILED",
+        "test_leaks": "FAILED",
+        "test_waits": "FAILED",
+        "test_waits_once": "PASSED",
+        "test_clean": "PASSED",
+    }, done.text
+    assert re.search(
+        r"peak allocated 20\.0 MiB is \+10\.0 MiB above", done.why("test_above_max_peak")
+    )
+    assert "1.0 MiB are still allocated" in done.why("test_leaks")
+    assert "1 implicit synchronisations" in done.why("test_waits")
 
 
 @pytest.mark.parametrize(
