@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -203,26 +204,8 @@ def run(
                 trace_steps=trace_steps,
                 on_step=on_step,
             )
-    if hazards:
-        from gpuprobe.api.hazards import detect_hazards
-
-        with detect_hazards() as found:
-            result = run(
-                loaded,
-                output,
-                level=level,
-                force=force,
-                warn=warn,
-                trace_steps=trace_steps,
-                on_step=on_step,
-            )
-        return result._replace(hazards=found)
     from gpuprobe.sampler.program import when_imported
 
-    recorder = record(
-        output, level=level, force=force, warn=warn, trace_steps=trace_steps, on_step=on_step
-    )
-    recorder.set_argv(loaded.argv)
     started = False
 
     def start() -> None:
@@ -230,17 +213,30 @@ def run(
         started = True
         recorder.start_guarded()
 
-    when_imported("torch", start)
     error: BaseException | None = None
     code = 0
-    try:
-        loaded.run()
-    except SystemExit as exit_:
-        code, error = _exit_code(exit_)
-    except BaseException as raised:  # noqa: BLE001 - handed to the caller, not swallowed
-        code, error = 1, raised
-    recorder.finish(error)
-    return RunResult(code, error, started)
+    found: Hazards | None = None
+    with ExitStack() as stack:
+        if hazards:
+            from gpuprobe.api.hazards import detect_hazards
+
+            found = stack.enter_context(detect_hazards())
+        recorder = record(
+            output, level=level, force=force, warn=warn, trace_steps=trace_steps, on_step=on_step
+        )
+        recorder.set_argv(loaded.argv)
+        when_imported("torch", start)
+        try:
+            loaded.run()
+        except SystemExit as exit_:
+            code, error = _exit_code(exit_)
+        except BaseException as raised:  # noqa: BLE001 - handed to the caller, not swallowed
+            code, error = 1, raised
+        recorder.stop(error)
+    for finding in found.findings if found is not None else ():
+        recorder.found(finding)
+    recorder.finish()
+    return RunResult(code, error, started, found)
 
 
 def _exit_code(exit_: SystemExit) -> tuple[int, BaseException | None]:

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from gpuprobe.errors import UsageError
+from gpuprobe.model.findings import Finding
 from gpuprobe.model.session import BlindSpot, ProgramError, SessionEnd
 from gpuprobe.sampler import environment
 from gpuprobe.sampler.base import Sink
@@ -113,7 +114,8 @@ class Recorder:
         self._lost_writes = 0
         self._host: HostMemory | None = None
         self._timeline: Any = None  # a Timeline from __enter__ on
-        self._finished = False
+        self._finished = self._stopped = False
+        self._error: BaseException | None = None  # what ended the program
         self._hooks: Any = None
         self._extras: Any = None  # Extras, from __enter__ on
         self._step_end: Any = None  # a StepEnd, from __enter__ on
@@ -206,11 +208,14 @@ class Recorder:
         self.finish(error)
         return False
 
-    def finish(self, error: BaseException | None = None) -> None:
-        """Write what is left, take every hook out, close. Never raises; safe to call twice."""
-        if os.getpid() != self._pid or self._finished:
+    def stop(self, error: BaseException | None = None) -> None:
+        """Write what is left of the steps and take every hook out; `finish` still writes the end.
+        ``error`` is what ended the program. Never raises; safe to call twice.
+        """
+        if os.getpid() != self._pid or self._stopped:
             return
-        self._finished = True
+        self._stopped = True
+        self._error = error
         if self._active:
             self._thread = threading.get_ident()  # training may have run in another thread
             self._end_of_session(error)
@@ -219,6 +224,19 @@ class Recorder:
         if self._step_end is not None:
             self._faults += self._step_end.finish()
         self._uninstall()
+
+    def found(self, finding: Finding) -> None:
+        """Record a finding of somebody else's (a hazard). Before `finish`."""
+        if os.getpid() == self._pid and not self._finished:
+            self._write(lambda: self._sink.finding(finding))
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Write what is left, take every hook out, close. Never raises; safe to call twice."""
+        if os.getpid() != self._pid or self._finished:
+            return
+        self.stop(error)
+        self._finished = True
+        error = self._error
         if self._host is None:  # never started: the program did not import torch
             self._write(
                 lambda: self._sink.session(

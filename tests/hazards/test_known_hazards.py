@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import gpuprobe
 from gpuprobe.api.hazards_baseline import read_known, write_known
+from gpuprobe.api.recordings import load
 from gpuprobe.cli import main
 from gpuprobe.errors import DataError, UnsupportedSchema, UsageError
 from gpuprobe.hazards.known import (
@@ -187,6 +188,9 @@ def test_the_command_fails_on_new_ones_only(
     assert not (tmp_path / "run.gpuprobe").exists()
     assert gpuprobe_run("--hazards-baseline-update") == 2
     assert gpuprobe_run("--hazards") == 1
+    recording = load("run.gpuprobe").ranks[0]  # as it has them: reports and exports show them, too
+    assert [finding.kind for finding in recording.findings] == ["read-after-write", "implicit-sync"]
+    assert recording.end is not None
     text()
     update = ("--hazards-baseline", "known.json", "--hazards-baseline-update")
     assert gpuprobe_run(*update) == 0
