@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gpuprobe.analysis.accounts import Account
@@ -83,7 +83,7 @@ def check_baseline(
         phases=tuple(phases),
         rows=rows,
         cause=next((item.cause for item in regressed if item.cause), ""),
-        mismatches=tuple(_mismatches(before, after)),
+        mismatches=(*_mismatches(before, after), *_another_model(rows)),
         cautions=tuple(_cautions(before, after, rows is not None)),
     )
 
@@ -91,8 +91,55 @@ def check_baseline(
 def _mismatches(before: Baseline, after: Baseline) -> Iterable[str]:
     for key in _REFUSED:
         one, two = before.environment.get(key, ""), after.environment.get(key, "")
-        if one != two:
+        if one != two and not (key == "device" and _some_gpu(one, two)):
             yield f"{key}: {one!r} in the baseline, {two!r} now"
+
+
+def _some_gpu(one: str, two: str) -> bool:
+    """Whether both are GPUs, and of one only that is known: a recording does not say which."""
+    return "cuda" in (one, two) and "cpu" not in (one, two)
+
+
+def _another_model(rows: Mapping[str, Sequence[DiffRow]] | None) -> Iterable[str]:
+    """Whether what lies at the two peaks has nothing to do with each other: then a size that is
+    smaller is no good news either. Two programs have no line in common; one program with two
+    models has no module, nor a name of one: three names that are all others are no renaming.
+    """
+    if rows is None:
+        return
+    lines, modules = (_Strangers(rows[by]) for by in ("line", "module"))
+    ours, theirs = modules.names()
+    apart = min(len(ours), len(theirs)) >= 3 and not ours & theirs
+    if (lines.alone and not modules.common) or (modules.alone and apart):
+        one, two = (modules if modules.alone else lines).largest()
+        yield f"model: {one!r} in the baseline, {two!r} now, and nothing in common"
+
+
+class _Strangers:
+    """The named rows of a comparison: only before, only now, and ``common``."""
+
+    def __init__(self, rows: Iterable[DiffRow]) -> None:
+        named = [row for row in rows if not row.key.startswith("(")]
+        self.gone = [row for row in named if row.status == "removed"]
+        self.new = [row for row in named if row.status == "added"]
+        self.common = len(self.gone) + len(self.new) < len(named)
+        self.alone = bool(self.gone and self.new) and not self.common
+
+    def largest(self) -> tuple[str, str]:
+        """The model's class or the file with the most bytes, on each side."""
+        one, two = Counter[str](), Counter[str]()
+        for row in (*self.gone, *self.new):
+            side = one if row.status == "removed" else two
+            side[re.split(r"[.](?!py\b)|:", row.key)[0]] += row.before + row.after
+        return _most(one), _most(two)
+
+    def names(self) -> tuple[set[str], set[str]]:
+        """Of submodules, without the numbers of those in lists."""
+        one, two = (
+            {name for row in side for name in row.key.split(".")[1:] if not name.isdigit()}
+            for side in (self.gone, self.new)
+        )
+        return one, two
 
 
 def _cautions(before: Baseline, after: Baseline, traced: bool) -> Iterable[str]:
@@ -102,6 +149,11 @@ def _cautions(before: Baseline, after: Baseline, traced: bool) -> Iterable[str]:
     gone = [name for name in before.phases if name not in after.phases]
     if gone and after.phases:
         yield f"not seen now, so not compared: {', '.join(gone)}"
+    devices = [side.environment.get("device", "") for side in (before, after)]
+    if _some_gpu(*devices) and devices[0] != devices[1]:
+        known = next(name for name in devices if name != "cuda")
+        side = "the baseline" if devices[0] == "cuda" else "the recording"
+        yield f"device: {side} does not say which GPU it is of; compared with {known!r}"
     one, two = (side.environment.get("precision", "") for side in (before, after))
     if one != two:
         yield (

@@ -183,7 +183,7 @@ def _accounts(document: Mapping[str, Any]) -> dict[str, Account]:
         if "calls" in row
     }
     found: dict[str, Account] = {}
-    if at_peak["lines"]:
+    if any(at_peak[by] for by in ("lines", "categories", "modules")):
         lines = _lines(at_peak["lines"], places)
         found[PEAK] = Account(
             sum(line.bytes for line in lines),

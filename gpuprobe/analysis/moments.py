@@ -108,9 +108,7 @@ class Traced:
 def _label(part: Part, trained: set[Frame | None]) -> str:
     if part.kind != "forward":
         return part.kind
-    if part.site is None:
-        return "setup" if part.trace == 0 else "forward"
-    return "forward" if part.site in trained else "evaluation"
+    return "forward" if part.site is None or part.site in trained else "evaluation"
 
 
 def _highest(parts: Iterable[Part]) -> Moment | None:
@@ -154,6 +152,8 @@ def _parts(book: Ledger, number: int, is_user: UserFrame) -> list[Part]:
         kind = runs.kind(runs.at(book.start[row])) or "forward"
         site = sites.of(book.stack[row]) if kind == "forward" else None
         now = parts[-1] if parts else None
+        if number == 0 and kind == "forward" and site is None and (not now or now.kind == "setup"):
+            kind = "setup"
         if now is None or now.kind != kind or (site is not None and site != now.site):
             parts.append(Part(number, kind, site, book.start[row]))
     totals = book.allocated_after()

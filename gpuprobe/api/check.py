@@ -99,7 +99,7 @@ def measure(
             ) from result.error
         if result.exit_code:
             raise ProgramFailed(f"the program ended with exit code {result.exit_code}")
-        device = f"virtual {virtual}" if virtual is not None else ""
+        device = f"virtual {virtual}" if virtual is not None else watched.device
         found = baseline_of(
             load(path),
             device=device,
@@ -112,12 +112,13 @@ def measure(
 
 
 class _Watched:
-    """A program whose number formats are noted."""
+    """A program whose number formats are noted, and the GPUs it could use."""
 
     def __init__(self, program: Any) -> None:
         self._program = program
         self.argv = program.argv
         self.precision = ""
+        self.device = ""
 
     def run(self) -> None:
         from gpuprobe.sampler.program import when_imported
@@ -137,6 +138,7 @@ class _Watched:
             for watch in watches:
                 watch.stop()
                 self.precision = watch.text()
+                self.device = watch.devices()
 
 
 def _syncs(hazards: Hazards) -> dict[str, int]:

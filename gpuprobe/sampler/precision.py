@@ -56,6 +56,13 @@ class PrecisionWatch:
             for parameter in group["params"]:
                 self._parameters[_name(parameter.dtype)] += parameter.nbytes
 
+    def devices(self) -> str:
+        """The names of the GPUs that the program could use; "" where it used none."""
+        if not torch.cuda.is_initialized():
+            return ""
+        count = torch.cuda.device_count()
+        return ", ".join(sorted({torch.cuda.get_device_name(index) for index in range(count)}))
+
     def text(self) -> str:
         parts = [f"{' and '.join(sorted(self._parameters))} parameters"] if self._parameters else []
         if self._autocast:

@@ -1,0 +1,158 @@
+"""Each metric regresses alone, and is blamed on the line that did it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from check_programs import PROGRAM, measured
+
+from gpuprobe.analysis.baseline import METRICS, Baseline, dumps, loads
+from gpuprobe.api.check import compare
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+# metric -> (edits, what is regressed beside it, a part of the blamed line)
+ALONE: dict[str, tuple[tuple[tuple[str, str], ...], set[str], str]] = {
+    "growth_per_step": (
+        (("    # after\n", "    kept.append(torch.ones(1, device='cuda'))\n"),),
+        set(),
+        "kept.append(torch.ones",
+    ),
+    "peak_allocated": (
+        (
+            ("    # before\n", "    y = torch.empty(1 << 19, device='cuda')\n"),
+            ("    del x\n", "    del x, y\n"),
+        ),
+        {"later steps", "first step", "phase backward", "phase forward"},
+        "y = torch.empty(",
+    ),
+    "steady_allocated": (
+        (
+            ("    # before\n", "    held = None\n"),
+            ("    del x\n", "    del x; held = torch.empty(1 << 18, device='cuda')\n"),
+        ),
+        {"phase evaluation", "after the last step"},
+        "held = torch.empty(",
+    ),
+    # The same bytes from the pool of another stream, where nobody takes them up again: the next
+    # that needs as much has to take a segment of its own.
+    "peak_reserved": (
+        (("scratch = ", "with other: scratch = "),),
+        set(),
+        "x = torch.randn(4096, 256",
+    ),
+    # 2 MiB of a new pool are within what is accepted of reserved memory.
+    "device_allocs_after_warm_up": (
+        (
+            (
+                "    # after\n",
+                "    if step > 3:\n        with other: x = torch.empty(9, device='cuda')\n",
+            ),
+        ),
+        set(),
+        "x = torch.empty(9",
+    ),
+    "implicit_syncs_per_step": (
+        (("    # after\n", "    print(loss.item())\n"),),
+        set(),
+        "loss.item()",
+    ),
+    "races": (
+        (
+            (
+                "    # after\n",
+                "    with other: scores.add_(1)\n    scores.mul_(2)\n",
+            ),
+        ),
+        set(),
+        "scores.",
+    ),
+    "phase evaluation": (
+        (("with torch.no_grad():", "with torch.enable_grad():"),),
+        {"after the last step"},
+        'model(torch.randn(4096, 256, device="cuda"))',
+    ),
+    "phase setup": (
+        (("30 << 20", "31 << 20"),),
+        set(),
+        "scratch = torch.empty(31 << 20",
+    ),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():  # type: ignore[no-untyped-def]
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
+    with pytest.MonkeyPatch.context() as patch:
+        return measured(tmp_path_factory.mktemp("base"), patch, hazards=True)
+
+
+def test_all_of_them_are_measured(base: Baseline) -> None:
+    assert set(base.metrics) == set(METRICS)
+    assert {"phase forward", "phase backward", "phase evaluation"} <= set(base.phases)
+    assert base.metrics["growth_per_step"] == 0
+    assert base.metrics["races"] == 0
+    for name, account in base.accounts.items():
+        assert sum(line.bytes for line in account.lines) == account.total, name
+    peak = base.accounts["peak"]
+    for rows in (peak.categories, peak.modules):
+        assert sum(row.bytes for row in rows) == base.metrics["peak_allocated"]
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_it_regresses_alone(
+    name: str, base: Baseline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edits, besides, blamed = ALONE[name]
+    after = measured(tmp_path, monkeypatch, *edits, hazards=True)
+    result = compare(base, after)
+    print(result.cause)
+    assert {metric.name for metric in result.regressions} == {name} | besides
+    (metric,) = (metric for metric in result.regressions if metric.name == name)
+    match = re.fullmatch(r"train\.py:(\d+) in <module>", metric.place)
+    assert match is not None, metric
+    source = Path("train.py").read_text(encoding="utf-8").splitlines()
+    assert blamed in source[int(match[1]) - 1], metric.cause
+    assert metric.rows is not None
+    if name not in ("growth_per_step", "implicit_syncs_per_step"):
+        assert sum(row.delta for row in metric.rows) == metric.delta
+    # The same run is within its own baseline, and so is the program as it was.
+    assert compare(after, after).ok
+    assert compare(loads(dumps(after)), after).ok
+
+
+def test_a_tolerance_of_a_phase_is_that_of_the_peak(base: Baseline) -> None:
+    grown = {name: int(size * 1.05) for name, size in base.phases.items()}
+    after = replace(base, phases=grown)
+    assert {m.name for m in compare(base, after).regressions} == set(base.phases)
+    from gpuprobe.analysis.baseline import Tolerance
+
+    assert compare(base, after, {"peak_allocated": Tolerance(0.06)}).ok
+
+
+def test_the_text_is_stable_reviewable_and_reads_back(
+    base: Baseline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = dumps(base)
+    assert dumps(measured(tmp_path, monkeypatch, hazards=True)) == text
+    assert dumps(loads(text)) == text
+    assert str(tmp_path.parent) not in text
+    assert "/" not in "".join(json.loads(text)["places"])
+    assert json.loads(text)["metrics"]["peak_allocated"]["text"].endswith("MiB")
+    # One row per line, so that a diff of it shows what changed.
+    (row,) = (line for line in text.splitlines() if '"phase setup": {"bytes"' in line)
+    assert row.strip().startswith('"phase setup": {"bytes": ')
+    assert PROGRAM.count("\n") < text.count("\n") < 200
+    assert max(map(len, text.splitlines())) < 200

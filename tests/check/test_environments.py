@@ -1,0 +1,149 @@
+"""A baseline of another environment is refused, or compared with a caution: never silently."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from check_programs import PROGRAM, measured
+
+from gpuprobe.analysis.accounts import Account, LineShare
+from gpuprobe.analysis.baseline import Baseline, CheckResult, check_baseline
+from gpuprobe.analysis.highwater import Share
+from gpuprobe.api import watch
+from gpuprobe.api.check import compare, measure
+from gpuprobe.errors import ProgramFailed
+from gpuprobe.reporters import check_json
+
+ENVIRONMENT = {
+    "allocator": "",
+    "device": "virtual a100-40gb",
+    "level": "trace",
+    "precision": "float32 parameters, no autocast",
+    "torch": "2.13",
+}
+
+
+def baseline(**environment: str) -> Baseline:
+    line = LineShare("train.py:3 in main", 1024, 1, "activation")
+    peak = Account(1024, (line,), (Share("activation", 1024, 1),), (Share("Net", 1024, 1),))
+    return Baseline(
+        environment={**ENVIRONMENT, **environment},
+        steps=4,
+        metrics={"peak_allocated": 1024},
+        phases={"phase forward": 1024},
+        accounts={"peak": peak, "phase forward": replace(peak, categories=(), modules=())},
+    )
+
+
+def against(**environment: str) -> CheckResult:
+    return check_baseline(baseline(), baseline(**environment))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("device", "virtual h100-80gb"),
+        ("device", "NVIDIA A100-SXM4-40GB"),
+        ("device", "cpu"),
+        ("torch", "2.12"),
+        ("allocator", "expandable_segments:True"),
+    ],
+)
+def test_another_one_is_refused(key: str, value: str) -> None:
+    result = against(**{key: value})
+    assert not result.ok
+    (text,) = result.mismatches
+    assert text == f"{key}: {ENVIRONMENT[key]!r} in the baseline, {value!r} now"
+    (finding,) = check_json.findings(result)
+    assert finding.rule == "GPM-environment"
+    assert text in finding.message
+
+
+def test_a_recording_that_does_not_say_its_gpu_is_compared_with_a_caution() -> None:
+    result = against(device="cuda")
+    assert result.ok
+    (text,) = result.cautions
+    assert text.startswith("device: the recording does not say which GPU")
+    assert "virtual a100-40gb" in text
+    (text,) = check_baseline(baseline(device="cuda"), baseline()).cautions
+    assert text.startswith("device: the baseline does not say")
+
+
+@pytest.mark.parametrize("value", ["bfloat16 parameters, no autocast", ""])
+def test_another_precision_is_compared_with_a_caution(value: str) -> None:
+    result = against(precision=value)
+    assert result.ok
+    (text,) = result.cautions
+    assert "float32 parameters, no autocast in the baseline" in text
+    assert (value or "not known") in text
+
+
+def test_other_steps_metrics_phases_and_levels_are_said() -> None:
+    one = baseline()
+    two = replace(
+        one,
+        steps=9,
+        metrics={**one.metrics, "races": 0},
+        phases={"phase evaluation": 1},
+        accounts={},
+    )
+    assert set(check_baseline(two, one).cautions) == {
+        "9 steps in the baseline, 4 now",
+        "races is in the baseline, and was not measured now",
+        "not seen now, so not compared: phase evaluation",
+        "no trace on one side: what grew is not known (use level trace)",
+    }
+    assert against().cautions == ()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_noted_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Precision, device, steps; and what a recording of the same run tells."""
+    half = (
+        (
+            "    loss = model(x)",
+            "    with torch.autocast('cuda', torch.float16):\n        loss = model(x)",
+        ),
+        ("model = nn.Sequential(*layers)", "model = nn.Sequential(*layers).bfloat16().float()"),
+    )
+    found = measured(tmp_path / "half", monkeypatch, *half)
+    assert found.environment["precision"] == "float32 parameters, autocast to float16"
+    assert found.environment["device"] == "virtual a100-40gb"
+    assert found.steps == 6
+    assert found.stopped_after is None
+
+    plain = measured(tmp_path / "plain", monkeypatch)
+    assert plain.environment["precision"] == "float32 parameters, no autocast"
+    (caution,) = compare(plain, found).cautions
+    assert caution.startswith("precision: ")
+
+    stopped = measure("train.py", virtual="a100-40gb", steps=3)
+    assert (stopped.steps, stopped.stopped_after) == (3, 3)
+    # The evaluation comes after the loop, and growth takes more steps to show.
+    told = compare(plain, stopped).cautions
+    assert "not seen now, so not compared: phase evaluation, after the last step" in told
+    assert "growth_per_step is in the baseline, and was not measured now" in told
+    assert "6 steps in the baseline, 3 now" in told
+
+    watch.run(
+        watch.program("train.py", ()),
+        Path("run.gpuprobe"),
+        level="trace",
+        virtual="a100-40gb",
+        trace_steps="all",
+    )
+    recorded = measure("run.gpuprobe")
+    assert recorded.environment["device"] == "cuda"
+    assert recorded.metrics == plain.metrics
+    assert recorded.phases == plain.phases
+    result = compare(plain, recorded)
+    assert result.ok
+    assert {text.partition(":")[0] for text in result.cautions} == {"device", "precision"}
+
+    Path("train.py").write_text(PROGRAM + "raise SystemExit(7)\n", encoding="utf-8")
+    with pytest.raises(ProgramFailed, match="exit code 7"):
+        measure("train.py", virtual="a100-40gb")
