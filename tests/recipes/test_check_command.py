@@ -175,13 +175,33 @@ def test_no_baseline(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert not (project / "none").exists()
 
 
-def test_a_baseline_of_another_model_says_what_grew(
+def test_a_baseline_of_a_model_that_grew_says_what_grew(
     project: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = project / "memory.json"
     content = file.read_bytes()
     assert main([*CHECK, "large.gpuprobe"]) == 1
     assert "first cause: +" in capfd.readouterr().out
+    assert file.read_bytes() == content
+    # A smaller one is the same model still.
+    assert main(["check", "small.gpuprobe", "--baseline", "large.json"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("baseline", "recording"),
+    [("small", "one"), ("large", "one"), ("one", "large"), ("one", "two"), ("two", "one")],
+)
+def test_a_baseline_of_another_model_is_refused(
+    baseline: str, recording: str, project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = project / "memory.json"
+    content = (project / f"{baseline}.json").read_bytes()
+    file.write_bytes(content)
+    # Also where it needs less: that says nothing of the model that the baseline is of.
+    assert main([*CHECK, f"{recording}.gpuprobe", "--json"]) == 2
+    (text,) = json.loads(capfd.readouterr().out)["mismatches"]
+    assert text.startswith("model: ")
+    assert text.endswith(" now, and nothing in common")
     assert file.read_bytes() == content
 
 
