@@ -197,7 +197,6 @@ class Step:
     phases: tuple[Phase, ...] = ()
     windows: tuple[DeviceWindow, ...] = ()
     host: HostWindow = field(default_factory=HostWindow)
-    gpu_ns: int | Unavailable = _NOT_COLLECTED  # as of a phase
     tensors: tuple[KnownTensors, ...] = ()  # at the end of the step
     traces: tuple[str, ...] = ()  # names of the trace chunks that cover it
     collectives: tuple[Collective, ...] = ()
@@ -205,6 +204,7 @@ class Step:
     # "optimizer": an optimizer's step closed it; "user": the program said so; "end": the
     # session ended first (evaluation after training, or an exception): not a full step.
     ended_by: str = "optimizer"
+    gpu_ns: int | Unavailable = _NOT_COLLECTED  # as of a phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from gpuprobe.model.recording import SCHEMA_VERSION, RankRecording, Recording
 from gpuprobe.model.session import BlindSpot, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.chunks import decode_chunk
+from gpuprobe.recording.gc_pause import gc_paused
 from gpuprobe.recording.layout import CHUNK_NAME, stream_names
 from gpuprobe.recording.stream import StreamParser
 
@@ -65,7 +66,8 @@ class RecordingTail:
                 stream = self._streams.get(rank)
                 if stream is None:
                     stream = self._streams[rank] = StreamFile(self.path / name, StreamParser)
-                stream.read_on()
+                with gc_paused():
+                    stream.read_on()
         except FileNotFoundError as error:
             raise self._nothing() from error
         except NotADirectoryError as error:

@@ -19,8 +19,8 @@ from gpuprobe.model.recording import SCHEMA_VERSION, RankRecording, Recording
 from gpuprobe.model.session import BlindSpot, Environment, Session
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
+from gpuprobe.recording.gc_pause import gc_paused
 from gpuprobe.recording.snapshot_decode import decode
-from gpuprobe.recording.snapshot_pickle import gc_paused
 from gpuprobe.recording.snapshot_worker import read_in_child
 
 __all__ = ["read_snapshot", "trace_from_snapshot"]

@@ -10,16 +10,14 @@ of its own, with limits.
 
 from __future__ import annotations
 
-import gc
 import io
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import IO, Any, NoReturn
 
 from gpuprobe.errors import SnapshotError
+from gpuprobe.recording.gc_pause import gc_paused
 
-__all__ = ["gc_paused", "load_plain"]
+__all__ = ["load_plain"]
 
 HINT = "write one with torch.cuda.memory._dump_snapshot(path)"
 UNSAFE_HINT = "a memory snapshot holds plain data only; do not load this file with pickle"
@@ -85,18 +83,6 @@ class _Bounded:
 
 
 _READ_AHEAD = 1 << 20
-
-
-@contextmanager
-def gc_paused() -> Iterator[None]:
-    """No garbage collection: millions of new containers make it walk them again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def load_plain(stream: IO[bytes], size: int) -> Any:

@@ -44,8 +44,9 @@ from gpuprobe.model.trace import (
     MemoryTrace,
     StackTable,
 )
+from gpuprobe.recording.gc_pause import gc_paused
 from gpuprobe.recording.snapshot_decode import Decoded, Keep, add_baseline, decode
-from gpuprobe.recording.snapshot_pickle import gc_paused, load_plain
+from gpuprobe.recording.snapshot_pickle import load_plain
 
 __all__ = ["decode_stream", "read_in_child"]
 
