@@ -45,7 +45,10 @@ class Annotations:
                 f"expected github, gitlab, gitlab=FILE or auto, found {text!r}"
             )
         service = service_of(os.environ) if name == _AUTO else name
-        return Annotations(service, str(Path.cwd()), Path(file or GITLAB_FILE).absolute())
+        path = Path(file or GITLAB_FILE).absolute()
+        if service == "gitlab" and (path.is_dir() or not path.parent.is_dir()):
+            raise argparse.ArgumentTypeError(f"cannot write {file}")  # before anything is run
+        return Annotations(service, str(Path.cwd()), path)
 
     def write(self, findings: Sequence[Finding], elsewhere: str, project: str = "") -> None:
         """GitHub's go to stderr, which it reads as it does stdout: stdout may be a report that

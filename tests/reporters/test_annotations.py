@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpuprobe.cli import main
 from gpuprobe.cli.annotate import Annotations
+from gpuprobe.errors import UsageError
 from gpuprobe.model.findings import Finding, Fix, Level, Location
 from gpuprobe.model.text import visible
 from gpuprobe.reporters import annotations
@@ -228,6 +229,22 @@ def test_another_service_is_a_usage_error(text: str, capfd: pytest.CaptureFixtur
     assert f"found {text!r}" in capfd.readouterr().err
 
 
+def test_a_file_that_cannot_be_written_is_said_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("no/folder.json", "."):
+        with pytest.raises(SystemExit) as exit_info:
+            main(["run", "--hazards-annotations", f"gitlab={file}", "train.py"])
+        assert exit_info.value.code == 2
+        assert f"cannot write {file}" in capfd.readouterr().err
+    (tmp_path / "gone").mkdir()
+    wanted = Annotations.of("gitlab=gone/report.json")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UsageError, match="cannot write"):
+        wanted.write([], "memory.json")
+
+
 def test_hazards_of_a_run_are_annotated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,6 +279,3 @@ def test_hazards_of_a_run_are_annotated(
     jsonschema.validate(document, ENTRIES)
     assert len(document) == len(found)
     assert not any(line.startswith("::") for line in capfd.readouterr().err.splitlines())
-
-    assert main([*run, "--hazards-annotations", "gitlab=no/folder.json", "race.py"]) == 2
-    assert "cannot write" in capfd.readouterr().err
