@@ -6,6 +6,7 @@ The colours are those of the HTML report.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gpuprobe.model.memory import Category
 
@@ -87,6 +88,7 @@ LIGHT = Colors(
 PLAIN = Colors(_of(*("" for _ in _ORDER)), "", "dim", "bold", "bold", "bold", plain=True)
 
 
+@lru_cache(maxsize=256)
 def shade(color: str, step: int) -> str:
     """The colour, or for neighbours of the same category a little darker (1) or lighter (2)."""
     if not color.startswith("#") or step % 3 == 0:

@@ -25,7 +25,6 @@ from gpuprobe.api.live import (
     insight,
     neighbours,
     out_of_memory,
-    step_peak,
 )
 from gpuprobe.api.look import trace_names
 from gpuprobe.errors import GpuprobeError
@@ -40,6 +39,7 @@ from gpuprobe.tui.view_ranks import rank_rows
 from gpuprobe.tui.view_rows import Rows
 from gpuprobe.tui.view_steps import StepsPane
 from gpuprobe.tui.view_trace import TracePane
+from gpuprobe.tui.view_traces import OpenTraces
 
 __all__ = ["PANES", "ViewScreen"]
 
@@ -147,6 +147,8 @@ class ViewScreen(Screen[None]):
         self._peaks: dict[tuple[int, int], StepPeak | Unavailable] = {}
         self._around: dict[int, Surroundings] = {}
         self._findings: tuple[Finding, ...] = ()
+        self._traces = OpenTraces()
+        self._now_wanted = False  # whether the pane is shown that needs all this
 
     def compose(self) -> ComposeResult:
         # Kept, and not looked up: a message may still come while the screen is being taken down.
@@ -155,7 +157,7 @@ class ViewScreen(Screen[None]):
         self._tabs = Static(id="tabs", markup=False)
         self._steps = StepsPane(id="steps-pane")
         self._now = Static(id="now", markup=False)
-        self._trace = TracePane(id="trace-pane")
+        self._trace = TracePane(self._traces, id="trace-pane")
         self._ranks = Rows(id="ranks")
         self._finding_rows = Rows(id="finding-rows")
         self._finding = Static(id="findings-detail", markup=False)
@@ -210,23 +212,25 @@ class ViewScreen(Screen[None]):
 
     def _look(self, recording: Recording, rank: int, row: int) -> None:
         chosen = recording.ranks[rank]
-        found = step_peak(chosen, chosen.steps[row])
+        found = self._traces.peak(chosen, row)
         self.post_message(self.Looked((rank, chosen.steps[row].index), found))
 
     def _look_around(self) -> None:
-        """The driver, the traces and the trend, again where there is something new."""
+        """The driver, the trend and the traces, for the pane that shows them; again where there
+        is something new.
+        """
         worker = get_current_worker()
         seen: object = None
-        traced: object = None
-        inside: Insight | Unavailable | None = None
+        inside: tuple[object, Insight | Unavailable | None] = (None, None)
         while not worker.is_cancelled:
-            recording, number = self.recording, self._shown_rank
-            if recording is None or not 0 <= number < len(recording.ranks):
+            recording, number, model = self.recording, self._shown_rank, self.run_model
+            wanted = self._now_wanted and recording is not None and model is not None
+            if not wanted or recording is None or not 0 <= number < len(recording.ranks):
                 _wait(worker, 0.05)
                 continue
-            rank, model = recording.ranks[number], self.run_model
+            rank = recording.ranks[number]
             state = (number, len(rank.steps), rank.end)
-            if model is not None and state != seen:
+            if state != seen and model is not None:
                 seen = state
                 beside: Neighbours | Unavailable
                 try:
@@ -234,16 +238,15 @@ class ViewScreen(Screen[None]):
                 except GpuprobeError as error:
                     beside = Unavailable(str(error))
                 when = out_of_memory(rank, model.device, beside)
-                found = Surroundings(beside, when, inside)
-                self.post_message(self.Around(number, found))
-                names = (number, trace_names(rank)[-1:])
-                if names != traced or inside is None:
-                    traced = names
-                    inside = insight(rank, model.device)
-                    self.post_message(self.Around(number, Surroundings(beside, when, inside)))
+                traced = (number, trace_names(rank)[-1:])
+                known = inside[1] if inside[0] == traced else None
+                self.post_message(self.Around(number, Surroundings(beside, when, known)))
+                if known is None:
+                    inside = (traced, insight(rank, model.device))
+                    self.post_message(self.Around(number, Surroundings(beside, when, inside[1])))
                 _wait(worker, max(self.interval, min(_ASK_EVERY, 10 * self.interval)))
             else:
-                _wait(worker, self.interval)
+                _wait(worker, min(0.2, self.interval))
 
     # -- what the threads found
 
@@ -378,6 +381,7 @@ class ViewScreen(Screen[None]):
 
     def action_pane(self, name: str) -> None:
         self._switcher.current = f"{name}-pane"
+        self._now_wanted = name == "now"
         self._focus_pane()
         show: dict[str, Callable[[], None]] = {
             "now": self._show_now,
@@ -418,7 +422,8 @@ class ViewScreen(Screen[None]):
         self._steps.show_peak(known)
         if known is None:
             look = partial(self._look, recording, key[0], message.index)
-            self.run_worker(look, thread=True, exclusive=True, group="look")
+            # Described, or Textual takes the partial's repr, with all that is in it.
+            self.run_worker(look, thread=True, exclusive=True, group="look", description="peak")
 
     def on_rows_moved(self, message: Rows.Moved) -> None:
         if message.rows is self._finding_rows:
@@ -456,6 +461,7 @@ class ViewScreen(Screen[None]):
 
     def action_reload(self) -> None:
         self._peaks.clear()
+        self._traces.forget()
         self._follow()
 
     def action_back(self) -> None:

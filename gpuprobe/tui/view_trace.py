@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -13,10 +13,11 @@ from textual.containers import Horizontal, Vertical
 from textual.events import Click, Resize
 from textual.message import Message
 from textual.widgets import Static
+from textual.worker import get_current_worker
 
-from gpuprobe.api.look import GROUPINGS, Group, Moment, TraceLook, TraceName, open_traces
+from gpuprobe.api.look import GROUPINGS, Group, Moment, TraceLook, TraceName
 from gpuprobe.errors import GpuprobeError
-from gpuprobe.model.memory import Segment
+from gpuprobe.model.memory import Category
 from gpuprobe.model.recording import RankRecording
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Unavailable
@@ -36,8 +37,12 @@ from gpuprobe.tui.view_paint import (
     words,
 )
 from gpuprobe.tui.view_rows import Rows
+from gpuprobe.tui.view_traces import OpenTraces, uncollected
 
 __all__ = ["TracePane"]
+
+_CELLS = 12
+"""Cells that a rectangle of the treemap has on average, at least: three by four hold a name."""
 
 _SHORTEST = 8
 """Positions that a plot shows at least, however far it is zoomed in."""
@@ -98,8 +103,9 @@ class TracePane(Vertical):
             self.position = position
             self.found = found
 
-    def __init__(self, *, id: str | None = None) -> None:
+    def __init__(self, traces: OpenTraces, *, id: str | None = None) -> None:
         super().__init__(id=id)
+        self._traces = traces
         self._rank: RankRecording | None = None
         self._names: list[TraceName] = []
         self._shown: TraceName | None = None
@@ -166,11 +172,12 @@ class TracePane(Vertical):
         self._asked = name
         self._problem = ""
         read = partial(self._read, self._rank, name)
-        self.run_worker(read, thread=True, exclusive=True, group="open")
+        # Described, or Textual takes the partial's repr, with all that is in it.
+        self.run_worker(read, thread=True, exclusive=True, group="open", description="open")
 
     def _read(self, rank: RankRecording, name: TraceName) -> None:
         try:
-            found = open_traces(rank, name)
+            found = self._traces.of(rank, name)
         except GpuprobeError as error:
             self.post_message(self.Opened(name, [], str(error)))
         else:
@@ -212,17 +219,22 @@ class TracePane(Vertical):
         look = self._look
         if look is not None:
             see = partial(self._see, look, self.position, self._grouping, self.has_class("map"))
-            self.run_worker(see, thread=True, exclusive=True, group="see")
+            self.run_worker(see, thread=True, exclusive=True, group="see", description="see")
 
     def _see(self, look: TraceLook, position: int, grouping: str, mapped: bool) -> None:
+        worker = get_current_worker()
+        if worker.is_cancelled:  # the cursor has moved on
+            return
         self.post_message(self.Seen(look, look.moment(position, grouping)))
-        if mapped:
-            segments: tuple[Segment, ...] | Unavailable = look.layout(position)
-            if isinstance(segments, Unavailable):
-                self.post_message(self.Mapped(position, segments))
-            else:
-                found = bars(segments, look.codes_at(position), self._order)
-                self.post_message(self.Mapped(position, found))
+        if mapped and not worker.is_cancelled:
+            with uncollected():
+                found = look.layout(position)
+                shown = (
+                    found
+                    if isinstance(found, Unavailable)
+                    else bars(found, look.codes_at(position), self._order)
+                )
+            self.post_message(self.Mapped(position, shown))
 
     def on_trace_pane_seen(self, message: Seen) -> None:
         if message.look is self._look and message.moment.position == self.position:
@@ -422,23 +434,22 @@ class TracePane(Vertical):
         if moment is None or width < 4 or height < 2:
             self._treemap.update("")
             return
-        outer = tile([sum(g.bytes for g in groups) for _, groups in moment.tree], width, height)
+        outer = tile([moment.categories[category] for category, _ in moment.tree], width, height)
         rects: list[Rect] = []
-        faces: list[tuple[Any, str, str]] = []
+        faces: list[tuple[Category, str, str]] = []
         self._faces = []
         chosen = -1
         listed = self._listed()
         cursor = listed[self._groups.cursor] if self._groups.cursor < len(listed) else None
         for rect in outer:
             category, groups = moment.tree[rect.item]
-            inner = tile([group.bytes for group in groups], rect.width, rect.height)
-            for one in inner:
+            groups = _with_rest(groups, max(1, rect.width * rect.height // _CELLS))
+            for one in tile([group.bytes for group in groups], rect.width, rect.height):
                 group = groups[one.item]
                 if cursor is not None and chosen < 0 and _same(cursor, group):
                     chosen = len(faces)
-                rects.append(
-                    Rect(len(faces), rect.x + one.x, rect.y + one.y, one.width, one.height)
-                )
+                place = Rect(len(faces), rect.x + one.x, rect.y + one.y, one.width, one.height)
+                rects.append(place)
                 name = self._short(group.key, max(4, one.width - 1))
                 faces.append((category, name, human_bytes(group.bytes)))
                 self._faces.append(group)
@@ -500,6 +511,16 @@ class TracePane(Vertical):
 
     def on_resize(self, event: Resize) -> None:
         self.call_after_refresh(self._paint)
+
+
+def _with_rest(groups: tuple[Group, ...], most: int) -> tuple[Group, ...]:
+    """At most ``most`` groups, the last of which stands for all that are left out."""
+    if len(groups) <= most:
+        return groups
+    rest = groups[most - 1 :]
+    key = f"({len(rest):,} smaller)" if most > 1 else f"({len(rest):,} places)"
+    size = sum(group.bytes for group in rest)
+    return (*groups[: most - 1], Group(key, size, rest[0].category, rest[0].rows[:1]))
 
 
 def _same(one: Group, other: Group) -> bool:
