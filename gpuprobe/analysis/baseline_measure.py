@@ -51,12 +51,15 @@ def baseline_of(
     """
     sites = [site for site in device_peaks(recording) if not isinstance(site.amount, Unavailable)]
     if not sites:
-        raise DataError("the recording has no allocated memory in it: nothing to check")
+        raise DataError(
+            "no GPU memory was allocated: nothing to check",
+            hint="is the model on the GPU? torch.cuda.is_available() is true on a virtual one",
+        )
     site = max(sites, key=lambda found: found.amount.at_least)  # type: ignore[union-attr]
     steps = [step for step in site.rank.steps if step.ended_by != "end"]
     if not steps:
         raise DataError(
-            "the recording has no full training step in it: nothing to check",
+            "no training step was made: nothing to check",
             hint="a step ends with optimizer.step(), or at the end of `with rec.step():`",
         )
     naming = Naming(root or site.rank.session.cwd, is_user)

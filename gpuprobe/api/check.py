@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ __all__ = [
     "check",
     "compare",
     "compare_as_planned",
+    "ensure_writable",
     "measure",
     "measure_as_planned",
     "read_baseline",
@@ -95,7 +97,8 @@ def measure(
         precision = watched.precision
         if result.error is not None:
             raise ProgramFailed(
-                f"the program failed: {type(result.error).__name__}: {result.error}"
+                f"the program failed: {type(result.error).__name__}: {result.error}",
+                hint=_no_cuda(virtual),
             ) from result.error
         if result.exit_code:
             raise ProgramFailed(f"the program ended with exit code {result.exit_code}")
@@ -109,6 +112,14 @@ def measure(
             root=root,
         )
         return replace(found, stopped_after=steps)
+
+
+def _no_cuda(virtual: str | None) -> str:
+    """A hint for a program that failed on a machine without a GPU."""
+    torch = sys.modules.get("torch")
+    if virtual is not None or torch is None or torch.cuda.is_available():
+        return ""
+    return "there is no GPU here; --virtual h100-80gb runs it on one in software"
 
 
 class _Watched:
@@ -199,7 +210,8 @@ def read_baseline(path: str | os.PathLike[str]) -> Baseline:
         text = where.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UsageError(
-            f"no baseline at {where}", hint=f"gpuprobe baseline update --baseline {where} ..."
+            f"no baseline at {where}",
+            hint="gpuprobe baseline update writes one, with the same arguments as this",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
@@ -208,17 +220,43 @@ def read_baseline(path: str | os.PathLike[str]) -> Baseline:
     return loads(text, str(where))
 
 
-def write_baseline(baseline: Baseline, path: str | os.PathLike[str]) -> None:
-    """Write it whole or not at all. Tolerances of a baseline that is there are kept."""
+def write_baseline(
+    baseline: Baseline,
+    path: str | os.PathLike[str],
+    tolerance: Mapping[str, Tolerance] | None = None,
+) -> None:
+    """Write it whole or not at all, with ``tolerance``. Tolerances of a baseline that is there are
+    kept. Raises UsageError where it cannot be written, DataError where what is there is none."""
     from gpuprobe.analysis.baseline import dumps
 
     where = Path(path)
-    if where.exists():
-        baseline = replace(baseline, tolerances=read_baseline(where).tolerances)
+    kept = read_baseline(where).tolerances if where.exists() else None
+    baseline = replace(baseline, tolerances={**(kept or {}), **(tolerance or {})})
     text = dumps(baseline)
-    partial = where.with_name(f".{where.name}.partial")
+    partial = where.with_name(f".{where.name}.{os.getpid()}.partial")
     try:
         partial.write_text(text, encoding="utf-8")
         partial.replace(where)
     except OSError as error:
-        raise UsageError(f"cannot write {where}: {error.strerror or error}") from error
+        partial.unlink(missing_ok=True)
+        raise _cannot_write(where, error.strerror or str(error)) from error
+
+
+def _cannot_write(path: Path, reason: str) -> UsageError:
+    hint = "" if path.parent.is_dir() else f"there is no folder {path.parent}: make it first"
+    return UsageError(f"cannot write {path}: {reason}", hint=hint)
+
+
+def ensure_writable(*paths: str | os.PathLike[str] | None) -> None:
+    """Say that a file cannot be written before a program has run for it, not afterwards. None is
+    no file. Raises UsageError."""
+    for path in paths:
+        if path is None:
+            continue
+        where = Path(path)
+        if where.is_dir():
+            raise _cannot_write(where, "it is a folder")
+        if not where.parent.is_dir():
+            raise _cannot_write(where, "No such file or directory")
+        if not os.access(where if where.exists() else where.parent, os.W_OK):
+            raise _cannot_write(where, "Permission denied")

@@ -7,16 +7,23 @@ import os
 
 from gpuprobe.cli import exit_codes, talk
 from gpuprobe.cli.commands import check
+from gpuprobe.errors import UsageError
 
 _USAGE = (
     "gpuprobe baseline update [RECORDING | SCRIPT | -m MODULE] [--baseline FILE] [--virtual GPU] "
-    "[--stop-after N] [--hazards] [--] [ARGS ...]"
+    "[--stop-after N] [--hazards] [--tolerance METRIC=AMOUNT] [--] [ARGS ...]"
+)
+
+_UPDATE = (
+    "Run a script or read a recording, and write what gpuprobe check is to compare with. What is "
+    "not given comes from [tool.gpuprobe] in pyproject.toml, then from the old baseline. Commit "
+    "the file: it is small and sorted, so that a change of it can be reviewed."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = _USAGE
-    parser.add_argument("action", choices=("update",), help="write it, or write it anew")
+    parser.add_argument("action", nargs="?", choices=("update",), help="write it, or write it anew")
     # What follows has options of its own, and then the script's: read in two goes.
     parser.add_argument(
         "rest", nargs=argparse.REMAINDER, metavar="...", help="as for gpuprobe check"
@@ -24,20 +31,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api.check import read_baseline, write_baseline
-    from gpuprobe.api.check_plan import baseline_path
+    from gpuprobe.api.check import ensure_writable, read_baseline, write_baseline
+    from gpuprobe.api.check_plan import baseline_path, tolerances
     from gpuprobe.api.config import read_project
-    from gpuprobe.cli.parser import own_options_first
+    from gpuprobe.cli.parser import _Parser, own_options_first
 
-    parser = argparse.ArgumentParser(prog="gpuprobe baseline update", usage=_USAGE)
+    if args.action is None:
+        raise UsageError("what is to be done with the baseline?", hint="gpuprobe baseline update")
+    parser = _Parser(prog="gpuprobe baseline update", usage=_USAGE, description=_UPDATE)
     check.add_target(parser)
     check.add_script(parser)
     wanted = parser.parse_args(own_options_first(parser, args.rest))
+    accepted = tolerances(wanted.tolerance)
     project = read_project()
     path = baseline_path(wanted.baseline, project)
     before = read_baseline(path) if path.exists() else None
+    ensure_writable(path)
     plan = check.planned(wanted, before=before, project=project, writing=True)
-    write_baseline(check.measured(plan), path)
+    write_baseline(check.measured(plan), path, accepted)
     for setting in plan.settings:
         talk.say(f"gpuprobe: {setting.name}: {setting.value} ({setting.source})")
     talk.say(f"gpuprobe: baseline written: {os.path.relpath(path)}")

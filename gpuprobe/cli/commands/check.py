@@ -26,13 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "[ARGS ...]"
     )
     add_target(parser)
-    parser.add_argument(
-        "--tolerance",
-        action="append",
-        default=[],
-        metavar="METRIC=AMOUNT",
-        help="accept this much more, such as peak_allocated=2%% or peak_reserved=64MiB",
-    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--markdown", action="store_true", help="print Markdown")
     parser.add_argument("--sarif", type=Path, metavar="FILE", help="also write SARIF 2.1.0")
@@ -62,6 +55,13 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         "--hazards",
         action=argparse.BooleanOptionalAction,
         help="also count races and implicit synchronisations",
+    )
+    parser.add_argument(
+        "--tolerance",
+        action="append",
+        default=[],
+        metavar="METRIC=AMOUNT",
+        help="accept this much more, such as peak_allocated=2%% or peak_reserved=64MiB",
     )
 
 
@@ -115,7 +115,7 @@ def measured(plan: Any) -> Any:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api.check import compare_as_planned, read_baseline
+    from gpuprobe.api.check import compare_as_planned, ensure_writable, read_baseline
     from gpuprobe.api.check_plan import baseline_path, tolerances
     from gpuprobe.api.config import read_project
 
@@ -123,13 +123,14 @@ def run(args: argparse.Namespace) -> int:
     project = read_project()
     before = read_baseline(baseline_path(args.baseline, project))
     plan = planned(args, before=before, project=project, accepted=accepted)
+    ensure_writable(args.sarif, args.junit)
     result = compare_as_planned(before, measured(plan), plan)
     from gpuprobe.reporters import check_json, check_text, junit, sarif
 
     found = check_json.findings(result)
     if args.sarif is not None:
         with args.sarif.open("w", encoding="utf-8") as stream:
-            sarif.write(found, stream, str(Path.cwd()))
+            sarif.write(found, stream, project.root or str(Path.cwd()))
     if args.junit is not None:
         passed = [metric.name for metric in result.metrics if not metric.regressed]
         with args.junit.open("w", encoding="utf-8") as stream:

@@ -1,0 +1,137 @@
+"""What somebody meets who uses the gate for the first time: each mistake is said in one line, with
+what to do about it, and before anything has run for nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuprobe.cli import main
+
+SCRIPT = """\
+import pathlib
+import torch
+
+pathlib.Path("it-ran").touch()
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    return tmp_path
+
+
+UPDATE = ["baseline", "update", "train.py", "--virtual", "t4"]
+TO_FILE = ["--baseline", "memory.json"]
+
+
+@pytest.mark.parametrize(
+    ("command", "error", "hint"),
+    [
+        (["check"], "no baseline is named", "--baseline FILE"),
+        (["check", "train.py", *TO_FILE], "no baseline at memory.json", "baseline update"),
+        (["baseline"], "what is to be done", "gpuprobe baseline update"),
+        (["baseline", "updte"], "invalid choice: 'updte'", "gpuprobe baseline --help"),
+        (["baseline", "update", *TO_FILE], "nothing to check", "give a recording or script"),
+        ([*UPDATE, "--baseline", "no/x.json"], "cannot write no/x.json", "make it first"),
+        ([*UPDATE[:3], *TO_FILE, "--virtual", "h1000"], "unknown GPU 'h1000'", "did you mean"),
+        ([*UPDATE, *TO_FILE, "--tolerance", "peak_alocated=1%"], "unknown metric", "'peak_alloc"),
+        ([*UPDATE, *TO_FILE, "--tolerance", "races=few"], "expected an amount", ""),
+        (["baseline", "update", "nothing.py", *TO_FILE], "nothing.py", ""),
+        ([*UPDATE, *TO_FILE, "--stop-after", "0"], "a whole number from 1", "--help"),
+    ],
+)
+def test_a_mistake_is_said_before_anything_runs(
+    command: list[str], error: str, hint: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(command)
+    except SystemExit as exit_:  # argparse's own
+        code = int(exit_.code or 0)
+    out, err = capfd.readouterr()
+    assert code == 2
+    assert out == ""
+    first, *rest = err.splitlines()
+    assert first.startswith("gpuprobe: error: ")
+    assert error in first
+    assert hint in "".join(rest)
+    assert len(rest) <= 1
+    assert sorted(path.name for path in here.iterdir()) == ["train.py"]
+
+
+def test_a_misspelt_setting_is_said_before_anything_runs(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (here / "pyproject.toml").write_text("[tool.gpuprobe]\nbasline = 'memory.json'\n")
+    assert main(["check", "train.py", *TO_FILE]) == 2
+    err = capfd.readouterr().err
+    assert "pyproject.toml: [tool.gpuprobe] has an unknown key 'basline'" in err
+    assert "did you mean 'baseline'?" in err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (here / "locked").mkdir(mode=0o555)
+    assert main([*UPDATE, "--baseline", "locked/memory.json"]) == 2
+    assert "cannot write locked/memory.json: Permission denied" in capfd.readouterr().err
+    assert not (here / "it-ran").exists()
+
+
+def test_the_way_that_the_messages_lead(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Settings, a baseline, a check, and a report that cannot be written."""
+    (here / "pyproject.toml").write_text(
+        '[tool.gpuprobe]\nrun = "train.py"\ngpu = "t4"\nbaseline = "memory.json"\nsteps = 3\n'
+    )
+    assert main(["baseline", "update", "--tolerance", "peak_allocated=3%"]) == 0
+    err = capfd.readouterr().err
+    assert "gpuprobe: gpu: virtual t4 (pyproject.toml)" in err
+    assert "gpuprobe: baseline written: memory.json" in err
+    content = (here / "memory.json").read_bytes()
+    assert main(["check"]) == 0
+    out = " ".join(capfd.readouterr().out.split())
+    assert "run train.py (pyproject.toml)" in out
+    assert "steps 3 (baseline)" in out
+    assert "peak_allocated 3% (baseline); others: defaults" in out
+    # An update keeps the tolerances, and is the same where nothing changed.
+    assert main(["baseline", "update"]) == 0
+    assert (here / "memory.json").read_bytes() == content
+    (here / "it-ran").unlink()
+    for option in ("--sarif", "--junit"):
+        assert main(["check", option, "no/report"]) == 2
+        assert "cannot write no/report" in capfd.readouterr().err
+    assert not (here / "it-ran").exists()
+
+
+def test_programs_that_have_nothing_to_check(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for text, told in (
+        ("print('hello')", "no GPU memory was allocated"),
+        ("import torch; torch.ones(3).cuda()", "no training step was made"),
+    ):
+        (here / "train.py").write_text(text, encoding="utf-8")
+        assert main([*UPDATE, *TO_FILE]) == 4
+        err = capfd.readouterr().err
+        assert told in err
+        assert "\n  hint: " in err
+        assert not (here / "memory.json").exists()
+
+
+def test_help_names_what_can_be_given(capfd: pytest.CaptureFixture[str]) -> None:
+    for command in (["check", "--help"], ["baseline", "update", "--help"]):
+        with pytest.raises(SystemExit) as exit_:
+            main(command)
+        assert exit_.value.code == 0
+        out = capfd.readouterr().out
+        for word in ("--baseline FILE", "--virtual GPU", "--stop-after N", "--tolerance", "[tool."):
+            assert word in out, (command, word)
