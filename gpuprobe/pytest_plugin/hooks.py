@@ -18,13 +18,18 @@ __all__ = ["prepare"]
 def prepare(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     """Give each of the tests its meter. Raises pytest.UsageError for a mark, an option or a
     setting that cannot mean anything, before any test has run.
+
+    In a worker of pytest-xdist, which knows no such end, all of the tests fail with it instead.
     """
     try:
         devices = Devices(_gpu(config))
         for item in items:
             item.stash[METER] = Meter(item, limits_of(item), devices)
     except GpuprobeError as error:
-        raise pytest.UsageError(_told(error)) from None
+        if not hasattr(config, "workerinput"):
+            raise pytest.UsageError(_told(error)) from None
+        config.pluginmanager.register(_Refusal(items, _told(error)), "gpuprobe-tests")
+        return
     config.pluginmanager.register(_Hooks(devices), "gpuprobe-tests")
 
 
@@ -41,6 +46,17 @@ def _gpu(config: pytest.Config) -> tuple[str, str]:
 
 def _told(error: GpuprobeError) -> str:
     return f"gpuprobe: {error}" + (f"\n  hint: {error.hint}" if error.hint else "")
+
+
+class _Refusal:
+    def __init__(self, items: Sequence[pytest.Item], text: str) -> None:
+        self._items = frozenset(items)
+        self._text = text
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if item in self._items:
+            pytest.fail(self._text, pytrace=False)
 
 
 class _Hooks:

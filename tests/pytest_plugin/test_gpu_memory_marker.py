@@ -416,3 +416,15 @@ def test_what_cannot_mean_anything_is_said_before_a_test_runs(
     assert told in done.text
     assert "hint: " in done.text
     assert done.outcomes == {}
+
+
+def test_a_worker_says_it_of_each_test(tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text(
+        "import pytest\ndef test_a(): pass\n"
+        "@pytest.mark.gpu_memory(max_peak='much')\ndef test_b(): pass\n"
+        "@pytest.mark.gpu_memory(max_peak=1)\ndef test_c(): pass\n"
+    )
+    done = run_pytest(tmp_path, "-n1")
+    assert done.outcomes == {"test_a": "PASSED", "test_b": "ERROR", "test_c": "ERROR"}, done.text
+    assert done.text.count("test_b: gpu_memory: expected a size such as '2 GiB', found 'much'") >= 2
+    assert "INTERNALERROR" not in done.text
