@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from gpuprobe.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
     from gpuprobe.hazards.results import Hazards
+    from gpuprobe.model.findings import Finding
     from gpuprobe.virtual.hazard_feed import Feed
 
 __all__ = ["allow_sync", "declare_access", "detect_hazards"]
@@ -175,6 +177,33 @@ def _fill(found: Hazards, feed: Feed) -> None:
         for name in getattr(feed.machine, "compiled", ())
     )
     found.coverage.extend(feed.machine.assumed)
+
+
+class RacesSoFar:
+    """The races that the watch under way has found, each told once: for those who follow a
+    recording. Whether the fix helps is found out at the end, when each is told again.
+    """
+
+    def __init__(self) -> None:
+        self._feed = _feed()
+        self._told: dict[int, int] = {}  # id of an engine -> how many of its races were told
+
+    def news(self) -> list[Finding]:
+        """Those that were found since the last call. From any thread."""
+        from gpuprobe.hazards.explain import finding
+        from gpuprobe.virtual.hazard_feed import place
+
+        feed = self._feed
+        found: list[Finding] = []
+        for judge in () if feed is None else (feed.engine, *feed.captures):
+            races = judge.races[self._told.get(id(judge), 0) :]
+            self._told[id(judge)] = self._told.get(id(judge), 0) + len(races)
+            for race in races:
+                item = finding(judge, race, place, verify=False)
+                if not _allowed(item.location):
+                    evidence = tuple(pair for pair in item.evidence if pair[0] != "fix verified")
+                    found.append(replace(item, evidence=evidence))
+        return found
 
 
 def _allowed(location: Any) -> bool:

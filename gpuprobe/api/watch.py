@@ -16,7 +16,9 @@ from gpuprobe.errors import MissingExtra, UsageError
 from gpuprobe.model.text import visible
 
 if TYPE_CHECKING:
+    from gpuprobe.api.hazards import RacesSoFar
     from gpuprobe.hazards.results import Hazards
+    from gpuprobe.model.findings import Finding
     from gpuprobe.model.session import Step
     from gpuprobe.model.trace import MemoryTrace
     from gpuprobe.recording.writer import RecordingWriter
@@ -218,9 +220,11 @@ def run(
     found: Hazards | None = None
     with ExitStack() as stack:
         if hazards:
+            from gpuprobe.api.hazards import RacesSoFar as Races
             from gpuprobe.api.hazards import detect_hazards
 
             found = stack.enter_context(detect_hazards())
+            on_step = _tell_races(Races(), on_step, lambda finding: recorder.found(finding))
         recorder = record(
             output, level=level, force=force, warn=warn, trace_steps=trace_steps, on_step=on_step
         )
@@ -237,6 +241,20 @@ def run(
         recorder.found(finding)
     recorder.finish()
     return RunResult(code, error, started, found)
+
+
+def _tell_races(
+    races: RacesSoFar, on_step: Callable[[Step], None] | None, tell: Callable[[Finding], None]
+) -> Callable[[Step], None]:
+    """An ``on_step`` that also tells of the races that were found since the step before."""
+
+    def told(step: Step) -> None:
+        for finding in races.news():
+            tell(finding)
+        if on_step is not None:
+            on_step(step)
+
+    return told
 
 
 def _exit_code(exit_: SystemExit) -> tuple[int, BaseException | None]:

@@ -14,7 +14,13 @@ from gpuprobe.model.session import BlindSpot, Environment, Session, SessionEnd, 
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.layout import MAX_LINE, Header, decode_header, looks_like_stream
 
-__all__ = ["StreamParser"]
+__all__ = ["StreamParser", "same_finding"]
+
+
+def same_finding(finding: Finding) -> object:
+    """What a later record of the same finding has in common with it: that one replaces it."""
+    told = finding.message if finding.location is None else ""  # without a place, words must do
+    return finding.fingerprint, finding.location, finding.related, told
 
 
 class StreamParser:
@@ -31,7 +37,7 @@ class StreamParser:
         self.session: Session | None = None
         self._environment: Environment | None = None
         self._steps: dict[int, Step] = {}
-        self._findings: list[Finding] = []
+        self._findings: dict[object, Finding] = {}
         self._blind_spots: list[BlindSpot] = []
         self._end: SessionEnd | None = None
         self._damaged = 0
@@ -40,7 +46,7 @@ class StreamParser:
             "environment": self._take_environment,
             "session": self._take_session,
             "step": self._take_step,
-            "finding": lambda plain: self._findings.append(from_plain(Finding, plain)),
+            "finding": self._take_finding,
             "blind_spot": lambda plain: self._blind_spots.append(from_plain(BlindSpot, plain)),
             "end": self._take_end,
         }
@@ -96,7 +102,7 @@ class StreamParser:
             session=self.session,
             environment=self._environment,
             steps=steps,
-            findings=tuple(self._findings),
+            findings=tuple(self._findings.values()),
             blind_spots=spots,
             end=self._end,
             load_traces=lambda: load_traces(steps),
@@ -122,6 +128,10 @@ class StreamParser:
     def _take_step(self, plain: dict[str, Any]) -> None:
         step = from_plain(Step, plain)
         self._steps[step.index] = step
+
+    def _take_finding(self, plain: dict[str, Any]) -> None:
+        finding = from_plain(Finding, plain)
+        self._findings[same_finding(finding)] = finding
 
     def _take_end(self, plain: dict[str, Any]) -> None:
         self._end = from_plain(SessionEnd, plain)

@@ -25,7 +25,7 @@ from gpuprobe.model.totals import (
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.recording.layout import stream_names
 from gpuprobe.recording.reader import StreamFile
-from gpuprobe.recording.stream import StreamParser
+from gpuprobe.recording.stream import StreamParser, same_finding
 
 __all__ = ["MAX_NAMES", "RankSum", "TotalsTail"]
 
@@ -33,6 +33,9 @@ MAX_NAMES = 32
 """Names of one sort (phases, collectives, kinds of findings) that are told apart; what has another
 name is added up as ``other``. They come from the program: there could be any number of them. Of
 devices, which cannot be added up, so many are kept."""
+
+MAX_FINDINGS = 10_000
+"""Findings that are known again when a later record replaces them."""
 
 OTHER = "other"
 
@@ -54,6 +57,7 @@ class RankSum:
         self._rss_peak: Peak | Unavailable = Unavailable("not measured in any step")
         self._collectives: dict[str, CollectiveTotals] = {}
         self._findings: dict[tuple[str, Level], tuple[int, int]] = {}
+        self._seen: dict[int, int] = {}  # hash of a finding -> how often it was seen
 
     def step(self, step: Step) -> None:
         if self._newest is not None:
@@ -67,6 +71,12 @@ class RankSum:
         kinds = {kind for kind, _ in self._findings}
         kind = _bounded(finding.kind, kinds)
         findings, count = self._findings.get((kind, finding.level), (0, 0))
+        key = hash(same_finding(finding))
+        before = self._seen.get(key)
+        if before is not None:  # the same one, told again: it is known better now
+            findings, count = findings - 1, count - before
+        if before is not None or len(self._seen) < MAX_FINDINGS:
+            self._seen[key] = finding.count
         self._findings[kind, finding.level] = (findings + 1, count + finding.count)
 
     def result(self, about: RankTotals) -> RankTotals:
