@@ -5,12 +5,16 @@
 Watched and unwatched steps alternate in blocks within one process; a ratio is that of a
 watched block to the mean of its two unwatched neighbours, and the table shows the median and
 the quartiles of those ratios. ``torch.profiler`` is run the same way for comparison.
+
+A recording is there to be read. ``whole`` is the median of all the time that a watched block
+takes, starting and stopping included, until it is known who held how much: for gpuprobe until
+its report is made, for torch.profiler until its events are (``events()``: sums by operator and
+source line; what was alive at the peak it does not say).
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import statistics
 import sys
 import tempfile
@@ -66,18 +70,35 @@ def tiny_ops_step() -> Step:
     return step
 
 
-@contextlib.contextmanager
-def profiler(folder: Path) -> Any:
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, with_stack=True
-    ):
-        yield
+class Recorded:
+    """A recording, and its report."""
+
+    def __init__(self, folder: Path, level: str) -> None:
+        self._path = folder / "r.gpuprobe"
+        self._recorder = gpuprobe.record(self._path, level=level, force=True)
+        self.start, self.stop = self._recorder.__enter__, self._recorder.finish
+
+    def read(self) -> object:
+        return gpuprobe.report(gpuprobe.load(self._path))
+
+
+class Profiled:
+    """torch.profiler, and its events."""
+
+    def __init__(self, folder: Path) -> None:
+        self._profile = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, with_stack=True
+        )
+        self.start, self.stop = self._profile.start, self._profile.stop
+
+    def read(self) -> object:
+        return self._profile.events()
 
 
 WATCHERS: dict[str, Callable[[Path], Any]] = {
-    "counters": lambda folder: gpuprobe.record(folder / "r.gpuprobe", force=True),
-    "trace": lambda folder: gpuprobe.record(folder / "r.gpuprobe", level="trace", force=True),
-    "torch.profiler memory+stack": profiler,
+    "counters": lambda folder: Recorded(folder, "counters"),
+    "trace": lambda folder: Recorded(folder, "trace"),
+    "torch.profiler memory+stack": Profiled,
 }
 
 
@@ -88,18 +109,30 @@ def timed(step: Step, count: int) -> float:
     return time.perf_counter() - start
 
 
-def ratios(step: Step, watcher: Callable[[Path], Any], blocks: int, count: int) -> list[float]:
-    found = []
+def ratios(
+    step: Step, watcher: Callable[[Path], Any], blocks: int, count: int
+) -> tuple[list[float], list[float]]:
+    """The ratios of the steps' time, and of the whole block's."""
+    found, whole = [], []
     with tempfile.TemporaryDirectory() as name:
         before = timed(step, count)
         for _ in range(blocks):
-            with watcher(Path(name)):
-                step()  # starting to watch is not a step
-                watched = timed(step, count)
+            began = time.perf_counter()
+            watching = watcher(Path(name))
+            watching.start()
+            started = time.perf_counter()
+            step()  # the first watched step is no step like the others
+            watched = timed(step, count)
+            ended = time.perf_counter()
+            watching.stop()
+            watching.read()
+            around = started - began + time.perf_counter() - ended
             after = timed(step, count)
-            found.append(watched / ((before + after) / 2))
+            plain = (before + after) / 2
+            found.append(watched / plain)
+            whole.append((watched + around) / plain)
             before = after
-    return found
+    return found, whole
 
 
 def main() -> None:
@@ -109,15 +142,18 @@ def main() -> None:
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; ratio of step time")
-    print(f"{'step':<12}{'watched by':<30}{'ms':>8}{'median':>9}{'quartiles':>16}")
+    print(f"{'step':<12}{'watched by':<30}{'ms':>8}{'median':>9}{'quartiles':>16}{'whole':>9}")
     for name, make in (("GPT", gpt_step), ("2,000 ops", tiny_ops_step)):
         step = make()
         timed(step, 5)
         plain = timed(step, options.steps) / options.steps * 1e3
         for watcher, context in WATCHERS.items():
-            values = ratios(step, context, options.blocks, options.steps)
+            values, whole = ratios(step, context, options.blocks, options.steps)
             low, middle, high = statistics.quantiles(values, n=4)
-            print(f"{name:<12}{watcher:<30}{plain:>8.1f}{middle:>9.3f}{low:>9.3f}–{high:.3f}")
+            print(
+                f"{name:<12}{watcher:<30}{plain:>8.1f}{middle:>9.3f}{low:>9.3f}–{high:.3f}"
+                f"{statistics.median(whole):>9.2f}"
+            )
 
 
 if __name__ == "__main__":
