@@ -70,6 +70,9 @@ def _pace(steps: Sequence[Step]) -> list[str]:
     lines = [
         f"last step {human_ns(last.duration_ns)} · median of {len(recent)} {human_ns(usual)}{rate}"
     ]
+    on_gpu = [step.gpu_ns for step in recent if not isinstance(step.gpu_ns, Unavailable)]
+    if on_gpu:
+        lines[0] += f" · on the GPU {human_ns(round(median(on_gpu)))}"
     shares = time_shares(recent)
     if shares is not None and shares.duration_ns:
         parts = [(name, ns) for name, ns in shares.phases if ns]
@@ -130,7 +133,7 @@ def _beside(
     if around is None:
         return ["asking the driver …"]
     if isinstance(around, Unavailable):
-        return [around.reason]
+        return [*_recorded_beside(steps, device), around.reason]
     window = _window(steps, device)
     reserved = window.end.reserved if window else Unavailable("no window")
     held: int | Unavailable = around.held
@@ -148,6 +151,18 @@ def _beside(
         f"{around.gpu}: this process outside torch {_size(held)} · {others} · "
         f"{_size(around.free)} of {_size(around.total)} free"
     ]
+
+
+def _recorded_beside(steps: Sequence[Step], device: str) -> Iterable[str]:
+    """What the program itself last asked the driver, which is not in every step."""
+    for step in reversed(steps[-RECENT:]):
+        window = _window((step,), device)
+        if window is not None and not isinstance(window.not_torch, Unavailable):
+            yield (
+                f"{human_bytes(window.not_torch)} in use outside torch at the end of step "
+                f"{step.index}: contexts, libraries, other processes"
+            )
+            return
 
 
 def _forecast(found: Forecast | Unavailable | None) -> list[str]:
