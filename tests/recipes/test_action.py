@@ -13,6 +13,8 @@ import pytest
 import yaml
 from recipe_project import copied, made
 
+pytestmark = pytest.mark.xdist_group("recipes")  # so that one process shares the recordings
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 

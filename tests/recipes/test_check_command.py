@@ -14,6 +14,8 @@ from recipe_project import copied, made
 
 from gpuprobe.cli import main
 
+pytestmark = pytest.mark.xdist_group("recipes")  # so that one process shares the recordings
+
 
 @pytest.fixture
 def project(

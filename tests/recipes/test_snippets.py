@@ -22,6 +22,8 @@ sys.path.insert(0, str(ROOT / "docs"))
 
 import blocks  # noqa: E402
 
+pytestmark = pytest.mark.xdist_group("recipes")  # so that one process shares the recordings
+
 PAGE = ROOT / "docs" / "how-to" / "gate-memory-in-ci.md"
 
 
