@@ -87,8 +87,8 @@ def _name(text: str, wide: int, sort: str, numbers: bool, wish: Wish) -> Line:
     return (((right if numbers else left)(text, wide), "sorted" if chosen else "head"),)
 
 
-def process_line(row: ProcessRow, columns: Columns) -> Line:
-    """One process, exactly as wide as ``columns``."""
+def process_line(row: ProcessRow, columns: Columns, *, recorded: bool = False) -> Line:
+    """One process, exactly as wide as ``columns``. ``recorded``: it writes a recording."""
     quiet = "dim" if row.hidden or not row.device else ""
     parts: list[Line] = []
     for column, _, wide in columns.shown:
@@ -97,8 +97,8 @@ def process_line(row: ProcessRow, columns: Columns) -> Line:
         parts.append(((place(text, wide), role or quiet),))
     command: Line = ((row.branch, "tree"), (row.command, "accent" if row.own else quiet))
     parts.append(fit(command, max(0, columns.total - columns.command)))
-    mark = "● " if row.pinned else "  "
-    return fit(((mark, "pinned"), *joined(parts)), columns.total)
+    marks = ("●" if row.pinned else " ") + ("◉" if recorded else " ")
+    return fit(((marks, "pinned"), *joined(parts)), columns.total)
 
 
 def _cell(row: ProcessRow, name: str) -> tuple[str, str]:

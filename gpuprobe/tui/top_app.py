@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,29 +36,36 @@ from gpuprobe.tui.top_paint import Line, fit, left
 if TYPE_CHECKING:
     from textual import events
 
+    from gpuprobe.model.diagnosis import Diagnosis
+    from gpuprobe.model.glance import Run
     from gpuprobe.tui.processes_model import ProcessRow
 
 __all__ = ["TopApp"]
 
 _INTERVALS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
+_RUNS_EVERY = 5.0
+"""Seconds between looks for recordings that are being written: each goes through the open files
+of all processes, some milliseconds of work."""
+
 _FOOTER = (
     ("?", "help", "help"),
+    ("q", "quit", "quit"),
     ("/", "filter", "filter"),
     ("o", "sort", "sort(1)"),
     ("t", "tree", "tree"),
     ("*", "pin", "pin"),
-    ("f", "this GPU only", "follow"),
+    ("f", "one GPU", "follow"),
     ("K", "end", "end_process"),
+    ("R", "runs", "runs"),
     ("D", "doctor", "doctor"),
     ("space", "pause", "pause"),
-    ("q", "quit", "quit"),
 )
 
 HELP: tuple[tuple[str, str], ...] = (
     ("j k ↑ ↓", "move; g G first and last; Ctrl-D Ctrl-U, PgDn PgUp a page"),
     ("Tab", "between GPUs and processes"),
-    ("Enter", "on a GPU: its processes only (again: all)"),
+    ("Enter", "on a GPU: its processes only; on a process that is recorded (◉): its run"),
     ("f", "the processes of the GPU that is looked at only, or all"),
     ("m", "begin the plots with another one; v shows or hides them"),
     ("/", "filter: words that all occur; user: pid: gpu: job: look there only"),
@@ -69,6 +77,7 @@ HELP: tuple[tuple[str, str], ...] = (
     ("K", "end a process: asks first, and never hits another one"),
     ("space", "pause; . the next reading; , the one before, in a log"),
     ("+ -", "read less or more often"),
+    ("R", "training runs that are being recorded on this machine; Enter opens one"),
     ("D", "doctor: what is wrong with this machine"),
     ("n", "notes: all that could not be read, and what is odd"),
     ("d", "the next theme: dark, light, colour-blind, no colour"),
@@ -114,6 +123,7 @@ class TopApp(ProbeApp):
         Binding("minus", "interval(-1)", "faster", show=False),
         Binding("K", "end_process", "end a process", show=False),
         Binding("D", "doctor", "doctor", show=False),
+        Binding("R", "runs", "runs", show=False),
         Binding("n", "notes", "notes", show=False),
         Binding("e", "export", "export JSON", show=False),
     ]
@@ -146,9 +156,9 @@ class TopApp(ProbeApp):
             sort=self._settings.sort, reverse=self._settings.reverse, tree=self._settings.tree
         )
         self._detail_wanted = self._settings.detail
-        self._palette_name = ""
         self._plan: Plan | None = None
         self._rows: tuple[ProcessRow, ...] = ()
+        self._runs_due = 0.0
         self.crash: Exception | None = None
         self.first_paint: float | None = None  # time.monotonic() of the first reading shown
         open_source = source or (lambda: Monitor(demo, interval=interval, moving=moving))
@@ -165,6 +175,12 @@ class TopApp(ProbeApp):
                     dark=palette.dark,
                 )
             )
+
+        # NO_COLOR counts more than what was remembered from another day. Chosen before the
+        # screen is there: a change of theme later has every style sheet read again (40 ms).
+        wanted = default_palette()
+        self._panes: tuple[LinesPane, ...] = ()
+        self._use_palette(self._settings.theme or wanted if wanted == DEFAULT else wanted)
 
     # -- what is where
 
@@ -190,9 +206,8 @@ class TopApp(ProbeApp):
 
     def on_mount(self) -> None:
         super().on_mount()
-        # NO_COLOR counts more than what was remembered from another day.
-        wanted = default_palette()
-        self._use_palette(self._settings.theme or wanted if wanted == DEFAULT else wanted)
+        for pane in self._panes:
+            pane.paint(self.painter)
         self._processes.focus()
         self._arrange()
         self.feed.start()
@@ -296,6 +311,7 @@ class TopApp(ProbeApp):
         if isinstance(payload, Taken):
             self.model.ended = False
             self.model.add(payload.moment)
+            self._ask_for_runs()
             self._arrange()
             if self.first_paint is None:
                 self.call_after_refresh(self._painted)
@@ -313,12 +329,28 @@ class TopApp(ProbeApp):
             raise payload.error
         self.feed.taken()
 
+    def _ask_for_runs(self) -> None:
+        """Look for recordings that are being written here, now and then."""
+        now = time.monotonic()
+        if self.first_paint is None or self.model.replayed or now < self._runs_due:
+            return
+        self._runs_due = now + _RUNS_EVERY
+        from gpuprobe.api.runs import runs
+
+        self.feed.run_job("runs", lambda: tuple(runs()))
+
     def _painted(self) -> None:
         self.first_paint = time.monotonic()
         self.feed.hurry()  # the first reading was the quick one; the next has everything
 
     def _job_done(self, done: Done) -> None:
-        if done.name == "doctor":
+        if done.name == "runs":
+            if isinstance(done.result, Exception):
+                self.notify(visible(str(done.result)), severity="warning", markup=False)
+            else:
+                self.model.runs = done.result  # type: ignore[assignment]
+                self._show()
+        elif done.name == "doctor":
             from gpuprobe.tui.doctor_screen import DoctorScreen
 
             if isinstance(self.screen, DoctorScreen):
@@ -348,9 +380,11 @@ class TopApp(ProbeApp):
 
     # -- keys
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """The keys of this screen mean nothing, or something else, on the screens over it."""
+        return len(self.screen_stack) <= 1 or action not in _HERE
+
     def action_other_pane(self) -> None:
-        if len(self.screen_stack) > 1:
-            return
         (self._processes if self._devices.has_focus else self._devices).focus()
 
     def on_lines_table_moved(self, message: LinesTable.Moved) -> None:
@@ -363,6 +397,11 @@ class TopApp(ProbeApp):
     def on_lines_table_picked(self, message: LinesTable.Picked) -> None:
         if message.table is self._devices:
             self.action_follow()
+            return
+        row = self._row()
+        run = None if row is None else self.model.run_of(row)
+        if run is not None:
+            self._open_run(run)
 
     def on_lines_pane_clicked(self, message: LinesPane.Clicked) -> None:
         if message.pane is self._processes and message.y == 1:
@@ -482,6 +521,22 @@ class TopApp(ProbeApp):
             lines.extend(((text, ""),) for text in wrapped(note, "• ", columns))
         self.push_screen(TextScreen("Notes", lines, self.painter))
 
+    def action_runs(self) -> None:
+        from gpuprobe.tui.view_runs import RunsScreen  # 60 ms, with the screens it opens
+
+        self.push_screen(RunsScreen(demo=self.demo))
+
+    def _open_run(self, run: Run) -> None:
+        from gpuprobe.api.live import Followed
+        from gpuprobe.tui.view_screen import ViewScreen
+
+        try:
+            followed = Followed(run.path)
+        except GpuprobeError as error:  # it ended, and was deleted, meanwhile
+            self.notify(visible(str(error)), severity="error", markup=False)
+        else:
+            self.push_screen(ViewScreen(followed, demo=self.demo))
+
     def action_doctor(self) -> None:
         from gpuprobe.tui.doctor_screen import DoctorScreen
 
@@ -494,9 +549,20 @@ class TopApp(ProbeApp):
         """Have the doctor look; the result comes to the doctor's screen."""
         from gpuprobe.api.doctor import diagnose
 
-        demo = self.demo
-        # In the thread that reads: a fake fleet is no place for two threads.
-        self.feed.run_job("doctor", lambda: diagnose(demo))
+        if self.demo:
+            # In the thread that reads: a fake fleet is no place for two threads.
+            self.feed.run_job("doctor", partial(diagnose, self.demo))
+        else:
+            # Some seconds, in a thread of its own: readings go on meanwhile.
+            self.run_worker(partial(self._diagnose, diagnose), thread=True, exit_on_error=True)
+
+    def _diagnose(self, diagnose: Callable[[], Diagnosis]) -> None:
+        result: object
+        try:
+            result = diagnose()
+        except (GpuprobeError, OSError) as error:
+            result = error
+        self._fed(Done("doctor", result))
 
     # -- ending a process
 
@@ -585,12 +651,37 @@ class TopApp(ProbeApp):
             yield SystemCommand(f"Theme: {name}", "change the colours", _theme_run(self, name))
 
 
+_HERE = frozenset(
+    {
+        "other_pane",
+        "pause",
+        "step",
+        "filter",
+        "clear",
+        "sort",
+        "reverse",
+        "sort_by",
+        "tree",
+        "pin",
+        "follow",
+        "plot",
+        "detail",
+        "interval",
+        "end_process",
+        "doctor",
+        "runs",
+        "notes",
+        "export",
+    }
+)
+
 _COMMANDS = {
     "f": "follow",
     "/": "filter",
     "t": "tree",
     "*": "pin",
     "K": "end_process",
+    "R": "runs",
     "D": "doctor",
     "n": "notes",
     "s": "save_screen",

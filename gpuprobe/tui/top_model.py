@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuprobe.model.codec import to_plain
 from gpuprobe.model.devices import Inventory
@@ -22,6 +22,9 @@ from gpuprobe.tui.processes_lines import Columns, heading, layout, process_line
 from gpuprobe.tui.processes_model import SORTS, Key, ProcessRow, Wish, process_rows
 from gpuprobe.tui.top_history import History
 from gpuprobe.tui.top_paint import Line, bar, fit, joined, level, line_width, right, spark
+
+if TYPE_CHECKING:
+    from gpuprobe.model.glance import Run
 
 __all__ = ["EXPORT_VERSION", "TopModel"]
 
@@ -49,6 +52,7 @@ class TopModel:
     ended: bool = False
     replayed: str = ""  # the name of the log that is played
     failure: str = ""
+    runs: tuple[Run, ...] = ()  # recordings that are being written on this machine
     history: History = field(default_factory=History)
 
     # -- taking in
@@ -154,7 +158,19 @@ class TopModel:
             else "  ".join(f"{value:.2f}" for value in average)
         )
         parts.append((("load ", "head"), (words, "")))
-        return fit(((" ", ""), *joined(parts, "   ")), columns)
+        line = fit(((" ", ""), *joined(parts, "   ")), columns)
+        if not self.runs:
+            return line
+        count = len(self.runs)
+        shown = f"◉ {count} run{'' if count == 1 else 's'} recorded: R "
+        return (*fit(line, max(0, columns - len(shown))), (shown, "accent"))
+
+    def run_of(self, row: ProcessRow) -> Run | None:
+        """The recording that this process, or its parent, is writing."""
+        for run in self.runs:
+            if row.pid in run.pids or (row.parent > 1 and row.parent in run.pids):
+                return run
+        return None
 
     def panel(self, columns: int, two_lines: bool) -> Panel:
         """The table of GPUs."""
@@ -211,7 +227,8 @@ class TopModel:
 
     def process(self, position: int, columns: Columns) -> Line:
         """One process."""
-        return process_line(self.processes[position], columns)
+        row = self.processes[position]
+        return process_line(row, columns, recorded=self.run_of(row) is not None)
 
     def notes(self) -> list[str]:
         """What is odd, in sentences, the worst first."""

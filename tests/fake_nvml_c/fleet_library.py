@@ -113,7 +113,7 @@ def header(fleet: Fleet) -> str:
         "typedef struct { const char *remote; int active, kind, version; int64_t tx, rx; } Link;",
         "typedef struct { int slot; Text texts[TEXT_COUNT]; Num facts[FACT_COUNT]; } Mig;",
         "typedef struct { int lost, handle_code, process_code, link_code; Text texts[TEXT_COUNT];"
-        " Num facts[FACT_COUNT]; int process_count; Proc processes[16]; int link_count;"
+        " Num facts[FACT_COUNT]; int process_count; Proc processes[64]; int link_count;"
         " Link links[18]; int mig_count; Mig migs[8]; } Dev;",
         "typedef struct { const char *name, *bus; unsigned char uuid[16]; unsigned long total;"
         " int sm_count, major, minor; } Cuda;",
