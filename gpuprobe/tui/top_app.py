@@ -326,7 +326,7 @@ class TopApp(ProbeApp):
             self._job_done(payload)
         elif isinstance(payload, Crashed):
             self.crash = payload.error
-            raise payload.error
+            self.exit(return_code=70)  # whoever ran the screen raises it, on a terminal given back
         self.feed.taken()
 
     def _ask_for_runs(self) -> None:

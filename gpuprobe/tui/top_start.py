@@ -34,7 +34,7 @@ def show(args: argparse.Namespace) -> int:
     """Run the dashboard until it is left; returns its exit code.
 
     Raises UsageError, DataError and OSError before a screen is opened, where the log cannot be
-    written or the file to replay is none.
+    written or the file to replay is none; and a fault of gpuprobe's own that ended the screen.
     """
     with ExitStack() as stack:
         source: Callable[[], AbstractContextManager[Reader]]
@@ -56,6 +56,8 @@ def show(args: argparse.Namespace) -> int:
             settings_file=settings.settings_path(),
         )
         app.run()
+        if app.crash is not None:
+            raise app.crash
         return app.return_code or 0
 
 
