@@ -142,6 +142,9 @@ class KnownTensors:
     """Bytes of the tensors that could be named, by category, on one device; each storage
     counted once. ``rest`` is allocated memory that none of them explains, `Unavailable`
     where the total is not known.
+
+    At level ``counters`` they are looked at where something may have moved, and at least every
+    eighth step; a step in between has the figures of the one before.
     """
 
     device: str
