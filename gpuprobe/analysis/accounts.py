@@ -49,9 +49,9 @@ NOT_TRACED: Final = "(not in the trace)"
 class LineShare:
     """A line's part of an amount: ``bytes`` in ``blocks`` blocks (of counts: that many times).
 
-    ``category`` is that of most of its bytes. ``calls``: the functions it called into, innermost
-    first, repeats once; they stay when lines shift. ``until``: ``backward`` where most of it is
-    freed in the backward pass of its step, ``later`` where it outlives the step, else "".
+    ``categories``: its bytes by category, most first. ``calls``: the functions it called into,
+    innermost first, repeats once; they stay when lines shift. ``until``: ``backward`` where most
+    of it is freed in the backward pass of its step, ``later`` where it outlives the step, else "".
     ``paths``: the user's lines that led here, innermost first, up to the one that calls the model,
     the optimizer or the autograd engine, each with its bytes; kept in memory only.
     """
@@ -59,10 +59,15 @@ class LineShare:
     key: str
     bytes: int
     blocks: int
-    category: str = ""
+    categories: tuple[tuple[str, int], ...] = ()
     until: str = ""
     calls: str = ""
     paths: tuple[tuple[tuple[str, ...], int], ...] = ()
+
+    @property
+    def category(self) -> str:
+        """That of most of its bytes; "" where none is known."""
+        return self.categories[0][0] if self.categories else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +160,7 @@ class _Gathered:
                 key,
                 row.bytes,
                 row.blocks,
-                _most(row.categories),
+                _sorted(row.categories),
                 _most(row.until),
                 _most(row.calls),
                 tuple(sorted(row.paths.items(), key=lambda item: (-item[1], item[0]))),
@@ -188,6 +193,12 @@ def _entry(frames: tuple[Frame, ...], is_user: UserFrame) -> int:
             outermost = index
     user = (i for i, frame in enumerate(frames) if i > outermost and is_user(frame))
     return next(user, len(frames) - 1) + 1
+
+
+def _sorted(counter: Counter[str]) -> tuple[tuple[str, int], ...]:
+    """Most bytes first, then by name; what has no name is left out."""
+    named = ((key, size) for key, size in counter.items() if key)
+    return tuple(sorted(named, key=lambda item: (-item[1], item[0])))
 
 
 def _most(counter: Counter[str]) -> str:
@@ -306,20 +317,27 @@ def merged_shares(shares: Iterable[Share]) -> tuple[Share, ...]:
 def growth(first: Account, last: Account) -> Account:
     """What the lines of ``last`` have more than ``first``, of the same run; the rest left out."""
     before = {line.key: line for line in first.lines}
+    nothing = LineShare("", 0, 0)
     found = []
     for line in last.lines:
-        old = before.pop(line.key, None)
-        size = line.bytes - (0 if old is None else old.bytes)
-        if size:
-            blocks = line.blocks - (0 if old is None else old.blocks)
-            found.append(replace(line, bytes=size, blocks=blocks))
+        found.append(_minus(line, before.pop(line.key, nothing)))
     found += [
-        replace(old, bytes=-old.bytes, blocks=-old.blocks, paths=())
-        for old in before.values()
-        if old.bytes
+        _minus(replace(nothing, key=old.key, calls=old.calls), old) for old in before.values()
     ]
-    found.sort(key=lambda line: (-line.bytes, line.key))
-    return Account(last.total - first.total, tuple(found))
+    lines = [line for line in found if line.bytes]
+    lines.sort(key=lambda line: (-line.bytes, line.key))
+    return Account(last.total - first.total, tuple(lines))
+
+
+def _minus(line: LineShare, old: LineShare) -> LineShare:
+    sizes = Counter(dict(line.categories))
+    sizes.subtract(dict(old.categories))
+    return replace(
+        line,
+        bytes=line.bytes - old.bytes,
+        blocks=line.blocks - old.blocks,
+        categories=_sorted(Counter({key: size for key, size in sizes.items() if size})),
+    )
 
 
 _TAKEN = (TraceAction.SEGMENT_ALLOC.code, TraceAction.SEGMENT_MAP.code)

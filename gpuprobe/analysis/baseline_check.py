@@ -149,6 +149,11 @@ def _cautions(before: Baseline, after: Baseline, traced: bool) -> Iterable[str]:
     gone = [name for name in before.phases if name not in after.phases]
     if gone and after.phases:
         yield f"not seen now, so not compared: {', '.join(gone)}"
+    elif gone or (after.phases and not before.phases):
+        yield (
+            "phases are not compared: on one side not every step has a trace (record with "
+            "--trace-steps all)"
+        )
     devices = [side.environment.get("device", "") for side in (before, after)]
     if _some_gpu(*devices) and devices[0] != devices[1]:
         known = next(name for name in devices if name != "cuda")
@@ -185,7 +190,24 @@ def _context(before: Baseline, after: Baseline) -> Context:
         if line.until == "backward"
     )
     return Context(
-        (one, two) if one and two and one != two else None, _most(models), _most(starts), freed
+        (one, two) if one and two and one != two else None,
+        _most(models),
+        _most(starts),
+        freed,
+        growing=_growing(before, after),
+    )
+
+
+def _growing(before: Baseline, after: Baseline) -> frozenset[str]:
+    """The lines that leave more behind over the steps now than before."""
+    name = ACCOUNT_OF["growth_per_step"]
+    if after.metrics.get("growth_per_step", 0) <= before.metrics.get("growth_per_step", 0):
+        return frozenset()
+    was = {line.key: line.bytes for line in before.accounts.get(name, Account(0)).lines}
+    return frozenset(
+        line.key
+        for line in after.accounts.get(name, Account(0)).lines
+        if line.bytes > max(0, was.get(line.key, 0))
     )
 
 

@@ -77,11 +77,30 @@ def _of_lines(account: Account) -> dict[str, Any]:
         line.key: {
             **_size(line.bytes),
             "blocks": line.blocks,
-            **({"category": line.category} if line.category not in ("", "unknown") else {}),
+            **_of_categories(line),
             **({"until": line.until} if line.until else {}),
         }
         for line in account.lines
     }
+
+
+def _of_categories(line: LineShare) -> dict[str, Any]:
+    """One category, or as a row of several: ``activation 1024, temporary 512``."""
+    if not line.categories or line.categories == (("unknown", line.bytes),):
+        return {}
+    if len(line.categories) == 1:
+        return {"category": line.category}
+    return {"category": ", ".join(f"{name} {size}" for name, size in line.categories)}
+
+
+def _categories(text: str, size: int) -> tuple[tuple[str, int], ...]:
+    """What `_of_categories` wrote."""
+    if not text:
+        return (("unknown", size),)
+    if " " not in text:
+        return ((text, size),)
+    pairs = (part.rpartition(" ") for part in text.split(", "))
+    return tuple((name, int(number)) for name, _, number in pairs)
 
 
 def _of_accounts(accounts: Mapping[str, Account]) -> dict[str, Any]:
@@ -205,17 +224,16 @@ def _accounts(document: Mapping[str, Any]) -> dict[str, Account]:
 
 
 def _lines(rows: Mapping[str, Any], places: Mapping[str, str]) -> tuple[LineShare, ...]:
-    found = [
-        LineShare(
-            str(key),
-            _signed(row["count"] if "count" in row else row["bytes"]),
-            _signed(row["count"] if "count" in row else row["blocks"]),
-            str(row.get("category", "")),
-            str(row.get("until", "")),
-            places.get(key, ""),
-        )
-        for key, row in rows.items()
-    ]
+    found = []
+    for key, row in rows.items():
+        if "count" in row:
+            count = _signed(row["count"])
+            found.append(LineShare(str(key), count, count, calls=places.get(key, "")))
+            continue
+        size, blocks = _signed(row["bytes"]), _signed(row["blocks"])
+        categories = _categories(str(row.get("category", "")), size)
+        until = str(row.get("until", ""))
+        found.append(LineShare(str(key), size, blocks, categories, until, places.get(key, "")))
     return tuple(sorted(found, key=lambda line: (-line.bytes, line.key)))
 
 

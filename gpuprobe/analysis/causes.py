@@ -7,7 +7,7 @@ long as nearly all of it goes the same way; where it parts is the line to look a
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -51,12 +51,13 @@ class Cause:
 class Context:
     """What is known beside one account: ``precision`` before and after, where that changed; the
     lines that call the model and that start the backward pass; the lines of which that freed
-    something before."""
+    something before; those that leave more behind with every step now."""
 
     precision: tuple[str, str] | None = None
     forward: str = ""
     backward: str = ""
     freed_in_backward: frozenset[str] = frozenset()
+    growing: frozenset[str] = frozenset()
 
 
 def explain(
@@ -76,7 +77,7 @@ def explain(
         found = rule(grown, was, lines, context)
         if found is not None:
             return found
-    return _where_it_parts(grown, lines)
+    return _where_it_parts(grown, was, lines)
 
 
 def _amount(delta: int, account: Account, noun: str) -> str:
@@ -116,6 +117,7 @@ def _retained(
         row
         for row in grown
         if row.key in lines
+        and row.key not in context.growing
         and lines[row.key].until == "later"
         and lines[row.key].category in ("activation", "temporary", "autograd_detail")
         and (row.moved_from or row.key) in context.freed_in_backward
@@ -169,7 +171,9 @@ def _in_the_loop(line: LineShare | None) -> bool:
     return not {"_call_impl", "backward", "_engine_run_backward", "step"} & set(line.calls.split())
 
 
-def _where_it_parts(grown: Sequence[DiffRow], lines: Mapping[str, LineShare]) -> Cause:
+def _where_it_parts(
+    grown: Sequence[DiffRow], was: Mapping[str, LineShare], lines: Mapping[str, LineShare]
+) -> Cause:
     """Follow the growth inwards, from the call that has most of it."""
     ways = [(path, weight, row) for row in grown for path, weight in _weighted(row, lines)]
     depth = 0
@@ -188,11 +192,8 @@ def _where_it_parts(grown: Sequence[DiffRow], lines: Mapping[str, LineShare]) ->
         ways = [way for way in ways if len(way[0]) > depth and way[0][depth] == best]
         depth += 1
     amount = sum(weight for _, weight, _ in ways)
-    categories: dict[str, int] = defaultdict(int)
     rows = {row.key: row for _, _, row in ways}
-    for _, weight, row in ways:
-        categories[_category(row, lines)] += weight
-    category = min(categories, key=lambda key: (-categories[key], key))
+    category = _grown_category(list(rows.values()), was, lines)
     text = f"{human_delta(amount)} at {place}"
     words = _WORDS.get(category, category)
     if category == "activation" and all(lines[key].until == "later" for key in rows):
@@ -212,6 +213,17 @@ def _where_it_parts(grown: Sequence[DiffRow], lines: Mapping[str, LineShare]) ->
 
 def _category(row: DiffRow, lines: Mapping[str, LineShare]) -> str:
     return lines[row.key].category if row.key in lines else ""
+
+
+def _grown_category(
+    rows: Sequence[DiffRow], was: Mapping[str, LineShare], lines: Mapping[str, LineShare]
+) -> str:
+    """The category that grew most in these lines."""
+    sizes: Counter[str] = Counter()
+    for row in rows:
+        sizes.update(dict(lines.get(row.key, _NOTHING).categories))
+        sizes.subtract(dict(was.get(row.moved_from or row.key, _NOTHING).categories))
+    return min(sizes, key=lambda key: (-sizes[key], key), default="")
 
 
 def _weighted(

@@ -26,7 +26,7 @@ ENVIRONMENT = {
 
 
 def baseline(**environment: str) -> Baseline:
-    line = LineShare("train.py:3 in main", 1024, 1, "activation")
+    line = LineShare("train.py:3 in main", 1024, 1, (("activation", 1024),))
     peak = Account(1024, (line,), (Share("activation", 1024, 1),), (Share("Net", 1024, 1),))
     return Baseline(
         environment={**ENVIRONMENT, **environment},
@@ -95,6 +95,9 @@ def test_other_steps_metrics_phases_and_levels_are_said() -> None:
         "not seen now, so not compared: phase evaluation",
         "no trace on one side: what grew is not known (use level trace)",
     }
+    for pair in ((one, replace(one, phases={})), (replace(one, phases={}), one)):
+        (text,) = check_baseline(*pair).cautions
+        assert text.startswith("phases are not compared: on one side not every step has a trace")
     assert against().cautions == ()
 
 
