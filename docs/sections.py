@@ -454,7 +454,31 @@ def metrics() -> str:
     )
 
 
+_GATE_METRICS = {
+    "growth_per_step": "what a step leaves behind: the median over the steps after the second",
+    "peak_allocated": "the most that was allocated at once, in the whole run",
+    "steady_allocated": "what is allocated after the last step",
+    "peak_reserved": "the most that the allocator held from the driver",
+    "device_allocs_after_warm_up": "calls of `cudaMalloc` after the second step",
+    "implicit_syncs_per_step": "waits for the GPU that nobody asked for, per step (`--hazards`)",
+    "races": "races between streams in the run (`--hazards`)",
+}
+
+
+def gate_metrics() -> str:
+    """What `gpuprobe check` compares, and what it accepts by default."""
+    from gpuprobe.analysis.baseline import METRICS
+
+    rows = ["| metric | what | accepted above the baseline |", "| --- | --- | --- |"]
+    rows += [
+        f"| `{name}` | {_GATE_METRICS[name]} | {tolerance.text(unit)} |"
+        for name, (unit, tolerance) in METRICS.items()
+    ]
+    return "\n".join(rows)
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
+    "gate-metrics": gate_metrics,
     "commands": command_list,
     "command-reference": command_reference,
     "exit-codes": exit_code_table,
