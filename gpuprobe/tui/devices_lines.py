@@ -309,6 +309,8 @@ def detail(
     why = [badge for badge in row.badges if badge.why]
     if why:
         head.append(joined([(("!", badge.role), (f" {badge.why}", "")) for badge in why[:3]], "  "))
+    if row.instances:
+        head.append(((" MIG  ", "head"), ("   ".join(row.instances), "")))
     if row.parts:
         inner = columns - 2
         head.append(((" ", ""), *waterfall_bar(row, inner, plain)))

@@ -10,7 +10,7 @@ from typing import Any
 from gpuprobe.model.devices import Device, MemoryWaterfall, WaterfallPart
 from gpuprobe.model.monitor import LinkRate, Moment, XidNote
 from gpuprobe.model.text import human_bytes, visible
-from gpuprobe.model.values import Reading, ReadStatus, Unavailable
+from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.reporters.info_text import cells
 
 __all__ = ["Badge", "DeviceRow", "Part", "device_rows", "missing", "rate_text"]
@@ -98,6 +98,7 @@ class DeviceRow:
     badges: tuple[Badge, ...]
     parts: tuple[Part, ...]
     total: int
+    instances: tuple[str, ...]  # of a GPU that MIG divides: profile and memory
     notes: tuple[str, ...]
 
 
@@ -161,6 +162,11 @@ def _row(
         badges=tuple(sorted(_badges(device, lost, xids), key=lambda b: _WORST.index(b.role))),
         parts=_parts(fall),
         total=total if isinstance(total, int) else 0,
+        instances=tuple(
+            f"{words.nvml}.{at} {visible(m.name) or '?'} "
+            f"{_used(m.memory_used)}/{_used(m.memory_total)}"
+            for at, m in enumerate(device.identity.mig_instances)
+        ),
         notes=() if fall is None else tuple(visible(note) for note in fall.notes),
     )
 
@@ -186,6 +192,11 @@ def _memory_text(device: Device) -> str:
         return f"?/{amount} {unit}"
     scale = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}[unit]
     return f"{(total - free) / scale:.1f}/{amount} {unit}"
+
+
+def _used(reading: Reading[Bytes]) -> str:
+    value = reading.value
+    return missing(value) if isinstance(value, Unavailable) else human_bytes(value)
 
 
 def _heat(device: Device) -> str:

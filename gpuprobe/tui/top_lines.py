@@ -14,7 +14,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from gpuprobe.tui.themes import DEFAULT, PALETTES, Palette
-from gpuprobe.tui.top_paint import Line, line_width
+from gpuprobe.tui.top_paint import Line
 
 if TYPE_CHECKING:
     from textual import events
@@ -50,11 +50,9 @@ class Painter:
         """
         section = bool(line) and line[0][1] == "section"
         segments = [Segment(text, self.style(role, cursor, section)) for text, role in line if text]
-        taken = line_width(line)
-        if taken < columns:
-            segments.append(Segment(" " * (columns - taken), self.style("", cursor, section)))
-        made = Strip(segments, max(taken, columns))
-        return made if taken <= columns else made.crop(0, columns)
+        # Measured anew, by Rich: it and we may differ on rare characters, and a strip that is
+        # longer than it says would push the rest of the screen aside.
+        return Strip(segments).adjust_cell_length(columns, self.style("", cursor, section))
 
 
 _FALLBACK = Painter(PALETTES[DEFAULT])

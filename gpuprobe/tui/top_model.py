@@ -139,7 +139,8 @@ class TopModel:
             marks.append(((" paused ", "badge-warning"),))
         pace = f"every {self.interval:g} s  " if columns >= 80 else ""
         end: Line = ((" ", ""), *joined([*marks, ((f"{pace}{clock} ", "dim"),)]))
-        return (*fit(start, max(0, columns - line_width(end))), *fit(end, line_width(end)))
+        room = columns - line_width(end)
+        return fit((*fit(start, room), *end), columns) if room > 0 else fit(end, columns)
 
     def host(self, columns: int) -> Line:
         """CPU, memory and load of the machine."""

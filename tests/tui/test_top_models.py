@@ -151,6 +151,14 @@ def test_an_xid_is_shown_at_its_device_only() -> None:
     assert with_xid == ["3"]
 
 
+def test_the_instances_of_a_divided_gpu_are_listed() -> None:
+    rows = device_rows(moments("8xh100")[-1])
+    assert rows[7].instances
+    assert rows[7].instances[0].startswith("7.0 3g.40gb ")
+    lines = detail(rows[7], History(), 100, 10)
+    assert any("7.0 3g.40gb" in text_of(line) for line in lines)
+
+
 def test_the_waterfall_shows_every_part_to_scale() -> None:
     for row in device_rows(moments("8xh100")[-1]):
         if not row.parts:
