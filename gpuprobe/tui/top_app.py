@@ -332,7 +332,8 @@ class TopApp(ProbeApp):
     def _ask_for_runs(self) -> None:
         """Look for recordings that are being written here, now and then."""
         now = time.monotonic()
-        if self.first_paint is None or self.model.replayed or now < self._runs_due:
+        elsewhere = self.demo or self.model.replayed
+        if self.first_paint is None or elsewhere or now < self._runs_due:
             return
         self._runs_due = now + _RUNS_EVERY
         from gpuprobe.api.runs import runs

@@ -515,6 +515,7 @@ def fixed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[Mome
     monkeypatch.setenv("TZ", "UTC")
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 1000)
+    monkeypatch.setattr("gpuprobe.api.runs.runs", list)  # none, whatever this machine does
     time.tzset()
     host = HostInfo("node", "Linux", "3.11.0", 1, 112)
     load = HostLoad(
