@@ -8,11 +8,12 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.api.check_plan import Plan, tolerances
-from gpuprobe.errors import DataError, ProgramFailed, UsageError
+from gpuprobe.errors import DataError, MissingExtra, ProgramFailed, UsageError
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Baseline, CheckResult, Tolerance
@@ -79,7 +80,11 @@ def measure(
     if not module and Path(target).is_dir():
         return baseline_of(load(target), root=root)
     from gpuprobe.api import watch
+    from gpuprobe.api.hazards import DEFAULT_GPU
     from gpuprobe.api.step_limit import Limited
+
+    if hazards and virtual is None and not _has_cuda():
+        virtual = DEFAULT_GPU  # what looking for hazards would enter by itself: here it is said
 
     program: Any = watch.program(target, arguments, module=module)
     if steps is not None:
@@ -112,6 +117,14 @@ def measure(
             root=root,
         )
         return replace(found, stopped_after=steps)
+
+
+def _has_cuda() -> bool:
+    if find_spec("torch") is None:
+        raise MissingExtra("torch", "torch", why="a check runs the program")
+    import torch
+
+    return bool(torch.cuda.is_available())
 
 
 def _no_cuda(virtual: str | None) -> str:
@@ -167,16 +180,21 @@ def _races(hazards: Hazards) -> dict[str, int]:
 
 
 def measure_as_planned(plan: Plan) -> Baseline:
-    """`measure` what a plan says."""
-    return measure(
-        plan.target,
-        plan.arguments,
-        virtual=plan.gpu,
-        hazards=plan.hazards,
-        module=plan.module,
-        steps=plan.steps,
-        root=plan.root,
-    )
+    """`measure` what a plan says, where it says."""
+    here = Path.cwd()
+    os.chdir(plan.folder or here)
+    try:
+        return measure(
+            plan.target,
+            plan.arguments,
+            virtual=plan.gpu,
+            hazards=plan.hazards,
+            module=plan.module,
+            steps=plan.steps,
+            root=plan.root,
+        )
+    finally:
+        os.chdir(here)
 
 
 def compare_as_planned(before: Baseline, after: Baseline, plan: Plan) -> CheckResult:

@@ -13,7 +13,6 @@ project says what it wants from now on.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +32,7 @@ PROJECT: Final = "pyproject.toml"
 DEFAULT: Final = "default"
 
 _VIRTUAL = "virtual "
+_OWN = "this machine's"
 
 
 class _Said(NamedTuple):
@@ -45,6 +45,8 @@ class Plan:
     """``target`` and ``arguments``: a recording, a script, or (``module``) a module. ``gpu`` is a
     virtual GPU, None for the machine's own; ``steps`` None for the whole program. ``settings``
     says the same in words, with the place each was found in. ``root``: the project's folder.
+    ``folder``: where it is run, "" for the working directory; what a project says to run is run in
+    the project's folder.
     """
 
     target: str
@@ -56,6 +58,7 @@ class Plan:
     tolerances: Mapping[str, tuple[Tolerance, str]]
     settings: tuple[Setting, ...]
     root: str = ""
+    folder: str = ""
 
 
 def baseline_path(given: Path | None, project: ProjectSettings) -> Path:
@@ -102,7 +105,7 @@ def plan(
         return _Said(default, DEFAULT)
 
     settings = [Setting("run", " ".join([*(["-m"] if module else []), target, *arguments]), source)]
-    is_recording = not module and Path(target).is_dir()
+    is_recording = source == CALL and not module and Path(target).is_dir()
     chosen = {
         "gpu": first("gpu", gpu, project.gpu, None),
         "steps": first("steps", steps, project.steps, None),
@@ -110,7 +113,7 @@ def plan(
     }
     if not is_recording:
         words = {
-            "gpu": f"virtual {chosen['gpu'].value}" if chosen["gpu"].value else "this machine's",
+            "gpu": f"virtual {chosen['gpu'].value}" if chosen["gpu"].value else _OWN,
             "steps": str(chosen["steps"].value or "all"),
             "hazards": "counted" if chosen["hazards"].value else "not counted",
         }
@@ -125,6 +128,7 @@ def plan(
         tolerances=_tolerances(accepted or {}, before, project),
         settings=tuple(settings),
         root=project.root,
+        folder=project.root if source == PROJECT else "",
     )
 
 
@@ -155,8 +159,7 @@ def _command(
         )
     if project.run[0] == "-m":
         return project.run[1], project.run[2:], True, PROJECT
-    script = os.path.relpath(Path(project.root, project.run[0]))
-    return script, project.run[1:], False, PROJECT
+    return project.run[0], project.run[1:], False, PROJECT
 
 
 def _tolerances(

@@ -104,6 +104,13 @@ def test_the_way_that_the_messages_lead(here: Path, capfd: pytest.CaptureFixture
     assert "run train.py (pyproject.toml)" in out
     assert "steps 3 (baseline)" in out
     assert "peak_allocated 3% (baseline); others: defaults" in out
+    # From another folder of the project it is the same.
+    (here / "docs").mkdir()
+    os.chdir(here / "docs")
+    assert main(["check"]) == 0
+    assert Path.cwd() == here / "docs"
+    os.chdir(here)
+    assert "run train.py (pyproject.toml)" in capfd.readouterr().out
     # An update keeps the tolerances, and is the same where nothing changed.
     assert main(["baseline", "update"]) == 0
     assert (here / "memory.json").read_bytes() == content

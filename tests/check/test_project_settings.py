@@ -222,12 +222,13 @@ def test_nothing_to_do_is_said(tmp_path: Path) -> None:
         plan([], module=True)
 
 
-def test_the_projects_script_is_found_from_below(
+def test_what_a_project_runs_is_run_in_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "docs").mkdir()
     file = project(tmp_path, '[tool.gpuprobe]\nrun = "python train.py --lr 1"\n')
     monkeypatch.chdir(tmp_path / "docs")
     found = plan([], project=file)
-    assert found.target == str(Path("..", "train.py"))
-    assert found.arguments == ("--lr", "1")
+    assert (found.target, found.arguments) == ("train.py", ("--lr", "1"))
+    assert found.folder == str(tmp_path)
+    assert plan(["../train.py"], project=file).folder == ""
