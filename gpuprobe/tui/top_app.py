@@ -6,6 +6,7 @@ has the keys and the places.
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections.abc import Callable, Iterable
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import ComposeResult, SystemCommand
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.message import Message
 from textual.screen import Screen
 from textual.theme import Theme
@@ -28,6 +29,7 @@ from gpuprobe.tui import settings as remembered
 from gpuprobe.tui.base import ProbeApp
 from gpuprobe.tui.themes import DEFAULT, PALETTES, default_palette
 from gpuprobe.tui.top_feed import Crashed, Done, Ended, Failed, Feed, Reader, Taken
+from gpuprobe.tui.top_keys import COMMANDS, FOOTER, HELP, HERE, INTERVALS, KEYS
 from gpuprobe.tui.top_layout import Plan, plan
 from gpuprobe.tui.top_lines import LinesPane, LinesTable, Painter
 from gpuprobe.tui.top_model import TopModel
@@ -42,51 +44,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TopApp"]
 
-_INTERVALS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-
 _RUNS_EVERY = 5.0
 """Seconds between looks for recordings that are being written: each goes through the open files
 of all processes, some milliseconds of work."""
-
-_FOOTER = (
-    ("?", "help", "help"),
-    ("q", "quit", "quit"),
-    ("/", "filter", "filter"),
-    ("o", "sort", "sort(1)"),
-    ("t", "tree", "tree"),
-    ("*", "pin", "pin"),
-    ("f", "one GPU", "follow"),
-    ("K", "end", "end_process"),
-    ("R", "runs", "runs"),
-    ("D", "doctor", "doctor"),
-    ("space", "pause", "pause"),
-)
-
-HELP: tuple[tuple[str, str], ...] = (
-    ("j k ↑ ↓", "move; g G first and last; Ctrl-D Ctrl-U, PgDn PgUp a page"),
-    ("Tab", "between GPUs and processes"),
-    ("Enter", "on a GPU: its processes only; on a process that is recorded (◉): its run"),
-    ("f", "the processes of the GPU that is looked at only, or all"),
-    ("m", "begin the plots with another one; v shows or hides them"),
-    ("/", "filter: words that all occur; user: pid: gpu: job: look there only"),
-    ("Esc", "drop the filter"),
-    ("o O", "sort by the next or the previous column; r the other way round"),
-    ("M P U C A N", "sort by memory, PID, user, CPU, age, command (name)"),
-    ("t", "processes as a tree, or as a list"),
-    ("*", "pin a process to the top, or let it go"),
-    ("K", "end a process: asks first, and never hits another one"),
-    ("space", "pause; . the next reading; , the one before, in a log"),
-    ("+ -", "read less or more often"),
-    ("R", "training runs that are being recorded on this machine; Enter opens one"),
-    ("D", "doctor: what is wrong with this machine"),
-    ("n", "notes: all that could not be read, and what is odd"),
-    ("d", "the next theme: dark, light, colour-blind, no colour"),
-    ("s", "save the screen as SVG in this folder"),
-    ("e", "export what is on the screen as JSON into this folder"),
-    ("Ctrl-P", "the command palette"),
-    ("mouse", "click a GPU, a process, a heading (sorts), a key at the bottom; wheel"),
-    ("q", "quit"),
-)
 
 
 class TopApp(ProbeApp):
@@ -98,35 +58,7 @@ class TopApp(ProbeApp):
     Screen { background: $background; color: $foreground; }
     #problem { display: none; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("tab", "other_pane", "other pane", show=False, priority=True),
-        Binding("space", "pause", "pause"),
-        Binding("full_stop", "step(1)", "next reading", show=False),
-        Binding("comma", "step(-1)", "reading before", show=False),
-        Binding("slash", "filter", "filter"),
-        Binding("escape", "clear", "drop the filter", show=False),
-        Binding("o", "sort(1)", "sort"),
-        Binding("O", "sort(-1)", "sort", show=False),
-        Binding("r", "reverse", "reverse", show=False),
-        Binding("M", "sort_by('memory')", "sort by memory", show=False),
-        Binding("P", "sort_by('pid')", "sort by PID", show=False),
-        Binding("U", "sort_by('user')", "sort by user", show=False),
-        Binding("C", "sort_by('cpu')", "sort by CPU", show=False),
-        Binding("A", "sort_by('age')", "sort by age", show=False),
-        Binding("N", "sort_by('command')", "sort by command", show=False),
-        Binding("t", "tree", "tree"),
-        Binding("asterisk", "pin", "pin", show=False),
-        Binding("f", "follow", "this GPU only", show=False),
-        Binding("m", "plot", "another plot", show=False),
-        Binding("v", "detail", "plots", show=False),
-        Binding("plus", "interval(1)", "slower", show=False),
-        Binding("minus", "interval(-1)", "faster", show=False),
-        Binding("K", "end_process", "end a process", show=False),
-        Binding("D", "doctor", "doctor", show=False),
-        Binding("R", "runs", "runs", show=False),
-        Binding("n", "notes", "notes", show=False),
-        Binding("e", "export", "export JSON", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = KEYS
 
     class Fed(Message):
         """Something from the thread that reads."""
@@ -297,7 +229,7 @@ class TopApp(ProbeApp):
 
     def _keys(self, columns: int) -> Line:
         line: Line = ((" ", ""),)
-        for key, name, _ in _FOOTER:
+        for key, name, _ in FOOTER:
             line += ((key, "key"), (f" {name}  ", "dim"))
         return fit(line, columns)
 
@@ -342,6 +274,7 @@ class TopApp(ProbeApp):
 
     def _painted(self) -> None:
         self.first_paint = time.monotonic()
+        gc.enable()  # the command put it off until now
         self.feed.hurry()  # the first reading was the quick one; the next has everything
 
     def _job_done(self, done: Done) -> None:
@@ -383,7 +316,7 @@ class TopApp(ProbeApp):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """The keys of this screen mean nothing, or something else, on the screens over it."""
-        return len(self.screen_stack) <= 1 or action not in _HERE
+        return len(self.screen_stack) <= 1 or action not in HERE
 
     def action_other_pane(self) -> None:
         (self._processes if self._devices.has_focus else self._devices).focus()
@@ -412,7 +345,7 @@ class TopApp(ProbeApp):
                 self.action_sort_by(name)
         elif message.pane is self._footer:
             at = 1
-            for key, name, action in _FOOTER:
+            for key, name, action in FOOTER:
                 at += len(key) + len(name) + 3
                 if message.x < at:
                     self.run_action_later(action)
@@ -441,9 +374,9 @@ class TopApp(ProbeApp):
     def action_interval(self, by: int) -> None:
         now = self.feed.interval
         if by > 0:
-            wanted = next((i for i in _INTERVALS if i > now), _INTERVALS[-1])
+            wanted = next((i for i in INTERVALS if i > now), INTERVALS[-1])
         else:
-            wanted = next((i for i in reversed(_INTERVALS) if i < now), _INTERVALS[0])
+            wanted = next((i for i in reversed(INTERVALS) if i < now), INTERVALS[0])
         self.feed.interval = self.model.interval = wanted
         self._show()
 
@@ -645,50 +578,11 @@ class TopApp(ProbeApp):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         for keys, text in HELP:
-            action = _COMMANDS.get(keys)
+            action = COMMANDS.get(keys)
             if action is not None:
                 yield SystemCommand(text[0].upper() + text[1:], f"key {keys}", _run(self, action))
         for name in PALETTES:
             yield SystemCommand(f"Theme: {name}", "change the colours", _theme_run(self, name))
-
-
-_HERE = frozenset(
-    {
-        "other_pane",
-        "pause",
-        "step",
-        "filter",
-        "clear",
-        "sort",
-        "reverse",
-        "sort_by",
-        "tree",
-        "pin",
-        "follow",
-        "plot",
-        "detail",
-        "interval",
-        "end_process",
-        "doctor",
-        "runs",
-        "notes",
-        "export",
-    }
-)
-
-_COMMANDS = {
-    "f": "follow",
-    "/": "filter",
-    "t": "tree",
-    "*": "pin",
-    "K": "end_process",
-    "R": "runs",
-    "D": "doctor",
-    "n": "notes",
-    "s": "save_screen",
-    "e": "export",
-    "q": "quit",
-}
 
 
 def _run(app: TopApp, action: str) -> Callable[[], None]:
