@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from gpuprobe.errors import DataError, UsageError
 
 if TYPE_CHECKING:
+    from gpuprobe.analysis.baseline import CheckResult
     from gpuprobe.analysis.flame import FlameNode
     from gpuprobe.model.recording import Recording
 
-__all__ = ["read_hazards", "write_report"]
+__all__ = ["read_hazards", "write_check", "write_diff", "write_report"]
 
 StrPath = str | os.PathLike[str]
 
@@ -65,6 +66,39 @@ def _trees(recording: Recording) -> dict[str, FlameNode]:
         "module": module_tree(mark),
         "stacks": flame_tree(mark, root=f"peak of {mark.device}"),
     }
+
+
+def write_diff(before: Recording, after: Recording, path: StrPath, *, force: bool = False) -> Path:
+    """Write what changed between two recordings as one HTML page that needs nothing else, with
+    the curves of both. Returns what was written. Raises what `write_report` and `diff` raise.
+    """
+    from gpuprobe.analysis.tracks import tracks
+    from gpuprobe.api.diff import diff
+    from gpuprobe.api.views import _output, _text
+    from gpuprobe.reporters import diff_json, html_compare
+
+    document = diff_json.document(diff(before, after))
+    sides = []
+    problems: list[str] = []
+    for name, recording in (("before", before), ("after", after)):
+        found, unread = tracks(recording)
+        sides.append((name, found))
+        problems += [f"{name}: {problem}" for problem in unread]
+    with _output(path, force) as stream:
+        html_compare.write_diff(document, _text(stream), tracks=sides, problems=problems)
+    return Path(path)
+
+
+def write_check(result: CheckResult, path: StrPath, *, title: str = "memory check") -> Path:
+    """Write a check against a baseline as one HTML page that needs nothing else; replaces the
+    page of an earlier check. Raises UsageError where it cannot be written.
+    """
+    from gpuprobe.api.views import _output, _text
+    from gpuprobe.reporters import check_json, html_compare
+
+    with _output(path, True) as stream:
+        html_compare.write_check(check_json.document(result), _text(stream), title=title)
+    return Path(path)
 
 
 def read_hazards(path: StrPath) -> dict[str, Any]:

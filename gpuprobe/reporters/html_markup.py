@@ -15,7 +15,8 @@ from gpuprobe.model.text import visible
 
 __all__ = ["Markup", "Part", "el", "join", "script_json", "text"]
 
-_VOID = frozenset({"input", "meta", "br", "rect", "col", "line"})
+_VOID = frozenset({"input", "meta", "br", "col"})
+_EMPTY = frozenset({"rect", "line"})  # of SVG: there only the slash ends an element
 
 
 class Markup(str):
@@ -56,6 +57,8 @@ def el(tag: str, *parts: Part, **attributes: str | int | float | bool | None) ->
             continue
         key = name.rstrip("_").replace("_", "-")
         given.append(f" {key}" if value is True else f' {key}="{text(str(value))}"')
+    if tag in _EMPTY:
+        return Markup(f"<{tag}{''.join(given)}/>")
     start = f"<{tag}{''.join(given)}>"
     if tag in _VOID:
         return Markup(start)

@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--markdown", action="store_true", help="print Markdown")
     parser.add_argument("--sarif", type=Path, metavar="FILE", help="also write SARIF 2.1.0")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="also write JUnit XML")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write an HTML page")
     annotate.add_option(parser, "--annotations")
     add_script(parser)
 
@@ -123,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     project = read_project()
     before = read_baseline(baseline_path(args.baseline, project))
     plan = planned(args, before=before, project=project, accepted=accepted)
-    ensure_writable(args.sarif, args.junit)
+    ensure_writable(args.sarif, args.junit, args.html)
     result = compare_as_planned(before, measured(plan), plan)
     from gpuprobe.reporters import check_json, check_text, junit, sarif
 
@@ -135,6 +136,10 @@ def run(args: argparse.Namespace) -> int:
         passed = [metric.name for metric in result.metrics if not metric.regressed]
         with args.junit.open("w", encoding="utf-8") as stream:
             junit.write(found, stream, suite="memory", passed=passed)
+    if args.html is not None:
+        from gpuprobe.api.html import write_check
+
+        write_check(result, args.html, title=args.target or args.html.name)
     if args.annotations is not None:
         path = baseline_path(args.baseline, project).absolute()
         args.annotations.write(found, str(path), project=project.root)

@@ -6,7 +6,8 @@ import argparse
 import sys
 
 from gpuprobe.api.diff import diff
-from gpuprobe.cli import exit_codes
+from gpuprobe.cli import exit_codes, talk
+from gpuprobe.model.text import visible
 
 _BY = ("category", "module", "line")
 
@@ -19,9 +20,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top", type=_positive, default=15, metavar="N", help="rows per table (default: 15)"
     )
+    parser.add_argument(
+        "--html", metavar="FILE.html", help="write all of it as one page instead, with the curves"
+    )
+    parser.add_argument("--force", action="store_true", help="replace the page if it exists")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.html is not None:
+        from gpuprobe.api.html import write_diff
+        from gpuprobe.api.recordings import load
+
+        written = write_diff(load(args.before), load(args.after), args.html, force=args.force)
+        talk.say(f"wrote {visible(str(written))}")
+        if not args.json:
+            return exit_codes.OK
     found = diff(args.before, args.after)
     by = (args.by,) if args.by else _BY
     if args.json:

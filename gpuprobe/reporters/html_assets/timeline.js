@@ -275,7 +275,7 @@ class Chart {
   }
   draw() {
     const started = performance.now();
-    this.left = this.canvas.clientWidth < 520 ? 58 : 76;
+    this.left = this.canvas.clientWidth < 520 ? 68 : 76;
     this.drawMain();
     this.drawStrip();
     this.tell();

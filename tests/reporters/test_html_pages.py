@@ -1,0 +1,304 @@
+"""The HTML pages: what they say is what the documents say, and nothing recorded becomes code."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from html_pages import Page
+from hypothesis import given
+from hypothesis import strategies as st
+from report_builders import MIB, recording, session, step, trace
+
+from gpuprobe.analysis.baseline import CheckResult, MetricResult
+from gpuprobe.analysis.diff import DiffRow
+from gpuprobe.api import html
+from gpuprobe.api.diff import diff
+from gpuprobe.api.recordings import report
+from gpuprobe.cli import main
+from gpuprobe.errors import DataError, UsageError
+from gpuprobe.hazards.results import Hazards, SyncRow
+from gpuprobe.model.findings import Finding, Fix, Level, Location
+from gpuprobe.model.memory import Category
+from gpuprobe.model.text import visible
+from gpuprobe.reporters import check_json, diff_json, hazards_json, html_compare, html_report
+from gpuprobe.reporters.html_hazards import excerpt
+from gpuprobe.reporters.html_markup import el, script_json
+from gpuprobe.reporters.html_payload import pack, unpack
+
+HOSTILE = (
+    "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;\u202egnp\x1b[31m\0"
+)
+
+# What a page says of code with such a name, with the marks that nobody sees made visible.
+SHOWN = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;\\u202egnp"
+
+
+def made(name: str = "model.py", **changes: Any) -> Any:
+    """A recording with traces, with ``name`` wherever a program can put one."""
+    blocks = [
+        (f"/home/u/project/{name}:1", 40 * MIB, Category.ACTIVATION),
+        (f"/home/u/project/{name}:2", 20 * MIB, Category.GRADIENT),
+        ("/elsewhere/lib.py:7", 4 * MIB, Category.OPTIMIZER_STATE),
+    ]
+    return recording(
+        [step(0, {"forward": 30 * MIB, "backward": 66 * MIB}), step(1, {"backward": 65 * MIB})],
+        [trace(blocks, step=0, module=f"Net.{name}", before=2 * MIB)],
+        session=session(argv=(name,), cwd="/home/u/project"),
+        **changes,
+    )
+
+
+def page_of(recorded_: Any, tmp_path: Path, **more: Any) -> Page:
+    html.write_report(recorded_, tmp_path / "page.html", force=True, **more)
+    return Page((tmp_path / "page.html").read_text("utf-8"))
+
+
+def test_the_page_holds_the_report_and_says_its_numbers(tmp_path: Path) -> None:
+    page = page_of(made(), tmp_path)
+    document = report(made(), top=html_report.ROWS)
+    data = page.data
+    steps = document["steps"]
+    assert data["report"] == {**document, "steps": {"highlights": steps["highlights"]}}
+    assert len(set(page.ids())) == len(page.ids())
+    for said in ("66.0 MiB", "model.py:1", "phase backward, step 0", "40.0 MiB", "60.6%"):
+        assert said in page.text
+    columns = data["steps"][0]["columns"]
+    assert unpack(columns["at_least"]) == [66 * MIB, 65 * MIB]
+    track = data["tracks"][0]
+    assert track["peak"]["bytes"] == 66 * MIB
+    allocated = unpack(track["columns"]["allocated"])
+    bands = [unpack(column) for column in track["bands"].values()]
+    assert [sum(values) for values in zip(*bands, strict=True)] == allocated
+    for name in ("category", "module", "stacks"):
+        assert data["trees"][name]["bytes"][0] == 66 * MIB
+
+
+def test_only_the_pages_own_code_may_run(tmp_path: Path) -> None:
+    page = page_of(made(HOSTILE), tmp_path)
+    (policy,) = [
+        attrs["content"]
+        for tag, attrs in page.elements
+        if tag == "meta" and attrs.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; ")
+    for source in (page.raw["script"], page.raw["style"]):
+        digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy
+    assert [tag for tag, _ in page.elements].count("script") == 2  # the data, and the code
+    assert "://" not in page.raw["script"].replace("http://www.w3.org/2000/svg", "")
+    assert "url(" not in page.raw["style"]
+    assert "@import" not in page.raw["style"]
+    assert SHOWN in page.text
+
+
+@pytest.mark.parametrize("name", ["a" * 5000 + ".py", "üñ☃.py", " ", "a\nb.py", "%s{}$x.py"])
+def test_any_name_fits_into_a_page(name: str, tmp_path: Path) -> None:
+    page = page_of(made(name), tmp_path)
+    assert page.data["report"]["session"]["argv"] == [name]
+
+
+@given(st.text(max_size=40))
+def test_text_stays_text(value: str) -> None:
+    page = Page(el("p", value, title=value, hidden=False))
+    ((tag, attributes),) = page.elements
+    assert tag == "p"
+    assert list(attributes) == ["title"]
+    assert attributes["title"] == visible(value)
+    assert page.text == " ".join(visible(value).split())
+
+
+@given(st.recursive(st.text() | st.integers() | st.none(), lambda inner: st.lists(inner)))
+def test_data_stays_data(value: Any) -> None:
+    packed = script_json(value)
+    assert packed.isascii()
+    assert not set("<>&") & set(packed)
+    assert json.loads(packed) == value
+
+
+@given(st.lists(st.integers(-(2**52), 2**52), max_size=60))
+def test_columns_survive(values: list[int]) -> None:
+    assert unpack(pack(values)) == values
+
+
+def test_a_recording_without_traces_has_a_page(tmp_path: Path) -> None:
+    page = page_of(recording([step(0, {"forward": 3 * MIB})]), tmp_path)
+    assert "3.0 MiB" in page.text
+    assert page.data["tracks"] == []
+    assert "Not known: " in page.text  # the lines
+
+
+def hazards(file: str = "/home/u/project/train.py") -> dict[str, Any]:
+    here, there = Location(file, 3, "train"), Location(file, 2, HOSTILE)
+    race = Finding(
+        rule="GP201",
+        kind="read-after-write",
+        level=Level.ERROR,
+        message=f"read while {HOSTILE} writes",
+        location=here,
+        related=(there,),
+        fix=Fix("wait first", "stream.wait_stream(side)"),
+        fingerprint="f" * 16,
+    )
+    found = Hazards()
+    found.operations = 12
+    found.findings.append(race)
+    found.syncs.append(SyncRow("item", here, 4, 0.25, False, "read it later"))
+    found.coverage.append("custom kernels")
+    return hazards_json.document(found)
+
+
+def test_hazards_are_shown_with_their_places(tmp_path: Path) -> None:
+    page = page_of(made(), tmp_path, hazards=hazards())
+    for said in ("GP201", "train.py:3", "stream.wait_stream(side)", "250.00 ms", "custom kernels"):
+        assert said in page.text
+    assert SHOWN in page.text
+    nothing = page_of(made(), tmp_path, hazards=hazards_json.document(Hazards()))
+    assert "launched nothing on a GPU" in nothing.text
+
+
+def test_source_is_shown_from_below_the_project_only(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    inside, outside = tmp_path / "project" / "train.py", tmp_path / "secret.py"
+    for file in (inside, outside):
+        file.write_text("one\n<two>\nthree\nfour\nfive\nsix\n")
+    root = tmp_path / "project"
+    shown = excerpt({"file": str(inside), "line": 2}, root)
+    assert shown is not None
+    assert "&lt;two&gt;" in shown
+    assert "<mark>" in shown
+    assert "five" not in shown
+    for file, line in (
+        (str(outside), 2),
+        (str(root / ".." / "secret.py"), 2),
+        (str(inside), 99),
+        (str(root / "none.py"), 1),
+        (str(root / "pyproject.toml"), 1),
+        ("train.py\0.py", 1),
+    ):
+        assert excerpt({"file": file, "line": line}, root) is None
+
+
+def test_a_diff_is_the_document(tmp_path: Path) -> None:
+    before = made()
+    grown = trace(
+        [("/home/u/project/model.py:1", 90 * MIB, Category.ACTIVATION)], step=0, before=2 * MIB
+    )
+    after = recording([step(0, {"backward": 92 * MIB})], [grown])
+    html.write_diff(before, after, tmp_path / "diff.html")
+    page = Page((tmp_path / "diff.html").read_text("utf-8"))
+    document = diff_json.document(diff(before, after))
+    assert page.data["diff"] == document
+    assert [track["title"] for track in page.data["tracks"]] == ["before", "after"]
+    for said in ("+26.0 MiB", "66.0 MiB → 92.0 MiB", "in backward both times", "+50.0 MiB", "gone"):
+        assert said in page.text
+    assert len(set(page.ids())) == len(page.ids())
+    with pytest.raises(UsageError, match="exists"):
+        html.write_diff(before, after, tmp_path / "diff.html")
+
+
+def test_bars_of_a_diff_are_drawn() -> None:
+    """A browser takes an SVG element for closed only where a slash says so."""
+    rows = [
+        DiffRow("a.py:1", 0, 100, 0, 1, "added", ""),
+        DiffRow("b.py:2", 50, 0, 1, 0, "removed", ""),
+    ]
+    shown = html_compare._changes(
+        [
+            {"key": r.key, "before": r.before, "after": r.after, "delta": r.delta,
+             "status": r.status, "moved_from": r.moved_from}
+            for r in rows
+        ],
+        "line",
+    )  # fmt: skip
+    page = Page(shown)
+    assert [tag for tag, _ in page.elements].count("rect") == 2
+
+
+def check(*, ok: bool, mismatches: tuple[str, ...] = ()) -> CheckResult:
+    after = 105 if ok else 300
+    row = DiffRow("model.py:88", 100, after, 1, 1, "changed", "")
+    metric = MetricResult(
+        "peak_allocated", "bytes", 100, after, 110, "10%", "baseline",
+        "" if ok else f"+200 B at model.py:88 in {HOSTILE}", "" if ok else "model.py:88 in forward",
+        (row,),
+    )  # fmt: skip
+    syncs = MetricResult("implicit_syncs", "count", 0, 0 if ok else 2, 0)
+    rows = dict.fromkeys(("line", "category", "module"), (row,))
+    return CheckResult((metric, syncs), (), rows, metric.cause, mismatches, ("mind this",))
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_check_is_the_document(ok: bool, tmp_path: Path) -> None:
+    result = check(ok=ok)
+    path = html.write_check(result, tmp_path / "check.html", title=HOSTILE)
+    html.write_check(result, tmp_path / "check.html", title=HOSTILE)  # the next run's
+    page = Page(path.read_text("utf-8"))
+    assert page.data["check"] == json.loads(json.dumps(check_json.document(result)))
+    assert ("Memory is within the baseline." in page.text) == ok
+    assert ("2 metrics above the baseline." in page.text) != ok
+    assert ("First cause: peak_allocated" in page.text) != ok
+    assert "10% (baseline)" in page.text
+    assert "mind this" in page.text
+
+
+def test_a_baseline_of_another_environment_is_the_first_thing_said() -> None:
+    stream = io.StringIO()
+    result = replace(check(ok=True), mismatches=("torch: 2.13 there, 2.12 here",))
+    html_compare.write_check(check_json.document(result), stream)
+    page = Page(stream.getvalue())
+    assert "of another environment" in page.text
+    assert "torch: 2.13 there, 2.12 here" in page.text
+    assert "within the baseline." not in page.text
+
+
+def test_the_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gpuprobe.recording.writer import RecordingWriter
+
+    monkeypatch.chdir(tmp_path)
+    rank = made().ranks[0]
+    writer = RecordingWriter.create(Path("a.gpuprobe"), rank=0, world_size=1)
+    writer.session(rank.session, rank.environment)
+    writer.step(rank.steps[1])
+    writer.close()
+    Path("h.json").write_text(json.dumps(hazards()))
+    assert main(["report", "a.gpuprobe", "--html", "a.html", "--hazards", "h.json"]) == 0
+    assert "GP201" in Page(Path("a.html").read_text("utf-8")).text
+    assert main(["diff", "a.gpuprobe", "a.gpuprobe", "--html", "d.html"]) == 0
+    assert "What changed" in Page(Path("d.html").read_text("utf-8")).text
+    assert capsys.readouterr().out == ""
+    assert main(["diff", "a.gpuprobe", "a.gpuprobe", "--html", "d.html"]) == 2
+    assert main(["diff", "a.gpuprobe", "a.gpuprobe", "--html", "d.html", "--force"]) == 0
+    assert main(["report", "a.gpuprobe", "--hazards", "h.json"]) == 2
+    assert main(["report", "a.gpuprobe", "--html", "b.html", "--hazards", "none.json"]) == 2
+    Path("h.json").write_text("{}")
+    with pytest.raises(DataError, match="no hazards document"):
+        html.read_hazards("h.json")
+    assert main(["report", "a.gpuprobe", "--html", "b.html", "--hazards", "h.json"]) == 4
+    assert not Path("b.html").exists()
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium")
+@pytest.mark.parametrize("width", [400, 1280])
+def test_a_browser_draws_it_without_complaint(width: int, tmp_path: Path) -> None:
+    html.write_report(made(HOSTILE), tmp_path / "page.html", hazards=hazards())
+    done = subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+         f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900",
+         "--virtual-time-budget=5000", "--dump-dom", (tmp_path / "page.html").as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert "CONSOLE" not in done.stderr, done.stderr
+    assert done.stdout.count("<canvas") >= 2  # the curve, and the steps
+    assert "<script>alert" not in done.stdout
