@@ -60,7 +60,8 @@ def check_baseline(
         if found.regressed and account in before.accounts and account in after.accounts:
             old, new = before.accounts[account], after.accounts[account]
             rows = join_rows(_shares(old), _shares(new), lines)
-            cause = explain(rows, old, new, context, _NOUNS.get(name, ""))
+            here = replace(context, evaluation=name == "phase evaluation")
+            cause = explain(rows, old, new, here, _NOUNS.get(name, ""))
             if cause is not None:
                 found = replace(found, cause=cause.text, place=cause.place)
             found = replace(found, rows=rows)
@@ -73,7 +74,7 @@ def check_baseline(
             metrics.append(result(name, unit, one, two, name, ACCOUNT_OF[name]))
     phases = [
         result(name, "bytes", size, after.phases[name], "peak_allocated", name)
-        for name, size in before.phases.items()
+        for name, size in sorted(before.phases.items(), key=lambda item: _order(item[0]))
         if name in after.phases
     ]
     rows = _rows(before, after, lines)
@@ -86,6 +87,11 @@ def check_baseline(
         mismatches=(*_mismatches(before, after), *_another_model(rows)),
         cautions=tuple(_cautions(before, after, rows is not None)),
     )
+
+
+def _order(name: str) -> tuple[bool, str]:
+    """Phases before kinds of step: what a phase is blamed on says more."""
+    return not name.startswith("phase "), name
 
 
 def _mismatches(before: Baseline, after: Baseline) -> Iterable[str]:

@@ -58,6 +58,7 @@ class Context:
     backward: str = ""
     freed_in_backward: frozenset[str] = frozenset()
     growing: frozenset[str] = frozenset()
+    evaluation: bool = False  # it is the account of a phase without a backward pass
 
 
 def explain(
@@ -77,7 +78,7 @@ def explain(
         found = rule(grown, was, lines, context)
         if found is not None:
             return found
-    return _where_it_parts(grown, was, lines)
+    return _where_it_parts(grown, was, lines, context)
 
 
 def _amount(delta: int, account: Account, noun: str) -> str:
@@ -172,7 +173,10 @@ def _in_the_loop(line: LineShare | None) -> bool:
 
 
 def _where_it_parts(
-    grown: Sequence[DiffRow], was: Mapping[str, LineShare], lines: Mapping[str, LineShare]
+    grown: Sequence[DiffRow],
+    was: Mapping[str, LineShare],
+    lines: Mapping[str, LineShare],
+    context: Context,
 ) -> Cause:
     """Follow the growth inwards, from the call that has most of it."""
     ways = [(path, weight, row) for row in grown for path, weight in _weighted(row, lines)]
@@ -198,9 +202,11 @@ def _where_it_parts(
     words = _WORDS.get(category, category)
     if category == "activation" and all(lines[key].until == "later" for key in rows):
         words = "kept from step to step"
+    blocks = sum(row.blocks_after - row.blocks_before for row in rows.values())
+    if context.evaluation and blocks > 0 and len(rows) > 1:
+        words = "kept though no backward pass follows (is torch.no_grad() missing?)"
     if words:
         text += f": {words}"
-    blocks = sum(row.blocks_after - row.blocks_before for row in rows.values())
     if blocks:
         text += f"; {abs(blocks)} {'more' if blocks > 0 else 'fewer'} block" + "s" * (
             abs(blocks) != 1

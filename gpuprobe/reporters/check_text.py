@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
+from gpuprobe.analysis.diff import DiffRow
 from gpuprobe.model.text import human_bytes, human_delta, visible
 from gpuprobe.reporters.terminal import Style
 
@@ -64,19 +65,15 @@ def render(result: CheckResult, style: Style) -> Iterator[str]:
                 f"{mark} {style.fit(metric.name, 28):<28}{_amount(metric, metric.before):>12}"
                 f"{_amount(metric, metric.after):>12}{_change(metric):>12}"
             )
-    if result.rows is not None:
-        for by, title in (("line", "lines"), ("category", "categories"), ("module", "modules")):
-            rows = [row for row in result.rows[by] if row.delta]
-            if not rows:
-                continue
-            yield ""
-            yield style.heading(f"What changed at the peak, by {title}")
-            for row in rows[:_ROWS]:
-                yield f"  {human_delta(row.delta):>12}  {style.text(row.key)}"
-            rest = sum(row.delta for row in rows[_ROWS:])
-            if len(rows) > _ROWS:
-                yield f"  {human_delta(rest):>12}  ({len(rows) - _ROWS} more)"
-            yield f"  {human_delta(sum(row.delta for row in rows)):>12}  total"
+    for table in _tables(result):
+        yield ""
+        yield style.heading(table.title)
+        for row in table.rows[:_ROWS]:
+            yield f"  {table.change(row.delta):>12}  {style.text(row.key)}"
+        rest = sum(row.delta for row in table.rows[_ROWS:])
+        if len(table.rows) > _ROWS:
+            yield f"  {table.change(rest):>12}  ({len(table.rows) - _ROWS} more)"
+        yield f"  {table.change(sum(row.delta for row in table.rows)):>12}  total"
     for text in result.cautions:
         yield from style.wrapped(text, first="note: ", rest="  ")
     told = told_by(result)
@@ -84,6 +81,41 @@ def render(result: CheckResult, style: Style) -> Iterator[str]:
         yield ""
         for text in told:
             yield from style.wrapped(text, rest="  ")
+
+
+class _Table(NamedTuple):
+    title: str
+    rows: list[DiffRow]  # those that changed
+    unit: str
+
+    def change(self, delta: int) -> str:
+        return human_delta(delta) if self.unit == "bytes" else f"{delta:+d}"
+
+
+def _tables(result: CheckResult) -> Iterator[_Table]:
+    """What changed, by line: of what is blamed first, then of the peak, which is shown by category
+    and module too. Each sums to the change of what its title names."""
+    peak = result.rows or {}
+    first = next((item for item in result.regressions if item.rows), None)
+    if first is not None and first.rows is not None and first.name != "peak_allocated":
+        rows = [row for row in first.rows if row.delta]
+        if rows and first.rows != peak.get("line"):
+            what = _ACCOUNTS.get(first.name, f"at the peak of {first.name}")
+            yield _Table(f"What changed {what}, by lines", rows, first.unit)
+    for by, title in (("line", "lines"), ("category", "categories"), ("module", "modules")):
+        rows = [row for row in peak.get(by, ()) if row.delta]
+        if rows:
+            yield _Table(f"What changed at the peak, by {title}", rows, "bytes")
+
+
+_ACCOUNTS = {
+    "growth_per_step": "in what the steps left behind",
+    "steady_allocated": "in what is left after the last step",
+    "peak_reserved": "in the segments taken from the driver",
+    "device_allocs_after_warm_up": "in the calls of cudaMalloc",
+    "implicit_syncs_per_step": "in the implicit synchronisations of the run",
+    "races": "in the races",
+}
 
 
 def other_causes(result: CheckResult) -> list[str]:
@@ -122,17 +154,19 @@ def markdown(result: CheckResult, stream: TextIO) -> None:
     for text in result.mismatches:
         stream.write(f"- {_cell(text)}\n")
     stream.write("\n| metric | baseline | now | change |\n|---|--:|--:|--:|\n")
-    for metric in result.metrics:
+    for metric in (*result.metrics, *(item for item in result.phases if item.delta)):
         name = f"**{metric.name}**" if metric.regressed else metric.name
         stream.write(
             f"| {name} | {_amount(metric, metric.before)} | {_amount(metric, metric.after)} | "
             f"{_change(metric)} |\n"
         )
-    rows = [row for row in (result.rows or {}).get("line", ()) if row.delta]
-    if rows:
-        stream.write("\n| change at the peak | line |\n|--:|---|\n")
-        for row in rows[:_ROWS]:
-            stream.write(f"| {human_delta(row.delta)} | `{_cell(row.key)}` |\n")
+    for table in _tables(result):
+        if table.title.endswith("lines"):
+            stream.write(f"\n| change | {table.title[0].lower()}{table.title[1:]} |\n|--:|---|\n")
+            for row in table.rows[:_ROWS]:
+                stream.write(f"| {table.change(row.delta)} | `{_cell(row.key)}` |\n")
+    for text in result.cautions:
+        stream.write(f"\n- {_html(text)}\n")
     for text in told_by(result):
         stream.write(f"\n<sub>{_html(text)}</sub>\n")
 

@@ -1,0 +1,108 @@
+"""A check as text and Markdown: what is blamed, tables that sum, hostile names."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+from gpuprobe.analysis.accounts import Account, LineShare
+from gpuprobe.analysis.baseline import Baseline, CheckResult, Setting, check_baseline
+from gpuprobe.analysis.highwater import Share
+from gpuprobe.reporters import check_json, check_text
+
+MIB = 1 << 20
+HOSTILE = "tr\x1b[31mai|n`.py"
+
+
+def line(number: int, size: int, category: str = "activation") -> LineShare:
+    return LineShare(f"{HOSTILE}:{number} in main", size, 1, ((category, size),))
+
+
+def account(*lines: LineShare) -> Account:
+    total = sum(item.bytes for item in lines)
+    return Account(total, lines, (Share("activation", total, 1),), (Share("Net.a", total, 1),))
+
+
+def baseline(peak: Account, evaluation: Account, syncs: int) -> Baseline:
+    places = (LineShare(f"{HOSTILE}:9 in main", syncs, syncs),) if syncs else ()
+    return Baseline(
+        environment={"device": "virtual t4"},
+        steps=4,
+        metrics={"peak_allocated": peak.total, "implicit_syncs_per_step": syncs // 4},
+        phases={"later steps": peak.total, "phase evaluation": evaluation.total},
+        accounts={
+            "peak": peak,
+            "later steps": peak,
+            "phase evaluation": evaluation,
+            "syncs": Account(syncs, places, unit="count"),
+        },
+    )
+
+
+BEFORE = baseline(account(line(3, 9 * MIB)), account(line(5, MIB)), 0)
+
+
+def texts(result: CheckResult) -> tuple[str, str]:
+    plain, markdown = io.StringIO(), io.StringIO()
+    check_text.write(result, plain)
+    check_text.markdown(result, markdown)
+    for text in (plain.getvalue(), markdown.getvalue()):
+        assert "\x1b" not in text
+    return plain.getvalue(), markdown.getvalue()
+
+
+def test_a_pass() -> None:
+    plain, markdown = texts(check_baseline(BEFORE, BEFORE))
+    assert plain.splitlines()[0] == "memory is within the baseline"
+    assert markdown.startswith("### ✅ gpuprobe: memory is within the baseline")
+    assert "cause" not in plain + markdown
+    assert "What changed" not in plain
+
+
+def test_the_peak_is_shown_by_line_category_and_module() -> None:
+    after = baseline(account(line(3, 9 * MIB), line(4, 2 * MIB)), account(line(5, MIB)), 0)
+    result = replace(check_baseline(BEFORE, after), settings=(Setting("gpu", "x", "default"),))
+    plain, markdown = texts(result)
+    assert plain.splitlines()[0] == "2 metrics above the baseline"
+    assert "first cause: +2.0 MiB at tr\\x1b[31mai|n`.py:4 in main" in " ".join(plain.split())
+    for by in ("lines", "categories", "modules"):
+        (table,) = re.findall(rf"What changed at the peak, by {by}\n((?:  .*\n)+)", plain)
+        assert table.splitlines()[-1].split() == ["+2.0", "MiB", "total"]
+    assert "measured: gpu x (default)" in plain
+    assert "| **peak_allocated** | 9.0 MiB | 11.0 MiB | +2.0 MiB |" in markdown
+    # A cell stays one cell.
+    assert "| +2.0 MiB | `tr\\x1b[31mai\\|n'.py:4 in main` |" in markdown
+
+
+def test_what_is_blamed_is_shown_where_the_peak_is_the_same() -> None:
+    after = baseline(account(line(3, 9 * MIB)), account(line(5, MIB), line(6, MIB)), 8)
+    result = check_baseline(BEFORE, after)
+    assert [metric.name for metric in result.regressions] == [
+        "implicit_syncs_per_step",
+        "phase evaluation",
+    ]
+    plain, markdown = texts(result)
+    assert "+8 implicit synchronisations in the run at" in " ".join(plain.split())
+    assert "also: phase evaluation: +1.0 MiB at" in " ".join(plain.split())
+    assert "What changed in the implicit synchronisations of the run, by lines" in plain
+    assert re.search(r"^ +\+8  total$", plain, re.MULTILINE)
+    assert "! phase evaluation" in plain
+    assert "| **phase evaluation** | 1.0 MiB | 2.0 MiB | +1.0 MiB |" in markdown
+    found = check_json.findings(result)
+    assert [finding.rule for finding in found] == [
+        "GPM-implicit_syncs_per_step",
+        "GPM-phase-evaluation",
+    ]
+    assert [finding.location.line for finding in found if finding.location] == [9, 6]
+
+
+def test_what_is_not_compared_is_said_in_both() -> None:
+    after = replace(BEFORE, environment={"device": "virtual t4", "precision": "float32"}, steps=9)
+    for text in texts(check_baseline(BEFORE, after)):
+        assert "float32 now" in text
+        assert "4 steps in the baseline, 9 now" in text
+    refused = check_baseline(BEFORE, replace(BEFORE, environment={"device": "virtual h100"}))
+    for text in texts(refused):
+        assert "the baseline is of another environment" in text
+        assert "virtual h100" in text
