@@ -232,7 +232,7 @@ def detail_lines(model: RunModel, row: StepRow, peak: StepPeak | Unavailable | N
     for tensors in step.tensors:
         lines += ["", f"At the end, on {visible(tensors.device)}"]
         named = sorted(tensors.by_category.items(), key=lambda item: -item[1])
-        rows = [(_words(category), size) for category, size in named]
+        rows = [(_words(category), size) for category, size in named if size]
         if isinstance(tensors.rest, int):
             rows.append(("everything else", tensors.rest))
         lines += _bars(rows)
@@ -242,7 +242,8 @@ def detail_lines(model: RunModel, row: StepRow, peak: StepPeak | Unavailable | N
     elif isinstance(peak, Unavailable):
         lines.append(visible(peak.reason))
     else:
-        lines.append(f"{human_bytes(peak.allocated)} on {peak.device}, in {visible(peak.phase)}")
+        where = f", in {visible(peak.phase)}" if peak.phase else ""
+        lines.append(f"{human_bytes(peak.allocated)} on {peak.device}{where}")
         lines += _bars([(share.key, share.bytes) for share in peak.categories if share.bytes])
         for title, shares in (("Lines", peak.lines), ("Modules", peak.modules)):
             lines += ["", title]

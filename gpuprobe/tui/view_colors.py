@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from gpuprobe.model.memory import Category
 
-__all__ = ["DARK", "LETTERS", "LIGHT", "PLAIN", "Colors", "shade"]
+__all__ = ["BLIND", "DARK", "LETTERS", "LIGHT", "PLAIN", "Colors", "shade"]
 
 LETTERS: dict[Category, str] = {
     Category.PARAMETER: "P",
@@ -84,6 +84,18 @@ LIGHT = Colors(
     accent="#0550ae",
     bad="#b42318",
     warn="#7a4d00",
+)
+# From the palette of Okabe and Ito, as in themes.py; what is seldom there has a tint of one of it.
+BLIND = Colors(
+    _of(
+        *("#56b4e9", "#a6d8f5", "#009e73", "#e69f00", "#b37c00", "#d6ecfa", "#999999"),
+        *("#f0e442", "#cc79a7", "#d55e00", "#e8e8e8", "#777777", "#555555"),
+    ),
+    label="#101216",
+    dim="#8b919c",
+    accent="#56b4e9",
+    bad="#e8762c",
+    warn="#f0e442",
 )
 PLAIN = Colors(_of(*("" for _ in _ORDER)), "", "dim", "bold", "bold", "bold", plain=True)
 

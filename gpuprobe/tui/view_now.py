@@ -110,8 +110,10 @@ def _memory(steps: Sequence[Step], device: str) -> list[str]:
     for tensors in steps[-1].tensors:
         if tensors.device == device and tensors.by_category:
             named = sorted(tensors.by_category.items(), key=lambda item: -item[1])
-            parts = [f"{c.value.replace('_', ' ')} {human_bytes(size)}" for c, size in named[:5]]
-            if isinstance(tensors.rest, int):
+            parts = [
+                f"{c.value.replace('_', ' ')} {human_bytes(size)}" for c, size in named[:5] if size
+            ]
+            if isinstance(tensors.rest, int) and tensors.rest:
                 parts.append(f"everything else {human_bytes(tensors.rest)}")
             lines.append(" · ".join(parts))
     return lines
@@ -241,7 +243,8 @@ def _syncs(findings: Sequence[Finding], cwd: str) -> list[str]:
     if not syncs:
         return ["none recorded (gpuprobe run --hazards looks for them)"]
     total = sum(finding.count for finding in syncs)
-    lines = [f"{total} implicit synchronisations at {len(syncs)} lines"]
+    places = "1 line" if len(syncs) == 1 else f"{len(syncs)} lines"
+    lines = [f"{total} implicit synchronisations at {places}"]
     for finding in sorted(syncs, key=lambda f: -f.count)[:3]:
         where = f" at {short_line(str(finding.location), cwd)}" if finding.location else ""
         lines.append(f"{finding.count}× {finding.subject or finding.message}{where}")

@@ -15,7 +15,7 @@ from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.tui.map_model import FREE, PENDING, Bar, cells
 from gpuprobe.tui.treemap import Rect
 from gpuprobe.tui.view_bands import LABEL, BandCell, BandPlot
-from gpuprobe.tui.view_colors import DARK, LETTERS, LIGHT, PLAIN, Colors, shade
+from gpuprobe.tui.view_colors import BLIND, DARK, LETTERS, LIGHT, PLAIN, Colors, shade
 
 __all__ = [
     "band_lines",
@@ -31,8 +31,11 @@ __all__ = [
 
 def colors_of(app: Any) -> Colors:
     """The colours that fit the app's theme, or none where none are wanted (``NO_COLOR``)."""
-    if app.no_color or app.theme.startswith("no-colo"):
+    theme = app.theme.replace(" ", "-")
+    if app.no_color or theme.endswith("no-colour"):
         return PLAIN
+    if theme.endswith("colour-blind"):
+        return BLIND
     return DARK if app.current_theme.dark else LIGHT
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from textwrap import wrap
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -32,7 +33,7 @@ from gpuprobe.model.findings import Finding
 from gpuprobe.model.recording import RankRecording, Recording
 from gpuprobe.model.text import visible
 from gpuprobe.model.values import Unavailable
-from gpuprobe.tui.run_model import Curves, RunModel, model_of
+from gpuprobe.tui.run_model import Curves, RunModel, model_of, short_line
 from gpuprobe.tui.view_now import Surroundings, now_lines
 from gpuprobe.tui.view_paint import colors_of
 from gpuprobe.tui.view_ranks import rank_rows
@@ -77,7 +78,7 @@ class ViewScreen(Screen[None]):
         &.narrow #panel, &.narrow #side, &.low #plot { display: none; }
         &.narrow TracePane.map #side { display: block; }
         &.narrow TracePane.map #groups { display: none; }
-        &.low #bands { height: 5; }
+        &.low #bands { height: 5; min-height: 5; }
         &.low #findings-detail { height: 5; }
     }
     """
@@ -148,6 +149,7 @@ class ViewScreen(Screen[None]):
         self._around: dict[int, Surroundings] = {}
         self._findings: tuple[Finding, ...] = ()
         self._traces = OpenTraces()
+        self._width = 80
         self._now_wanted = False  # whether the pane is shown that needs all this
 
     def compose(self) -> ComposeResult:
@@ -308,11 +310,16 @@ class ViewScreen(Screen[None]):
         colors = colors_of(self.app)
         text = Text()
         around = self._around.get(model.rank, Surroundings())
+        width = self._width - 4  # its padding, and the scrollbar
+        indent = 16 if width >= 80 else 2
         for name, line in now_lines(rank, model.device, around, model.cwd):
-            if name and text:
-                text.append("\n")
-            text.append(f"{name:<15} ", "bold" if colors.plain else colors.accent)
-            text.append(line + "\n", "" if name else colors.dim)
+            if name:
+                start = f"{name:<{indent}}" if indent > len(name) else f"{name}\n{' ' * indent}"
+                text.append(("\n" if text else "") + start, colors.accent)
+            else:
+                text.append(" " * indent)
+            parts = wrap(line, max(20, width - indent)) or [""]
+            text.append(f"\n{' ' * indent}".join(parts) + "\n", "" if name else colors.dim)
         self._now.update(text)
 
     def _show_ranks(self) -> None:
@@ -340,7 +347,9 @@ class ViewScreen(Screen[None]):
 
     def _show_finding(self) -> None:
         index = self._finding_rows.cursor
-        lines = _finding_lines(self._findings[index]) if index < len(self._findings) else []
+        rank, lines = self._chosen, []
+        if rank is not None and index < len(self._findings):
+            lines = _finding_lines(self._findings[index], rank.session.cwd)
         self._finding.update(Text("\n".join(lines)))
 
     def _show_tabs(self) -> None:
@@ -439,6 +448,8 @@ class ViewScreen(Screen[None]):
     def on_resize(self, event: Resize) -> None:
         self.set_class(event.size.width < 96, "narrow")
         self.set_class(event.size.height < 22, "low")
+        self._width = event.size.width
+        self._show_now()
 
     def action_peak(self) -> None:
         if self._pane == "trace":
@@ -479,12 +490,12 @@ def _wait(worker: Any, seconds: float) -> None:
         time.sleep(min(0.05, seconds))
 
 
-def _finding_lines(finding: Finding) -> list[str]:
+def _finding_lines(finding: Finding, cwd: str) -> list[str]:
     """A finding in full."""
     lines = [f"{finding.rule} {finding.kind}: {finding.message}"]
     if finding.location is not None:
-        lines.append(f"at {finding.location}")
-    lines += [f"and {place}" for place in finding.related]
+        lines.append(f"at {short_line(str(finding.location), cwd)}")
+    lines += [f"and {short_line(str(place), cwd)}" for place in finding.related]
     lines += [f"{name}: {value}" for name, value in finding.evidence]
     if finding.count > 1:
         lines.append(f"{finding.count} times")

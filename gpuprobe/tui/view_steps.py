@@ -40,7 +40,7 @@ class StepsPane(Vertical):
     """Shows a `RunModel`. `Wanted` asks for the peak of the step under the cursor."""
 
     DEFAULT_CSS = """
-    StepsPane #plot { height: 10; padding: 0 1; color: $accent; }
+    StepsPane #plot { height: 30%; min-height: 8; max-height: 20; padding: 0 1; }
     StepsPane #left { width: 3fr; }
     StepsPane #panel { width: 2fr; min-width: 44; padding: 0 1; border-left: solid $panel; }
     """

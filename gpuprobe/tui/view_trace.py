@@ -52,7 +52,7 @@ class TracePane(Vertical):
     """One trace of a recording at a time. Traces are read, and moments looked at, in threads."""
 
     DEFAULT_CSS = """
-    TracePane #bands { height: 11; padding: 0 1; }
+    TracePane #bands { height: 30%; min-height: 8; max-height: 24; padding: 0 1; }
     TracePane #at { height: 3; padding: 0 1; }
     TracePane #groups { width: 2fr; min-width: 40; }
     TracePane #side { width: 3fr; border-left: solid $panel; }
@@ -300,6 +300,9 @@ class TracePane(Vertical):
 
     def action_map(self) -> None:
         self.toggle_class("map")
+        # In a narrow terminal there is one of the two; what is hidden gets no keys.
+        narrow = self.screen.has_class("narrow") and self.has_class("map")
+        self.call_after_refresh((self._segments if narrow else self._groups).focus)
         self._ask()
         self._paint_segments()
 

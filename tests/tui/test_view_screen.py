@@ -220,7 +220,7 @@ async def test_a_run_is_followed_until_it_ends(run: Run) -> None:
         assert rows(app, "#steps").count == 8
         await pilot.press("3")
         await until(pilot, lambda: pane(app).ready)
-        run.finding()
+        run.finding(line=14)
         await pilot.press("5")
         await until(pilot, lambda: rows(app, "#finding-rows").count == 3)
         await pilot.press("2")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,8 @@ def test_in_a_terminal_it_is_said_on_stderr_with_the_exit_code(tmp_path: Path) -
         )
         os.close(slave)
         drawn = b""
+        alarm = threading.Timer(60, process.kill)  # a screen that stays would draw for ever
+        alarm.start()
         while True:  # what is drawn has to go somewhere, or the terminal fills up
             try:
                 part = os.read(master, 65536)
@@ -82,6 +85,7 @@ def test_in_a_terminal_it_is_said_on_stderr_with_the_exit_code(tmp_path: Path) -
             if not part:
                 break
             drawn += part
+        alarm.cancel()
         assert process.wait(timeout=60) == 4
     finally:
         os.close(master)

@@ -248,8 +248,8 @@ class Run:
             AllocatorActivity(2 if not self._index else 0, 0, 0, 0),
         )
 
-    def finding(self, *, race: bool = True) -> None:
-        place = Location(str(self.training.folder / "model.py"), 13, "train")
+    def finding(self, *, race: bool = True, line: int = 13) -> None:
+        place = Location(str(self.training.folder / "model.py"), line, "train")
         if race:
             self.writer.finding(
                 Finding(
