@@ -227,3 +227,48 @@ def test_without_cuda_nothing_of_it_is_recorded() -> None:
         train(model, torch.optim.SGD(model.parameters(), 0.1), 2)
     assert beside(sink.steps) == ()
     assert pinned_memory(sink.steps) is None
+
+
+@pytest.mark.gpu
+def test_on_cuda() -> None:
+    """Times by events, memory beside torch's, and a graph that is captured meanwhile."""
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device on this machine")
+    sink = KeepingSink()
+    model = torch.nn.Linear(2048, 2048).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(4096, 2048, device="cuda")
+    pinned = torch.zeros(1 << 20).pin_memory()
+    with Recorder(sink):
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = model(x)  # its forward phase begins and ends inside the capture
+        graph.replay()
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        assert out.shape == x.shape
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+    timed = [step for step in sink.steps if not isinstance(step.gpu_ns, Unavailable)]
+    assert len(timed) >= 4
+    for step in timed:
+        assert not isinstance(step.gpu_ns, Unavailable)
+        assert step.gpu_ns > 0
+        outer = [phase.gpu_ns for phase in step.phases if "/" not in phase.path]
+        known = [spent for spent in outer if not isinstance(spent, Unavailable)]
+        assert abs(sum(known) - step.gpu_ns) <= 1000 * len(step.phases)  # float32 of ms
+    (device,) = [item for item in beside(sink.steps) if item.device == "cuda:0"]
+    assert not isinstance(device.used, Unavailable)
+    assert not isinstance(device.reserved, Unavailable)
+    assert abs(device.used - (total - free)) < 64 << 20
+    assert device.used > device.reserved
+    held = pinned_memory(sink.steps)
+    assert held is None or held.in_use >= pinned.nbytes  # None: torch before host_memory_stats
