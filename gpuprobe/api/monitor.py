@@ -1,21 +1,16 @@
-"""Reading the machine again and again, and playing back what was read before."""
+"""Reading the machine again and again."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuprobe.api.devices import _ordered, _unlisted
-from gpuprobe.errors import DataError, UnsupportedSchema, UsageError
-from gpuprobe.model.codec import from_plain, to_plain
 from gpuprobe.model.devices import Inventory, ProbeError
-from gpuprobe.model.monitor import SCHEMA_VERSION, Moment, XidNote
+from gpuprobe.model.monitor import Moment, XidNote
 from gpuprobe.model.values import ReadStatus, Unavailable
 
 if TYPE_CHECKING:
@@ -23,12 +18,10 @@ if TYPE_CHECKING:
     from gpuprobe.testing.fleet import Fleet
     from gpuprobe.testing.motion import Motion
 
-__all__ = ["MomentLog", "Monitor", "read_moments"]
+__all__ = ["Monitor"]
 
 XID_EVERY = 15.0
 """Seconds between looks into the kernel log."""
-
-_FORMAT = "gpuprobe-moments"
 
 
 class Monitor:
@@ -175,113 +168,3 @@ def _notes(events: list[XidEvent], inventory: Inventory) -> tuple[XidNote, ...]:
                     event.advice.level.value,
                 )
     return tuple(reversed(notes.values()))
-
-
-class MomentLog:
-    """A file of moments: one JSON object a line, the first of which says what the file is.
-
-    Raises UsageError where the file exists already, and OSError where it cannot be written.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        try:
-            # Open for as long as the screen is.
-            self._file: IO[str] = Path(path).open("x", encoding="utf-8")  # noqa: SIM115
-        except FileExistsError as error:
-            raise UsageError(
-                f"{os.fspath(path)} exists already", hint="give another name, or remove it first"
-            ) from error
-        self._write({"format": _FORMAT, "schema_version": list(SCHEMA_VERSION)})
-
-    def write(self, moment: Moment) -> None:
-        """Append one moment."""
-        self._write(to_plain(moment))
-
-    def _write(self, plain: object) -> None:
-        # ASCII: bytes that were not UTF-8 (lone surrogates) stay what they are.
-        self._file.write(json.dumps(plain, separators=(",", ":")) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class ReplayedLog:
-    """A log of moments, open to be shown: `read` goes on, `step` goes back and forth.
-
-    A context manager. Raises DataError for a file that is something else, UnsupportedSchema
-    for a newer major version, and OSError. A file that is still being written may be open.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._name = Path(path).name
-        self._file = Path(path).open("rb")  # noqa: SIM115 (closed by __exit__)
-        try:
-            _check_head(self._file.readline(), self._name)
-        except DataError:
-            self._file.close()
-            raise
-        self._starts = [self._file.tell()]  # of the moments that were read, and of the next
-        self._next = 0
-
-    def __enter__(self) -> ReplayedLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def step(self, by: int) -> None:
-        """Have the next `read` return the moment ``by`` after the one that was read last."""
-        self._next = max(0, min(self._next - 1 + by, len(self._starts) - 1))
-
-    def read(self) -> Moment | None:
-        """The next moment; None at the end. A last line that is not whole is no moment."""
-        self._file.seek(self._starts[self._next])
-        line = self._file.readline()
-        if not line.endswith(b"\n"):
-            return None
-        self._next += 1
-        if self._next == len(self._starts):
-            self._starts.append(self._file.tell())
-        return from_plain(Moment, _object(line, self._name, self._next + 1))
-
-
-def read_moments(path: str | os.PathLike[str]) -> Iterator[Moment]:
-    """The moments of a file that `MomentLog` wrote, one at a time. Raises as `ReplayedLog`."""
-    with ReplayedLog(path) as log:
-        while (moment := log.read()) is not None:
-            yield moment
-
-
-def last_moment(path: str | os.PathLike[str]) -> Moment:
-    """The last moment of a log. Raises as `ReplayedLog`, and DataError where it has none."""
-    last = None
-    for moment in read_moments(path):
-        last = moment
-    if last is None:
-        raise DataError(f"{Path(path).name} holds no reading yet")
-    return last
-
-
-def _check_head(line: bytes, name: str) -> None:
-    head = _object(line, name, 1)
-    if head.get("format") != _FORMAT:
-        raise DataError(f"{name} is no log of gpuprobe top", hint="write one with top --log")
-    version = head.get("schema_version")
-    if not isinstance(version, list) or not version or not isinstance(version[0], int):
-        raise DataError(f"{name} does not say its schema version")
-    if version[0] > SCHEMA_VERSION[0]:
-        raise UnsupportedSchema(
-            f"{name} has schema {version[0]}; this gpuprobe reads {SCHEMA_VERSION[0]}",
-            hint="update gpuprobe",
-        )
-
-
-def _object(line: bytes, name: str, number: int) -> dict[str, Any]:
-    try:
-        plain = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{name}, line {number}: not JSON") from error
-    if not isinstance(plain, dict):
-        raise DataError(f"{name}, line {number}: not an object")
-    return plain

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
-from gpuprobe.api.monitor import MomentLog, Monitor, ReplayedLog
+from gpuprobe.api.moment_log import MomentLog, ReplayedLog
+from gpuprobe.api.monitor import Monitor
 from gpuprobe.model.monitor import Moment
 from gpuprobe.tui import settings
 from gpuprobe.tui.top_app import TopApp

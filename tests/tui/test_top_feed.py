@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprobe.api.doctor import diagnose
-from gpuprobe.api.monitor import MomentLog, Monitor
+from gpuprobe.api.moment_log import MomentLog
+from gpuprobe.api.monitor import Monitor
 from gpuprobe.errors import DataError
 from gpuprobe.model.codec import from_plain
 from gpuprobe.model.devices import Device, GpuProcess

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from pathlib import Path
 
@@ -9,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprobe.api.monitor import MomentLog, Monitor, read_moments
+from gpuprobe.api.moment_log import (
+    WHOLE_EVERY,
+    MomentLog,
+    ReplayedLog,
+    applied,
+    changes,
+    read_moments,
+)
+from gpuprobe.api.monitor import Monitor
 from gpuprobe.errors import DataError, UnsupportedSchema, UsageError
 from gpuprobe.model.devices import GpuProcess, NvLink
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
@@ -227,6 +237,59 @@ def test_a_log_is_read_back_as_it_was(tmp_path: Path) -> None:
         MomentLog(path)
 
 
+plain = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.sampled_from("abc=+-"), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(plain, plain)
+def test_changes_lead_from_one_value_to_the_other(old: object, new: object) -> None:
+    before = json.dumps(old)
+    made = json.loads(json.dumps(changes(old, new)))
+    # Compared as JSON: to Python, True is 1.
+    assert json.dumps(applied(old, made), sort_keys=True) == json.dumps(new, sort_keys=True)
+    assert json.dumps(old) == before
+    assert changes(new, new) == {}
+
+
+@given(plain, plain)
+def test_changes_that_do_not_fit_are_refused(value: object, made: object) -> None:
+    with contextlib.suppress(DataError):
+        applied(value, made)
+
+
+def test_a_long_log_is_small_and_can_be_jumped_in(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    log = MomentLog(path)
+    with Monitor("8xh100", moving=True) as monitor:
+        moments = [monitor.read() for _ in range(WHOLE_EVERY + 15)]
+    for moment in moments:
+        log.write(moment)
+    log.close()
+    sizes = [len(line) for line in path.read_bytes().splitlines()[1:]]
+    assert min(sizes) * 5 < max(sizes)
+    with ReplayedLog(path) as replayed:
+        seen = [replayed.read() for _ in moments]
+        assert seen == moments
+        assert replayed.read() is None
+        at = len(moments) - 1
+        for by in (-3, -WHOLE_EVERY, 1, 20, -1, -500, 500):
+            at = max(0, min(len(moments), at + by)) if by != 500 else len(moments)
+            replayed.step(by)
+            found = replayed.read()
+            if at == len(moments):
+                assert found is None
+                break
+            assert found == moments[at]
+
+
+HEAD = '{"format": "gpuprobe-moments", "schema_version": [1, 0]}\n'
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [
@@ -235,8 +298,9 @@ def test_a_log_is_read_back_as_it_was(tmp_path: Path) -> None:
         ('{"format": "other"}\n', DataError),
         ('{"format": "gpuprobe-moments"}\n', DataError),
         ('{"format": "gpuprobe-moments", "schema_version": [99, 0]}\n', UnsupportedSchema),
-        ('{"format": "gpuprobe-moments", "schema_version": [1, 0]}\n{"inventory": 3}\n', DataError),
-        ('{"format": "gpuprobe-moments", "schema_version": [1, 0]}\nno\n', DataError),
+        (HEAD + '{"moment": {"inventory": 3}}\n', DataError),
+        (HEAD + '{"changes": {}}\n', DataError),
+        (HEAD + "no\n", DataError),
     ],
 )
 def test_a_file_that_is_no_log_is_refused(tmp_path: Path, text: str, error: type) -> None:

@@ -20,7 +20,8 @@ from screen_svg import screen_svg, screen_text
 from textual.pilot import Pilot
 
 from gpuprobe.api.doctor import diagnose
-from gpuprobe.api.monitor import MomentLog, Monitor, ReplayedLog
+from gpuprobe.api.moment_log import MomentLog, ReplayedLog
+from gpuprobe.api.monitor import Monitor
 from gpuprobe.errors import DataError, EnvironmentUnavailable
 from gpuprobe.model.devices import GpuProcess, HostInfo, Inventory
 from gpuprobe.model.monitor import HostLoad, Moment, ProcessLoad
