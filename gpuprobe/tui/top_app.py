@@ -192,7 +192,7 @@ class TopApp(ProbeApp):
         self._host.show([model.host(columns)])
         self._note.show([model.note(columns)])
         self._footer.show([self._keys(columns)])
-        panel = model.panel(self._columns(self._devices), chosen_plan.two_lines)
+        panel = model.panel(self._columns, chosen_plan.two_lines)
         per = panel.per_device
         self._devices.fill(
             [panel.heading],
@@ -215,7 +215,7 @@ class TopApp(ProbeApp):
                 (i for i, row in enumerate(model.processes) if row.identity == identity), None
             )
         self._rows = model.processes
-        columns, headings = model.process_headings(self._columns(table))
+        columns, headings = model.process_headings(self._columns)
         table.fill(
             headings,
             len(self._rows),
@@ -223,8 +223,9 @@ class TopApp(ProbeApp):
             cursor=cursor,
         )
 
-    def _columns(self, table: LinesTable) -> int:
-        """The width of a table's lines: one less where there is a scroll bar."""
+    @property
+    def _columns(self) -> int:
+        """The width of a table's lines: the last column is for the scroll bar."""
         return self.size.width - 1
 
     def _keys(self, columns: int) -> Line:
@@ -339,7 +340,7 @@ class TopApp(ProbeApp):
 
     def on_lines_pane_clicked(self, message: LinesPane.Clicked) -> None:
         if message.pane is self._processes and message.y == 1:
-            columns, _ = self.model.process_headings(self._columns(self._processes))
+            columns, _ = self.model.process_headings(self._columns)
             name = columns.sort_at(message.x)
             if name:
                 self.action_sort_by(name)

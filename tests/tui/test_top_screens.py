@@ -242,6 +242,11 @@ async def test_help_notes_doctor_and_the_palette_open_and_close() -> None:
         assert isinstance(app.screen, TextScreen)
         await pilot.press("escape", "n")
         await until(pilot, lambda: shows(app, "Notes"))
+        await pilot.press("escape", "R")
+        await until(pilot, lambda: shows(app, "recorded on this machine"))
+        await pilot.press("K", "t")  # keys of the dashboard, which mean nothing here
+        assert not app.model.wish.tree
+        assert len(app.screen_stack) == 2
         await pilot.press("escape", "D")
         await until(pilot, lambda: shows(app, "GP122"))
         assert isinstance(app.screen, DoctorScreen)
