@@ -11,7 +11,7 @@ from gpuprobe.model.session import Step
 from gpuprobe.model.text import human_bytes, human_ns, visible
 from gpuprobe.model.values import Peak, Unavailable
 
-__all__ = ["rank_rows"]
+__all__ = ["rank_facts", "rank_rows"]
 
 _HEAD = (
     f"{'rank':>5} {'steps':>7} {'step time':>10} {'own time':>10} {'peak':>11} {'reserved':>11} "
@@ -43,12 +43,10 @@ def rank_rows(recording: Recording) -> tuple[str, list[str]]:
     return _HEAD, rows
 
 
-def _facts(rank: RankRecording) -> tuple[int | None, int | None, str]:
-    """(own time in ns, peak in bytes, the line) of a rank; None where it is not known."""
+def rank_facts(rank: RankRecording) -> dict[str, int | str | None]:
+    """What a line is made of: durations in ns, sizes in bytes, None where not known."""
     steps = rank.steps
     recent = full_steps(steps[-_RECENT:]) if steps else []
-    time = round(median(step.duration_ns for step in recent)) if recent else None
-    own = _own_time(recent)
     device, peak, reserved = _peaks(steps)
     end: int | Unavailable = Unavailable("no step")
     if steps:
@@ -57,12 +55,33 @@ def _facts(rank: RankRecording) -> tuple[int | None, int | None, str]:
     state = "running" if is_running(rank) else "killed" if rank.end is None else "complete"
     if rank.end is not None and rank.end.error is not None:
         state = f"failed: {rank.end.error.type}"
+    return {
+        "rank": rank.session.rank,
+        "steps": len(steps),
+        "step_ns": round(median(step.duration_ns for step in recent)) if recent else None,
+        "own_ns": _own_time(recent),
+        "device": device,
+        "peak": peak,
+        "reserved": reserved,
+        "at_end": None if isinstance(end, Unavailable) else end,
+        "state": state,
+    }
+
+
+def _facts(rank: RankRecording) -> tuple[int | None, int | None, str]:
+    """(own time in ns, peak in bytes, the line) of a rank; None where it is not known."""
+    facts = rank_facts(rank)
+    own, peak = facts["own_ns"], facts["peak"]
     line = (
-        f"{rank.session.rank:>5} {len(steps):>7} {_ns(time):>10} {_ns(own):>10} "
-        f"{_bytes(peak):>11} {_bytes(reserved):>11} "
-        f"{_bytes(None if isinstance(end, Unavailable) else end):>11}  {state}"
+        f"{facts['rank']:>5} {facts['steps']:>7} {_ns(facts['step_ns']):>10} {_ns(own):>10} "
+        f"{_bytes(peak):>11} {_bytes(facts['reserved']):>11} {_bytes(facts['at_end']):>11}  "
+        f"{facts['state']}"
     )
-    return own, peak, visible(line)
+    return (
+        own if isinstance(own, int) else None,
+        peak if isinstance(peak, int) else None,
+        visible(line),
+    )
 
 
 def _own_time(steps: list[Step]) -> int | None:
@@ -91,9 +110,9 @@ def _peaks(steps: tuple[Step, ...]) -> tuple[str, int | None, int | None]:
     return device, peak, reserved
 
 
-def _ns(value: int | None) -> str:
-    return "-" if value is None else human_ns(value)
+def _ns(value: int | str | None) -> str:
+    return human_ns(value) if isinstance(value, int) else "-"
 
 
-def _bytes(value: int | None) -> str:
-    return "-" if value is None else human_bytes(value)
+def _bytes(value: int | str | None) -> str:
+    return human_bytes(value) if isinstance(value, int) else "-"

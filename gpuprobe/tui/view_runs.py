@@ -33,6 +33,7 @@ class RunsScreen(Screen[None]):
     RunsScreen #runs { height: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("question_mark", "help", "help", key_display="?"),
         Binding("escape", "back", "back", show=False),
     ]
     HELP_TEXT = "↑ ↓ j k choose a run   enter opens it   esc back   q quit"
@@ -92,6 +93,9 @@ class RunsScreen(Screen[None]):
             self.notify(visible(str(error)), severity="error", markup=False)
         else:
             self.app.push_screen(ViewScreen(followed, demo=self.demo))
+
+    def action_help(self) -> None:
+        self.notify(self.HELP_TEXT, title="Keys", timeout=12, markup=False)
 
     def action_back(self) -> None:
         if len(self.app.screen_stack) > 1:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from textwrap import wrap
 from typing import Any, ClassVar
 
@@ -34,9 +36,10 @@ from gpuprobe.model.recording import RankRecording, Recording
 from gpuprobe.model.text import visible
 from gpuprobe.model.values import Unavailable
 from gpuprobe.tui.run_model import Curves, RunModel, model_of, short_line
+from gpuprobe.tui.view_export import document, of_findings, of_lines, of_moment, of_step
 from gpuprobe.tui.view_now import Surroundings, now_lines
 from gpuprobe.tui.view_paint import colors_of
-from gpuprobe.tui.view_ranks import rank_rows
+from gpuprobe.tui.view_ranks import rank_facts, rank_rows
 from gpuprobe.tui.view_rows import Rows
 from gpuprobe.tui.view_steps import StepsPane
 from gpuprobe.tui.view_trace import TracePane
@@ -90,6 +93,8 @@ class ViewScreen(Screen[None]):
         Binding("t", "trace", "trace"),
         Binding("n", "rank(1)", "next rank", show=False),
         Binding("r", "reload", "read again", show=False),
+        Binding("e", "export", "save JSON", show=False),
+        Binding("question_mark", "help", "help", key_display="?"),
         Binding("escape", "back", "back", show=False),
     ]
     HELP_TEXT = (
@@ -99,7 +104,7 @@ class ViewScreen(Screen[None]):
         "In the trace:    ← → h l along it (shift: ten times as far)   , . one event\n"
         "+ - zoom         [ ] trace before, next    b group by    enter blocks, stack, source\n"
         "m segment map or treemap     o order of the segments     esc back\n"
-        "r read again   d light or dark   s save the screen as SVG   q quit"
+        "r read again   d theme   e save what is shown as JSON   s save it as SVG   q quit"
     )
 
     class Polled(Message):
@@ -474,6 +479,45 @@ class ViewScreen(Screen[None]):
         self._peaks.clear()
         self._traces.forget()
         self._follow()
+
+    def shown(self) -> dict[str, Any]:
+        """What the pane shows, as JSON-ready data (`gpuprobe.tui.view_export`)."""
+        rank, model, pane = self._chosen, self.run_model, self._pane
+        if rank is None or model is None:
+            return document(str(self.followed.path), 0, pane, {})
+        found: dict[str, Any] = {}
+        if pane == "steps":
+            key = self._key()
+            peak = None if key is None else self._peaks.get(key)
+            found = of_step(rank, self._steps.cursor, peak)
+        elif pane == "now":
+            around = self._around.get(model.rank, Surroundings())
+            found = of_lines(now_lines(rank, model.device, around, model.cwd))
+        elif pane == "trace":
+            seen = self._trace.seen
+            found = {} if seen is None else of_moment(*seen)
+        elif pane == "ranks" and self.recording is not None:
+            found = {"ranks": [rank_facts(one) for one in self.recording.ranks]}
+        elif pane == "findings":
+            found = of_findings(rank)
+        return document(str(self.followed.path), rank.session.rank, pane, found)
+
+    def action_export(self) -> None:
+        if getattr(self.app, "readonly", False):
+            self.notify("read only: nothing is written", severity="warning", markup=False)
+            return
+        path = Path(f"gpuprobe-view-{time.strftime('%Y%m%d-%H%M%S')}.json")
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                json.dump(self.shown(), file, indent=1)
+                file.write("\n")
+        except OSError as error:
+            self.notify(f"not saved: {error.strerror or error}", severity="error", markup=False)
+        else:
+            self.notify(f"saved {path}", markup=False)
+
+    def action_help(self) -> None:
+        self.notify(self.HELP_TEXT, title="Keys", timeout=12, markup=False)
 
     def action_back(self) -> None:
         if len(self.app.screen_stack) > 1:

@@ -146,6 +146,13 @@ class TracePane(Vertical):
         """Whether a trace is open and its cursor's moment is shown."""
         return self.moment is not None and self.moment.position == self.position
 
+    @property
+    def seen(self) -> tuple[TraceLook, Moment] | None:
+        """The trace that is open, and the moment that is shown of it."""
+        if self._look is None or self.moment is None:
+            return None
+        return self._look, self.moment
+
     # -- opening
 
     def offer(self, rank: RankRecording, names: list[TraceName], *, other: bool) -> None:
@@ -357,7 +364,7 @@ class TracePane(Vertical):
         column = self._column() * wide + wide // 2
         lines = band_lines(plot, colors, column)
         left = f"event {self._first:,}"
-        lines.append(caret(column, width - LABEL, left, f"{self._end - 1:,}", colors))
+        lines.append(caret(column, count * wide, left, f"{self._end - 1:,}", colors))
         self._bands.update(Text("\n").join(lines))
 
     def _paint_at(self) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 from screen_svg import screen_svg, screen_text
 from test_view_screen import SIZES, pane, rows, text, until
 from textual.pilot import Pilot
-from view_recordings import Run
+from view_recordings import Run as Training
 
 from gpuprobe.api.live import Followed
+from gpuprobe.model.glance import Glance, Run
+from gpuprobe.model.session import Environment, HostWindow, Session, Step
+from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.tui.view_app import ViewApp
 from gpuprobe.tui.view_block import BlockScreen
+from gpuprobe.tui.view_runs import RunsScreen
 
 GOLDEN = Path(__file__).parent / "screens"
 
@@ -28,8 +33,8 @@ def compare(app: ViewApp, name: str, folder: Path) -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    made = Run(tmp_path)
+def run(tmp_path: Path) -> Training:
+    made = Training(tmp_path)
     for index in range(14):
         made.step(traced=index < 4)
     made.finding()
@@ -45,7 +50,7 @@ async def opened(app: ViewApp, pilot: Pilot[None]) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-async def test_panes(run: Run, tmp_path: Path, size: tuple[int, int]) -> None:
+async def test_panes(run: Training, tmp_path: Path, size: tuple[int, int]) -> None:
     app = ViewApp(Followed(run.path), interval=0.05)
     label = f"{size[0]}x{size[1]}"
     async with app.run_test(size=size) as pilot:
@@ -68,10 +73,9 @@ async def test_panes(run: Run, tmp_path: Path, size: tuple[int, int]) -> None:
         compare(app, f"view-findings-{label}", tmp_path)
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
-async def test_a_block(run: Run, tmp_path: Path, size: tuple[int, int]) -> None:
+async def test_a_block(run: Training, tmp_path: Path) -> None:
     app = ViewApp(Followed(run.path), interval=0.05)
-    async with app.run_test(size=size) as pilot:
+    async with app.run_test(size=(60, 16)) as pilot:
         await opened(app, pilot)
         await pilot.press("t")
         await until(pilot, lambda: pane(app).ready)
@@ -89,7 +93,7 @@ async def test_a_block(run: Run, tmp_path: Path, size: tuple[int, int]) -> None:
 @pytest.mark.parametrize("size", SIZES, ids=str)
 async def test_ranks(tmp_path: Path, size: tuple[int, int]) -> None:
     for rank, slow in ((0, 1.0), (1, 1.0), (2, 3.0)):
-        one = Run(tmp_path, rank=rank, world_size=3, slow=slow)
+        one = Training(tmp_path, rank=rank, world_size=3, slow=slow)
         for _ in range(4 + 3 * (rank == 1)):
             one.step(traced=False)
         one.end()
@@ -101,8 +105,31 @@ async def test_ranks(tmp_path: Path, size: tuple[int, int]) -> None:
         compare(app, f"view-ranks-{size[0]}x{size[1]}", tmp_path)
 
 
+@pytest.mark.parametrize("size", SIZES, ids=str)
+async def test_runs(tmp_path: Path, size: tuple[int, int]) -> None:
+    session = Session(time.time() - 3700, 42, ("train.py", "--lr", "1"), "trace", ("cuda:0",))
+    environment = Environment("0", "3.11.0", "Linux", "elsewhere")
+    step = Step(12, 0, 5_000_000, host=HostWindow(rss_peak=Peak.exactly(3 << 30)))
+    found = [
+        Run("/me/a.gpuprobe", (42, 43), Glance("/me/a.gpuprobe", 1, session, environment, step)),
+        Run("/me/b.gpuprobe", (77,), None),
+        Run("/me/c.gpuprobe", (78,), Unavailable("the header of the recording is damaged")),
+    ]
+    app = ViewApp()
+    async with app.run_test(size=size) as pilot:
+        screen = app.screen
+        assert isinstance(screen, RunsScreen)
+        screen.interval = 3600
+        screen.workers.cancel_group(screen, "runs")
+        await pilot.pause()
+        screen.post_message(RunsScreen.Found(found))
+        await until(pilot, lambda: screen.found is found)
+        await pilot.pause()
+        compare(app, f"view-runs-{size[0]}x{size[1]}", tmp_path)
+
+
 async def test_without_colour_letters_tell_categories_apart(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     app = ViewApp(Followed(run.path), interval=0.05)
@@ -121,7 +148,7 @@ async def test_without_colour_letters_tell_categories_apart(
         assert "·····" in "\n".join(screen_text(app))
 
 
-async def test_light(run: Run, tmp_path: Path) -> None:
+async def test_light(run: Training, tmp_path: Path) -> None:
     app = ViewApp(Followed(run.path), interval=0.05)
     async with app.run_test(size=(100, 30)) as pilot:
         await opened(app, pilot)
