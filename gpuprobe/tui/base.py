@@ -5,33 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from rich.text import Text
 from textual.app import App
 from textual.binding import Binding, BindingType
-from textual.coordinate import Coordinate
-from textual.widgets import DataTable
 
-__all__ = ["ProbeApp", "fill"]
-
-
-def fill(table: DataTable[Any], rows: Sequence[Sequence[str]], *, unchanged: int = 0) -> None:
-    """Make the table show these rows; the cursor stays where it is.
-
-    ``unchanged`` rows at the top are known to be as they were. Cells are text, never markup.
-    """
-    for at in range(unchanged, min(table.row_count, len(rows))):
-        for column, cell in enumerate(rows[at]):
-            where = Coordinate(at, column)
-            if str(table.get_cell_at(where)) != cell:
-                table.update_cell_at(where, Text(cell), update_width=True)
-    while table.row_count > len(rows):
-        key = table.coordinate_to_cell_key(Coordinate(table.row_count - 1, 0)).row_key
-        table.remove_row(key)
-    for row in rows[table.row_count :]:
-        table.add_row(*(Text(cell) for cell in row))
+__all__ = ["ProbeApp"]
 
 
 class ProbeApp(App[None]):
