@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
@@ -143,8 +142,9 @@ class TracePane(Vertical):
 
     @property
     def ready(self) -> bool:
-        """Whether a trace is open and its cursor's moment is shown."""
-        return self.moment is not None and self.moment.position == self.position
+        """Whether a trace is open, its cursor's moment is known, and there is room to show it."""
+        laid_out = self._at.size.width > 0
+        return laid_out and self.moment is not None and self.moment.position == self.position
 
     @property
     def seen(self) -> tuple[TraceLook, Moment] | None:
@@ -412,7 +412,6 @@ class TracePane(Vertical):
     def _paint_groups(self) -> None:
         look, colors = self._look, colors_of(self.app)
         groups = self._listed()
-        room = self._groups.size.width - 14
         if self._within is not None:
             head = f"{'bytes':>10}   esc: back · {self._short(self._within.key, 24)}"
         else:
@@ -422,7 +421,7 @@ class TracePane(Vertical):
             group = groups[index]
             text = Text(f"{human_bytes(group.bytes):>10} ", no_wrap=True)
             text.append_text(chip(group.category, colors))
-            text.append(f" {self._name_of(group, look, room)}")
+            text.append(f" {self._name_of(group, look, self._groups.size.width - 14)}")
             return text
 
         self._groups.show(head, len(groups), line)
@@ -473,11 +472,13 @@ class TracePane(Vertical):
             why = "reading …" if found is None else f"no segment map: {visible(found.reason)}"
             self._segments.show(why, 0, lambda index: Text())
             return
-        width = self._segments.size.width - 3
-        lines: Callable[[int], Text] = lambda index: map_line(found[index], width, colors)  # noqa: E731
+
+        def line(index: int) -> Text:
+            return map_line(found[index], self._segments.size.width - 3, colors)
+
         free = human_bytes(sum(bar.free for bar in found))
         head = f"{len(found)} segments by {self._order} · {free} free (·) · o: another order"
-        self._segments.show(head, len(found), lines)
+        self._segments.show(head, len(found), line)
 
     # -- events
 

@@ -29,7 +29,7 @@ from gpuprobe.tui.view_screen import ViewScreen
 
 async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
     """Let the app run until the condition holds; fails after some seconds."""
-    for _ in range(600):
+    for _ in range(2000):
         if condition():
             return
         await pilot.pause(0.02)

@@ -25,7 +25,7 @@ SIZES = [(60, 16), (100, 30), (200, 60)]
 
 async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
     """Let the app run until the condition holds; fails after some seconds."""
-    for _ in range(600):
+    for _ in range(2000):
         if condition():
             return
         await pilot.pause(0.02)
