@@ -203,7 +203,7 @@ def _decode(header: dict[str, Any], body: memoryview) -> MemoryTrace:
             values.byteswap()
         setattr(tables[table], name, values)
     for table, columns in tables.items():
-        _restore_action(columns, rows[table], len(body))
+        _restore(columns, rows[table], len(body))
     texts = json.loads(unpack(header["tables"], _count(header["tables"]["length"])))
     if position != len(body):
         raise DataError("bytes after its end")
@@ -217,17 +217,24 @@ def _decode(header: dict[str, Any], body: memoryview) -> MemoryTrace:
     return trace
 
 
-def _restore_action(columns: EventColumns, rows: int, budget: int) -> None:
-    """``action`` gives a table its length, so it is filled in where every row was zero.
+_REQUIRED = ("action", "address", "size")
+"""The columns that `EventColumns` promises: any other may be empty, which means zero."""
 
-    A row always has some column that is not zero (an address or a size), so the number of
-    rows is bounded by the file as the columns are.
+
+def _restore(columns: EventColumns, rows: int, budget: int) -> None:
+    """Fill in the columns that every table has, where they were left out for being all zero.
+
+    ``address`` is left out where every event is a failure: of a step that did nothing but run
+    out of memory. A row always has some column of 8 bytes that is not zero (an address or a
+    size), so what is filled in is bounded by the file as the columns are.
     """
-    if len(columns.action) == rows:
-        return
-    if rows > budget * _MAX_EXPANSION:
-        raise DataError("a length that compression cannot have reached")
-    columns.action = array(COLUMNS["action"], bytes(rows))
+    for name in _REQUIRED:
+        values: array[int] = getattr(columns, name)
+        if len(values) == rows:
+            continue
+        if rows * values.itemsize > budget * _MAX_EXPANSION:
+            raise DataError("a length that compression cannot have reached")
+        setattr(columns, name, array(values.typecode, bytes(rows * values.itemsize)))
 
 
 def _stack_table(texts: dict[str, Any]) -> StackTable:

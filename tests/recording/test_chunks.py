@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_strategies import UNDECODABLE, memory_traces, same_trace
 
+from gpuprobe.analysis.ledger import ledger
 from gpuprobe.errors import DataError, UnsupportedSchema
-from gpuprobe.model.memory import Category
+from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import Frame, MemoryTrace
 from gpuprobe.recording import chunks
 
@@ -55,6 +56,18 @@ def test_round_trip(trace: MemoryTrace) -> None:
 def test_an_empty_trace() -> None:
     trace = MemoryTrace("cuda:1", complete=False)
     assert same_trace(chunks.decode_chunk(chunks.encode_chunk(trace), "chunk"), trace)
+
+
+def test_a_step_that_did_nothing_but_fail_keeps_its_rows() -> None:
+    """Failures have no address, so that column is zero in every row, and left out of the file."""
+    trace = MemoryTrace("cuda:0")
+    trace.baseline.append(0, 1 << 20, 512)
+    for _ in range(2):
+        trace.events.append(TraceAction.OOM.code, 0, 6 << 30, device_free=1 << 20)
+    back = chunks.decode_chunk(chunks.encode_chunk(trace), "chunk")
+    assert list(back.events.address) == [0, 0]
+    book = ledger(back)
+    assert (book.events, book.made, len(book)) == (2, 0, 1)
 
 
 def test_file_names_that_are_not_utf8() -> None:
