@@ -230,3 +230,14 @@ def test_the_command_fails_on_new_ones_only(
     assert gpuprobe_run(*update) == 3
     assert "left as it is" in text()
     assert Path("known.json").read_text() == before
+
+
+def test_a_program_that_goes_elsewhere_leaves_its_findings_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "train.py").write_text("import os, torch\nos.chdir('elsewhere')\n")
+    assert main(["run", "-q", "--hazards-json", "h.json", "train.py"]) == 0
+    assert json.loads((tmp_path / "h.json").read_text())
+    assert not list((tmp_path / "elsewhere").iterdir())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,13 +114,16 @@ def run(args: argparse.Namespace) -> int:
             args.hazards_annotations,
         )
     )
+    if hazards:
+        _fix_files(args)
     known = _known(args)
     program = watch.program(target, arguments, module=args.module is not None)
     output = args.output or watch.default_output(target)
     where = output.absolute()  # the program may go to another directory
 
     status = StatusLine()
-    with contextlib.nullcontext() if args.quiet else status:
+    silent = args.quiet or watch.rank_count() > 1  # ranks share a terminal
+    with contextlib.nullcontext() if silent else status:
         result = watch.run(
             program,
             output,
@@ -130,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
             compute=args.compute,
             hazards=hazards,
             trace_steps=args.trace_steps,
-            on_step=None if args.quiet else status.step,
+            on_step=None if silent else status.step,
         )
 
     if isinstance(result.error, KeyboardInterrupt):
@@ -161,14 +165,30 @@ def _judge_hazards(
         found.comparison = hazards_baseline.compare(known, found.findings)
     _report_hazards(args, found)
     if args.hazards_baseline_update:
+        shown = os.path.relpath(args.hazards_baseline)
         if code != exit_codes.OK:
-            talk.warning(f"{args.hazards_baseline} is left as it is: the program failed")
+            talk.warning(f"{shown} is left as it is: the program failed")
             return code
         hazards_baseline.write_known(found.findings, args.hazards_baseline)
-        talk.say(f"gpuprobe: {len(found.findings)} findings are known now: {args.hazards_baseline}")
+        talk.say(f"gpuprobe: {len(found.findings)} findings are known now: {shown}")
         return code
     bad = found.races if found.comparison is None else found.comparison.new
     return exit_codes.FINDINGS if code == exit_codes.OK and bad else code
+
+
+def _fix_files(args: argparse.Namespace) -> None:
+    """Of the files to write: their absolute names, as the program may go to another directory.
+
+    Raises UsageError for one that cannot be written: before the program has run for it.
+    """
+    from gpuprobe.api.check import ensure_writable
+
+    for name in ("hazards_sarif", "hazards_junit", "hazards_json", "hazards_baseline"):
+        path = getattr(args, name)
+        written = name != "hazards_baseline" or args.hazards_baseline_update
+        if path is not None and written:
+            ensure_writable(path)
+            setattr(args, name, path.absolute())
 
 
 def _known(args: argparse.Namespace) -> Sequence[KnownFinding] | None:
