@@ -91,7 +91,7 @@ def applied(old: Any, made: Any) -> Any:
 class MomentLog:
     """A file of readings, to be written.
 
-    Raises UsageError where the file exists already, and OSError where it cannot be written.
+    Raises UsageError where the file exists already or cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -101,6 +101,10 @@ class MomentLog:
         except FileExistsError as error:
             raise UsageError(
                 f"{os.fspath(path)} exists already", hint="give another name, or remove it first"
+            ) from error
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {os.fspath(path)}: {error.strerror or error}"
             ) from error
         self._before: Any = None
         self._written = 0
@@ -128,13 +132,21 @@ class MomentLog:
 class ReplayedLog:
     """A log of moments, open to be shown: `read` goes on, `step` goes back and forth.
 
-    A context manager. Raises DataError for a file that is something else, UnsupportedSchema
-    for a newer major version, and OSError. A file that is still being written may be open.
+    A context manager. Raises UsageError where there is no such file, or it cannot be read,
+    DataError for a file that is something else, and UnsupportedSchema for a newer major version.
+    A file that is still being written may be open.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._name = Path(path).name
-        self._file = Path(path).open("rb")  # noqa: SIM115 (closed by __exit__)
+        try:
+            self._file = Path(path).open("rb")  # noqa: SIM115 (closed by __exit__)
+        except FileNotFoundError:
+            raise UsageError(
+                f"no such file: {os.fspath(path)}", hint="gpuprobe top --log FILE writes one"
+            ) from None
+        except OSError as error:
+            raise UsageError(f"cannot read {os.fspath(path)}: {error.strerror or error}") from error
         try:
             _check_head(self._file.readline(), self._name)
         except DataError:

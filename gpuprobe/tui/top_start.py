@@ -34,8 +34,8 @@ class Logged:
 def show(args: argparse.Namespace) -> int:
     """Run the dashboard until it is left; returns its exit code.
 
-    Raises UsageError, DataError and OSError before a screen is opened, where the log cannot be
-    written or the file to replay is none; and a fault of gpuprobe's own that ended the screen.
+    Raises UsageError and DataError before a screen is opened, where the log cannot be written or
+    the file to replay is none; and a fault of gpuprobe's own that ended the screen.
     """
     with ExitStack() as stack:
         source: Callable[[], AbstractContextManager[Reader]]

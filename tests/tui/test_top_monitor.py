@@ -20,6 +20,7 @@ from gpuprobe.api.moment_log import (
     read_moments,
 )
 from gpuprobe.api.monitor import Monitor
+from gpuprobe.cli import main
 from gpuprobe.errors import DataError, UnsupportedSchema, UsageError
 from gpuprobe.model.devices import GpuProcess, NvLink
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
@@ -308,3 +309,25 @@ def test_a_file_that_is_no_log_is_refused(tmp_path: Path, text: str, error: type
     path.write_text(text)
     with pytest.raises(error):
         list(read_moments(path))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--replay", "nope"], "no such file: nope"),
+        (["--replay", ".", "--once"], "cannot read .: Is a directory"),
+    ],
+)
+def test_what_cannot_be_opened_is_one_clear_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    options: list[str],
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["top", *options]) == 2
+    assert capfd.readouterr().err.splitlines()[0] == f"gpuprobe: error: {says}"
+    for log in (ReplayedLog, MomentLog):
+        with pytest.raises(UsageError, match="no/a.jsonl"):
+            log(tmp_path / "no" / "a.jsonl")
