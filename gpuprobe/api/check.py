@@ -72,7 +72,7 @@ def measure(
     steps. ``root``: the project's folder, which file names are told from; default the working
     directory.
 
-    Raises ProgramFailed where the program does not end well.
+    Raises ProgramFailed where the program does not end well; KeyboardInterrupt goes through.
     """
     from gpuprobe.analysis.baseline import baseline_of
     from gpuprobe.api.recordings import load
@@ -101,6 +101,8 @@ def measure(
             os.chdir(here)  # the program may have gone elsewhere; what is written next may not
         precision = watched.precision
         if result.error is not None:
+            if not isinstance(result.error, Exception):
+                raise result.error  # it was interrupted: no failure of its own
             raise ProgramFailed(
                 f"the program failed: {type(result.error).__name__}: {result.error}",
                 hint=_no_cuda(virtual),

@@ -134,6 +134,19 @@ def test_programs_that_have_nothing_to_check(here: Path, capfd: pytest.CaptureFi
         assert not (here / "memory.json").exists()
 
 
+@pytest.mark.parametrize("command", [["check", "stop.py"], ["baseline", "update", "stop.py"]])
+def test_an_interrupted_program_has_not_failed(
+    command: list[str], here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*UPDATE, *TO_FILE]) == 0
+    content = (here / "memory.json").read_bytes()
+    capfd.readouterr()
+    (here / "stop.py").write_text("import torch\nraise KeyboardInterrupt\n", encoding="utf-8")
+    assert main([*command, *TO_FILE]) == 130
+    assert capfd.readouterr() == ("", "")
+    assert (here / "memory.json").read_bytes() == content
+
+
 def test_help_names_what_can_be_given(capfd: pytest.CaptureFixture[str]) -> None:
     for command in (["check", "--help"], ["baseline", "update", "--help"]):
         with pytest.raises(SystemExit) as exit_:

@@ -329,5 +329,5 @@ def test_what_cannot_be_opened_is_one_clear_line(
     assert main(["top", *options]) == 2
     assert capfd.readouterr().err.splitlines()[0] == f"gpuprobe: error: {says}"
     for log in (ReplayedLog, MomentLog):
-        with pytest.raises(UsageError, match="no/a.jsonl"):
+        with pytest.raises(UsageError, match=r"no/a\.jsonl"):
             log(tmp_path / "no" / "a.jsonl")
