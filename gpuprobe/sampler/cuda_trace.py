@@ -8,14 +8,14 @@ program records a history of its own, it is left alone and no trace is taken.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 
-from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.memory import BlockState, TraceAction
 from gpuprobe.model.session import BlindSpot
-from gpuprobe.model.trace import EventColumns, MemoryTrace
+from gpuprobe.model.trace import EventColumns, MemoryTrace, StackTable
 from gpuprobe.sampler.tensors import Known
 
 __all__ = ["BLIND_SPOTS", "FOREIGN_HISTORY", "CudaTrace", "layout_now"]
@@ -36,6 +36,7 @@ FOREIGN_HISTORY = BlindSpot(
 )
 
 Convert = Callable[[dict[str, Any], int], MemoryTrace]
+Place = tuple[str, int]  # device, address
 
 
 class CudaTrace:
@@ -46,6 +47,7 @@ class CudaTrace:
     def __init__(self, convert: Convert) -> None:
         self._convert = convert
         self._on = False
+        self._before = Before({}, {})
 
     def begin(self) -> bool:
         """Start the history of a step. False where the program records its own."""
@@ -63,9 +65,13 @@ class CudaTrace:
 
     def collect(self, step: int, known: Iterable[Known]) -> list[MemoryTrace]:
         """The traces of the step that ends now."""
+        known = list(known)
+        before, self._before = self._before, Before({_place(item): item for item in known}, {})
         if not self._on:
             return []
-        traces = layout_now(self._convert, step, known)
+        traces = layout_now(self._convert, step, known, before)
+        for trace in traces:
+            self._before.stacks.update(_stacks_of_live(trace))
         self.stop()
         return traces
 
@@ -76,31 +82,73 @@ class CudaTrace:
             self._on = False
 
 
-def layout_now(convert: Convert, step: int, known: Iterable[Known]) -> list[MemoryTrace]:
-    """Every device's segments as they are now, with whatever history there is."""
+class Before(NamedTuple):
+    """What is known of the blocks that live at the end of a step, for the trace of the next: a
+    snapshot says nothing of those that the next step frees, but that they are freed.
+    """
+
+    known: dict[Place, Known]
+    stacks: dict[Place, tuple[StackTable, int]]
+
+
+def layout_now(
+    convert: Convert, step: int, known: Iterable[Known], before: Before | None = None
+) -> list[MemoryTrace]:
+    """Every device's segments as they are now, with whatever history there is. ``before``: what
+    was known when that history began.
+    """
     if not torch.cuda.is_initialized():
         return []
     snapshot = torch.cuda.memory._snapshot()
-    found = {(item.device, item.address): item for item in known}
+    found = {_place(item): item for item in known}
     used = {segment["device"] for segment in snapshot["segments"]}
     traces = []
     for index, events in enumerate(snapshot["device_traces"]):
         if events or index in used:
             trace = convert(snapshot, index)
             trace.step = step
+            for column in ("category", "module"):
+                for rows in (trace.baseline, trace.events):
+                    getattr(rows, column).extend([0] * (len(rows) - len(getattr(rows, column))))
+            if before is not None and trace.complete:
+                _name_baseline(trace, before)
             _categorise(trace, found)
             traces.append(trace)
     return traces
 
 
-def _categorise(trace: MemoryTrace, known: dict[tuple[str, int], Known]) -> None:
+def _place(item: Known) -> Place:
+    return item.device, item.address
+
+
+def _stacks_of_live(trace: MemoryTrace) -> Iterator[tuple[Place, tuple[StackTable, int]]]:
+    """Where the blocks that live at the end of the trace were made."""
+    for segment in trace.segments:
+        for block in segment.blocks:
+            if block.state is BlockState.ALLOCATED and block.stack:
+                yield (trace.device, block.address), (trace.stacks, block.stack)
+
+
+def _name_baseline(trace: MemoryTrace, before: Before) -> None:
+    """Give the blocks that were there when the trace began what was known of them then."""
+    rows, table = trace.baseline, trace.stacks
+    for i, address in enumerate(rows.address):
+        place = trace.device, address
+        item = before.known.get(place)
+        if item is not None:
+            rows.category[i] = item.category.code
+            rows.module[i] = table.string(item.module)
+        if not rows.stack[i] and place in before.stacks:
+            earlier, stack = before.stacks[place]
+            frames = earlier.frames_of(stack)
+            rows.stack[i] = table.stack(tuple(table.frame(frame) for frame in frames))
+
+
+def _categorise(trace: MemoryTrace, known: dict[Place, Known]) -> None:
     """Give the blocks that still live at the end of the trace what a walk found them to be.
 
     An address may have had several owners: the walk speaks of the last one.
     """
-    for rows in (trace.baseline, trace.events):
-        for column in (rows.category, rows.module):
-            column.extend([0] * (len(rows) - len(column)))
     alloc = TraceAction.ALLOC.code
     last: dict[int, tuple[EventColumns, int]] = {
         address: (trace.baseline, i) for i, address in enumerate(trace.baseline.address)

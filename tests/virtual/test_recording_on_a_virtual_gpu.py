@@ -91,3 +91,27 @@ def test_running_out_of_memory_says_what_would_have_fitted(tmp_path: Path) -> No
     assert failure["asked"] == 8 * 1024 * MIB
     assert any("expandable_segments" in change for change in failure["fits_with"])
     assert any("It would have fitted with" in sentence for sentence in failure["sentences"])
+
+
+@pytest.mark.parametrize("steps", ["all", "1"])
+def test_gradients_that_a_step_frees_before_its_backward_are_gradients(
+    steps: str, tmp_path: Path
+) -> None:
+    with (
+        gpuprobe.virtual_gpu("t4", "shapes"),
+        gpuprobe.record(tmp_path / "run", level="trace", trace_steps=steps),
+    ):
+        layers = [torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 8)]
+        model = torch.nn.Sequential(*layers).cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(4):
+            loss = model(torch.randn(32, 512, device="cuda")).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    report = gpuprobe.report(gpuprobe.load(tmp_path / "run"))
+    rows = {row["key"]: row["bytes"] for row in report["categories"]["rows"]}
+    assert rows["gradient"] == rows["parameter"] > 4 * MIB
+    before = [r for r in report["top_lines"]["rows"] if r["key"] == "(before the trace)"]
+    if steps == "all":  # then the trace of the step before says where they were made
+        assert before == []
