@@ -26,6 +26,8 @@ History:
   defaults too. What a line calls is in ``places``, once.
 """
 
+_BEGIN: Final = '{\n "a'  # accounts, or at_peak: the first key
+
 
 def dumps(baseline: Baseline) -> str:
     """The baseline as reviewable JSON, ASCII only."""
@@ -146,10 +148,7 @@ def loads(text: str, where: str = "the baseline") -> Baseline:
     try:
         document = json.loads(text)
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-            raise DataError(
-                f"{where} is not a gpuprobe baseline",
-                hint="name another file: gpuprobe baseline update writes one",
-            )
+            raise _none(where)
         major, minor = (_whole(part) for part in document["version"][:2])
         if major > VERSION[0]:
             raise UnsupportedSchema(
@@ -158,10 +157,25 @@ def loads(text: str, where: str = "the baseline") -> Baseline:
             )
         return _baseline(document, where, newer=(major, minor) > VERSION)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        if not _may_be_one(text):
+            raise _none(where) from None
         raise DataError(
             f"{where} is damaged: {type(error).__name__}: {error}",
             hint="delete it, and gpuprobe baseline update writes a new one",
         ) from error
+
+
+def _none(where: str) -> DataError:
+    return DataError(
+        f"{where} is not a gpuprobe baseline",
+        hint="name another file: gpuprobe baseline update writes one",
+    )
+
+
+def _may_be_one(text: str) -> bool:
+    """Whether this is, or begins as, what `dumps` writes. Nobody is told to delete anything else:
+    it may be a source file."""
+    return SCHEMA in text or text.startswith(_BEGIN) or _BEGIN.startswith(text)
 
 
 def _baseline(document: Mapping[str, Any], where: str, *, newer: bool) -> Baseline:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gpuprobe.hazards.known import Comparison, KnownFinding
     from gpuprobe.model.findings import Finding
 
-__all__ = ["compare", "read_known", "write_known"]
+__all__ = ["compare", "ensure_replaceable", "read_known", "write_known"]
 
 
 def compare(known: Sequence[KnownFinding], findings: Sequence[Finding]) -> Comparison:
@@ -37,6 +37,16 @@ def read_known(path: str | os.PathLike[str]) -> tuple[KnownFinding, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {where}: {error}") from error
     return loads(text, str(where))
+
+
+def ensure_replaceable(path: str | os.PathLike[str]) -> None:
+    """A baseline may be replaced, and a damaged one; anything else is left alone. Raises DataError
+    for that."""
+    from gpuprobe.hazards.known import may_be_one
+
+    where = Path(path)
+    if where.exists() and not may_be_one(where.read_bytes().decode("utf-8", "replace")):
+        raise DataError(f"{where} is not a baseline of hazards", hint="name another file")
 
 
 def write_known(findings: Sequence[Finding], path: str | os.PathLike[str]) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "fingerprint",
     "known",
     "loads",
+    "may_be_one",
     "normalized",
 ]
 
@@ -39,6 +40,7 @@ History:
 * 1.0: first version.
 """
 
+_BEGIN: Final = f'{{\n "schema": "{SCHEMA}"'
 _HINT: Final = "--hazards-baseline-update writes a new one"
 # A string is kept as it is; a comment and white space say nothing about what is done.
 _PARTS: Final = re.compile(r"(\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*')|#.*|\s+")
@@ -145,7 +147,7 @@ def loads(text: str, where: str = "the baseline") -> tuple[KnownFinding, ...]:
     try:
         document = json.loads(text)
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-            raise DataError(f"{where} is not a baseline of hazards", hint=_HINT)
+            raise _none(where)
         major = _whole(document["version"][0])
         if major > VERSION[0]:
             raise UnsupportedSchema(
@@ -154,9 +156,24 @@ def loads(text: str, where: str = "the baseline") -> tuple[KnownFinding, ...]:
             )
         return tuple(sorted(_row(item) for item in document["findings"]))
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        if not may_be_one(text):
+            raise _none(where) from None
         raise DataError(
             f"{where} is damaged: {type(error).__name__}: {error}", hint=_HINT
         ) from error
+
+
+def may_be_one(text: str) -> bool:
+    """Whether this is, or begins as, what `dumps` writes. Anything else is not replaced: it may be
+    a source file."""
+    return SCHEMA in text or text.startswith(_BEGIN) or _BEGIN.startswith(text)
+
+
+def _none(where: str) -> DataError:
+    return DataError(
+        f"{where} is not a baseline of hazards",
+        hint="name another file: --hazards-baseline-update writes one",
+    )
 
 
 def _whole(value: Any) -> int:

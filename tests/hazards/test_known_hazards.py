@@ -139,7 +139,9 @@ GOOD = json.loads(dumps([KnownFinding("0" * 16, "GP201", "read-after-write", "a"
             json.dumps({**GOOD, "findings": [{**GOOD["findings"][0], "fingerprint": "x"}]}),
             "damaged",
         ),
-        ("[" * 100_000, "damaged"),
+        ("[" * 100_000, "not a baseline"),
+        (dumps([])[:40], "damaged"),
+        ("import torch\n", "not a baseline"),
     ],
 )
 def test_what_is_no_baseline_is_refused_in_one_line(text: str, error: str) -> None:
@@ -241,3 +243,24 @@ def test_a_program_that_goes_elsewhere_leaves_its_findings_here(
     assert main(["run", "-q", "--hazards-json", "h.json", "train.py"]) == 0
     assert json.loads((tmp_path / "h.json").read_text())
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_an_update_replaces_nothing_but_a_baseline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import torch\n")
+    options = ["--hazards-baseline", "known.json", "--hazards-baseline-update"]
+    update = ["run", "-q", "--force", *options, "train.py"]
+    for text, code in (
+        ("import os\n", 4),
+        ("{}\n", 4),
+        (dumps([])[:50], 0),
+        (dumps([]), 0),
+        ("", 0),
+    ):
+        Path("known.json").write_text(text)
+        assert main(update) == code
+        said = capsys.readouterr().err
+        assert ("not a baseline of hazards" in said) == (code == 4)
+        assert Path("known.json").read_text() == (text if code else dumps([]))

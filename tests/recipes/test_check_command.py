@@ -117,7 +117,10 @@ BROKEN: dict[str, tuple[Callable[[str], bytes], str]] = {
     ),
     "a tolerance below nothing": (put("tolerance", "peak_allocated", "absolute", value=-1), "is d"),
     "lines that are a list": (put("at_peak", "lines", value=[1]), "is damaged"),
-    "too deep": (lambda text: b"[" * 200_000, "is damaged"),
+    "too deep": (lambda text: b'{\n "accounts": ' + b"[" * 200_000, "is damaged"),
+    "a deep list": (lambda text: b"[" * 200_000, "is not a gpuprobe baseline"),
+    "a source file": (lambda text: b"import torch\n", "is not a gpuprobe baseline"),
+    "settings": (lambda text: b'[tool.gpuprobe]\nrun = "a.py"\n', "is not a gpuprobe baseline"),
 }
 
 
@@ -142,6 +145,7 @@ def test_a_broken_baseline_is_refused_and_left_alone(
         assert told in first
         assert len(first) < 300
         assert second.startswith("  hint: ")
+        assert ("delete" in second) == ("damaged" in first)
         assert file.read_bytes() == content
         assert not list(project.glob(".*"))
 

@@ -197,10 +197,11 @@ def _known(args: argparse.Namespace) -> Sequence[KnownFinding] | None:
         if args.hazards_baseline_update:
             raise UsageError("--hazards-baseline-update needs --hazards-baseline FILE")
         return None
-    if args.hazards_baseline_update:
-        return None
-    from gpuprobe.api.hazards_baseline import read_known
+    from gpuprobe.api.hazards_baseline import ensure_replaceable, read_known
 
+    if args.hazards_baseline_update:
+        ensure_replaceable(args.hazards_baseline)
+        return None
     return read_known(args.hazards_baseline)
 
 
