@@ -33,7 +33,8 @@ Write = Callable[[Callable[[], object]], None]
 
 
 def chosen_steps(text: str) -> Callable[[int], bool]:
-    """``"3,100-102"`` or ``"all"``: which steps, counted from 0, are meant. Raises UsageError."""
+    """``"3,100-102"`` or ``"all"``: which steps, counted from 0, are meant. Raises UsageError, also
+    for a range without a step in it."""
     if text.strip() == "all":
         return lambda index: True
     ranges = []
@@ -44,7 +45,12 @@ def chosen_steps(text: str) -> Callable[[int], bool]:
                 f"expected steps such as 3,100-102 or all, found {text!r}",
                 hint="steps are counted from 0",
             )
-        ranges.append(range(int(first), int(last or first) + 1))
+        steps = range(int(first), int(last or first) + 1)
+        if not steps:
+            raise UsageError(
+                f"no step is in {first}-{last}", hint=f"did you mean {int(last)}-{int(first)}?"
+            )
+        ranges.append(steps)
     return lambda index: any(index in steps for steps in ranges)
 
 
