@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from typing import Any
@@ -143,6 +144,18 @@ class VirtualDevice:
             self.free(block)
 
     # -- figures
+
+    @property
+    def room(self) -> float:
+        """Bytes that tensors could still get if nothing were cached and no byte lost to
+        rounding: what is asked for beyond that is refused. Infinite on an endless device.
+        """
+        capacity = self.driver.capacity
+        if capacity is None:
+            return math.inf
+        allowed = self.sim.allowed_maximum
+        most = capacity if allowed is None else min(capacity, allowed)
+        return most - self.sim.allocated
 
     @property
     def total(self) -> int:

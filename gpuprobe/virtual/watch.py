@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpuprobe.virtual import keys, values
+from gpuprobe.virtual import keys, room, values
 from gpuprobe.virtual.calls import Call, Row
 from gpuprobe.virtual.machine import HOST, Brand, Machine, is_meta
 
@@ -143,7 +143,7 @@ class Watch(TorchDispatchMode):
         if machine.capture is not None:
             machine.capture.about_to_run(func, args, kwargs)
         if row is None:
-            result = self._run(func, args, kwargs)
+            result = self._made(facts, func, args, kwargs, place)
             self._births(result, place, facts, None)
         else:
             call = Call(machine, machine.devices[index], machine.stream(index), func, args, kwargs)
@@ -152,7 +152,8 @@ class Watch(TorchDispatchMode):
                 if row.before is not None:
                     row.before(call)
                 source = row.reuse(call) if row.reuse is not None else None
-                result = call.result = self._run(func, args, kwargs)
+                there = place if source is None else HOST  # memory that is reused is there
+                result = call.result = self._made(facts, func, args, kwargs, there)
                 self._births(result, place, facts, source)
                 if row.after is not None:
                     row.after(call)
@@ -163,6 +164,32 @@ class Watch(TorchDispatchMode):
         if machine.observer is not None:
             machine.observer.device_op(func, args, kwargs, result, index)
         return result
+
+    def _made(
+        self,
+        facts: _Facts,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        place: int,
+    ) -> Any:
+        """What the host's kernel makes for ``place``. Raises torch.OutOfMemoryError where it is
+        more than that device has left, if possible before the host is asked for it.
+        """
+        machine = self.machine
+        if place < 0 or machine.shapes or facts.writes:
+            return self._run(func, args, kwargs)
+        device = machine.devices[place]
+        if room.doubtful(device, args):
+            room.claim(device, machine.stream(place), self._run, func, args, kwargs)
+        try:
+            return self._run(func, args, kwargs)
+        except RuntimeError as error:
+            if room.HOST_FULL not in str(error):
+                raise
+            failure = error
+        room.claim(device, machine.stream(place), self._run, func, args, kwargs)
+        raise failure
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The host's kernel. Meta kernels are often Python code: what they ask of tensors must
@@ -324,6 +351,10 @@ class Watch(TorchDispatchMode):
             by_shape=values.BY_SHAPE.get(name),
             needs_values=name in values.NEED_VALUES,
             host_results=_HOST_RESULTS.get(name, ()),
+            writes=any(
+                item.alias_info is not None and item.alias_info.is_write
+                for item in schema.arguments
+            ),
         )
 
 
@@ -338,6 +369,7 @@ class _Facts:
         "mixed",
         "needs_values",
         "row",
+        "writes",
     )
 
     def __init__(
@@ -350,6 +382,7 @@ class _Facts:
         by_shape: Callable[..., Any] | None,
         needs_values: bool,
         host_results: tuple[int, ...],
+        writes: bool,
     ) -> None:
         self.row = row
         self.mixed = mixed
@@ -358,6 +391,7 @@ class _Facts:
         self.by_shape = by_shape
         self.needs_values = needs_values
         self.host_results = host_results
+        self.writes = writes
 
 
 def _tensors(values_: Any) -> Iterator[Any]:

@@ -162,6 +162,27 @@ def test_a_full_device_raises_torchs_error() -> None:
         assert torch.cuda.memory_stats()["num_ooms"] == 1
 
 
+@pytest.mark.parametrize("asked", ["empty", "randn", "copy", "product", "computed"])
+def test_the_host_is_not_asked_for_what_the_device_has_not(asked: str) -> None:
+    """Each result is larger than any host's memory, or would take minutes to compute."""
+    with gpuprobe.virtual_gpu("t4"):
+        column = torch.zeros(1 << 21, 1, device="cuda")
+        wide = torch.zeros(1, device="cuda").expand(10 << 40)
+        before = torch.cuda.memory_allocated()
+        makers = {
+            "empty": lambda: torch.empty(10 << 40, dtype=torch.uint8, device="cuda"),
+            "randn": lambda: torch.randn(40, 1 << 40, device="cuda"),
+            "copy": lambda: torch.zeros(1).expand(10 << 40).to("cuda"),
+            "product": lambda: column @ column.t(),  # no shape among the arguments tells
+            "computed": lambda: wide * 2,
+        }
+        with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate \d+\.00 GiB\. GPU 0"):
+            makers[asked]()
+        assert torch.cuda.memory_allocated() == before
+        assert torch.cuda.memory_stats()["num_ooms"] == 1
+        assert column.sum().item() == 0.0
+
+
 def test_device_contexts_in_a_fresh_process() -> None:
     """torch lists its factories once: that must not be of the replaced ones, nor outlive them."""
     text = (
