@@ -114,6 +114,8 @@ def run(args: argparse.Namespace) -> int:
             args.hazards_annotations,
         )
     )
+    if args.compute == "shapes" and args.virtual is None:
+        raise UsageError("--compute shapes needs --virtual GPU", hint="--virtual h100-80gb")
     if hazards:
         _fix_files(args)
     known = _known(args)
