@@ -30,6 +30,7 @@ __all__ = [
     "default_output",
     "own_traceback",
     "program",
+    "rank_count",
     "record",
     "run",
     "show_error",
@@ -156,6 +157,13 @@ def default_output(name: str) -> Path:
         count += 1
         path = Path(f"{stem}.{count}.gpuprobe")
     return path
+
+
+def rank_count() -> int:
+    """How many processes the program runs as (``torchrun``); 1 where it is alone."""
+    from gpuprobe.sampler.environment import ranks
+
+    return ranks()[2]
 
 
 def program(target: str, arguments: Sequence[str], *, module: bool = False) -> Program:

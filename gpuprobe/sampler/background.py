@@ -6,11 +6,11 @@ and the bookkeeping runs while operators do, which hold no interpreter lock.
 
 from __future__ import annotations
 
+import atexit
 import os
-import queue
 import threading
-import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 
 __all__ = ["LIMIT", "Background"]
@@ -19,68 +19,109 @@ LIMIT = 10_000
 """Pieces of work that may wait. A disk that takes nothing at all must not fill the memory."""
 
 FORK_TIMEOUT = 5.0
-"""Seconds that a fork waits for the thread to end. Forking beside it is a lesser evil."""
+"""Seconds that a fork, and the interpreter's end, wait for the thread. Going on without it is a
+lesser evil."""
 
 
 class Background:
     """Does what it is given, in order. The thread starts with the first piece, is a daemon, and
-    ends before a fork: a child has no second thread, and Python warns of forking with one.
+    ends before a fork: a child has no second thread, and Python warns of forking with one. Where
+    no thread can be started, the work is done at once.
     """
 
     def __init__(self, on_error: Callable[[Exception], None]) -> None:
         """``on_error`` gets what a piece of work raises, in the thread."""
         self._on_error = on_error
-        self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._forget()
         self.refused = 0
         """Pieces that were not taken, because `LIMIT` were waiting."""
-        _end_before_fork(self)
+        _watch_process(self)
+
+    def _forget(self) -> None:
+        """Nothing waits, and nobody works: as at first, and in a forked child."""
+        self._changed = threading.Condition(threading.Lock())
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._thread: threading.Thread | None = None
+        self._ending = False
+        self._abandoned = False
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Have it done soon."""
-        if self._queue.qsize() >= LIMIT:
-            self.refused += 1
-            return
-        self._queue.put(work)
-        self._started()
+        """Have it done soon. Never raises."""
+        with self._changed:
+            if self._abandoned or len(self._waiting) >= LIMIT:
+                self.refused += 1
+                return
+            self._waiting.append(work)
+            self._changed.notify_all()
+            working = self._working()
+        if not working:
+            self._work_here()
 
     def drain(self, timeout: float) -> bool:
-        """Wait until all is done, and end the thread. Seconds; False where it took longer."""
-        if self._thread is threading.current_thread():  # a piece of work ends the recording
-            return False
-        until = time.monotonic() + timeout
-        # More than once where an earlier drain gave up: the thread may have ended at the mark that
-        # was left for it, just before something was handed over.
-        while self._thread is not None and (self._thread.is_alive() or not self._queue.empty()):
-            thread = self._started()
-            self._queue.put(None)
-            thread.join(max(0.0, until - time.monotonic()))
-            if thread.is_alive():
+        """Wait until all is done, and end the thread. Seconds; False where it took longer, or
+        where a piece of work asks: it cannot wait for itself. Never raises.
+        """
+        with self._changed:
+            thread = self._thread
+            if thread is threading.current_thread():
                 return False
-        self._thread = None
-        return True
+            self._ending = True
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join(timeout)
+        with self._changed:
+            self._ending = False
+            return self._thread is None
 
-    def _started(self) -> threading.Thread:
-        """The thread, running: after a `drain` that took too long it may have ended since."""
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="gpuprobe", daemon=True)
-            self._thread.start()
-        return self._thread
+    def abandon(self) -> int:
+        """Do nothing more but finish the piece at hand; how many pieces are never done."""
+        with self._changed:
+            self._abandoned = True
+            left = len(self._waiting) + (self._thread is not None)
+            self._waiting.clear()
+            return left
+
+    def _working(self) -> bool:
+        """Have a thread. False where the system, or an interpreter at its end, gives none."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="gpuprobe", daemon=True)
+            self._thread = thread
+            try:
+                thread.start()
+            except RuntimeError:
+                self._thread = None
+                return False
+        return True
 
     def _run(self) -> None:
         while True:
-            work = self._queue.get()
-            if work is None:
-                if self._queue.empty():
+            with self._changed:
+                while not self._waiting and not self._ending:
+                    self._changed.wait()
+                if not self._waiting:
+                    self._thread = None
                     return
-                continue
-            try:
-                work()
-            except Exception as error:  # noqa: BLE001 - whoever made the work decides
+                work = self._waiting.popleft()
+            self._do(work)
+
+    def _work_here(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    return
+                work = self._waiting.popleft()
+            self._do(work)
+
+    def _do(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - whoever made the work decides
+            if not self._abandoned:  # then the recording is closed, and this is no news
                 self._on_error(error)
 
 
-def _end_before_fork(background: Background) -> None:
+def _watch_process(background: Background) -> None:
+    """End the thread before a fork and at the interpreter's end; begin anew in a child."""
     ref = weakref.ref(background)
 
     def end() -> None:
@@ -88,5 +129,13 @@ def _end_before_fork(background: Background) -> None:
         if living is not None:
             living.drain(FORK_TIMEOUT)
 
+    def forget() -> None:
+        living = ref()
+        if living is not None:
+            living._forget()
+
     if hasattr(os, "register_at_fork"):  # not on Windows
-        os.register_at_fork(before=end)
+        os.register_at_fork(before=end, after_in_child=forget)
+    atexit.register(end)
+    # Not at exit itself: there the work is still to be done.
+    weakref.finalize(background, atexit.unregister, end).atexit = False

@@ -98,7 +98,10 @@ class Census:
             if places.fixed != self._seen:
                 self._fix(models, optimizers)
                 self._seen = places.fixed
-            sums = self._with_gradients(places.gradients)
+            try:
+                sums = self._with_gradients(places.gradients)
+            except (RuntimeError, NotImplementedError):  # one of torch.func's wrappers
+                sums = None
         if sums is None:
             self.walks += 1
             sums = category_sums(walk(models, optimizers))

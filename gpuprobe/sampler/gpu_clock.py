@@ -27,14 +27,17 @@ BEHIND = 4
 records without times on the GPU."""
 
 _NOT_OVER = Unavailable("the GPU was too far behind", ReadStatus.NOT_COLLECTED)
-_NO_EVENT = Unavailable("no event was recorded here: a graph was being captured")
+_NO_EVENT = Unavailable("no event was recorded here", ReadStatus.NOT_COLLECTED)
+_OTHER_STREAM = Unavailable("it began on one stream and ended on another")
 _END_TIMEOUT = 2.0  # seconds that the end of a recording waits for the last step
 
 Finish = Callable[[Sequence[int | Unavailable]], None]
 
 
 class Event(Protocol):
-    """A ``torch.cuda.Event`` with timing."""
+    """A ``torch.cuda.Event`` with timing. ``stream`` is told apart by its equality."""
+
+    stream: Any
 
     def record(self) -> None: ...
     def query(self) -> bool: ...
@@ -64,21 +67,38 @@ class GpuClock:
             return None
         listeners = _gpu_trace.EventRecordCallbacks.callback_list
 
+        def make() -> Any:
+            event: Any = torch.cuda.Event(enable_timing=True)
+            device = torch.cuda.current_device()
+            event.stream = (device, torch._C._cuda_getCurrentRawStream(device))
+            return event
+
         def usable() -> bool:
             return (
                 torch.cuda.is_initialized()
                 and not listeners
+                # An event would make a context on a current device that the program leaves alone.
+                and torch._C._cuda_hasPrimaryContext(torch.cuda.current_device())
                 and not torch.cuda.is_current_stream_capturing()
             )
 
-        return cls(lambda: torch.cuda.Event(enable_timing=True), usable)
+        return cls(make, usable)
+
+    def _may(self) -> bool:
+        try:
+            return self._usable()
+        except RuntimeError:  # the GPU is in error: every question to CUDA says so now
+            return False
 
     def mark(self) -> Event | None:
-        """An event, recorded now."""
-        if not self._usable():
+        """An event, recorded now. None where that is not possible."""
+        if not self._may():
             return None
-        event = self._make()
-        event.record()
+        try:
+            event = self._make()
+            event.record()
+        except RuntimeError:
+            return None
         return event
 
     def when_over(self, segments: list[Segment], finish: Finish) -> None:
@@ -99,22 +119,24 @@ class GpuClock:
 
     def _settle(self, most: int) -> None:
         """Finish the steps that are over, and those that make it more than ``most``."""
-        usable = self._usable()
+        usable = self._may()
         while self._waiting:
             segments, finish = self._waiting[0]
-            over = usable and _over(segments)
+            over = _over(segments, usable)
             if not over and len(self._waiting) <= most:
                 return
             self._waiting.popleft()
             finish([_span(segment) if over else _NOT_OVER for segment in segments])
 
 
-def _over(segments: list[Segment]) -> bool:
-    """Whether the GPU has come to the end. A GPU in error has: it does nothing any more."""
+def _over(segments: list[Segment], usable: bool) -> bool:
+    """Whether the GPU has come to the end. A GPU in error has: it does nothing any more; and
+    where no event was recorded there is none to come to.
+    """
     for segment in reversed(segments):
         if segment.end.gpu is not None:
             try:
-                return bool(segment.end.gpu.query())
+                return usable and bool(segment.end.gpu.query())
             except RuntimeError:
                 return True
     return True
@@ -124,7 +146,9 @@ def _span(segment: Segment) -> int | Unavailable:
     start, end = segment.start.gpu, segment.end.gpu
     if start is None or end is None:
         return _NO_EVENT
+    if start.stream != end.stream:
+        return _OTHER_STREAM
     try:
-        return round(start.elapsed_time(end) * 1e6)  # from ms, in which torch gives it
+        return max(0, round(start.elapsed_time(end) * 1e6))  # from ms, in which torch gives it
     except RuntimeError as error:  # the program went on to another device, or the GPU failed
         return Unavailable(f"not timed: {str(error).splitlines()[0]}")

@@ -527,7 +527,12 @@ class Recorder:
             return
         self._faults.append(text)
         _log.debug("gpuprobe fault", exc_info=error)
-        self._uninstall()
+        # The hooks stay, and do nothing, until `stop`: this may be inside one of them, or another
+        # thread, while torch goes through the very list that they are in.
+        self._active = False
+        if self._extras is not None:
+            self._extras.collectives.active = False
+        self._traces.pause()
         self._warn(f"gpuprobe stopped recording, the program goes on: {text}")
 
     def _write(self, action: Callable[[], object]) -> None:

@@ -177,7 +177,7 @@ class DeviceUse:
         """For these devices (``cuda:0``, …). ``last``: ask, however short ago that was."""
         now = self._clock()
         used: dict[str, int | Unavailable] = {}
-        if (last or now >= self._next) and self._may_ask():
+        if (last or now >= self._next) and self._may():
             self._next = now + self.INTERVAL
             for device in devices:
                 kind, _, index = device.partition(":")
@@ -189,6 +189,12 @@ class DeviceUse:
             pinned.get("active_bytes.current", _NOT_COUNTED),
             pinned.get("allocated_bytes.current", _NOT_COUNTED),
         )
+
+    def _may(self) -> bool:
+        try:
+            return self._may_ask()
+        except RuntimeError:  # the GPU is in error: every question to CUDA says so now
+            return False
 
     def _used_on(self, index: int) -> int | Unavailable:
         try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpuprobe.model.session import KnownTensors, Step
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.sampler.background import Background
-from gpuprobe.sampler.base import Sink
+from gpuprobe.sampler.base import AtEnd, Mark, Sink
 from gpuprobe.sampler.timeline import Segment, assemble
 from gpuprobe.sampler.traces import Traces
 
@@ -50,6 +50,7 @@ class StepEnd:
         self._background = Background(on_fault)
         self._device_use: DeviceUse | None = None
         self._gpu_clock: GpuClock | None = None
+        self._at_end: tuple[int, AtEnd | None] = (-1, None)
 
     def read_cuda(self, reader: Reader) -> None:
         """There is CUDA: read what it has, and time the GPU at every mark of ``reader``."""
@@ -95,24 +96,31 @@ class StepEnd:
         at_end = None
         if self._device_use is not None:
             at_end = self._device_use.read(tuple(allocated), last=ended_by == "end")
-        make = functools.partial(
-            assemble,
-            index,
-            segments,
-            tensors=tensors,
-            traces=traces,
-            ended_by=ended_by,
-            at_end=at_end,
-            **record,
-        )
+            before, earlier = self._at_end
+            if before == index and earlier is not None and not at_end.used:
+                at_end = at_end._replace(used=earlier.used)  # the record that this one replaces
+            self._at_end = (index, at_end)
+        more: dict[str, Any] = {
+            "tensors": tensors,
+            "traces": traces,
+            "ended_by": ended_by,
+            "at_end": at_end,
+        }
+
+        def make(segments: list[Segment], **timed: Any) -> Step:
+            return assemble(index, segments, **more, **record, **timed)
+
         if self._traces.cpu is not None:  # it may be wanted once more (`Traces.write_waiting`)
-            step = make()
+            step = make(segments)
             self._write(lambda: self._sink.step(step))
             self._traces.step_written(step)
         elif self._gpu_clock is not None:
-            self._gpu_clock.when_over(segments, lambda spans: self._later(make, gpu_ns=spans))
+            # Without their events: those are given back here, by the thread that trains.
+            bare = [Segment(s.path, _bare(s.start), _bare(s.end)) for s in segments]
+            later = functools.partial(make, bare)
+            self._gpu_clock.when_over(segments, lambda spans: self._later(later, gpu_ns=spans))
         else:
-            self._later(make)
+            self._later(functools.partial(make, segments))
         return traces
 
     def _later(self, make: Callable[..., Step], **more: Any) -> None:
@@ -126,9 +134,15 @@ class StepEnd:
                 self._gpu_clock.end()
         except Exception as error:  # noqa: BLE001 - the end of a recording ends no program
             faults.append(f"{type(error).__name__}: {error}")
+        missing = 0
         if not self._background.drain(WRITE_TIMEOUT):
+            missing = self._background.abandon()
             faults.append(f"steps were not written within {WRITE_TIMEOUT:.0f} s")
-        refused = self._background.refused
-        if refused:
-            faults.append(f"{refused} steps are missing: writing them took too long")
+        missing += self._background.refused
+        if missing:
+            faults.append(f"{missing} steps are missing: writing them took too long")
         return faults
+
+
+def _bare(mark: Mark) -> Mark:
+    return mark if mark.gpu is None else mark._replace(gpu=None)

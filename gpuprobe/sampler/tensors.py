@@ -141,7 +141,7 @@ def plain_tensors(tensor: Any) -> Iterator[Any]:
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-    if isinstance(tensor, FakeTensor):
+    if isinstance(tensor, FakeTensor) or torch.nn.parameter.is_lazy(tensor):
         return
     if _is_wrapped(tensor):
         yield from plain_tensors(torch._C._functorch.get_unwrapped(tensor))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -156,6 +157,13 @@ class Traces:
         if odd and index + 1 >= FIRST_STEPS and self._odd_steps < PEAK_STEPS:
             self._odd = index + 1
             self._odd_steps += 1
+
+    def pause(self) -> None:
+        """See nothing more; what is installed stays until `stop`. Never raises."""
+        if self.cpu is not None:
+            self.cpu.active = False
+        with contextlib.suppress(RuntimeError):  # CUDA in error
+            self._stop_cuda()
 
     def stop(self) -> bool:
         """Stop everything. False where the dispatch mode could not be removed."""

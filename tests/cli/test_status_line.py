@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import io
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -65,14 +67,15 @@ def test_it_is_shown_four_times_a_second_and_no_wider_than_the_terminal() -> Non
 
 
 def test_output_goes_above_it() -> None:
-    with on_terminal() as terminal, StatusLine(width=lambda: 80) as status:
+    ticks = count()
+    with on_terminal() as terminal, StatusLine(lambda: next(ticks), lambda: 80) as status:
         print("one")
         status.step(STEP)
         print("two")
         assert terminal.lines() == ["one", "two", text_of(STEP)]
         print("no end yet", end="", file=sys.stderr)
         assert terminal.lines() == ["one", "two", "no end yet"]
-        print()
+        print(file=sys.stderr)
         assert terminal.lines() == ["one", "two", "no end yet", text_of(STEP)]
     assert terminal.lines() == ["one", "two", "no end yet", ""]
 
@@ -90,6 +93,85 @@ def test_the_programs_own_output_is_what_it_was(actions: list[str | None]) -> No
                     assert sys.stdout.write(action) == len(action)
         assert (sys.stdout, sys.stderr) == (made, made)
     assert "\n".join(made.lines()) == "".join(action for action in actions if action)
+
+
+def test_a_prompt_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``input`` writes its prompt past sys.stdout."""
+    during: list[str] = []
+
+    def asked(prompt: str) -> str:
+        status.step(STEP)  # a record that comes while the user thinks
+        during.append(terminal.getvalue())
+        return "yes"
+
+    monkeypatch.setattr(builtins, "input", asked)
+    now = 0.0
+    with on_terminal() as terminal:
+        with StatusLine(lambda: now, lambda: 80) as status:
+            status.step(STEP)
+            now += 1
+            assert input("go on? ") == "yes"
+            now += 1
+            status.step(STEP)
+            assert terminal.lines() == [text_of(STEP)]
+        assert input is asked
+    assert during == [f"{ERASE}{text_of(STEP)}{ERASE}"]
+
+
+def test_an_unfinished_line_of_either_stream_is_not_drawn_over() -> None:
+    now = 0.0
+    with on_terminal() as terminal, StatusLine(lambda: now, lambda: 80) as status:
+        print("Epoch 1: ", end="")
+        print("a warning", file=sys.stderr)
+        sys.stdout.flush()
+        now += 1
+        status.step(STEP)
+        assert terminal.getvalue() == "Epoch 1: a warning\n"
+
+
+def test_bytes_end_the_line_for_good() -> None:
+    now = 0.0
+    with on_terminal() as terminal, StatusLine(lambda: now, lambda: 80) as status:
+        status.step(STEP)
+        with pytest.raises(AttributeError):  # of a stream in memory
+            _ = sys.stdout.buffer
+        now += 1
+        status.step(STEP)
+        assert terminal.lines() == [""]
+
+
+def test_a_terminal_that_cannot_erase_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    with on_terminal() as terminal, StatusLine() as status:
+        assert sys.stdout is terminal
+        status.step(STEP)
+    assert terminal.getvalue() == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_stopped_terminal_holds_up_nobody() -> None:
+    """Ctrl-S: whoever writes waits; the thread that writes the recording may not."""
+    import pty
+    import termios
+
+    main, side = pty.openpty()
+    now = 0.0
+    with (
+        open(side, "w", encoding="utf-8") as stream,  # noqa: PTH123 - a descriptor
+        contextlib.redirect_stdout(stream),
+        contextlib.redirect_stderr(stream),
+        StatusLine(lambda: now, lambda: 80) as status,
+    ):
+        termios.tcflow(side, termios.TCOOFF)
+        for _ in range(3):
+            now += 1
+            status.step(STEP)
+        termios.tcflow(side, termios.TCOON)
+        now += 1
+        status.step(STEP)
+        shown = os.read(main, 1000).decode()
+    os.close(main)
+    assert shown == ERASE + text_of(STEP)
 
 
 def test_what_the_program_put_there_stays() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -47,7 +49,8 @@ def test_a_drain_that_takes_too_long_loses_nothing() -> None:
     done: list[str] = []
     work = Background(lambda error: None)
     work.submit(gate.wait)
-    assert not work.drain(0.0)
+    for _ in range(3):
+        assert not work.drain(0.0)
     work.submit(lambda: done.append("later"))
     gate.set()
     assert work.drain(30)
@@ -65,6 +68,72 @@ def test_the_thread_ends_before_a_fork() -> None:
         os._exit(0 if done == list(range(50)) and threading.active_count() == 1 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert done == list(range(50))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
+def test_a_child_has_nothing_of_its_parents_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "FORK_TIMEOUT", 0.0)  # forked beside a disk that hangs
+    gate = threading.Event()
+    done: list[int] = []
+    work = Background(lambda error: None)
+    work.submit(gate.wait)
+    work.submit(lambda: done.append(0))
+    pid = os.fork()
+    if not pid:
+        work.submit(lambda: done.append(1))
+        os._exit(0 if work.drain(30) and done == [1] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    gate.set()
+    assert work.drain(30)
+    assert done == [0]
+
+
+def test_without_threads_the_work_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    done: list[int] = []
+    work = Background(lambda error: None)
+    work.submit(lambda: done.append(0))
+    assert done == [0]
+    assert work.drain(0.0)
+
+
+def test_many_threads_hand_over_while_others_drain() -> None:
+    done: list[int] = []
+    work = Background(lambda error: None)
+
+    def hand_over(first: int) -> None:
+        for i in range(200):
+            work.submit(lambda i=i: done.append(first + i))
+            if i % 20 == 0:
+                work.drain(30)
+
+    threads = [threading.Thread(target=hand_over, args=(1000 * n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert work.drain(30)
+    assert sorted(done) == sorted(1000 * n + i for n in range(4) for i in range(200))
+    for n in range(4):  # those of one thread in its order
+        assert [i for i in done if i // 1000 == n] == [1000 * n + i for i in range(200)]
+    assert "gpuprobe" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_what_waits_when_the_interpreter_ends_is_done() -> None:
+    program = """
+import time
+from gpuprobe.sampler.background import Background
+work = Background(print)
+for i in range(20):
+    work.submit(lambda i=i: (time.sleep(0.01), print(i, flush=True)))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == [str(i) for i in range(20)]
 
 
 class Slow(KeepingSink):
@@ -101,5 +170,5 @@ def test_steps_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) ->
         train(model, torch.optim.SGD(model.parameters(), 0.1), 8)
     (end,) = sink.ends
     assert any("not written" in fault for fault in end.gpuprobe_faults)
-    assert any("steps are missing" in fault for fault in end.gpuprobe_faults)
+    assert any("8 steps are missing" in fault for fault in end.gpuprobe_faults)
     sink.gate.set()

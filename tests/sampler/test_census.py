@@ -158,3 +158,20 @@ def test_no_tensor_is_kept_alive() -> None:
     del model, optimizer
     gc.collect()
     assert weight() is None
+
+
+def test_parameters_that_are_not_made_yet_and_gradients_inside_torch_func() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))
+    census = Census()
+    found = census.take([model], [], _ALLOCATED)
+    assert found == walked([model], [])
+    assert found[0].by_category[Category.PARAMETER] == 4 * (4 * 2 + 2)
+    layer = nn.Linear(3, 1)
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        layer.weight.grad = torch.ones_like(layer.weight) * x.sum()
+        assert census.take([layer], [], _ALLOCATED, glance=False) == walked([layer], [])
+        layer.weight.grad = None
+        return x.sum()
+
+    torch.func.grad(inside)(torch.ones(3))

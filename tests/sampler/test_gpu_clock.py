@@ -30,6 +30,7 @@ class Device:
         self.done = 0.0
         self.failed = False
         self.capturing = False
+        self.stream = 0
 
     def event(self) -> Event:
         return Event(self)
@@ -42,6 +43,7 @@ class Event:
     def record(self) -> None:
         assert not self.device.capturing
         self.at = self.device.queued
+        self.stream = self.device.stream
 
     def query(self) -> bool:
         assert not self.device.capturing, "CUDA ends a capture at a query"
@@ -163,6 +165,70 @@ def test_while_a_graph_is_captured_nothing_is_recorded_and_nothing_asked() -> No
     known, unknown = found
     assert not any(isinstance(span, Unavailable) for span in known)
     assert all(isinstance(span, Unavailable) for span in unknown)
+
+
+def test_marks_on_two_streams_say_nothing() -> None:
+    """The second stream may be ahead of the first: the time would be negative."""
+    device = Device()
+    clock = clock_of(device)
+    timeline = Timeline(Marks(clock))
+    timeline.enter("forward")
+    device.stream, device.queued = 1, -5.0
+    timeline.leave()
+    device.done = 10.0
+    found: list[Any] = []
+    clock.when_over(timeline.cut(), found.append)
+    (spans,) = found
+    assert [getattr(span, "reason", span) for span in spans] == [
+        0,
+        "it began on one stream and ended on another",
+        0,
+    ]
+
+
+def test_a_step_without_events_waits_for_nothing() -> None:
+    """Somebody listens to torch's events: none of ours may be recorded, or asked."""
+    device = Device()
+    clock = GpuClock(device.event, lambda: False)
+    found: list[Any] = []
+    clock.when_over(step_of(device, Timeline(Marks(clock)), 1.0, 1.0), found.append)
+    (spans,) = found
+    assert {span.reason for span in spans} == {"no event was recorded here"}
+
+
+def test_a_gpu_that_answers_nothing_more_costs_no_step() -> None:
+    device = Device()
+
+    def usable() -> bool:
+        if device.failed:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return True
+
+    clock = GpuClock(device.event, usable)
+    timeline = Timeline(Marks(clock))
+    found: list[Any] = []
+    clock.when_over(step_of(device, timeline, 1.0, 1.0), found.append)
+    device.failed = True
+    clock.when_over(step_of(device, timeline, 1.0, 1.0), found.append)
+    clock.end(lambda seconds: None)
+    assert len(found) == 2
+    refused = DeviceUse(lambda index: 1, dict, usable)
+    assert refused.read(["cuda:0"]).used == {}
+
+
+def test_two_optimizers_keep_what_the_first_record_was_told() -> None:
+    import torch
+
+    sink = KeepingSink()
+    with gpuprobe.virtual_gpu("t4"), Recorder(sink):
+        models = [seeded(Mlp).cuda() for _ in range(2)]
+        optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
+        for _ in range(2):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                model(torch.randn(8, 16, device="cuda")).sum().backward()
+                optimizer.step()
+    assert [step.index for step in sink.steps] == [0, 1]
+    assert not isinstance(sink.steps[0].windows[0].device_used, Unavailable)
 
 
 def test_the_driver_is_asked_once_a_second() -> None:

@@ -136,6 +136,25 @@ def test_a_bug_of_ours_switches_us_off_and_nothing_else(level: str) -> None:
     assert hooks_of_torch() == before
 
 
+def test_a_fault_inside_a_hook_leaves_torchs_list_of_hooks_alone() -> None:
+    """torch goes through the hooks one by one while ours fails: another one is behind it."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    before = hooks_of_torch()
+    warnings: list[str] = []
+    model = seeded(Mlp)
+    with Recorder(KeepingSink(), warn=warnings.append) as watching:
+        called = []
+        handle = register_optimizer_step_post_hook(lambda *args: called.append(1))
+        watching._close_step = lambda *a, **k: 1 // 0  # type: ignore[assignment]
+        train(model, torch.optim.SGD(model.parameters(), 0.1), 3)
+        handle.remove()
+    assert len(called) == 3
+    (warning,) = warnings
+    assert "ZeroDivisionError" in warning
+    assert hooks_of_torch() == before
+
+
 # Each of these is something the recorder calls while the program runs.
 FAULTS = [
     (recorder.Recorder, "_walk"),
