@@ -4,6 +4,8 @@ No slope is fitted. A block counts when it was made in a step, is still alive at
 at least ``survive`` step boundaries passed over it. A line *leaks* when it left such blocks in
 several different steps, late ones among them, and holds more at the end than half way. A cache
 that fills during warm-up and then stops, or that gives back as much as it takes, does not.
+What a line makes once, such as a library's workspace in its first step, is set apart from what
+it leaves behind again and again.
 
 Conservation: the bytes of all lines (leaking or not) sum to the bytes of all such blocks.
 """
@@ -14,6 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuprobe.analysis.evidence import Marks, Runs, optimizer_steps
 from gpuprobe.analysis.frames import Lines, UserFrame, is_user_frame
@@ -29,7 +32,8 @@ class Survivor:
     """A line whose blocks outlived steps. ``steps[i]`` left ``bytes_by_step[i]`` behind.
 
     ``per_step`` is the bytes left behind per step, over all steps that could be judged (those
-    with enough boundaries after them), rounded down.
+    with enough boundaries after them), rounded down. A line that made something once has a
+    second row for it, which is not leaking; the step of it is then not judged for the first.
     """
 
     line: str
@@ -131,44 +135,61 @@ def leaks_over_steps(
 ) -> Leaks | Unavailable:
     """Survivors over a recording: one trace per step of one device, in order of steps.
 
-    Blocks are followed from trace to trace by address. Steps without a trace may lie between
+    Blocks are followed from trace to trace by address, size and line. A step that several
+    optimizers divide has several traces, and is one step. Steps without a trace may lie between
     (the sampler keeps the first steps and those that set a new peak): what was made in one of
-    them, or before the first trace, has no birth step and is left out.
+    them, or before the first trace, has no birth step and is left out. Over such a gap an
+    allocator gives the same addresses out again, so a block is taken for the same only where no
+    block of its line and size was ever seen to go.
     """
     alive: dict[int, tuple[int, str, int]] = {}  # address -> (step of birth, line, size)
     ended: list[tuple[int, int, str, int]] = []  # born, gone, line, size
+    recycled: set[tuple[str, int]] = set()  # (line, size) of blocks that went after their trace
     device = ""
     numbers: list[int] = []
     for position, trace in enumerate(traces):
-        number = trace.step if trace.step is not None else position
-        if numbers and number <= numbers[-1]:
+        number = position if trace.step is None else trace.step
+        if numbers and trace.step is None and number <= numbers[-1]:
             number = numbers[-1] + 1
-        numbers.append(number)
+        is_next = not numbers or number <= numbers[-1] + 1
+        if not numbers or number > numbers[-1]:
+            numbers.append(number)
+        number = numbers[-1]
         device = trace.device
         book = ledger(trace)
         lines = Lines(trace.stacks, is_user)
+        addresses = book.values("address", range(len(book)))
+        # Half of a step may have no trace, so that the number alone does not tell.
+        is_next = is_next and alive.keys() <= set(addresses[book.made :])
+        if not is_next:
+            went = [row for row in range(book.made, len(book)) if book.freed[row] < book.events]
+            recycled |= {(lines.line(book.stack[r]), book.size[r]) for r in went if book.stack[r]}
         following: dict[int, tuple[int, str, int]] = {}
         carried = set()
-        addresses = book.values("address", range(len(book)))
         for row, address in enumerate(addresses):
             is_made = row < book.made
-            born = (number, lines.line(book.stack[row]), book.size[row])
+            line = lines.line(book.stack[row])
+            born = (number, line, book.size[row])
+            is_alive = book.freed[row] >= book.events
             if not is_made:
-                # Another size: another block got the address while nobody looked.
-                if address not in alive or alive[address][2] != born[2]:
+                # Another size or line: another block got the address while nobody looked.
+                known = alive.get(address)
+                if known is None or known[2] != born[2] or (book.stack[row] and known[1] != line):
+                    continue
+                if not is_next and known[1:] in recycled:
                     continue
                 carried.add(address)
-                born = alive[address]
-            if book.freed[row] >= book.events:
+                born = known
+            if is_alive:
                 following[address] = born
             elif not is_made:
+                recycled.add(born[1:])
                 ended.append((born[0], number, born[1], born[2]))
         # Gone without a free that was seen: between the traces.
-        ended += [
-            (born[0], number, born[1], born[2])
-            for address, born in alive.items()
-            if address not in carried
-        ]
+        for address, born in alive.items():
+            if address not in carried:
+                recycled.add(born[1:])
+                ended.append((born[0], number, born[1], born[2]))
         alive = following
     if not numbers:
         return Unavailable("no step of this recording has a trace", ReadStatus.NOT_COLLECTED)
@@ -178,6 +199,13 @@ def leaks_over_steps(
     for born_in, gone, line, size in ended:
         judged.add(line, born_in, gone, size)
     return judged.result(device, "the recording's steps")
+
+
+class _Block(NamedTuple):
+    """A block that was left behind: its step of birth, and its bytes."""
+
+    born: int
+    size: int
 
 
 class _Tally:
@@ -192,8 +220,7 @@ class _Tally:
         self._steps = steps
         self._last = steps[-1]
         self._survive = max(1, survive)
-        self._left: dict[str, Counter[int]] = defaultdict(Counter)
-        self._blocks: Counter[str] = Counter()
+        self._left: dict[str, list[_Block]] = defaultdict(list)
         self._spans: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
 
     def add(self, line: str, born: int, gone: int, size: int) -> None:
@@ -201,8 +228,7 @@ class _Tally:
             return
         self._spans[line].append((born, gone, size))
         if gone > self._last:
-            self._left[line][born] += size
-            self._blocks[line] += 1
+            self._left[line].append(_Block(born, size))
 
     def result(self, device: str, source: str) -> Leaks | Unavailable:
         # Steps that enough boundaries follow.
@@ -214,29 +240,64 @@ class _Tally:
                 ReadStatus.NOT_COLLECTED,
             )
         found = []
-        for line, left in self._left.items():
-            born = sorted(left)
-            found.append(
-                Survivor(
-                    line=line,
-                    bytes=sum(left.values()),
-                    blocks=self._blocks[line],
-                    steps=tuple(born),
-                    bytes_by_step=tuple(left[step] for step in born),
-                    per_step=sum(left.values()) // len(judged),
-                    leaking=self._is_leaking(line, born, judged),
-                )
-            )
+        for line, blocks in self._left.items():
+            once = _made_once(blocks)
+            apart = set(once)
+            if once:
+                found.append(self._survivor(line, once, (), judged))
+                blocks = [block for block in blocks if block not in apart]
+            found.append(self._survivor(line, blocks, once, judged))
         found.sort(key=lambda item: (not item.leaking, -item.bytes, item.line))
         return Leaks(device, source, len(self._steps), self._survive, tuple(found))
 
-    def _is_leaking(self, line: str, born: Sequence[int], judged: Sequence[int]) -> bool:
+    def _survivor(
+        self, line: str, blocks: Sequence[_Block], once: Sequence[_Block], judged: Sequence[int]
+    ) -> Survivor:
+        """The row of ``blocks``, beside what the line made ``once`` (in one step)."""
+        left: Counter[int] = Counter()
+        for block in blocks:
+            left[block.born] += block.size
+        born = sorted(left)
+        over = len(judged)
+        if once and once[0].born not in left:
+            over = sum(step > once[0].born for step in judged)
+        total = left.total()
+        return Survivor(
+            line=line,
+            bytes=total,
+            blocks=len(blocks),
+            steps=tuple(born),
+            bytes_by_step=tuple(left[step] for step in born),
+            per_step=total // over,
+            leaking=self._is_leaking(line, born, once, judged),
+        )
+
+    def _is_leaking(
+        self, line: str, born: Sequence[int], once: Sequence[_Block], judged: Sequence[int]
+    ) -> bool:
         """Left behind in two steps or more, the later half among them, and still growing."""
         late = len(judged) // 2
         if len(born) < 2 or born[-1] < judged[late]:
             return False
 
         def held(boundary: int) -> int:
-            return sum(s for b, gone, s in self._spans[line] if b <= boundary < gone)
+            apart = sum(block.size for block in once if block.born <= boundary)
+            return sum(s for b, gone, s in self._spans[line] if b <= boundary < gone) - apart
 
         return held(judged[-1]) > held(judged[late - 1])
+
+
+def _made_once(blocks: Sequence[_Block]) -> list[_Block]:
+    """What the first of a line's steps left behind and no later one did, by size; only where it
+    is more than any later step left in all: blocks of ever new sizes may leak too.
+    """
+    first = min(block.born for block in blocks)
+    later: Counter[int] = Counter()
+    for block in blocks:
+        if block.born > first:
+            later[block.born] += block.size
+    again = {block.size for block in blocks if block.born > first}
+    once = [b for b in blocks if b.born == first and b.size not in again]
+    if not later or sum(block.size for block in once) <= max(later.values()):
+        return []
+    return once

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuprobe.analysis.leaks import Leaks, leaks, leaks_over_steps
-from gpuprobe.model.trace import Annotation
+from gpuprobe.model.trace import Annotation, MemoryTrace
 from gpuprobe.model.values import Unavailable
 
 LEAK, CACHE, RING, WORK = ((f"/home/u/{n}.py", 1, n) for n in ("leak", "cache", "ring", "work"))
@@ -172,3 +172,84 @@ def test_steps_without_a_trace_still_count_as_steps() -> None:
     assert found.steps == 6
     (leak,) = found.leaking
     assert leak.steps == (0, 1, 2, 7, 9)
+
+
+class Parts:
+    """A program as separate traces: each begins with what the one before left alive."""
+
+    def __init__(self) -> None:
+        self.traces: list[MemoryTrace] = []
+        self.live: dict[int, tuple[int, tuple[str, int, str]]] = {}
+        self.next = 1 << 20
+
+    def alloc(self, size: int, frame: tuple[str, int, str], address: int = 0) -> int:
+        address, self.next = address or self.next, self.next + (1 << 20)
+        self.script.alloc(size, address=address, stack=self.script.stack(frame))
+        self.live[address] = (size, frame)
+        return address
+
+    def free(self, address: int) -> None:
+        self.script.free(address)
+        del self.live[address]
+
+    def trace(self, step: int) -> None:
+        self.script = Script("cuda:0", step=step)
+        self.traces.append(self.script.trace)
+        for address, (size, frame) in self.live.items():
+            self.script.before(size, address=address, stack=self.script.stack(frame))
+
+
+@settings(max_examples=20, deadline=None)
+@given(gap=st.integers(2, 6), leaks_too=st.booleans())
+def test_an_address_given_out_again_between_traces_is_not_the_old_block(
+    gap: int, leaks_too: bool
+) -> None:
+    """A gradient lives until the next step, and its successor takes its place."""
+    program, gradient = Parts(), 0
+    for step in range(3):
+        program.trace(step)
+        if gradient:
+            program.free(gradient)
+        else:
+            program.alloc(8192, WORK)  # the optimizer's state
+        gradient = program.alloc(4096, WORK, address=gradient)
+        if leaks_too:
+            program.alloc(512, LEAK)
+    program.trace(2 + gap)  # the run failed before it did anything in this one
+    found = leaks_over_steps(program.traces)
+    assert isinstance(found, Leaks)
+    assert [line.line for line in found.leaking] == ["/home/u/leak.py:1 in leak"] * leaks_too
+    assert all(line.bytes_by_step == (512, 512, 512) for line in found.leaking)
+
+
+@settings(max_examples=20, deadline=None)
+@given(workspace=st.integers(1000, 1 << 24), sizes=st.sampled_from([(512,), (96, 160, 500)]))
+def test_what_a_line_makes_once_is_no_part_of_its_growth(
+    workspace: int, sizes: tuple[int, ...]
+) -> None:
+    program = Parts()
+    for step in range(8):
+        program.trace(step)
+        if step == 0:
+            program.alloc(workspace, LEAK)
+        program.alloc(sizes[step % len(sizes)], LEAK)
+    found = leaks_over_steps(program.traces)
+    assert isinstance(found, Leaks)
+    (leak,) = found.leaking
+    assert leak.bytes == sum(sizes[step % len(sizes)] for step in range(6))
+    assert leak.per_step == leak.bytes // 6
+    assert [line.bytes for line in found.lines if not line.leaking] == [workspace]
+
+
+def test_a_step_that_two_optimizers_divide_is_one_step() -> None:
+    program = Parts()
+    for step in range(5):
+        for _ in range(2):
+            program.trace(step)
+        program.alloc(512, LEAK)
+    found = leaks_over_steps(program.traces)
+    assert isinstance(found, Leaks)
+    assert found.steps == 5
+    (leak,) = found.leaking
+    assert (leak.steps, leak.per_step) == ((0, 1, 2), 512)
+    assert isinstance(leaks_over_steps(program.traces[:6]), Unavailable)
