@@ -92,7 +92,8 @@ def estimate_program(
     conf: str | None = None,
     ranks: int = 1,
 ) -> Estimate:
-    """As `estimate`, for a whole program: it is stopped after ``steps`` optimizer steps.
+    """As `estimate`, for a whole program: it is stopped after ``steps`` optimizer steps, and the
+    result says so, since what comes later may need more.
 
     With ``compute="shapes"`` numbers that the program reads are NaN, and the result says so.
     Raises ProgramFailed where the program ends with an exception of its own.
@@ -106,7 +107,10 @@ def estimate_program(
             try:
                 program.run()
             except Enough:
-                pass
+                session.machine.assume(
+                    f"stopped after step {count()} (--steps): what comes later, such as an "
+                    "evaluation or a checkpoint, was not run, and may need more"
+                )
             except SystemExit as exit_:
                 if exit_.code not in (None, 0):
                     raise ProgramFailed(f"the program ended with exit code {exit_.code}") from None

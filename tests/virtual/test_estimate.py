@@ -163,6 +163,26 @@ def test_the_command(tmp_path: Path) -> None:
     assert "step 0 loss nan" in done.stderr
 
 
+def test_what_comes_after_the_last_step_is_said_not_to_have_run(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "net = torch.nn.Linear(64, 64).cuda()\n"
+        "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+        "for _ in range(3):\n"
+        "    net(torch.zeros(8, 64, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n"
+        "with torch.no_grad():\n"
+        "    net(torch.zeros(4_000_000, 64, device='cuda'))\n"
+    )
+    stopped = json.loads(run("--gpu", "t4", "--steps", 2, "--json", script).stdout)
+    whole = json.loads(run("--gpu", "t4", "--steps", 4, "--json", script).stdout)
+    assert stopped["peak_allocated"] < whole["peak_allocated"]
+    assert any("stopped after step 2 (--steps)" in text for text in stopped["assumed"])
+    assert whole["steps"] == 3
+    assert not any("stopped" in text for text in whole["assumed"])
+
+
 def test_a_script_that_fails(tmp_path: Path) -> None:
     script = tmp_path / "bad.py"
     script.write_text("import torch\ntorch.zeros(3, device='cuda') + 'text'\n")
