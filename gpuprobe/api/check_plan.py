@@ -76,6 +76,7 @@ def plan(
     command: Sequence[str],
     *,
     module: bool = False,
+    more: Sequence[str] = (),
     gpu: str | None = None,
     steps: int | None = None,
     hazards: bool | None = None,
@@ -85,14 +86,18 @@ def plan(
     writing: bool = False,
 ) -> Plan:
     """Settle what is to be done. ``command`` is the target and its arguments, empty where the
-    project's own is to be taken; ``writing`` a baseline puts the project before it.
+    project's own is to be taken, with ``more`` arguments; ``writing`` a baseline puts the project
+    before it.
 
     Raises UsageError where nothing says what to run.
     """
     from gpuprobe.analysis.baseline import Setting
 
     project = project or ProjectSettings()
+    if more and not command and project.run is None:
+        command, more = more, ()
     target, arguments, module, source = _command(command, module, project)
+    arguments = (*arguments, *more)
     ours = _of_baseline(before)
 
     def first(name: str, given: Any, from_project: Any, default: Any) -> _Said:
@@ -104,7 +109,8 @@ def plan(
                 return said
         return _Said(default, DEFAULT)
 
-    settings = [Setting("run", " ".join([*(["-m"] if module else []), target, *arguments]), source)]
+    line = [*(["-m"] if module else []), target, *arguments]
+    settings = [Setting("run", " ".join(line), f"{source}, {CALL}" if more else source)]
     is_recording = source == CALL and not module and Path(target).is_dir()
     chosen = {
         "gpu": first("gpu", gpu, project.gpu, None),

@@ -11,7 +11,11 @@ import argparse
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Sorted", "sort_options"]
+__all__ = ["PROJECTS_OWN", "Sorted", "sort_options"]
+
+PROJECTS_OWN = ""
+"""Stands for the script where none is given and the project's own is to be run, for parsers with
+the default ``projects_own=True``: ``gpuprobe check -- --epochs 1``."""
 
 
 class Sorted(NamedTuple):
@@ -34,6 +38,8 @@ def sort_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> S
         word = arguments[at]
         at += 1
         if word == "--":
+            if not script and parser.get_default("projects_own"):
+                theirs.append(PROJECTS_OWN)
             theirs += arguments[at:]
             return Sorted([*ours, *theirs], ())  # the user has told them apart
         name = word.partition("=")[0]

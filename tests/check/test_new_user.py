@@ -134,6 +134,27 @@ def test_programs_that_have_nothing_to_check(here: Path, capfd: pytest.CaptureFi
         assert not (here / "memory.json").exists()
 
 
+@pytest.mark.parametrize("module", [False, True])
+@pytest.mark.parametrize("options", [[], ["--stop-after", "1"]])
+def test_arguments_for_what_the_project_runs(
+    module: bool, options: list[str], here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (here / "train.py").write_text(f"import sys\nprint(sys.argv[1:])\n{SCRIPT}", encoding="utf-8")
+    run = "-m train" if module else "train.py"
+    (here / "pyproject.toml").write_text(
+        f'[tool.gpuprobe]\nrun = "{run} --lr 1"\ngpu = "t4"\nbaseline = "memory.json"\n'
+    )
+    for command in (["baseline", "update"], ["check"]):
+        assert main([*command, *options, "--", "--epochs", "1", "--stop-after=9"]) == 0
+        out, err = capfd.readouterr()
+        assert "['--lr', '1', '--epochs', '1', '--stop-after=9']" in err
+        assert f"{run} --lr 1 --epochs 1 --stop-after=9" in " ".join((out + err).split())
+    # Where the project runs nothing, it is the script that follows, as with other commands.
+    (here / "pyproject.toml").unlink()
+    assert main(["check", *TO_FILE, *options, "--virtual", "t4", "--", "train.py", "--x"]) == 0
+    assert "['--x']" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("command", [["check", "stop.py"], ["baseline", "update", "stop.py"]])
 def test_an_interrupted_program_has_not_failed(
     command: list[str], here: Path, capfd: pytest.CaptureFixture[str]

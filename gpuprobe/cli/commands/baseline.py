@@ -23,10 +23,13 @@ _UPDATE = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = _USAGE
-    parser.add_argument("action", nargs="?", choices=("update",), help="write it, or write it anew")
-    # What follows has options of its own, and then the script's: read in two goes.
+    # What follows has options of its own, and then the script's: read in two goes. One argument, as
+    # a second one would take a -- away.
     parser.add_argument(
-        "rest", nargs=argparse.REMAINDER, metavar="...", help="as for gpuprobe check"
+        "words",
+        nargs=argparse.REMAINDER,
+        metavar="update ...",
+        help="write it, or write it anew; options as for gpuprobe check",
     )
 
 
@@ -36,12 +39,15 @@ def run(args: argparse.Namespace) -> int:
     from gpuprobe.api.config import read_project
     from gpuprobe.cli.parser import _Parser, own_options_first
 
-    if args.action is None:
+    if not args.words:
         raise UsageError("what is to be done with the baseline?", hint="gpuprobe baseline update")
+    action, *rest = args.words
+    if action != "update":
+        raise UsageError(f"invalid choice: {action!r}", hint="gpuprobe baseline --help")
     parser = _Parser(prog="gpuprobe baseline update", usage=_USAGE, description=_UPDATE)
     check.add_target(parser)
     check.add_script(parser)
-    wanted = parser.parse_args(own_options_first(parser, args.rest))
+    wanted = parser.parse_args(own_options_first(parser, rest))
     accepted = tolerances(wanted.tolerance)
     project = read_project()
     path = baseline_path(wanted.baseline, project)

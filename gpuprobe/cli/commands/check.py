@@ -2,7 +2,8 @@
 
 TARGET is a recording, or a script that is run and recorded. gpuprobe's options stand before or
 after it; what follows -- is the script's own. What is not given comes from the baseline, then
-from [tool.gpuprobe] in pyproject.toml: run, gpu, steps, hazards, baseline and tolerance.
+from [tool.gpuprobe] in pyproject.toml: run, gpu, steps, hazards, baseline and tolerance. Without
+TARGET, what follows -- is added to what the project runs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuprobe.cli import annotate, exit_codes, talk
+from gpuprobe.cli.after_script import PROJECTS_OWN
 from gpuprobe.errors import ProgramFailed
 
 OPTIONS_AFTER_SCRIPT = True
@@ -80,6 +82,7 @@ def add_script(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module"
     )
+    parser.set_defaults(projects_own=True)
     parser.add_argument("target", nargs="?", metavar="TARGET")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
 
@@ -88,9 +91,11 @@ def planned(args: argparse.Namespace, *, before: Any, project: Any, **more: Any)
     """What is to be run or read, from the options, the baseline and the project's file."""
     from gpuprobe.api.check_plan import plan
 
-    command = [] if args.target is None else [args.target, *args.args]
+    own = args.target == PROJECTS_OWN
+    command = [] if args.target is None or own else [args.target, *args.args]
     return plan(
         args.module if args.module is not None else command,
+        more=args.args if own else (),
         module=args.module is not None,
         gpu=args.virtual,
         steps=args.stop_after,
