@@ -12,7 +12,7 @@ from gpuprobe.analysis.leaks import Leaks, leaks, leaks_over_steps
 from gpuprobe.analysis.ledger import Ledger, ledger
 from gpuprobe.analysis.moment import layout_at
 from gpuprobe.analysis.oom import OomReport, oom_reports
-from gpuprobe.analysis.peaks import PeakSite
+from gpuprobe.analysis.peaks import PeakSite, nearest_trace
 from gpuprobe.errors import DataError
 from gpuprobe.model.codec import to_plain
 from gpuprobe.model.trace import MemoryTrace
@@ -95,12 +95,17 @@ def _nothing(reason: Unavailable) -> Plain:
 
 
 def _books(site: PeakSite) -> list[Ledger]:
-    """The traces that tell: of the peak's step and of the last one; or all of a snapshot."""
+    """The traces that tell: of the peak's step and of the last one, or where they have none of
+    the highest step that has; all of a snapshot.
+    """
     steps = site.rank.steps
     if not steps:
         traces = list(site.rank.load_traces())
     else:
         chosen = {step.index: step for step in (site.step, steps[-1]) if step is not None}
+        if not any(step.traces for step in chosen.values()):
+            nearest = nearest_trace(site)
+            chosen = {} if nearest is None else {nearest[0].index: nearest[0]}
         traces = [trace for step in chosen.values() for trace in site.rank.traces_of(step)]
     return [ledger(trace) for trace in traces if trace.device == site.device]
 
@@ -115,7 +120,7 @@ def _fragmentation(book: Ledger) -> Plain:
     end = fragmentation(book.trace)
     if isinstance(end, Unavailable):
         return to_plain(end)  # type: ignore[no-any-return]
-    return {"end": _account(end), "peak": _account(peak)}
+    return {"step": book.trace.step, "end": _account(end), "peak": _account(peak)}
 
 
 def _account(found: Fragmentation | Unavailable) -> Plain:

@@ -18,6 +18,7 @@ __all__ = [
     "device_peaks",
     "high_water_at",
     "host_peak",
+    "nearest_trace",
     "overall_peak",
     "window_of",
 ]
@@ -103,7 +104,31 @@ def high_water_at(site: PeakSite) -> HighWater | Unavailable:
         return Unavailable(str(error))
     if marks:
         return max(marks, key=lambda mark: mark.allocated)
-    return Unavailable(f"step {site.step.index} has no trace", ReadStatus.NOT_COLLECTED)
+    number = site.step.index
+    return Unavailable(
+        f"step {number} has no trace: gpuprobe run --trace-steps {number} (or all) makes one",
+        ReadStatus.NOT_COLLECTED,
+    )
+
+
+def nearest_trace(site: PeakSite) -> tuple[Step, HighWater] | None:
+    """The highest of the steps that do have a trace of the site's device, and what was live at
+    its high water mark; None where there is none, or it cannot be read. For a peak in a step
+    without a trace (`high_water_at`): its tables say less than the peak's own would.
+    """
+    found = _highest_step(
+        (step, window.peak_allocated)
+        for step in site.rank.steps
+        if step.traces and (window := window_of(step.windows, site.device))
+    )
+    if found is None:
+        return None
+    step = found[0]
+    try:
+        marks = [high_water(t) for t in site.rank.traces_of(step) if t.device == site.device]
+    except DataError:
+        return None
+    return (step, max(marks, key=lambda mark: mark.allocated)) if marks else None
 
 
 def window_of(windows: Iterable[DeviceWindow], device: str) -> DeviceWindow | None:

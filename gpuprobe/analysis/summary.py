@@ -25,6 +25,7 @@ from gpuprobe.analysis.peaks import (
     device_peaks,
     high_water_at,
     host_peak,
+    nearest_trace,
     overall_peak,
 )
 from gpuprobe.analysis.placement import misplaced, placement_of
@@ -41,11 +42,12 @@ __all__ = ["SCHEMA", "VERSION", "Table", "summarize"]
 
 SCHEMA = "gpuprobe.report"
 
-VERSION = (1, 0)
+VERSION = (1, 1)
 """(major, minor). A minor version adds keys; a major one may change them.
 
 History:
 * 1.0: first version.
+* 1.1: ``peak.nearest_trace``, for a peak in a step without a trace; ``fragmentation.step``.
 """
 
 Table = dict[str, Any]
@@ -72,6 +74,10 @@ def summarize(
     sites = device_peaks(recording)
     site = overall_peak(recording, sites)
     mark: HighWater | Unavailable = _NOT_MEASURED if site is None else high_water_at(site)
+    nearest = None
+    if site is not None and isinstance(mark, Unavailable) and mark.status is not ReadStatus.ERROR:
+        nearest = nearest_trace(site)
+    shown = mark if nearest is None else nearest[1]
     growth = None if site is None else growth_of(site)
     evidence = None if site is None else Evidence(site, mark, growth)
     first = recording.ranks[0]
@@ -95,10 +101,10 @@ def summarize(
             _rank(rank, status) for rank, status in zip(recording.ranks, statuses, strict=True)
         ],
         "devices": [_device(s) for s in sites],
-        "peak": _peak(site, sites, mark),
-        "categories": _categories(site, mark),
-        "top_lines": _lines(mark, top),
-        "top_modules": _modules(mark, top),
+        "peak": {**_peak(site, sites, mark), "nearest_trace": _nearest(site, nearest)},
+        "categories": _categories(site, mark, nearest),
+        "top_lines": _lines(shown, top),
+        "top_modules": _modules(shown, top),
         "growth": None if growth is None else _growth(growth, top),
         **forensics(site),
         "time": _time(first),
@@ -226,6 +232,16 @@ def _peak(
     }
 
 
+def _nearest(
+    site: PeakSite | None, nearest: tuple[Step, HighWater] | None
+) -> dict[str, Any] | None:
+    """The step that the tables are of, where the peak's own has no trace; else null."""
+    if site is None or nearest is None or isinstance(site.amount, Unavailable):
+        return None
+    step, mark = nearest
+    return {"step": step.index, "below_peak": max(0, site.amount.at_least - mark.allocated)}
+
+
 def _device(site: PeakSite) -> dict[str, Any]:
     return {
         **_where(site),
@@ -286,14 +302,22 @@ def _modules(mark: HighWater | Unavailable, top: int) -> Table:
     return _table(by_module(mark), top, _plain_row, "modules")
 
 
-def _categories(site: PeakSite | None, mark: HighWater | Unavailable) -> Table:
-    """At the peak where a trace tells, else the known tensors at the end of the peak's step.
+def _categories(
+    site: PeakSite | None,
+    mark: HighWater | Unavailable,
+    nearest: tuple[Step, HighWater] | None = None,
+) -> Table:
+    """At the peak where a trace tells, else in the highest step that has a trace, else the known
+    tensors at the end of the peak's step.
 
     ``total`` and ``remainder`` are unavailable where allocated memory is not known.
     """
     if not isinstance(mark, Unavailable):
         table = _table(by_category(mark), len(Category), _plain_row, "categories")
         return {"at": "peak", "step": None if site is None else _index(site), **table}
+    if nearest is not None:
+        table = _table(by_category(nearest[1]), len(Category), _plain_row, "categories")
+        return {"at": "nearest_trace", "step": nearest[0].index, **table}
     if site is None or site.step is None or not site.step.tensors:
         return {"unavailable": mark.reason, "status": mark.status.value}
     tensors = next((t for t in site.step.tensors if t.device == site.device), site.step.tensors[0])

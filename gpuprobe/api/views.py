@@ -37,7 +37,9 @@ def write_flamegraph(
         raise DataError(f"{recording.path} has no peak to draw", hint=_NEEDS_TRACE)
     mark = high_water_at(site)
     if isinstance(mark, Unavailable):
-        raise DataError(f"the peak has no stacks to draw: {mark.reason}", hint=_NEEDS_TRACE)
+        # At level trace the reason says which step to trace.
+        hint = "" if site.rank.session.level == "trace" else _NEEDS_TRACE
+        raise DataError(f"the peak has no stacks to draw: {mark.reason}", hint=hint)
     tree = flame_tree(mark, root=f"peak of {mark.device}")
     where = [mark.device] + ([f"in phase {mark.phase}"] if mark.phase else [])
     if site.step is not None:

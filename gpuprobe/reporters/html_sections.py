@@ -22,6 +22,7 @@ from gpuprobe.reporters.html_parts import (
     table,
     unknown,
 )
+from gpuprobe.reporters.text import fragmentation_title, unseen_failure, when
 
 __all__ = [
     "answer",
@@ -110,6 +111,11 @@ def _headline(report: Report) -> Markup:
     if isinstance(before, int) and before:
         began = "the trace" if peak["step"] is None else "that step"
         notes.append(el("p", f"{human_bytes(before)} of it was there before {began} began."))
+    nearest = peak["nearest_trace"]
+    if nearest is not None:
+        of = f"step {nearest['step']}, the highest with a trace"
+        below = f"{human_bytes(nearest['below_peak'])} below the peak"
+        notes.append(el("p", f"{peak['traced']['unavailable']}. The tables are of {of}: {below}."))
     if not peak["certain"]:
         notes.append(
             el("p", "Known only between bounds: another step or phase may have been higher.")
@@ -249,8 +255,8 @@ def lines(report: Report) -> Markup:
     name = Column("line", lambda row: (place(row["key"], cwd), row["key"]), number=False)
     return section(
         "lines",
-        "Lines at the peak",
-        _share_table(report["top_lines"], "lines at the peak", name, "lines-table"),
+        f"Lines {when(report)}",
+        _share_table(report["top_lines"], f"lines {when(report)}", name, "lines-table"),
         short="Lines",
         note="By the innermost line of your own code on the stack of each allocation.",
     )
@@ -262,12 +268,12 @@ def modules(report: Report) -> Markup:
     rows = found.get("rows", ())
     if rows and all(row["key"].startswith("(") for row in rows):
         why = {"unavailable": "no module was recorded with any of it"}
-        return section("modules", "Modules at the peak", unknown(why))
+        return section("modules", f"Modules {when(report)}", unknown(why))
     name = Column("module", lambda row: (el("b", row["key"]), row["key"]), number=False)
     return section(
         "modules",
-        "Modules at the peak",
-        _share_table(found, "modules at the peak", name, "modules-table"),
+        f"Modules {when(report)}",
+        _share_table(found, f"modules {when(report)}", name, "modules-table"),
         short="Modules",
         note="By the module that was running when the memory was allocated.",
     )
@@ -305,6 +311,9 @@ def failures(report: Report) -> Markup:
         if cwd:
             sentences = [text.replace(cwd + "/", "") for text in sentences]
         parts.append(el("div", [el("p", text) for text in sentences], class_="card"))
+    why = unseen_failure(report)
+    if why:
+        parts.append(el("p", f"Not known: {why}."))
     return section("out-of-memory", "Why it ran out of memory", parts, short="Out of memory")
 
 
@@ -332,7 +341,7 @@ def fragmentation(report: Report) -> Markup:
     why = found["end"].get("why_it_stays", ())[:3]
     return section(
         "fragmentation",
-        "Fragmentation",
+        fragmentation_title(report),
         table(columns, rows, caption="how reserved memory was used") if rows else None,
         notes,
         [el("p", text) for text in why],

@@ -14,7 +14,7 @@ from gpuprobe.model.text import human_bytes, human_delta, human_ns
 from gpuprobe.reporters import text_ranks
 from gpuprobe.reporters.terminal import Style
 
-__all__ = ["headline", "render", "write"]
+__all__ = ["fragmentation_title", "headline", "render", "unseen_failure", "when", "write"]
 
 Report = dict[str, Any]
 
@@ -40,12 +40,12 @@ def render(report: Report, style: Style) -> Iterator[str]:
     sections: tuple[tuple[str, Iterable[str]], ...] = (
         ("Peak", _peak(report, style)),
         (_categories_title(report["categories"]), _shares(report["categories"], style)),
-        ("Lines at the peak", _shares(report["top_lines"], style)),
-        ("Modules at the peak", _modules(report["top_modules"], style)),
-        ("Why it ran out of memory", _failures(report["out_of_memory"], style)),
+        (f"Lines {when(report)}", _shares(report["top_lines"], style)),
+        (f"Modules {when(report)}", _modules(report["top_modules"], style)),
+        ("Why it ran out of memory", _failures(report, style)),
         ("Growth", _growth(report["growth"], style)),
         ("Kept from step to step", _leaks(report["leaks"], style)),
-        ("Fragmentation", _fragmentation(report["fragmentation"], style)),
+        (fragmentation_title(report), _fragmentation(report["fragmentation"], style)),
         ("Devices", _devices(report, style)),
         ("Steps", _steps(report, style)),
         ("Ranks", text_ranks.ranks(report, style)),
@@ -140,6 +140,13 @@ def _peak(report: Report, style: Style) -> Iterator[str]:
         began = "its trace began" if peak["step"] is None else "that step began"
         share = f"{human_bytes(peak['before_trace'])} of it was alive before {began}"
         yield from style.wrapped(share, first="  ", rest="  ")
+    nearest = peak["nearest_trace"]
+    if nearest is not None:
+        text = (
+            f"{peak['traced']['unavailable']}. The tables are of step {nearest['step']}, the "
+            f"highest with a trace: {human_bytes(nearest['below_peak'])} below the peak."
+        )
+        yield from style.wrapped(text, first="  ", rest="    ")
     for name, value in (("reserved", peak["reserved"]), ("resident", peak["host_rss"])):
         if "at_least" in value and not (resident and name == "resident"):
             most = f"{name}: at most {human_bytes(value['at_most'])}"
@@ -171,7 +178,15 @@ def _short(bounds: dict[str, Any]) -> str:
 def _categories_title(table: Report) -> str:
     if table.get("at") == "step_end":
         return f"Categories at the end of step {table['step']}"
+    if table.get("at") == "nearest_trace":
+        return f"Categories at the high water mark of step {table['step']}"
     return "Categories at the peak"
+
+
+def when(report: Report) -> str:
+    """Of when the tables of lines and modules are."""
+    nearest = report["peak"]["nearest_trace"]
+    return "at the peak" if nearest is None else f"at the high water mark of step {nearest['step']}"
 
 
 def _shares(table: Report, style: Style) -> Iterator[str]:
@@ -228,13 +243,32 @@ def _growth(growth: Report | None, style: Style) -> Iterator[str]:
                 yield start + style.fit(style.path(row["key"]), style.width - len(start))
 
 
-def _failures(failures: list[Report], style: Style) -> Iterator[str]:
+def _failures(report: Report, style: Style) -> Iterator[str]:
+    failures = report["out_of_memory"]
     for failure in failures[-2:]:  # a program that retries fails again and again
         for sentence in failure["sentences"]:
             yield from style.wrapped(_relative(sentence, style), first="  ", rest="    ")
     if any(not isinstance(failure.get("fits_with"), list) for failure in failures[-2:]):
         text = "Which other allocator settings would have fitted: gpuprobe replay --search"
         yield from style.wrapped(text, first="  ", rest="    ")
+    why = unseen_failure(report)
+    if why:
+        yield from style.wrapped(f"not known: {why}", first="  ", rest="  ")
+
+
+def unseen_failure(report: Report) -> str:
+    """Why a run that ran out of memory has no account of it; "" where it has one, or did not."""
+    error = report["recording"]["error"]
+    if error is None or not error["out_of_memory"] or report["out_of_memory"]:
+        return ""
+    if report["session"]["level"] != "trace":
+        return "needs a recording at level trace: gpuprobe run --level trace"
+    mine = [row for row in report["steps"]["rows"] if row["rank"] == error["rank"]]
+    step = mine[-1]["index"] if mine else 0
+    return (
+        f"the failure is in no trace; gpuprobe run --trace-steps {step} (or all) traces the step "
+        "that it was in"
+    )
 
 
 def _leaks(leaks: Report, style: Style) -> Iterator[str]:
@@ -242,6 +276,13 @@ def _leaks(leaks: Report, style: Style) -> Iterator[str]:
     for row in leaks.get("rows", ())[:5]:
         start = f"  {human_bytes(row['bytes']):>10}  {human_delta(row['bytes_per_step'])} a step  "
         yield start + style.fit(style.path(row["key"]), style.width - len(start))
+
+
+def fragmentation_title(report: Report) -> str:
+    """With the step, where it is not the peak's."""
+    step = report["fragmentation"].get("step")
+    other = step is not None and step != report["peak"]["step"]
+    return f"Fragmentation in step {step}" if other else "Fragmentation"
 
 
 def _fragmentation(found: Report, style: Style) -> Iterator[str]:

@@ -177,7 +177,7 @@ def test_the_document_says_what_it_is() -> None:
         == (SCHEMA, list(VERSION))
         == (
             "gpuprobe.report",
-            [1, 0],
+            [1, 1],
         )
     )
     assert report["recording"]["name"] == "a.gpuprobe"
@@ -284,6 +284,42 @@ def test_known_tensors_and_the_rest_sum_to_the_total() -> None:
     report = checked(recording([made], session=session("counters", "cuda:0")))
     assert report["categories"]["total"] == 42
     assert report["categories"]["remainder"]["bytes"] == 12
+
+
+def test_a_peak_in_a_step_without_a_trace_has_the_tables_of_the_highest_that_has_one() -> None:
+    tensors = KnownTensors("cpu", {Category.PARAMETER: Bytes(30)}, rest=Bytes(12))
+    peaks = (60, 100, 101, 102)
+    steps = [step(i, {"forward": peak}, tensors=(tensors,)) for i, peak in enumerate(peaks)]
+    traces = [
+        trace([("/home/u/project/a.py:7", peaks[i], Category.ACTIVATION)], step=i) for i in (0, 1)
+    ]
+    report = checked(recording(steps, traces))
+    assert (report["peak"]["step"], report["peak"]["allocated"]["at_least"]) == (3, 102)
+    assert report["peak"]["nearest_trace"] == {"step": 1, "below_peak": 2}
+    assert (report["categories"]["at"], report["categories"]["step"]) == ("nearest_trace", 1)
+    totals = [report[name]["total"] for name in ("categories", "top_lines", "top_modules")]
+    assert totals == [100, 100, 100]
+    text = words(report)
+    assert "step 3 has no trace: gpuprobe run --trace-steps 3 (or all) makes one" in text
+    assert "of step 1, the highest with a trace: 2 B below the peak" in text
+    assert "Lines at the high water mark of step 1" in text
+    assert "at the peak" not in text.split("Categories")[1].split("Steps")[0]
+    # Where the peak's step has a trace, nothing of this is said.
+    whole = checked(recording(steps[:2], traces))
+    assert whole["peak"]["nearest_trace"] is None
+    assert "Lines at the peak" in words(whole)
+
+
+def test_a_failure_that_no_trace_holds_says_how_to_trace_it() -> None:
+    failed = SessionEnd(5, error=ProgramError("OutOfMemoryError", "no room", out_of_memory=True))
+    steps = [step(i, {"forward": 100 - i}) for i in range(5)]
+    made = trace([("/home/u/project/a.py:7", 100, Category.ACTIVATION)], step=0)
+    text = words(checked(recording(steps, [made], ended=failed)))
+    assert "Why it ran out of memory not known" in text
+    assert "--trace-steps 4 (or all)" in text
+    counted = recording(steps, ended=failed, session=session("counters"))
+    assert "gpuprobe run --level trace" in words(checked(counted)).split("Why it ran")[1]
+    assert "Why it ran" not in words(checked(recording(steps, [made])))
 
 
 def test_nothing_measured() -> None:
