@@ -15,7 +15,7 @@ from gpuprobe.model.session import Placed, Step
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Peak, Unavailable
 
-__all__ = ["RULES", "PlacementRule", "imbalance", "misplaced", "placement_of"]
+__all__ = ["RULES", "PlacementRule", "all_findings", "imbalance", "misplaced", "placement_of"]
 
 SMALL_PART = 0.10
 """A part of the model on a device of its own with less than this share of the model's bytes was
@@ -72,6 +72,11 @@ def placement_of(steps: Iterable[Step]) -> tuple[Placed, ...]:
     for step in steps:
         latest = step.placement or latest
     return latest
+
+
+def all_findings(rank: RankRecording) -> tuple[Finding, ...]:
+    """What was found while the program ran, and then what the rules here find in the recording."""
+    return (*rank.findings, *misplaced(rank))
 
 
 def misplaced(rank: RankRecording) -> list[Finding]:

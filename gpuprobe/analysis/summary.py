@@ -28,7 +28,7 @@ from gpuprobe.analysis.peaks import (
     nearest_trace,
     overall_peak,
 )
-from gpuprobe.analysis.placement import misplaced, placement_of
+from gpuprobe.analysis.placement import all_findings, placement_of
 from gpuprobe.analysis.ranks import compare_ranks, comparison
 from gpuprobe.analysis.time_shares import time_shares
 from gpuprobe.errors import DataError
@@ -121,7 +121,7 @@ def summarize(
         "findings": [
             {"rank": rank.session.rank, **_with_defaults(finding)}
             for rank in recording.ranks
-            for finding in (*rank.findings, *misplaced(rank))
+            for finding in all_findings(rank)
         ],
         "blind_spots": _blind_spots(recording, site, mark, statuses),
         "advice": [] if evidence is None else [_with_defaults(a) for a in advise(evidence)],

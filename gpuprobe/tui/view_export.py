@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gpuprobe.api.live import StepPeak
 from gpuprobe.api.look import Moment, TraceLook
 from gpuprobe.model.codec import to_plain
+from gpuprobe.model.findings import Finding
 from gpuprobe.model.recording import RankRecording
 from gpuprobe.model.values import Unavailable
 
@@ -76,6 +78,6 @@ def of_moment(look: TraceLook, moment: Moment) -> dict[str, Any]:
     }
 
 
-def of_findings(rank: RankRecording) -> dict[str, Any]:
-    """All findings of the rank."""
-    return {"findings": [to_plain(finding) for finding in rank.findings]}
+def of_findings(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The findings of a rank."""
+    return {"findings": [to_plain(finding) for finding in findings]}

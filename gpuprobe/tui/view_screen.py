@@ -20,6 +20,7 @@ from textual.screen import Screen
 from textual.widgets import ContentSwitcher, Footer, Static
 from textual.worker import get_current_worker
 
+from gpuprobe.analysis.placement import all_findings
 from gpuprobe.api.live import (
     Followed,
     Insight,
@@ -297,7 +298,7 @@ class ViewScreen(Screen[None]):
         self._steps.show(model, other=other)
         rank = self._chosen
         if rank is not None:
-            self._findings = rank.findings
+            self._findings = all_findings(rank)
             self._trace.offer(rank, trace_names(rank), other=other)
             if not rank.steps and first and not model.running:
                 self.action_pane("trace")  # a snapshot: the trace is all there is
@@ -346,7 +347,7 @@ class ViewScreen(Screen[None]):
             text.append(f"{finding.rule} {visible(finding.message)}")
             return text
 
-        head = f"{len(found)} findings" if found else "no finding was recorded"
+        head = f"{len(found)} findings" if found else "no findings"
         self._finding_rows.show(head, len(found), line)
         self._show_finding()
 
@@ -499,7 +500,7 @@ class ViewScreen(Screen[None]):
         elif pane == "ranks" and self.recording is not None:
             found = {"ranks": [rank_facts(one) for one in self.recording.ranks]}
         elif pane == "findings":
-            found = of_findings(rank)
+            found = of_findings(self._findings)
         return document(str(self.followed.path), rank.session.rank, pane, found)
 
     def action_export(self) -> None:

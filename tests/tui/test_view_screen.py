@@ -14,6 +14,9 @@ from textual.widgets import Static
 from view_recordings import Run
 
 from gpuprobe.api.live import Followed
+from gpuprobe.api.recordings import load, report
+from gpuprobe.model.session import Placed
+from gpuprobe.model.values import Bytes
 from gpuprobe.tui.view_app import ViewApp
 from gpuprobe.tui.view_block import BlockScreen
 from gpuprobe.tui.view_rows import Rows
@@ -353,3 +356,22 @@ async def test_what_is_shown_is_saved_as_json(
         assert sum(saved["categories"].values()) == saved["allocated"]
         await pilot.press("question_mark")
         assert any("save what is shown" in note.message for note in app._notifications)
+
+
+async def test_the_findings_are_those_of_the_report(run: Run) -> None:
+    """What is on the wrong device is found in the recording, not while the program runs."""
+    on_gpu = Placed("module", "net", "cuda:0", Bytes(64))
+    batch = Placed("batch", "", "cpu", Bytes(4096), "pageable")
+    run.step(traced=False, placement=(on_gpu, batch))
+    run.end()
+    app = viewer(run)
+    async with app.run_test(size=(130, 40)) as pilot:
+        await until(pilot, lambda: rows(app, "#steps").count == 7)
+        await pilot.press("5")
+        screen = app.screen
+        assert isinstance(screen, ViewScreen)
+        shown = screen.shown()["findings"]
+        assert [finding["rule"] for finding in shown] == ["GP201", "GP206", "GP303"]
+        in_report = report(load(run.path))["findings"]
+        assert [finding["message"] for finding in in_report] == [f["message"] for f in shown]
+        assert any("GP303" in line for line in lines(app, "#finding-rows"))

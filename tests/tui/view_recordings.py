@@ -15,6 +15,7 @@ from gpuprobe.model.session import (
     HostWindow,
     KnownTensors,
     Phase,
+    Placed,
     Session,
     SessionEnd,
     Step,
@@ -202,7 +203,7 @@ class Run:
             session, Environment("0", "3.11.0", "Linux", hostname, torch="2.13.0", cpu_count=8)
         )
 
-    def step(self, *, traced: bool = True) -> Step:
+    def step(self, *, traced: bool = True, placement: tuple[Placed, ...] = ()) -> Step:
         """Write the next step."""
         start, index = self.training.held(), self._index
         trace = self.training.step(index)
@@ -231,6 +232,7 @@ class Run:
             host,
             tensors=(known,),
             traces=names,
+            placement=placement,
         )
         self.writer.step(written)
         self._index += 1
