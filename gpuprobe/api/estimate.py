@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.api.step_limit import Enough, limit
-from gpuprobe.errors import GpuprobeError, MissingExtra, ProgramFailed, UsageError
+from gpuprobe.errors import GpuprobeError, MissingExtra, ProgramFailed, UsageError, ValueNeeded
 
 if TYPE_CHECKING:
     from gpuprobe.model.estimate import Estimate
@@ -96,7 +96,8 @@ def estimate_program(
     result says so, since what comes later may need more.
 
     With ``compute="shapes"`` numbers that the program reads are NaN, and the result says so.
-    Raises ProgramFailed where the program ends with an exception of its own.
+    Raises ProgramFailed where the program ends with an exception of its own, and `ValueNeeded`
+    where NaN may have led to that, or cannot stand for what it reads.
     """
     if steps < 1:
         raise UsageError("at least one step is needed")
@@ -113,14 +114,28 @@ def estimate_program(
                 )
             except SystemExit as exit_:
                 if exit_.code not in (None, 0):
-                    raise ProgramFailed(f"the program ended with exit code {exit_.code}") from None
+                    text = f"the program ended with exit code {exit_.code}"
+                    raise _failed(session, text) from None
             except GpuprobeError:
                 raise
             except Exception as error:
-                raise ProgramFailed(f"the program failed: {type(error).__name__}") from error
+                text = f"the program failed: {type(error).__name__}"
+                raise _failed(session, text) from error
         return count()
 
     return _estimate(run, gpu, compute, conf, ranks)
+
+
+def _failed(session: Session, text: str) -> ProgramFailed:
+    """The error for a program that ended with one of its own, which NaN may have led it to."""
+    given = session.machine.given_nan
+    if not given:
+        return ProgramFailed(text)
+    return ValueNeeded(
+        f"{text}; it was given NaN for a value that was not computed ({given}), and perhaps "
+        "needs the value",
+        hint="compute the values: --compute real, compute='real'",
+    )
 
 
 def _estimate(

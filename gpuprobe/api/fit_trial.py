@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpuprobe.errors import GpuprobeError
+from gpuprobe.errors import GpuprobeError, ValueNeeded
 
 __all__ = ["main", "with_constant", "with_option"]
 
@@ -75,7 +75,8 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
         )
     except GpuprobeError as error:
         cause = error.__cause__
-        text = f"{error}" if cause is None else f"{type(cause).__name__}: {cause}"
+        plain = cause is None or isinstance(error, ValueNeeded)
+        text = f"{error}" if plain else f"{type(cause).__name__}: {cause}"
         return {"error": text}
     return estimate_json.document(found)
 

@@ -62,6 +62,7 @@ class Local(threading.local):
         self.inside = False  # a kernel is at work: tensors answer what torch made them
         self.reason = ""  # why the copy at hand is made, where torch itself makes it
         self.paused = False  # what runs is not charged to any device
+        self.as_number = False  # the program reads a value as a number of any kind
         self.explicit = False  # the program itself named the device of the copy at hand
         # Host storages that C++ code made within the Python instruction at hand.
         self.fresh: set[int] = set()
@@ -111,6 +112,7 @@ class Machine:
         self._streams_then: list[dict[int, int]] = []
         self.closed = False
         self.unknown_as_nan = False
+        self.given_nan = ""  # where the program was first given NaN for a value
         self.ranks = 1  # of a pretended cluster
         self.assumed: dict[str, int] = {}
         self.compiled: dict[str, None] = {}  # names of what torch.compile was asked to compile

@@ -161,6 +161,9 @@ def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
         return _Base.tolist(tensor)
 
     patches.set(torch.Tensor, "tolist", tolist)
+    if machine.shapes:
+        for name in ("item", "__float__"):
+            patches.set(torch.Tensor, name, values.as_number(machine, getattr(_Base, name)))
 
     def record_stream(tensor: Any, stream: Any) -> None:
         brand = machine.brand_of(tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ __all__ = [
     "NEED_VALUES",
     "NO_ANSWER",
     "answer",
+    "as_number",
     "caller",
     "in_engine",
     "instruction",
@@ -57,6 +59,7 @@ NO_ANSWER: Final = object()
 
 _OURS = str(Path(__file__).resolve().parent)
 _TORCH = str(Path(torch.__file__).resolve().parent)
+_METHODS = f"{_TORCH}/_tensor.py"  # Tensor.__format__ and its like: the program's own calls
 # The code whose frames call the C++ autograd engine.
 _ENGINE = frozenset({torch.autograd.graph._engine_run_backward.__code__})
 _PLUMBING = (_OURS, f"{_TORCH}/_ops.py", f"{_TORCH}/utils/_python_dispatch.py")
@@ -94,10 +97,43 @@ def answer(machine: Machine, func: Any, args: tuple[Any, ...]) -> Any:
             what, value = reader
             machine.assume(what)
             return value
-    if name == "_local_scalar_dense" and machine.unknown_as_nan and tensor.is_floating_point():
-        machine.assume(f"unknown values are NaN where the program reads them: {where()}")
+    if name == "_local_scalar_dense" and machine.unknown_as_nan and _may_be_nan(machine, tensor):
+        place = where()
+        machine.given_nan = machine.given_nan or place
+        machine.assume(f"unknown values are NaN where the program reads them: {place}")
         return float("nan")
+    if name == "_local_scalar_dense":
+        name = "true or false" if tensor.dtype is torch.bool else "a number"
     raise refuse(name)
+
+
+def _may_be_nan(machine: Machine, tensor: Any) -> bool:
+    """Whether NaN can stand for a value. For a whole number it can where the program takes a
+    number of any kind, as ``item()`` gives: a count of right answers is added up and printed, and
+    as a size NaN is refused by all that take one. Truth is never made up: no answer is neutral.
+    """
+    if tensor.is_floating_point():
+        return True
+    if tensor.is_complex() or tensor.dtype is torch.bool or not machine.local.as_number:
+        return False
+    frame = caller()  # torch's own code counts and measures with whole numbers
+    file = "" if frame is None else frame.f_code.co_filename
+    return not file.startswith(_TORCH) or file == _METHODS
+
+
+def as_number(machine: Machine, method: Callable[..., Any]) -> Callable[..., Any]:
+    """``method`` of a tensor, which gives its value as a number of any kind."""
+    local = machine.local
+
+    @functools.wraps(method)
+    def read(tensor: Any) -> Any:
+        before, local.as_number = local.as_number, True
+        try:
+            return method(tensor)
+        finally:
+            local.as_number = before
+
+    return read
 
 
 # Values that torch's own code reads, and that do not decide what is allocated.
@@ -127,7 +163,8 @@ def refuse(what: str) -> ValueNeeded:
     return ValueNeeded(
         f"{where()} needs the value of a tensor ({what}), and with compute='shapes' nothing is "
         "computed",
-        hint="use compute='real', or leave that line out while memory is estimated",
+        hint="compute the values (--compute real, compute='real'), or leave that line out while "
+        "memory is estimated",
     )
 
 
@@ -136,7 +173,7 @@ def no_shape_rule(func: Any) -> ValueNeeded:
     return ValueNeeded(
         f"{where()}: this torch cannot tell the shape of {func}'s result without values, and with "
         "compute='shapes' nothing is computed",
-        hint="use compute='real'",
+        hint="compute the values (--compute real, compute='real')",
     )
 
 

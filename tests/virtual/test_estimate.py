@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -197,6 +198,44 @@ def test_a_script_that_fails(tmp_path: Path) -> None:
     assert "compute='real'" in done.stderr
     assert run("--gpu", "nothing", script).returncode == 2
     assert run().returncode == 2
+
+
+def test_nan_stands_for_numbers_and_for_nothing_that_decides() -> None:
+    with gpuprobe.virtual_gpu("t4", "shapes") as session:
+        session.machine.unknown_as_nan = True
+        flags = torch.zeros(8, device="cuda") == 0
+        right = flags.sum()
+        assert right.dtype is torch.int64
+        for read in (right.item(), float(right), 3 + right.item(), right.float().mean().item()):
+            assert math.isnan(read)
+        assert f"{right}" == "nan"
+        decided: list[Callable[[], Any]] = [
+            lambda: int(right),
+            lambda: range(right),  # type: ignore[call-overload]
+            lambda: bool(right > 2),
+            lambda: flags.all().item(),
+        ]
+        for needs in decided:
+            with pytest.raises(ValueNeeded, match=r"needs the value of a tensor"):
+                needs()
+        assert sum(session.machine.assumed.values()) == 5
+        session.machine.unknown_as_nan = False
+        with pytest.raises(ValueNeeded):
+            right.item()
+
+
+def test_a_size_that_is_not_known_is_not_made_up(tmp_path: Path) -> None:
+    script = tmp_path / "sized.py"
+    script.write_text(
+        "import torch\n"
+        "count = torch.zeros(8, dtype=torch.long, device='cuda').sum().item()\n"
+        "torch.empty(count, device='cuda')\n"
+    )
+    done = run(script)
+    assert done.returncode == 5
+    assert "sized.py:2" in done.stderr
+    assert "--compute real" in done.stderr
+    assert "TypeError" in done.stderr
 
 
 def test_the_estimate_is_plain_data() -> None:
