@@ -15,11 +15,10 @@ from typing import Final
 
 from gpuprobe.analysis.evidence import Marks, Runs
 from gpuprobe.analysis.frames import (
-    BEFORE_THE_TRACE,
-    UNKNOWN,
     Lines,
     UserFrame,
     is_cpp,
+    module_row,
     short_name,
 )
 from gpuprobe.analysis.highwater import HighWater, Share, live_at
@@ -244,7 +243,7 @@ def account_at(
             category=category,
             until=until,
         )
-        name = table.stacks.strings[module] or (BEFORE_THE_TRACE if before else UNKNOWN)
+        name = module_row(table.stacks.strings[module], stack, before=bool(before))
         categories.append(Share(category, size, blocks))
         modules.append(Share(name, size, blocks))
     shares = gathered.lines(total)

@@ -14,6 +14,7 @@ from gpuprobe.model.trace import Frame, StackTable
 __all__ = [
     "AUTOGRAD_ENGINE",
     "BEFORE_THE_TRACE",
+    "NO_MODULE",
     "NO_USER_FRAME",
     "UNKNOWN",
     "Lines",
@@ -21,6 +22,7 @@ __all__ = [
     "folded",
     "is_cpp",
     "is_user_frame",
+    "module_row",
     "short_name",
 ]
 
@@ -34,6 +36,9 @@ BEFORE_THE_TRACE = "(before the trace)"
 
 AUTOGRAD_ENGINE = "(autograd engine)"
 """The row of memory allocated on a backward thread, which has no Python frames."""
+
+NO_MODULE = "(no module)"
+"""The row of memory with which no module is recorded, though where it was made is known."""
 
 NO_USER_FRAME = "(no user frame)"
 """The row of memory whose stack has frames, none of them the user's."""
@@ -85,6 +90,13 @@ def short_name(frame: Frame) -> str:
     if is_cpp(frame):
         return frame.name or UNKNOWN
     return f"{frame.filename}:{frame.line}" + (f" in {frame.name}" if frame.name else "")
+
+
+def module_row(module: str, stack: int, *, before: bool) -> str:
+    """The module as a key; ``stack`` and ``before`` say why where there is none."""
+    if module or stack:
+        return module or NO_MODULE
+    return BEFORE_THE_TRACE if before else UNKNOWN
 
 
 class Lines:

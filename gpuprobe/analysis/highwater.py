@@ -19,6 +19,7 @@ from gpuprobe.analysis.frames import (
     UserFrame,
     folded,
     is_user_frame,
+    module_row,
 )
 from gpuprobe.analysis.ledger import Ledger, ledger
 from gpuprobe.model.memory import Category
@@ -127,11 +128,11 @@ def by_category(mark: HighWater) -> tuple[Share, ...]:
 def by_module(mark: HighWater) -> tuple[Share, ...]:
     """By the module that was running when the block was made; needs recorded modules."""
     strings = mark.stacks.strings
-    keys = zip(mark.module, mark.is_baseline, strict=True)
+    keys = zip(mark.module, map(bool, mark.stack), mark.is_baseline, strict=True)
     return shares(
         keys,
         mark.size,
-        lambda key: strings[key[0]] or (BEFORE_THE_TRACE if key[1] else UNKNOWN),
+        lambda key: module_row(strings[key[0]], key[1], before=bool(key[2])),
     )
 
 

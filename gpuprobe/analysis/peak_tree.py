@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterable
 
 from gpuprobe.analysis.flame import FlameNode
-from gpuprobe.analysis.frames import BEFORE_THE_TRACE, UNKNOWN, Lines
+from gpuprobe.analysis.frames import Lines, module_row
 from gpuprobe.analysis.highwater import HighWater
 from gpuprobe.model.memory import Category
 
@@ -33,14 +33,17 @@ def category_tree(mark: HighWater) -> FlameNode:
 def module_tree(mark: HighWater) -> FlameNode:
     """Modules within modules, by their dotted paths; without one, by category."""
     strings = mark.stacks.strings
-    keys = zip(mark.module, mark.category, mark.is_baseline, mark.size, strict=True)
-    return _grown((_module_path(strings[m], code, base), size) for m, code, base, size in keys)
+    keys = zip(mark.module, mark.stack, mark.category, mark.is_baseline, mark.size, strict=True)
+    return _grown(
+        (_module_path(strings[module], stack, code, base), size)
+        for module, stack, code, base, size in keys
+    )
 
 
-def _module_path(module: str, code: int, baseline: int) -> tuple[str, ...]:
+def _module_path(module: str, stack: int, code: int, baseline: int) -> tuple[str, ...]:
     if module:
         return tuple(module.split("."))
-    return BEFORE_THE_TRACE if baseline else UNKNOWN, Category.from_code(code).value
+    return module_row("", stack, before=bool(baseline)), Category.from_code(code).value
 
 
 def _grown(blocks: Iterable[tuple[tuple[str, ...], int]]) -> FlameNode:

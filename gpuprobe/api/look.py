@@ -245,10 +245,10 @@ class TraceLook:
         return self._lines.line(self.book.stack[row], before=row >= self.book.made)
 
     def _module(self, row: int) -> str:
-        from gpuprobe.analysis.frames import BEFORE_THE_TRACE, UNKNOWN
+        from gpuprobe.analysis.frames import module_row
 
         module = self.book.trace.stacks.strings[self.book.value("module", row)]
-        return module or (BEFORE_THE_TRACE if row >= self.book.made else UNKNOWN)
+        return module_row(module, self.book.stack[row], before=row >= self.book.made)
 
     def block(self, row: int) -> BlockInfo:
         """All that is known of the block of a row of the ledger."""

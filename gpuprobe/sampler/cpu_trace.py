@@ -25,6 +25,7 @@ from gpuprobe.model.session import BlindSpot
 from gpuprobe.model.trace import Frame, LiveColumns, MemoryTrace, StackTable
 from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.sampler.base import DeviceMark
+from gpuprobe.sampler.notes import ModuleNames
 from gpuprobe.sampler.patching import patch
 from gpuprobe.sampler.tensors import Known, plain_tensors
 
@@ -120,7 +121,7 @@ class CpuTrace(TorchDispatchMode):
         self._backward_stacks: dict[tuple[int, str], int] = {}
         self._sequence = 0
         self._modules: list[int] = [0]
-        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._names = ModuleNames()
 
     # -- switching on and off
 
@@ -185,17 +186,10 @@ class CpuTrace(TorchDispatchMode):
 
     def name_modules(self, roots: Iterable[Any]) -> None:
         """Name every module below these roots: ``Class.dotted.path``."""
-        for root in roots:
-            title = type(root).__name__
-            for name, module in root.named_modules():
-                self._names[module] = f"{title}.{name}" if name else title
+        self._names.add(roots)
 
     def enter_module(self, module: Any) -> None:
-        name = self._names.get(module)
-        if name is None:
-            self.name_modules([module])
-            name = self._names[module]
-        self._modules.append(self._stacks.string(name))
+        self._modules.append(self._stacks.string(self._names.of(module)))
 
     def leave_module(self) -> None:
         if len(self._modules) > 1:

@@ -16,6 +16,7 @@ import torch
 from gpuprobe.model.memory import BlockState, TraceAction
 from gpuprobe.model.session import BlindSpot
 from gpuprobe.model.trace import EventColumns, MemoryTrace, StackTable
+from gpuprobe.sampler.notes import Notes
 from gpuprobe.sampler.tensors import Known
 
 __all__ = ["BLIND_SPOTS", "FOREIGN_HISTORY", "CudaTrace", "layout_now"]
@@ -48,6 +49,7 @@ class CudaTrace:
         self._convert = convert
         self._on = False
         self._before = Before({}, {})
+        self.notes = Notes()
 
     def begin(self) -> bool:
         """Start the history of a step. False where the program records its own."""
@@ -61,6 +63,7 @@ class CudaTrace:
             options["clear_history"] = True
         record("all", **options)
         self._on = True
+        self.notes.begin()
         return True
 
     def collect(self, step: int, known: Iterable[Known]) -> list[MemoryTrace]:
@@ -69,17 +72,24 @@ class CudaTrace:
         before, self._before = self._before, Before({_place(item): item for item in known}, {})
         if not self._on:
             return []
-        traces = layout_now(self._convert, step, known, before)
+        traces = self.now(step, known, before)
         for trace in traces:
-            self._before.stacks.update(_stacks_of_live(trace))
+            self._before.origins.update(_origins_of_live(trace))
         self.stop()
         return traces
+
+    def now(
+        self, step: int, known: Iterable[Known], before: Before | None = None
+    ) -> list[MemoryTrace]:
+        """Every device's layout as it is now, with the history and the notes there are."""
+        return layout_now(self._convert, step, known, before or self._before, self.notes)
 
     def stop(self) -> None:
         """Switch the history off, if it is ours."""
         if self._on:
             torch.cuda.memory._record_memory_history(None)
             self._on = False
+            self.notes.end()
 
 
 class Before(NamedTuple):
@@ -88,14 +98,18 @@ class Before(NamedTuple):
     """
 
     known: dict[Place, Known]
-    stacks: dict[Place, tuple[StackTable, int]]
+    origins: dict[Place, tuple[StackTable, int, int]]  # stack and module, as indices
 
 
 def layout_now(
-    convert: Convert, step: int, known: Iterable[Known], before: Before | None = None
+    convert: Convert,
+    step: int,
+    known: Iterable[Known],
+    before: Before | None = None,
+    notes: Notes | None = None,
 ) -> list[MemoryTrace]:
     """Every device's segments as they are now, with whatever history there is. ``before``: what
-    was known when that history began.
+    was known when that history began; ``notes``: on what has happened since.
     """
     if not torch.cuda.is_initialized():
         return []
@@ -112,6 +126,8 @@ def layout_now(
                     getattr(rows, column).extend([0] * (len(rows) - len(getattr(rows, column))))
             if before is not None and trace.complete:
                 _name_baseline(trace, before)
+            if notes is not None:
+                notes.lay_over(trace)
             _categorise(trace, found)
             traces.append(trace)
     return traces
@@ -121,34 +137,18 @@ def _place(item: Known) -> Place:
     return item.device, item.address
 
 
-def _stacks_of_live(trace: MemoryTrace) -> Iterator[tuple[Place, tuple[StackTable, int]]]:
+def _origins_of_live(trace: MemoryTrace) -> Iterator[tuple[Place, tuple[StackTable, int, int]]]:
     """Where the blocks that live at the end of the trace were made."""
+    owners = _last_owners(trace)
     for segment in trace.segments:
         for block in segment.blocks:
-            if block.state is BlockState.ALLOCATED and block.stack:
-                yield (trace.device, block.address), (trace.stacks, block.stack)
+            if block.state is BlockState.ALLOCATED and block.address in owners:
+                rows, i = owners[block.address]
+                yield (trace.device, block.address), (trace.stacks, block.stack, rows.module[i])
 
 
-def _name_baseline(trace: MemoryTrace, before: Before) -> None:
-    """Give the blocks that were there when the trace began what was known of them then."""
-    rows, table = trace.baseline, trace.stacks
-    for i, address in enumerate(rows.address):
-        place = trace.device, address
-        item = before.known.get(place)
-        if item is not None:
-            rows.category[i] = item.category.code
-            rows.module[i] = table.string(item.module)
-        if not rows.stack[i] and place in before.stacks:
-            earlier, stack = before.stacks[place]
-            frames = earlier.frames_of(stack)
-            rows.stack[i] = table.stack(tuple(table.frame(frame) for frame in frames))
-
-
-def _categorise(trace: MemoryTrace, known: dict[Place, Known]) -> None:
-    """Give the blocks that still live at the end of the trace what a walk found them to be.
-
-    An address may have had several owners: the walk speaks of the last one.
-    """
+def _last_owners(trace: MemoryTrace) -> dict[int, tuple[EventColumns, int]]:
+    """The row that made the last block at each address: columns and index."""
     alloc = TraceAction.ALLOC.code
     last: dict[int, tuple[EventColumns, int]] = {
         address: (trace.baseline, i) for i, address in enumerate(trace.baseline.address)
@@ -157,8 +157,34 @@ def _categorise(trace: MemoryTrace, known: dict[Place, Known]) -> None:
     for i, (action, address) in enumerate(zip(events.action, events.address, strict=True)):
         if action == alloc:
             last[address] = (events, i)
+    return last
+
+
+def _name_baseline(trace: MemoryTrace, before: Before) -> None:
+    """Give the blocks that were there when the trace began what was known of them then."""
+    rows, table = trace.baseline, trace.stacks
+    for i, address in enumerate(rows.address):
+        place = trace.device, address
+        earlier, stack, module = before.origins.get(place, (table, 0, 0))
+        if stack and not rows.stack[i]:
+            rows.stack[i] = table.stack(tuple(map(table.frame, earlier.frames_of(stack))))
+        name = earlier.strings[module]
+        item = before.known.get(place)
+        if item is not None:
+            rows.category[i] = item.category.code
+            name = item.module or name
+        rows.module[i] = table.string(name)
+
+
+def _categorise(trace: MemoryTrace, known: dict[Place, Known]) -> None:
+    """Give the blocks that still live at the end of the trace what a walk found them to be.
+
+    An address may have had several owners: the walk speaks of the last one.
+    """
+    last = _last_owners(trace)
     for (device, address), item in known.items():
         if device == trace.device and address in last:
             rows, i = last[address]
             rows.category[i] = item.category.code
-            rows.module[i] = trace.stacks.string(item.module)
+            if item.module:
+                rows.module[i] = trace.stacks.string(item.module)

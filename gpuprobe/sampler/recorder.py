@@ -184,7 +184,7 @@ class Recorder:
         self._extras = Extras(lambda spot: self._blind((spot,)))
         self._extras.collectives.install()
         self._hooks = Hooks(self, self._given)
-        self._hooks.install(every_module=self._traces.cpu is not None)
+        self._hooks.install(every_module=self._traces.on)
         if self._given is not None:
             self.found_models(self._given)
 
@@ -332,9 +332,9 @@ class Recorder:
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._extras.placement.wanted:
             self._extras.placement.inputs((*args, *kwargs.values()))
-        if self._traces.cpu is not None:
-            self._traces.cpu.mark_inputs(args)
-            self._traces.cpu.mark_inputs(kwargs.values())
+        if self._traces.modules is not None:
+            self._traces.modules.mark_inputs(args)
+            self._traces.modules.mark_inputs(kwargs.values())
 
     @_guarded
     def loaded(self, batch: Any) -> None:
@@ -347,8 +347,8 @@ class Recorder:
     @_guarded
     def found_models(self, models: list[Any]) -> None:
         self._models = [weakref.ref(model) for model in models]
-        if self._traces.cpu is not None:
-            self._traces.cpu.name_modules(models)
+        if self._traces.modules is not None:
+            self._traces.modules.name_modules(models)
 
     @_guarded
     def compiles(self) -> None:
@@ -362,13 +362,13 @@ class Recorder:
 
     @_guarded
     def module_begins(self, module: Any) -> None:
-        if self._traces.cpu is not None:
-            self._traces.cpu.enter_module(module)
+        if self._traces.modules is not None:
+            self._traces.modules.enter_module(module)
 
     @_guarded
     def module_ends(self, module: Any) -> None:
-        if self._traces.cpu is not None:
-            self._traces.cpu.leave_module()
+        if self._traces.modules is not None:
+            self._traces.modules.leave_module()
 
     def optimizer_begins(self, optimizer: Any) -> None:
         mine = self._active and os.getpid() == self._pid

@@ -17,6 +17,7 @@ from gpuprobe.sampler.timeline import Segment, Timeline
 if TYPE_CHECKING:
     from gpuprobe.sampler.cpu_trace import CpuTrace
     from gpuprobe.sampler.cuda_trace import CudaTrace
+    from gpuprobe.sampler.notes import Notes
 
 __all__ = ["Traces", "chosen_steps", "exact_peak"]
 
@@ -101,6 +102,11 @@ class Traces:
     def on(self) -> bool:
         """Whether there may be something to collect at the end of a step."""
         return self.cpu is not None or self.cuda is not None
+
+    @property
+    def modules(self) -> CpuTrace | Notes | None:
+        """Who wants to know of module calls and of models' inputs."""
+        return self.cpu if self.cuda is None else self.cuda.notes
 
     def start_cpu(self, timeline: Timeline, on_fault: Callable[[Exception], None]) -> CpuTrace:
         """Follow every storage on the CPU from now on."""
@@ -190,6 +196,8 @@ class Traces:
             return self._collect_cpu(self.cpu, index, segments, known, out_of_memory)
         if out_of_memory and self._convert is not None:
             # The exception still holds the frames, and so the tensors, of the failed step.
+            if self.cuda is not None:
+                return self._save(self.cuda.now(index, known.values()))
             from gpuprobe.sampler.cuda_trace import layout_now
 
             return self._save(layout_now(self._convert, index, known.values()))

@@ -7,6 +7,7 @@ import torch
 
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.sampler import notes
 from gpuprobe.sampler.cuda_trace import CudaTrace, _categorise, layout_now
 from gpuprobe.sampler.tensors import Known
 
@@ -35,6 +36,26 @@ def test_the_last_owner_of_an_address_is_named() -> None:
     assert names == [unknown, unknown, Category.PARAMETER, unknown, Category.GRADIENT]
     assert [trace.stacks.strings[i] for i in trace.events.module][2::2] == ["Net.b", "Net.a"]
     assert Category.from_code(trace.baseline.category[0]) is unknown
+
+
+def test_modules_are_laid_over_the_events_of_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(10, 100, 10))
+    monkeypatch.setattr(notes, "_now", lambda: next(clock))
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    taken = notes.Notes()
+    taken.name_modules([model])
+    taken.enter_module(model)  # not traced yet: no note of it
+    taken.begin()
+    taken.enter_module(model[0])  # at 10
+    taken.leave_module()  # 20
+    taken.leave_module()  # 30
+    trace = MemoryTrace("cuda:0")
+    for time_us in (5, 10, 19, 20, 29, 30, 31):
+        trace.events.append(ALLOC, 0x1000 + time_us, 512, time_us=time_us)
+    taken.lay_over(trace)
+    names = [trace.stacks.strings[i] for i in trace.events.module]
+    inner, outer = "Sequential.0", "Sequential"
+    assert names == [outer, inner, inner, outer, outer, "", ""]
 
 
 def test_without_cuda_there_is_nothing_to_trace() -> None:

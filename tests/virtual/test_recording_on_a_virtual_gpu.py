@@ -115,3 +115,40 @@ def test_gradients_that_a_step_frees_before_its_backward_are_gradients(
     before = [r for r in report["top_lines"]["rows"] if r["key"] == "(before the trace)"]
     if steps == "all":  # then the trace of the step before says where they were made
         assert before == []
+
+
+def test_modules_and_inputs_are_those_that_a_trace_on_the_cpu_names(tmp_path: Path) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = torch.nn.Linear(512, 2048), torch.nn.Linear(2048, 512)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.two(self.one(x).relu())
+
+    def record(device: str) -> dict[str, Any]:
+        with gpuprobe.record(tmp_path / device, level="trace"):
+            model = Net().to(device)
+            optimizer = torch.optim.SGD(model.parameters())
+            for _ in range(3):
+                loss = model(torch.randn(256, 512).to(device)).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        return gpuprobe.report(gpuprobe.load(tmp_path / device))
+
+    with gpuprobe.virtual_gpu("t4", "shapes"):
+        on_cuda = record("cuda")
+    on_cpu = record("cpu")
+    cuda, cpu = (
+        {
+            row["key"]: row["bytes"]
+            for table in ("categories", "top_modules")
+            for row in report[table]["rows"]
+        }
+        for report in (on_cuda, on_cpu)
+    )
+    alike = ("parameter", "gradient", "input", "Net", "Net.two")
+    assert {key: cuda[key] for key in alike} == {key: cpu[key] for key in alike}
+    assert cuda["Net.one"] == cpu["Net.one"] + 8_519_680  # cuBLAS's workspace, made in its call
+    assert not {"(unknown)", "(before the trace)"} & cuda.keys()
