@@ -174,7 +174,7 @@ def _rank(rank: RankRecording, status: str) -> dict[str, Any]:
         "hostname": rank.environment.hostname,
         "status": status,
         "error": _error(rank),
-        "steps": len(rank.steps),
+        "steps": sum(step.ended_by != "end" for step in rank.steps),
         "duration_ns": to_plain(
             ended.duration_ns if ended else Unavailable("the session has no end yet")
         ),

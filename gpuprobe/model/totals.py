@@ -16,8 +16,9 @@ _NOT_MEASURED = Unavailable("not measured in any step")
 
 @dataclass(frozen=True, slots=True)
 class DeviceTotals:
-    """One device over all steps. ``end`` is at the end of the newest step, ``step_peak_*`` are
-    that step's, ``peak_*`` those of all steps; bytes. ``activity`` is summed.
+    """One device over all steps. ``end`` is at the end of the newest full step (see
+    ``Step.ended_by``; of the newest record, where there is none), ``step_peak_*`` are that step's,
+    ``peak_*`` those of all records; bytes. ``activity`` is summed.
     """
 
     device: str

@@ -54,6 +54,7 @@ class RankSum:
         self._newest: Step | None = None  # not added up yet: it may still be replaced
         self._phases: dict[str, int] = {}
         self._devices: dict[str, DeviceTotals] = {}
+        self._in_full: frozenset[str] = frozenset()  # devices that a full step has told of
         self._rss_peak: Peak | Unavailable = Unavailable("not measured in any step")
         self._collectives: dict[str, CollectiveTotals] = {}
         self._findings: dict[tuple[str, Level], tuple[int, int]] = {}
@@ -119,7 +120,11 @@ class RankSum:
         for window in step.windows:
             known = self._devices.get(window.device)
             if known is not None or len(self._devices) < MAX_NAMES:
-                self._devices[window.device] = _joined(known, window)
+                full = step.ended_by != "end"
+                state = None if full or window.device not in self._in_full else known
+                self._devices[window.device] = _joined(known, window, state)
+                if full:
+                    self._in_full |= {window.device}
         self._rss_peak = _highest(self._rss_peak, step.host.rss_peak)
         for call in step.collectives:
             name = _bounded(call.op, self._collectives)
@@ -130,7 +135,11 @@ def _bounded(name: str, known: Any) -> str:
     return name if name in known or len(known) < MAX_NAMES - 1 else OTHER
 
 
-def _joined(before: DeviceTotals | None, window: DeviceWindow) -> DeviceTotals:
+def _joined(
+    before: DeviceTotals | None, window: DeviceWindow, state: DeviceTotals | None
+) -> DeviceTotals:
+    """``before`` and the window; what is of the newest step only is that of ``state``, where there
+    is one, and else of the window."""
     after = DeviceTotals(
         window.device,
         window.end,
@@ -143,7 +152,7 @@ def _joined(before: DeviceTotals | None, window: DeviceWindow) -> DeviceTotals:
     if before is None:
         return after
     return replace(
-        after,
+        state or after,
         peak_allocated=_highest(before.peak_allocated, window.peak_allocated),
         peak_reserved=_highest(before.peak_reserved, window.peak_reserved),
         activity=_sum(before.activity, window.activity),

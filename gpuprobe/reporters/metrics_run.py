@@ -100,9 +100,15 @@ def _of_step(read: Callable[[Step], Any]) -> Callable[[RunReading], Any]:
     return value
 
 
-def _of_newest(read: Callable[[Step], Any]) -> Callable[[RunReading], Any]:
+def _state(run: RunReading) -> Step | None:
+    """The step that tells of the state: what follows the last full one does not, as for `_devices`
+    and for the index."""
+    return run.totals.step or run.totals.newest
+
+
+def _of_state(read: Callable[[Step], Any]) -> Callable[[RunReading], Any]:
     def value(run: RunReading) -> Any:
-        step = run.totals.newest
+        step = _state(run)
         return _NO_STEP if step is None else read(step)
 
     return value
@@ -148,8 +154,8 @@ def _last_step(run: RunReading) -> float | Unavailable:
 
 
 def _tensors(run: RunReading) -> Iterator[tuple[tuple[str, ...], int]]:
-    newest = run.totals.newest
-    for tensors in newest.tensors[:_MOST_DEVICES] if newest is not None else ():
+    step = _state(run)
+    for tensors in step.tensors[:_MOST_DEVICES] if step is not None else ():
         for category, size in tensors.by_category.items():
             yield (tensors.device, category.value), size
 
@@ -328,7 +334,7 @@ _ROWS: tuple[_Row, ...] = (
         "gpuprobe_run_resident_bytes",
         "bytes",
         "Resident memory of the process at the end of the newest step.",
-        _of_newest(lambda step: step.host.rss_end),
+        _of_state(lambda step: step.host.rss_end),
     ),
     _row(
         "gpuprobe_run_peak_resident_bytes",

@@ -57,7 +57,7 @@ def rank_facts(rank: RankRecording) -> dict[str, int | str | None]:
         state = f"failed: {rank.end.error.type}"
     return {
         "rank": rank.session.rank,
-        "steps": len(steps),
+        "steps": sum(step.ended_by != "end" for step in steps),
         "step_ns": round(median(step.duration_ns for step in recent)) if recent else None,
         "own_ns": _own_time(recent),
         "device": device,

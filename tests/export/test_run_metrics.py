@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from model_strategies import values_of
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpuprobe.api.recordings import load, report
 from gpuprobe.errors import NotARecording
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.memory import AllocatorCounts, Category
@@ -44,6 +45,7 @@ from gpuprobe.reporters.metrics_run import (
 )
 from gpuprobe.reporters.otlp import metrics_data
 from gpuprobe.reporters.prometheus import render
+from gpuprobe.tui.view_ranks import rank_facts
 
 ENVIRONMENT = Environment("0.1", "3.11", "Linux", "host", torch="2.13.0")
 MUCH = 1 << 40
@@ -148,7 +150,9 @@ def test_totals_are_those_of_all_steps(
             assert device.activity.alloc_retries == sum(a.alloc_retries for a in did)
         else:
             assert isinstance(device.activity, Unavailable)
-        assert device.end == mine[-1].end
+        of_full = [w for step in full for w in step.windows if w.device == device.device]
+        assert device.end == (of_full or mine)[-1].end
+        assert device.step_peak_allocated == (of_full or mine)[-1].peak_allocated
     for op in total.collectives:
         calls = [c for step in kept for c in step.collectives if c.op == op.op]
         assert op.count == sum(c.count for c in calls)
@@ -300,6 +304,33 @@ def test_what_a_run_comes_to(recorded: Path) -> None:
         "gpuprobe_run_findings{rank=0,kind=implicit-sync,level=note}": 2,
     }
     assert {key: found.get(key) for key in expected} == expected
+
+
+def test_what_follows_the_last_step_is_no_step(tmp_path: Path) -> None:
+    """All that is told of the newest step is of one step; peaks are of everything."""
+    writer = begun(tmp_path / "run.gpuprobe")
+    for index, ended_by, size in ((0, "optimizer", 100), (1, "optimizer", 200), (2, "end", 900)):
+        counts = AllocatorCounts(allocated=Bytes(size), reserved=Bytes(size))
+        window = DeviceWindow("cuda:0", counts, counts, Peak(size, size), Peak(size, size))
+        tensors = KnownTensors("cuda:0", {Category.PARAMETER: Bytes(size)})
+        host = HostWindow(Bytes(size), Bytes(size), Peak(size, size))
+        writer.step(
+            Step(index, index, 1, (), (window,), host, tensors=(tensors,), ended_by=ended_by)
+        )
+    writer.close()
+    found = series(render(run_families(readings(writer.path))))
+    device = "{rank=0,device=cuda:0}"
+    assert found["gpuprobe_run_step{rank=0}"] == 1
+    assert found["gpuprobe_run_steps_total{rank=0}"] == 2
+    for name in ("allocated", "reserved", "step_peak_allocated", "step_peak_reserved"):
+        assert found[f"gpuprobe_run_{name}_bytes{device}"] == 200, name
+    assert found["gpuprobe_run_tensor_bytes{rank=0,device=cuda:0,category=parameter}"] == 200
+    assert found["gpuprobe_run_resident_bytes{rank=0}"] == 200
+    assert found[f"gpuprobe_run_peak_allocated_bytes{device}"] == 900
+    assert found["gpuprobe_run_peak_resident_bytes{rank=0}"] == 900
+    document = report(load(writer.path))
+    assert document["ranks"][0]["steps"] == 2
+    assert rank_facts(load(writer.path).ranks[0])["steps"] == 2
 
 
 def test_what_is_not_known_is_left_out(recorded: Path) -> None:
