@@ -132,7 +132,9 @@ def _headline(report: Report) -> Markup:
 
 
 def _causes(report: Report) -> Markup:
-    """The three lines with the most memory at the peak; categories where no line is known."""
+    """The three lines with the most memory at the peak, and the rest; categories where no line
+    is known.
+    """
     cwd = report["session"]["cwd"]
     for name in ("top_lines", "categories"):
         found = report[name]
@@ -155,10 +157,18 @@ def _causes(report: Report) -> Markup:
                         bar(share) if share is not None else None,
                     )
                 )
+            title, nearest = "Biggest causes", report["peak"]["nearest_trace"]
+            if nearest is not None:
+                title += f" in step {nearest['step']}"
+            elif found.get("at") == "step_end":
+                title = f"Biggest at the end of step {found['step']}"
+            rest = total - sum(row["bytes"] for row in rows[:3]) if isinstance(total, int) else 0
             return el(
                 "div",
-                el("h2", "Biggest causes"),
+                el("h2", title),
                 el("ol", items, class_="causes"),
+                el("p", f"All else: {human_bytes(rest)}, {rest / total:.0%}") if rest > 0 else None,
+                el("p", "The rest is not known.") if not isinstance(total, int) else None,
                 class_="card",
             )
     why = report["top_lines"].get("unavailable", "no line of yours is on any stack")

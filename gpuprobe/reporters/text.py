@@ -67,13 +67,33 @@ def render(report: Report, style: Style) -> Iterator[str]:
 def headline(report: Report, style: Style) -> list[str]:
     """A few lines for the end of a run: the peak, where it was, and of what."""
     lines = [line.strip() for line in _peak(report, style)][:1]
-    for name, title in (("categories", "mostly"), ("top_lines", "at")):
-        table = report[name]
-        rows = [row for row in table.get("rows", ()) if row["bytes"]][:3]
-        if rows:
-            parts = ", ".join(f"{style.path(r['key'])} {human_bytes(r['bytes'])}" for r in rows)
-            lines += style.wrapped(f"{title} {parts}", rest="  ")
-    return lines
+    categories, nearest = report["categories"], report["peak"]["nearest_trace"]
+    rows = _largest(categories)
+    if rows:
+        start = "mostly"
+        if nearest is not None:
+            below = human_bytes(nearest["below_peak"])
+            start = f"in step {nearest['step']}, {below} below it, mostly"
+        elif categories["at"] == "step_end":
+            start = f"at the end of step {categories['step']}, mostly"
+            if not isinstance(categories["total"], int):
+                start = f"at the end of step {categories['step']}, beside what is not known:"
+        lines += _of(start, rows, style)
+    rows = _largest(report["top_lines"])
+    return lines + (_of("at", rows, style) if rows else [])
+
+
+def _largest(table: Report) -> list[tuple[str, int]]:
+    """The three largest rows, of which the unexplained rest may be one."""
+    rows = [(row["key"], row["bytes"]) for row in table.get("rows", ())]
+    if table.get("at") == "step_end" and isinstance(table["remainder"]["bytes"], int):
+        rows.append(("what no named tensor explains", table["remainder"]["bytes"]))
+    return sorted((row for row in rows if row[1]), key=lambda row: -row[1])[:3]
+
+
+def _of(start: str, rows: list[tuple[str, int]], style: Style) -> list[str]:
+    parts = ", ".join(f"{style.path(key)} {human_bytes(count)}" for key, count in rows)
+    return list(style.wrapped(f"{start} {parts}", rest="  "))
 
 
 # -- title

@@ -43,7 +43,7 @@ from gpuprobe.model.session import (
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Peak, Unavailable
-from gpuprobe.reporters import report_json
+from gpuprobe.reporters import html_sections, report_json
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import headline, render
 
@@ -284,6 +284,28 @@ def test_known_tensors_and_the_rest_sum_to_the_total() -> None:
     report = checked(recording([made], session=session("counters", "cuda:0")))
     assert report["categories"]["total"] == 42
     assert report["categories"]["remainder"]["bytes"] == 12
+
+
+@pytest.mark.parametrize(
+    ("known", "rest", "said"),
+    [
+        (30, Bytes(12), "at the end of step 0, mostly parameter 30 B, what no named tensor"),
+        (30, Bytes(900), "at the end of step 0, mostly what no named tensor explains 900 B, "),
+        (30, Unavailable("none"), "at the end of step 0, beside what is not known: parameter 30 B"),
+    ],
+)
+def test_a_headline_does_not_pass_over_what_nothing_explains(
+    known: int, rest: Bytes | Unavailable, said: str
+) -> None:
+    """Named tensors at a step's end may be a small part of what the peak was."""
+    tensors = KnownTensors("cuda:0", {Category.PARAMETER: Bytes(known)}, rest=rest)
+    made = step(0, {"forward": 5000}, end=42, device="cuda:0", tensors=(tensors,))
+    report = summarize(recording([made], session=session("counters", "cuda:0")))
+    assert said in " ".join(headline(report, Style()))
+    page = str(html_sections.answer(report))
+    assert "Biggest at the end of step 0" in page
+    whole = f"All else: {rest} B" if isinstance(rest, int) else "The rest is not known."
+    assert whole in page
 
 
 def test_a_peak_in_a_step_without_a_trace_has_the_tables_of_the_highest_that_has_one() -> None:
