@@ -29,6 +29,10 @@ BLIND_SPOTS = (
         "device memory taken outside torch's caching allocator (NCCL, CUDA context, libraries)",
         "it is not in 'allocated' and 'reserved'; the driver's 'used' is larger by it",
     ),
+    BlindSpot(
+        "the modules that a backward pass on CUDA works for",
+        "what it makes is '(no module)', gradients of parameters apart",
+    ),
 )
 
 FOREIGN_HISTORY = BlindSpot(

@@ -152,3 +152,4 @@ def test_modules_and_inputs_are_those_that_a_trace_on_the_cpu_names(tmp_path: Pa
     assert {key: cuda[key] for key in alike} == {key: cpu[key] for key in alike}
     assert cuda["Net.one"] == cpu["Net.one"] + 8_519_680  # cuBLAS's workspace, made in its call
     assert not {"(unknown)", "(before the trace)"} & cuda.keys()
+    assert any("backward pass on CUDA" in spot["what"] for spot in on_cuda["blind_spots"])
