@@ -174,7 +174,18 @@ def test_ctrl_c_exits_130_and_keeps_the_recording(tmp_path: Path) -> None:
 
 
 def test_a_killed_script_leaves_its_steps(tmp_path: Path) -> None:
-    script(tmp_path, TINY + "\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    # Records are on their way to the disk for a moment: the script is killed when they are there.
+    end = """
+import glob, os, signal, time
+
+def written():
+    return sum(open(name).read().count('"type":"step"') for name in glob.glob("script.gpuprobe/*"))
+
+while written() < 3:
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    script(tmp_path, TINY + end)
     watched = gpuprobe("run", "-q", "script.py", cwd=tmp_path)
     assert watched.returncode == -signal.SIGKILL
     (rank,) = read_recording(tmp_path / "script.gpuprobe").ranks
