@@ -167,10 +167,11 @@ class TopModel:
         return (*fit(line, max(0, columns - len(shown))), (shown, "accent"))
 
     def run_of(self, row: ProcessRow) -> Run | None:
-        """The recording that this process, or its parent, is writing."""
-        for run in self.runs:
-            if row.pid in run.pids or (row.parent > 1 and row.parent in run.pids):
-                return run
+        """The recording that this process is writing or, if it writes none, its parent."""
+        for pid in (row.pid, row.parent):
+            for run in self.runs:
+                if pid > 1 and pid in run.pids:
+                    return run
         return None
 
     def panel(self, columns: int, two_lines: bool) -> Panel:

@@ -96,8 +96,20 @@ def session(rank: int = 0, world_size: int = 1) -> Session:
     )
 
 
+OPEN: list[RecordingWriter] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """No recording stays open: the dashboards of other tests would find it."""
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
 def begun(path: Path, rank: int = 0, world_size: int = 1) -> RecordingWriter:
     writer = RecordingWriter.create(path, rank=rank, world_size=world_size, force=True)
+    OPEN.append(writer)
     writer.session(session(rank, world_size), ENVIRONMENT)
     return writer
 

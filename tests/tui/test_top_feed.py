@@ -217,6 +217,18 @@ def test_a_process_that_is_recorded_is_marked() -> None:
     assert "1 run recorded" in text_of(model.host(100))
 
 
+def test_a_process_has_its_own_run_before_its_parent_s() -> None:
+    model = TopModel()
+    model.add(MOMENT)
+    row = replace(model.processes[0], parent=7)
+    theirs, own = Run("/a/a.gpuprobe", (7,), None), Run("/a/b.gpuprobe", (row.pid,), None)
+    model.runs = (theirs, own)
+    assert model.run_of(row) is own
+    model.runs = (theirs,)
+    assert model.run_of(row) is theirs  # a worker of a run
+    assert model.run_of(replace(row, parent=8)) is None
+
+
 @given(
     st.sampled_from(["", "alice", "python user:bob", "nothing"]),
     st.sampled_from(["memory", "user", "pid", "age"]),

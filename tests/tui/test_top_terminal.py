@@ -71,8 +71,8 @@ async def test_from_a_training_run_to_its_end(terminal: Terminal, tmp_path: Path
         terminal.keys("Enter")
         terminal.keys("P")
         await terminal.shows("PID▼")
-        terminal.keys("Enter")  # the run of this process
-        await terminal.shows("mine.gpuprobe · running")
+        # The run of this process; the one that was found first may be another test's.
+        await terminal.shows("mine.gpuprobe · running", keys=("Enter",))
         await terminal.shows("Step 1 ·", keys=("g", "j"))
         terminal.keys("Escape")
         await terminal.shows("PID▼")

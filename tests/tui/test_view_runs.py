@@ -134,7 +134,7 @@ def test_a_glance_sees_the_newest_step_of_a_stream_of_any_length(
 
 
 async def test_runs_on_the_screen_come_go_and_open(tmp_path: Path) -> None:
-    path = tmp_path / "mine.gpuprobe"
+    path = tmp_path / "here.gpuprobe"  # the screen has the runs of other tests, too
     app = ViewApp()
     async with app.run_test(size=(120, 20)) as pilot:
         screen = app.screen
@@ -143,7 +143,7 @@ async def test_runs_on_the_screen_come_go_and_open(tmp_path: Path) -> None:
         rows = screen.query_one("#runs", Rows)
 
         def place() -> int:
-            return next((i for i in range(rows.count) if "mine.g" in rows.text_of(i)), -1)
+            return next((i for i in range(rows.count) if "here.g" in rows.text_of(i)), -1)
 
         writer = begin(path)
         writer.step(Step(3, 0, 5_000_000))
