@@ -67,7 +67,7 @@ def report(recording: Recording, *, top: int = 10) -> dict[str, Any]:
     modules; what they leave out is in their remainder.
     """
     from gpuprobe.analysis.summary import summarize
-    from gpuprobe.recording.gc_pause import gc_paused
+    from gpuprobe.model.gc_pause import gc_paused
 
     with gc_paused():  # half of the time, for a report of 64 ranks
         return summarize(recording, top=top, is_running=_is_running)

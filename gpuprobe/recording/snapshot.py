@@ -15,11 +15,11 @@ from typing import Any
 
 from gpuprobe._version import __version__
 from gpuprobe.errors import NotARecording, SnapshotError
+from gpuprobe.model.gc_pause import gc_paused
 from gpuprobe.model.recording import SCHEMA_VERSION, RankRecording, Recording
 from gpuprobe.model.session import BlindSpot, Environment, Session
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.recording.gc_pause import gc_paused
 from gpuprobe.recording.snapshot_decode import decode
 from gpuprobe.recording.snapshot_worker import read_in_child
 

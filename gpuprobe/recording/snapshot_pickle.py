@@ -15,7 +15,7 @@ import pickle
 from typing import IO, Any, NoReturn
 
 from gpuprobe.errors import SnapshotError
-from gpuprobe.recording.gc_pause import gc_paused
+from gpuprobe.model.gc_pause import gc_paused
 
 __all__ = ["load_plain"]
 

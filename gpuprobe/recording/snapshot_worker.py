@@ -35,6 +35,7 @@ from typing import IO, Any
 
 from gpuprobe.errors import DataError, InternalError, SnapshotError
 from gpuprobe.model.codec import from_plain, to_plain
+from gpuprobe.model.gc_pause import gc_paused
 from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
 from gpuprobe.model.trace import (
     COLUMNS,
@@ -44,7 +45,6 @@ from gpuprobe.model.trace import (
     MemoryTrace,
     StackTable,
 )
-from gpuprobe.recording.gc_pause import gc_paused
 from gpuprobe.recording.snapshot_decode import Decoded, Keep, add_baseline, decode
 from gpuprobe.recording.snapshot_pickle import load_plain
 

@@ -4,23 +4,52 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
+from itertools import chain, compress, repeat
+from operator import is_, methodcaller
 from types import FunctionType
 from typing import Any
 
 import torch
 
+from gpuprobe.model.gc_pause import gc_paused
+
 __all__ = ["compile_in_use", "live_roots", "live_tensors"]
+
+
+def _tracked(test: Callable[[Any, Any], bool], kind: Any) -> list[Any]:
+    """The objects the garbage collector tracks for whose type ``test(type, kind)`` is true.
+
+    A list of all objects must not live while another thread runs. A tuple that ``tuple(iterator)``
+    is still filling would be in it, and Python refuses to finish a tuple that somebody else holds:
+    the thread would get a SystemError. So the list is filled, walked and emptied inside one call
+    of C code, which keeps the interpreter to itself: no step of it is Python code (``test`` must
+    be none either), and no collection runs meanwhile.
+    """
+    everything: list[Any] = []
+    fill = map(everything.extend, map(gc.get_objects, (None,)))
+    chosen = compress(everything, map(test, map(type, everything), repeat(kind)))
+    empty = map(methodcaller("clear"), (everything,))
+    with gc_paused():
+        found = list(chain(fill, chosen, empty))
+    return found[1:-1]  # without what filling and emptying return
+
+
+def _instances(kind: type) -> list[Any]:
+    """Those whose type is, or derives from, ``kind``.
+
+    ``type(o)`` and not ``isinstance``: a lazy proxy must not be woken up by being looked at.
+    """
+    return _tracked(issubclass, kind)
 
 
 def live_roots() -> list[Any]:
     """Every `torch.nn.Module` that no other live module contains, and that has parameters.
 
     Looks through the objects the garbage collector tracks: some tens of milliseconds, once.
-    ``type(o)`` and not ``isinstance``: a lazy proxy must not be woken up by being looked at.
     Loss functions and other modules without parameters are left out.
     """
-    module_class = torch.nn.Module
-    modules = [o for o in gc.get_objects() if issubclass(type(o), module_class)]
+    modules = _instances(torch.nn.Module)
     contained: set[int] = set()
     for module in modules:
         children = module.__dict__.get("_modules")
@@ -42,9 +71,8 @@ def live_tensors() -> list[Any]:
 
     Not those that ``torch.func`` hands to a function: they have no storage but another's.
     """
-    tensor_class = torch.Tensor
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return [o for o in gc.get_objects() if issubclass(type(o), tensor_class) and not is_wrapped(o)]
+    return [tensor for tensor in _instances(torch.Tensor) if not is_wrapped(tensor)]
 
 
 def compile_in_use() -> bool:
@@ -58,14 +86,12 @@ def compile_in_use() -> bool:
         return False
     if dynamo.utils.counters["frames"]:
         return True
-    for found in gc.get_objects():
-        if type(found) is FunctionType:
-            marks = found.__dict__
-            if "_torchdynamo_orig_callable" in marks and not marks.get("_torchdynamo_disable"):
-                return True
-        elif issubclass(type(found), torch.nn.Module) and (
-            type(found).__name__ == "OptimizedModule"
-            or found.__dict__.get("_compiled_call_impl") is not None
-        ):
+    for function in _tracked(is_, FunctionType):
+        marks = function.__dict__
+        if "_torchdynamo_orig_callable" in marks and not marks.get("_torchdynamo_disable"):
             return True
-    return False
+    return any(
+        type(module).__name__ == "OptimizedModule"
+        or module.__dict__.get("_compiled_call_impl") is not None
+        for module in _instances(torch.nn.Module)
+    )

@@ -1,4 +1,4 @@
-"""Reading much at once, without the garbage collector's walks over what is being made."""
+"""Making much at once, without the garbage collector's walks over what is being made."""
 
 from __future__ import annotations
 
