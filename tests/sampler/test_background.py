@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from functools import partial
 
 import pytest
 import torch
@@ -31,6 +33,22 @@ def test_work_is_done_in_order_and_the_thread_ends() -> None:
     assert work.drain(30)
     assert done[-1] == 100
     assert not errors
+
+
+def test_short_steps_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "PAUSE", 1e5)
+    done: list[int] = []
+    first = threading.Event()
+    worker = Background(pytest.fail)
+    worker.submit(first.set)
+    assert first.wait(60)
+    while not worker._pausing:
+        time.sleep(0.001)
+    for item in range(3):
+        worker.submit(partial(done.append, item))
+    assert not done
+    assert worker.drain(60)
+    assert done == [0, 1, 2]
 
 
 def test_an_error_is_handed_over_and_the_rest_is_done() -> None:
