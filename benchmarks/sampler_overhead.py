@@ -9,7 +9,8 @@ the quartiles of those ratios. ``torch.profiler`` is run the same way for compar
 A recording is there to be read. ``whole`` is the median of all the time that a watched block
 takes, starting and stopping included, until it is known who held how much: for gpuprobe until
 its report is made, for torch.profiler until its events are (``events()``: sums by operator and
-source line; what was alive at the peak it does not say).
+source line; what was alive at the peak it does not say). The empty dispatch mode shows what any
+account of every storage on the CPU costs in the step itself, before it counts anything.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpuprobe
 
@@ -95,9 +97,29 @@ class Profiled:
         return self._profile.events()
 
 
+class EmptyMode(TorchDispatchMode):
+    """A dispatch mode that does nothing: what level ``trace`` on the CPU cannot go below."""
+
+    def __init__(self, _: Path) -> None:
+        super().__init__()
+        self.start = self.__enter__
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+    def stop(self) -> None:
+        self.__exit__(None, None, None)
+
+    def read(self) -> None:
+        """There is nothing to read."""
+
+
 WATCHERS: dict[str, Callable[[Path], Any]] = {
     "counters": lambda folder: Recorded(folder, "counters"),
     "trace": lambda folder: Recorded(folder, "trace"),
+    "an empty dispatch mode": EmptyMode,
     "torch.profiler memory+stack": Profiled,
 }
 
