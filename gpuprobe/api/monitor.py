@@ -125,7 +125,7 @@ class Monitor:
         self._readings += 1
         if not status.available:
             self._nvml.close()  # asked to start anew next time: a driver may come back
-        return Moment(inventory, self._host.load(), loads, self._nvml.rates, xids)
+        return Moment(inventory, self._host.load(), loads, self._nvml.rates, xids, self._nvml.work)
 
     def _look_for_xids(self, inventory: Inventory) -> tuple[XidNote, ...] | Unavailable:
         now = time.monotonic()

@@ -12,13 +12,23 @@ from gpuprobe.model.devices import NOT_READ, Inventory
 from gpuprobe.model.record import record
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 
-__all__ = ["SCHEMA_VERSION", "HostLoad", "LinkRate", "Moment", "ProcessLoad", "XidNote"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "GpuWork",
+    "HostLoad",
+    "LinkRate",
+    "Moment",
+    "ProcessLoad",
+    "ProcessWork",
+    "XidNote",
+]
 
-SCHEMA_VERSION = (1, 0)
+SCHEMA_VERSION = (1, 1)
 """(major, minor) of a file of moments. A newer minor only adds keys.
 
 History:
 * 1.0: first version.
+* 1.1: ``work``, what each process does on each GPU.
 """
 
 _NOT_COLLECTED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
@@ -65,6 +75,27 @@ class LinkRate:
 
 
 @record(frozen=True, slots=True)
+class ProcessWork:
+    """What the units of one GPU did for one process: percent of the last second or so, in which
+    each was busy with it (nvml.h: nvmlProcessUtilizationSample_t). ``memory``: its bandwidth.
+    """
+
+    pid: int
+    sm: int = 0
+    memory: int = 0
+    encoder: int = 0
+    decoder: int = 0
+
+
+@record(frozen=True, slots=True)
+class GpuWork:
+    """What one GPU did for its processes. One that is not named: nothing."""
+
+    device: str
+    processes: Reading[tuple[ProcessWork, ...]] = NOT_READ
+
+
+@record(frozen=True, slots=True)
 class XidNote:
     """GPU errors of one number in the kernel log. ``seconds`` since boot, of the last one;
     ``level``: ``note``, ``warning`` or ``error``.
@@ -91,3 +122,4 @@ class Moment:
     processes: tuple[ProcessLoad, ...] = ()
     links: tuple[LinkRate, ...] = ()
     xids: tuple[XidNote, ...] | Unavailable = _NOT_COLLECTED
+    work: tuple[GpuWork, ...] = ()

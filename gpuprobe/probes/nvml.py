@@ -107,7 +107,7 @@ class NvmlSource:
             device = read_device(calls, identity, handle, detail)
             devices.append(device)
             handles[device.key] = handle
-            processes.extend(_processes(calls, device, handle))
+            processes.extend(self._processes(calls, device, handle))
         topology = None
         if detail == "full" and len(devices) > 1:
             from gpuprobe.probes.nvml_topology import read_topology
@@ -116,6 +116,9 @@ class NvmlSource:
         return SourceView(
             "nvml", tuple(devices), tuple(processes), driver, topology, tuple(calls.errors)
         )
+
+    def _processes(self, calls: Calls, device: Device, handle: Any) -> list[GpuProcess]:
+        return _processes(calls, device, handle)
 
 
 def _driver(calls: Calls) -> DriverInfo:

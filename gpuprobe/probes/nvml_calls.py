@@ -27,6 +27,9 @@ _STATUS = {
     26: ReadStatus.UNSUPPORTED,  # DEPRECATED
 }
 
+_NOTHING_FOUND = (0, 6)
+"""SUCCESS, which nvidia-ml-py raises where a list is empty, and NOT_FOUND."""
+
 _NOTHING = (0xFFFFFFFFFFFFFFFF, 0xFFFFFFFF)
 """What NVML puts in a field it has no value for (NVML_VALUE_NOT_AVAILABLE)."""
 
@@ -46,9 +49,16 @@ class Calls:
         self._mismatch: Any = getattr(pynvml, "NVMLLibraryMismatchError", ())
 
     def attempt(
-        self, device: str, name: str, *args: Any, convert: Callable[[Any], T] | None = None
+        self,
+        device: str,
+        name: str,
+        *args: Any,
+        convert: Callable[[Any], T] | None = None,
+        none: Any = None,
     ) -> T | Any | Unavailable:
-        """The result of ``nvml<name>(*args)``, or why there is none."""
+        """The result of ``nvml<name>(*args)``, or why there is none. ``none`` is the result
+        where a list is asked for and NVML finds nothing to put on it.
+        """
         lost = self._lost.get(device)
         if lost is not None:
             return lost
@@ -59,6 +69,8 @@ class Calls:
             value = function(*args)
             return value if convert is None else convert(value)
         except self.pynvml.NVMLError as error:
+            if none is not None and error.value in _NOTHING_FOUND:
+                return none
             status = _STATUS.get(error.value, ReadStatus.ERROR)
             missing = Unavailable(str(error), status)
         except self._mismatch:

@@ -22,7 +22,7 @@ from gpuprobe.model.devices import (
     NvLink,
     ProbeError,
 )
-from gpuprobe.model.monitor import LinkRate
+from gpuprobe.model.monitor import GpuWork, LinkRate, ProcessWork
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 from gpuprobe.probes import nvml, nvml_device
 from gpuprobe.probes.base import Detail, SourceView
@@ -54,6 +54,9 @@ class NvmlLive(nvml.NvmlSource):
         self._since_full = 0
         self._sums: dict[str, tuple[float, int, int]] = {}  # key -> time, tx, rx
         self.rates: tuple[LinkRate, ...] = ()
+        self._period = max(1.0, interval)
+        self._no_work: dict[str, GpuWork] = {}  # devices that do not tell
+        self._work: list[GpuWork] = []
 
     def close(self) -> None:
         self._known = {}
@@ -62,6 +65,7 @@ class NvmlLive(nvml.NvmlSource):
 
     def collect(self, detail: Detail = "full") -> SourceView:
         """``table`` is the first, quick reading of everything that the table shows."""
+        self._work = []
         if detail == "table" or not self._known or self._since_full >= RENEW:
             view = super().collect(detail)
             if detail == "full":
@@ -90,7 +94,7 @@ class NvmlLive(nvml.NvmlSource):
                 continue
             device = self._known[index] = _update(calls, old, handle, index in turn)
             devices.append(device)
-            processes.extend(nvml._processes(calls, device, handle))
+            processes.extend(self._processes(calls, device, handle))
         errors = tuple(calls.errors) + tuple(
             error
             for error in self._errors
@@ -101,6 +105,7 @@ class NvmlLive(nvml.NvmlSource):
         )
 
     def _anew(self) -> SourceView:
+        self._work = []
         view = super().collect("full")
         self._keep(view)
         return self._with_rates(view)
@@ -110,6 +115,30 @@ class NvmlLive(nvml.NvmlSource):
         self._driver = view.driver
         self._errors = view.errors
         self._since_full = 0
+        self._no_work = {}
+
+    @property
+    def work(self) -> tuple[GpuWork, ...]:
+        """Of the last reading: what each device did for its processes."""
+        return tuple(self._work)
+
+    def _processes(self, calls: Calls, device: Device, handle: Any) -> list[GpuProcess]:
+        found = super()._processes(calls, device, handle)
+        self._work.append(self._work_of(calls, device, handle) if found else _idle(device))
+        return found
+
+    def _work_of(self, calls: Calls, device: Device, handle: Any) -> GpuWork:
+        """What the device did for each process since the reading before, or in a second."""
+        if device.key in self._no_work:
+            return self._no_work[device.key]
+        since = time.time_ns() // 1000 - round(1e6 * self._period)  # NVML: Unix time in µs
+        answer = calls.attempt(
+            device.key, "DeviceGetProcessUtilization", handle, since, convert=_work, none=()
+        )
+        work = GpuWork(device.key, Reading(answer, "nvml"))
+        if isinstance(answer, Unavailable) and answer.status is ReadStatus.UNSUPPORTED:
+            self._no_work[device.key] = work
+        return work
 
     def _with_rates(self, view: SourceView) -> SourceView:
         now = self._clock()
@@ -139,10 +168,28 @@ class _Asked(Calls):
         self.asked: set[tuple[str, str]] = set()
 
     def attempt(
-        self, device: str, name: str, *args: Any, convert: Callable[[Any], Any] | None = None
+        self,
+        device: str,
+        name: str,
+        *args: Any,
+        convert: Callable[[Any], Any] | None = None,
+        none: Any = None,
     ) -> Any:
         self.asked.add((device, name))
-        return super().attempt(device, name, *args, convert=convert)
+        return super().attempt(device, name, *args, convert=convert, none=none)
+
+
+def _idle(device: Device) -> GpuWork:
+    return GpuWork(device.key, Reading((), "nvml"))
+
+
+def _work(samples: Any) -> tuple[ProcessWork, ...]:
+    """The newest sample of each process."""
+    newest = {int(sample.pid): sample for sample in sorted(samples, key=lambda s: s.timeStamp)}
+    return tuple(
+        ProcessWork(pid, int(s.smUtil), int(s.memUtil), int(s.encUtil), int(s.decUtil))
+        for pid, s in sorted(newest.items())
+    )
 
 
 def link_rate(

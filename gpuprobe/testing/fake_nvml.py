@@ -154,6 +154,24 @@ class FakeNvml:
 
         return body
 
+    def c_nvmlDeviceGetProcessUtilization(
+        self, handle: Any, array: Any, count: Any, since: Any
+    ) -> int | None:
+        device, _ = self._facts(handle)
+        listed = [(pid, busy) for pid, busy in self._fleet.work(device) if busy]
+        if not listed:
+            return NVML_ERRORS["not_found"]
+        room = _into(count)
+        few = array is None or room.value < len(listed)
+        room.value = len(listed)
+        if few:
+            return NVML_ERRORS["insufficient_size"]
+        for slot, (pid, busy) in zip(array, listed, strict=False):
+            slot.pid, slot.smUtil, slot.memUtil = pid, busy, busy // 2
+            slot.encUtil = slot.decUtil = 0
+            slot.timeStamp = _number(since) + 1
+        return None
+
     # The system.
 
     def c_nvmlInitWithFlags(self, flags: Any) -> None:

@@ -86,6 +86,19 @@ class Fleet:
             raise NvmlFailure(NVML_ERRORS["gpu_is_lost"])
         return described(device, *path)
 
+    def work(self, index: int) -> list[tuple[int, int]]:
+        """(PID, percent of the time that the SMs of device ``index`` are busy with it): the
+        device's utilisation, shared as the memory is. Raises NvmlFailure as `fact` does; a
+        device in MIG mode does not tell.
+        """
+        mode = self.devices[index].get("mig", {}).get("mode")
+        if isinstance(mode, list) and mode[0]:
+            raise NvmlFailure(NVML_ERRORS["not_supported"])
+        busy = self.fact(index, "utilisation")[0]
+        held = {p["pid"]: p.get("memory") or 0 for p in self.fact(index, "processes")}
+        total = sum(held.values())
+        return [(pid, busy * memory // total) for pid, memory in held.items() if memory]
+
 
 def described(facts: Mapping[str, Any], *path: str) -> Any:
     """The value at ``path``. Raises NvmlFailure as `Fleet.fact` does."""

@@ -26,6 +26,7 @@ _COLUMNS = (
     _Column("kinds", "T", 2, 7, "", False),
     _Column("user", "USER", 10, 1, "user", False),
     _Column("memory", "MEMORY", 10, 0, "memory"),
+    _Column("sm", "SM", 4, 2, "sm"),
     _Column("cpu", "CPU", 5, 5, "cpu"),
     _Column("resident", "RESIDENT", 10, 6, "resident"),
     _Column("place", "RANK/JOB/CONTAINER", 20, 4, "", False),
@@ -108,6 +109,8 @@ def _cell(row: ProcessRow, name: str) -> tuple[str, str]:
         return str(row.pid), ""
     if name == "memory":
         return row.memory_text, "dim" if row.memory is None else ""
+    if name == "sm":
+        return row.sm_text, "dim" if not row.sm else ""
     if name == "cpu":
         return row.cpu_text, "dim" if not row.cpu else ""
     if name == "resident":

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuprobe.model.devices import Container, GpuProcess
-from gpuprobe.model.monitor import Moment, ProcessLoad
+from gpuprobe.model.monitor import GpuWork, Moment, ProcessLoad
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Reading, Unavailable
 from gpuprobe.tui.devices_model import missing
@@ -19,7 +19,7 @@ __all__ = ["SORTS", "Key", "ProcessRow", "Wish", "age_text", "process_rows"]
 Key = tuple[int, int]
 """PID and start in clock ticks since boot: one process for good, though PIDs are used again."""
 
-SORTS: tuple[str, ...] = ("memory", "gpu", "pid", "user", "cpu", "resident", "age", "command")
+SORTS: tuple[str, ...] = ("memory", "gpu", "pid", "user", "sm", "cpu", "resident", "age", "command")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class Wish:
 class ProcessRow:
     """One process on one GPU; or, with an empty ``device``, the parent of some, in a tree.
 
-    ``memory`` and ``resident`` in bytes, ``cpu`` in percent of one CPU, ``age`` in seconds;
+    ``memory`` and ``resident`` in bytes, ``cpu`` in percent of one CPU, ``age`` in seconds, ``sm``
+    in percent of the time that the GPU's multiprocessors were busy with the process;
     None where the text beside it says why there is none. All text is safe to print.
     """
 
@@ -54,6 +55,8 @@ class ProcessRow:
     kinds: str
     memory: int | None
     memory_text: str
+    sm: int | None
+    sm_text: str
     cpu: float | None
     cpu_text: str
     resident: int | None
@@ -98,8 +101,16 @@ def process_rows(moment: Moment, wish: Wish) -> tuple[ProcessRow, ...]:
         names[device.key] = "?" if isinstance(index, Unavailable) else str(index)
         for at, instance in enumerate(device.identity.mig_instances):
             names[instance.uuid] = f"{names[device.key]}.{at}"
+    work = {found.device: found for found in moment.work}
     rows = [
-        _row(process, names, loads.get(process.pid), moment.inventory.taken_at, wish.pinned)
+        _row(
+            process,
+            names,
+            loads.get(process.pid),
+            work.get(process.device),
+            moment.inventory.taken_at,
+            wish.pinned,
+        )
         for process in moment.inventory.processes
     ]
     if wish.tree:
@@ -112,6 +123,7 @@ def _row(
     process: GpuProcess,
     names: Mapping[str, str],
     load: ProcessLoad | None,
+    work: GpuWork | None,
     now: float,
     pinned: frozenset[Key],
 ) -> ProcessRow:
@@ -119,6 +131,7 @@ def _row(
     started = process.started_at.value
     age = None if isinstance(started, Unavailable) else max(0.0, now - started)
     ticks = 0 if load is None else load.ticks
+    sm, sm_text = _busy(process, work)
     cpu, cpu_text = _percent(load)
     resident, resident_text = _resident(load)
     return ProcessRow(
@@ -132,6 +145,8 @@ def _row(
         kinds="".join(kind[0].upper() for kind in process.kinds),
         memory=None if isinstance(memory, Unavailable) else int(memory),
         memory_text=missing(memory) if isinstance(memory, Unavailable) else human_bytes(memory),
+        sm=sm,
+        sm_text=sm_text,
         cpu=cpu,
         cpu_text=cpu_text,
         resident=resident,
@@ -143,6 +158,16 @@ def _row(
         hidden=process.hidden,
         pinned=(process.pid, ticks) in pinned,
     )
+
+
+def _busy(process: GpuProcess, work: GpuWork | None) -> tuple[int | None, str]:
+    if work is None:
+        return None, "-"
+    found = work.processes.value
+    if isinstance(found, Unavailable):
+        return None, missing(found)
+    busy = next((one.sm for one in found if one.pid == process.pid), 0)
+    return busy, f"{busy}%"
 
 
 def _percent(load: ProcessLoad | None) -> tuple[float | None, str]:
@@ -232,12 +257,13 @@ def _sorted(rows: Iterable[ProcessRow], wish: Wish) -> list[ProcessRow]:
     return [r for r in result if r.pinned] + [r for r in result if not r.pinned]
 
 
-_LARGEST_FIRST = ("memory", "cpu", "resident", "age")
+_LARGEST_FIRST = ("memory", "sm", "cpu", "resident", "age")
 _VALUES: dict[str, Callable[[ProcessRow], float | int | str | tuple[int, ...] | None]] = {
     "memory": lambda row: row.memory,
     "gpu": lambda row: _numbers(row.gpu),
     "pid": lambda row: row.pid,
     "user": lambda row: row.user.lower(),
+    "sm": lambda row: row.sm,
     "cpu": lambda row: row.cpu,
     "resident": lambda row: row.resident,
     "age": lambda row: row.age,
@@ -324,13 +350,14 @@ def _summed(row: ProcessRow, rows: Sequence[ProcessRow]) -> ProcessRow:
         known = [value for value in values if value is not None]
         return sum(known) if known else None
 
-    memory = add([r.memory for r in rows])
+    memory, busy = add([r.memory for r in rows]), add([r.sm for r in rows])
     # One process on two GPUs is listed twice, and has its CPU time and memory once.
     once = list({r.pid: r for r in rows}.values())
     return replace(
         row,
         memory=None if memory is None else int(memory),
         memory_text="-" if memory is None else human_bytes(int(memory)),
+        sm=None if busy is None else int(busy),
         cpu=add([r.cpu for r in once]),
         resident=row.resident,
         pinned=any(r.pinned for r in rows),
@@ -351,6 +378,8 @@ def _parent_row(load: ProcessLoad, pinned: frozenset[Key]) -> ProcessRow:
         kinds="",
         memory=None,
         memory_text="-",
+        sm=None,
+        sm_text="-",
         cpu=cpu,
         cpu_text=cpu_text,
         resident=resident,

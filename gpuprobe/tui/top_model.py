@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["EXPORT_VERSION", "TopModel"]
 
-EXPORT_VERSION = (1, 0)
+EXPORT_VERSION = (1, 1)
 """(major, minor) of the document that ``e`` exports. A newer minor only adds keys.
 
 History:
 * 1.0: first version.
+* 1.1: ``work``, what each GPU does for each process.
 """
 
 
@@ -288,6 +289,7 @@ class TopModel:
             "devices": [to_plain(device) for device in inventory.devices],
             "waterfalls": [to_plain(fall) for fall in inventory.waterfalls],
             "links": [to_plain(rate) for rate in self.moment.links],
+            "work": [to_plain(one) for one in self.moment.work],
             "xids": to_plain(self.moment.xids)
             if isinstance(self.moment.xids, Unavailable)
             else [to_plain(note) for note in self.moment.xids],

@@ -388,8 +388,22 @@ PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, 4)
  * not spend their time on reporting a function that is missing. */
 EXPORT int nvmlDeviceGetDriverModel(uintptr_t h, u32 *a, u32 *b) { (void)h; (void)a; (void)b; return UNSUPPORTED; }
 EXPORT int nvmlDeviceGetDriverModel_v2(uintptr_t h, u32 *a, u32 *b) { (void)h; (void)a; (void)b; return UNSUPPORTED; }
-EXPORT int nvmlDeviceGetProcessUtilization(uintptr_t h, void *out, u32 *n, u64 since) {
-    (void)h; (void)out; (void)since;
+
+typedef struct { u32 pid; u64 time; u32 sm, memory, encoder, decoder; } ProcessWork;
+EXPORT int nvmlDeviceGetProcessUtilization(uintptr_t h, ProcessWork *out, u32 *n, u64 since) {
+    const Mig *mig;
+    const Dev *d = device_of(h, &mig);
+    u32 found = 0;
+    if (!d) return INVALID;
+    if (d->lost) return 15;
+    if (d->work_code) return d->work_code;
+    for (int i = 0; i < d->process_count; i++) found += d->processes[i].sm > 0;
+    if (!found) { *n = 0; return NOT_FOUND; }
+    if (!out || *n < found) { *n = found; return TOO_SMALL; }
     *n = 0;
-    return NOT_FOUND;
+    for (int i = 0; i < d->process_count; i++) {
+        const Proc *p = &d->processes[i];
+        if (p->sm) out[(*n)++] = (ProcessWork){p->pid, since + 1, p->sm, p->sm / 2, 0, 0};
+    }
+    return OK;
 }

@@ -108,17 +108,17 @@ def header(fleet: Fleet) -> str:
         "enum { " + ", ".join(f"T_{name}" for name in TEXTS) + ", TEXT_COUNT };",
         "typedef struct { int code, count; int64_t v[4]; } Num;",
         "typedef struct { int code; const char *s; } Text;",
-        "typedef struct { unsigned pid; unsigned long long memory; unsigned gi, ci; int kinds; }"
-        " Proc;",
+        "typedef struct { unsigned pid; unsigned long long memory; unsigned gi, ci; "
+        "int kinds, sm; } Proc;",
         "typedef struct { const char *remote; int active, kind, version; int64_t tx, rx; } Link;",
         "typedef struct { int slot; Text texts[TEXT_COUNT]; Num facts[FACT_COUNT]; } Mig;",
-        "typedef struct { int lost, handle_code, process_code, link_code; Text texts[TEXT_COUNT];"
-        " Num facts[FACT_COUNT]; int process_count; Proc processes[64]; int link_count;"
-        " Link links[18]; int mig_count; Mig migs[8]; } Dev;",
+        "typedef struct { int lost, handle_code, process_code, work_code, link_code;"
+        " Text texts[TEXT_COUNT]; Num facts[FACT_COUNT]; int process_count; Proc processes[64];"
+        " int link_count; Link links[18]; int mig_count; Mig migs[8]; } Dev;",
         "typedef struct { const char *name, *bus; unsigned char uuid[16]; unsigned long total;"
         " int sm_count, major, minor; } Cuda;",
         "static const Dev FLEET[] = {",
-        *(device(d) for d in fleet.devices),
+        *(device(fleet, index) for index in range(len(fleet.devices))),
         "{0}};",
     ]
     visible = [
@@ -137,14 +137,19 @@ def header(fleet: Fleet) -> str:
     return "\n".join([*lines, "{0}};", ""])
 
 
-def device(d: dict[str, Any]) -> str:
+def device(fleet: Fleet, index: int) -> str:
+    d = fleet.devices[index]
+    try:
+        work, work_code = dict(fleet.work(index)), 0
+    except NvmlFailure as failure:
+        work, work_code = {}, failure.code
     processes, process_code = listed(d, "processes")
     links, link_code = listed(d, "nvlinks")
     migs = d.get("mig", {}).get("instances", [])
     rows = [
         f"{p['pid']}, {p.get('memory') if p.get('memory') is not None else '~0ull'}, "
         f"{p.get('gi', 0xFFFFFFFF)}u, {p.get('ci', 0xFFFFFFFF)}u, "
-        f"{sum(KINDS[k] for k in p.get('kinds', ['compute']))}"
+        f"{sum(KINDS[k] for k in p.get('kinds', ['compute']))}, {work.get(p['pid'], 0)}"
         for p in processes
     ]
     ends = [
@@ -155,9 +160,9 @@ def device(d: dict[str, Any]) -> str:
     parts = [f"{m.get('slot', i)}, {{{texts(m)}}}, {{{facts(m)}}}" for i, m in enumerate(migs)]
     handle = NVML_ERRORS[d["handle"]["error"]] if "handle" in d else 0
     return (
-        f"{{{int(bool(d.get('lost')))}, {handle}, {process_code}, {link_code}, {{{texts(d)}}}, "
-        f"{{{facts(d)}}}, {len(rows)}, {{{braced(rows)}}}, {len(ends)}, {{{braced(ends)}}}, "
-        f"{len(parts)}, {{{braced(parts)}}}}},"
+        f"{{{int(bool(d.get('lost')))}, {handle}, {process_code}, {work_code}, {link_code}, "
+        f"{{{texts(d)}}}, {{{facts(d)}}}, {len(rows)}, {{{braced(rows)}}}, "
+        f"{len(ends)}, {{{braced(ends)}}}, {len(parts)}, {{{braced(parts)}}}}},"
     )
 
 

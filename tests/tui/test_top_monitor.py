@@ -28,6 +28,7 @@ from gpuprobe.probes.host import ProcTree
 from gpuprobe.probes.host_live import HostWatch, parse_stat
 from gpuprobe.probes.nvml_live import RENEW, link_rate
 from gpuprobe.testing import fleets
+from gpuprobe.tui.processes_model import Wish, process_rows
 
 
 class Clock:
@@ -331,3 +332,37 @@ def test_what_cannot_be_opened_is_one_clear_line(
     for log in (ReplayedLog, MomentLog):
         with pytest.raises(UsageError, match=r"no/a\.jsonl"):
             log(tmp_path / "no" / "a.jsonl")
+
+
+def test_what_each_gpu_does_for_each_process() -> None:
+    """Processes share what the GPU is busy with; in MIG mode the driver does not tell."""
+    with Monitor("8xh100") as monitor:
+        for _ in range(3):
+            moment = monitor.read()
+            work = {one.device: one.processes for one in moment.work}
+            assert len(work) == len(moment.inventory.devices)
+            for device in moment.inventory.devices:
+                listed = {p.pid for p in moment.inventory.processes if p.device == device.key}
+                told = work[device.key].value
+                if device.identity.mig_instances:
+                    assert work[device.key].status is ReadStatus.UNSUPPORTED
+                    continue
+                assert not isinstance(told, Unavailable)
+                assert {one.pid for one in told} <= listed
+                busy = device.utilisation.gpu.value
+                assert not isinstance(busy, Unavailable)
+                assert busy - len(listed) < sum(one.sm for one in told) <= busy or not listed
+        assert {e.what for e in moment.inventory.errors} == set()
+        # What a device cannot tell is asked once, not each second.
+        assert monitor._fleet is not None
+        monitor._fleet.devices[1]["utilisation"] = [0, 0]
+        monitor._fleet.devices[2]["utilisation"] = {"error": "no_permission"}
+        moment = monitor.read()
+    by_index = [one.processes for one in moment.work]
+    assert by_index[1].value == ()
+    assert by_index[2].status is ReadStatus.DENIED
+    rows = {row.gpu: row for row in process_rows(moment, Wish(sort="sm"))}
+    assert (rows["0"].sm, rows["0"].sm_text) == (98, "98%")
+    assert (rows["1"].sm, rows["1"].sm_text) == (0, "0%")
+    assert rows["2"].sm is None
+    assert rows["2"].sm_text == "denied"
