@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import queue
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from gpuprobe.api.export_meter import ExportSettings, Meter, families_of
-from gpuprobe.errors import GpuprobeError, UsageError
+from gpuprobe.api.files import is_special, new_file
+from gpuprobe.errors import GpuprobeError
 
 if TYPE_CHECKING:
     from gpuprobe.api.export_reader import Reader
@@ -101,7 +102,8 @@ def export(
         stack.callback(reader.close)
         if textfile is not None:
             write_textfile(textfile, reader.families())
-            stack.callback(Path(textfile).unlink, missing_ok=True)
+            if not is_special(Path(textfile)):
+                stack.callback(Path(textfile).unlink, missing_ok=True)
             every = _Every(
                 f"writing {textfile}",
                 settings.interval,
@@ -225,20 +227,8 @@ def write_textfile(path: str | os.PathLike[str], families: Sequence[Family]) -> 
     """
     from gpuprobe.reporters import prometheus
 
-    where = Path(path)
-    try:
-        # The collector reads *.prom: the unfinished file must not be called so. Its name cannot
-        # be guessed, so that nobody else in the directory can have a link of that name waiting.
-        handle, name = tempfile.mkstemp(".tmp", f".{where.name}.", where.parent)
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-                prometheus.write(families, file)
-            umask = os.umask(0)
-            os.umask(umask)
-            temporary.chmod(0o666 & ~umask)  # mkstemp makes files that only their owner can read
-            temporary.replace(where)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write {where}: {error.strerror or error}") from error
+    # The collector reads *.prom: the unfinished file is not called so.
+    with new_file(path, force=True) as stream:
+        text = io.TextIOWrapper(stream, "utf-8", newline="\n", write_through=True)
+        prometheus.write(families, text)
+        text.detach()

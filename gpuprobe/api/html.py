@@ -32,13 +32,14 @@ def write_report(
     DataError where nothing was recorded yet.
     """
     from gpuprobe.analysis.tracks import tracks
+    from gpuprobe.api.files import new_file
     from gpuprobe.api.recordings import report
-    from gpuprobe.api.views import _output, _text
+    from gpuprobe.api.views import _text
     from gpuprobe.reporters import html_report
 
     document = report(recording, top=html_report.ROWS)
     found, problems = tracks(recording)
-    with _output(path, force) as stream:
+    with new_file(path, force) as stream:
         html_report.write(
             document,
             _text(stream),
@@ -74,7 +75,8 @@ def write_diff(before: Recording, after: Recording, path: StrPath, *, force: boo
     """
     from gpuprobe.analysis.tracks import tracks
     from gpuprobe.api.diff import diff
-    from gpuprobe.api.views import _output, _text
+    from gpuprobe.api.files import new_file
+    from gpuprobe.api.views import _text
     from gpuprobe.reporters import diff_json, html_compare
 
     document = diff_json.document(diff(before, after))
@@ -84,7 +86,7 @@ def write_diff(before: Recording, after: Recording, path: StrPath, *, force: boo
         found, unread = tracks(recording)
         sides.append((name, found))
         problems += [f"{name}: {problem}" for problem in unread]
-    with _output(path, force) as stream:
+    with new_file(path, force) as stream:
         html_compare.write_diff(document, _text(stream), tracks=sides, problems=problems)
     return Path(path)
 
@@ -93,10 +95,11 @@ def write_check(result: CheckResult, path: StrPath, *, title: str = "memory chec
     """Write a check against a baseline as one HTML page that needs nothing else; replaces the
     page of an earlier check. Raises UsageError where it cannot be written.
     """
-    from gpuprobe.api.views import _output, _text
+    from gpuprobe.api.files import new_file
+    from gpuprobe.api.views import _text
     from gpuprobe.reporters import check_json, html_compare
 
-    with _output(path, True) as stream:
+    with new_file(path, True) as stream:
         html_compare.write_check(check_json.document(result), _text(stream), title=title)
     return Path(path)
 

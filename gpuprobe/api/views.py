@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from gpuprobe.errors import DataError, UsageError
+from gpuprobe.api.files import new_file
+from gpuprobe.errors import DataError
 
 if TYPE_CHECKING:
     from gpuprobe.model.recording import RankRecording, Recording
@@ -22,33 +21,47 @@ StrPath = str | os.PathLike[str]
 def write_flamegraph(
     recording: Recording, path: StrPath, *, force: bool = False
 ) -> tuple[Path, ...]:
-    """Write the peak as a flame graph: one HTML page that needs nothing else.
+    """Write the peak as a flame graph: one HTML page that needs nothing else. Where the peak's
+    step has no trace, it is of the highest step that has one, and says so.
 
     Returns what was written. Raises UsageError where ``path`` exists (unless ``force``) or
-    cannot be written, DataError where the recording has no trace of its peak.
+    cannot be written, DataError where the recording has no trace of the peak's device.
     """
     from gpuprobe.analysis.flame import flame_tree
-    from gpuprobe.analysis.peaks import device_peaks, high_water_at, overall_peak
+    from gpuprobe.analysis.peaks import device_peaks, high_water_at, nearest_trace, overall_peak
+    from gpuprobe.model.text import human_bytes
     from gpuprobe.model.values import Unavailable
     from gpuprobe.reporters import flamegraph
 
     site = overall_peak(recording, device_peaks(recording))
     if site is None:
         raise DataError(f"{recording.path} has no peak to draw", hint=_NEEDS_TRACE)
-    mark = high_water_at(site)
+    mark, step, title, below = high_water_at(site), site.step, "Memory at the peak", ""
+    nearest = nearest_trace(site) if isinstance(mark, Unavailable) else None
+    if nearest is not None:
+        step, mark = nearest
+        title = f"Memory at the high water mark of step {step.index}"
+        below = "the highest step with a trace"
+        if not isinstance(site.amount, Unavailable):
+            less = human_bytes(max(0, site.amount.at_least - mark.allocated))
+            below += f": {less} below the peak"
     if isinstance(mark, Unavailable):
         # At level trace the reason says which step to trace.
         hint = "" if site.rank.session.level == "trace" else _NEEDS_TRACE
         raise DataError(f"the peak has no stacks to draw: {mark.reason}", hint=hint)
-    tree = flame_tree(mark, root=f"peak of {mark.device}")
+    tree = flame_tree(
+        mark, root=f"{'peak' if nearest is None else 'high water mark'} of {mark.device}"
+    )
     where = [mark.device] + ([f"in phase {mark.phase}"] if mark.phase else [])
-    if site.step is not None:
-        where.append(f"in step {site.step.index}")
-    with _output(path, force) as stream:
+    if step is not None:
+        where.append(f"in step {step.index}")
+    if below:
+        where.append(below)
+    with new_file(path, force) as stream:
         flamegraph.write(
             tree,
             _text(stream),
-            title=f"Memory at the peak: {Path(recording.path).name}",
+            title=f"{title}: {Path(recording.path).name}",
             subtitle=", ".join(where),
         )
     return (Path(path),)
@@ -69,7 +82,7 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
         for rank in with_traces
         for trace in rank.load_traces()
     )
-    with _output(path, force) as stream:
+    with new_file(path, force) as stream:
         if os.fspath(path).endswith(".gz"):
             import gzip
 
@@ -100,7 +113,7 @@ def write_snapshot(recording: Recording, path: StrPath, *, force: bool = False) 
         where = name
         if len(recording.ranks) > 1:
             where = name.with_name(f"{name.stem}.rank{rank.session.rank}{name.suffix}")
-        with _output(where, force) as stream:
+        with new_file(where, force) as stream:
             torch_snapshot.write(rank.load_traces(), stream)
         written.append(where)
     return tuple(written)
@@ -130,37 +143,3 @@ def _text(stream: Any) -> IO[str]:
     return io.TextIOWrapper(
         stream, "utf-8", errors="backslashreplace", newline="\n", write_through=True
     )
-
-
-@contextmanager
-def _output(path: StrPath, force: bool) -> Iterator[IO[bytes]]:
-    """A file that appears under its name only when it is complete."""
-    where = Path(path)
-    if not force and (where.exists() or where.is_symlink()):
-        raise UsageError(f"{where} exists", hint="--force replaces it")
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{where.name}.", dir=where.parent)
-    except OSError as error:
-        raise UsageError(f"cannot write {where}: {error.strerror or error}") from error
-    temporary = Path(name)
-    try:
-        try:
-            with os.fdopen(handle, "wb", closefd=False) as stream:
-                yield stream
-                if not stream.closed:
-                    stream.flush()
-        finally:
-            os.close(handle)
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp makes files that only their owner can read
-        if force:
-            temporary.replace(where)
-        else:
-            os.link(temporary, where)  # fails where the name was taken meanwhile
-    except FileExistsError as error:
-        raise UsageError(f"{where} exists", hint="--force replaces it") from error
-    except OSError as error:
-        raise UsageError(f"cannot write {where}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)

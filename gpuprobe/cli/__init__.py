@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments in (["--version"], ["-V"]):
         from gpuprobe._version import __version__
 
-        sys.stdout.write(f"gpuprobe {__version__}\n")
+        print(f"gpuprobe {__version__}")  # noqa: T201 (does nothing where there is no stdout)
         return 0
 
     from gpuprobe.cli.parser import dispatch

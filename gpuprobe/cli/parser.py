@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from gpuprobe.cli import exit_codes, talk
+from gpuprobe.cli import exit_codes, output, talk
 from gpuprobe.cli.after_script import sort_options
 from gpuprobe.cli.commands import COMMANDS
 from gpuprobe.errors import GpuprobeError
@@ -84,20 +83,25 @@ def dispatch(arguments: Sequence[str]) -> int:
     if getattr(module, "OPTIONS_AFTER_SCRIPT", False):
         given = own_options_first(parser, given)
     args = parser.parse_args(given)
+    if name != "run":  # there it is the program's own affair
+        output.open_where_closed()
     try:
         code: int = module.run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except GpuprobeError as error:
         talk.error(str(error), error.hint)
         return exit_codes.of(error)
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
     except BrokenPipeError:
-        # The reader went away (``| head``). Point stdout at nothing, so that the interpreter
-        # does not complain when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        output.give_up()  # the reader went away (``| head``)
         return exit_codes.OK
     except Exception as error:  # noqa: BLE001 - the last stop: a bug of ours, shown in full
+        if isinstance(error, OSError) and output.cannot_write(error):
+            talk.error(f"cannot write the output: {error.strerror}")
+            output.give_up()
+            return exit_codes.USAGE
         import traceback
 
         talk.raw(traceback.format_exc())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprobe.cli import annotate, exit_codes, talk
+from gpuprobe.cli.output import flush_stdout
 from gpuprobe.cli.status_line import StatusLine
 from gpuprobe.errors import GpuprobeError, UsageError
 from gpuprobe.model.text import visible
@@ -145,7 +146,8 @@ def run(args: argparse.Namespace) -> int:
         code = exit_codes.PROGRAM_FAILED
     else:
         code = result.exit_code
-    sys.stdout.flush()
+    if not flush_stdout() and code == exit_codes.OK:
+        code = 120  # as Python's own, where what was printed could not be written
     if result.error is not None:
         if not watch.show_error(result.error):
             talk.raw(watch.own_traceback(result.error))

@@ -1,0 +1,117 @@
+"""Outputs that take nothing more, are not there, or are no files."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpuprobe.api.export import write_textfile
+from gpuprobe.api.files import new_file
+from gpuprobe.errors import UsageError
+
+FULL = Path("/dev/full")
+GPUPROBE = [sys.executable, "-m", "gpuprobe"]
+BUFFERED = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+
+
+@pytest.mark.skipif(not FULL.is_char_device(), reason="no /dev/full here")
+@pytest.mark.parametrize("command", ["info --demo", "doctor --demo throttled --json"])
+def test_a_full_disk_is_one_line(command: str) -> None:
+    with FULL.open("w") as full:
+        done = subprocess.run(
+            [*GPUPROBE, *command.split()], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.stderr == "gpuprobe: error: cannot write the output: No space left on device\n"
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("command", ["info --demo", "--version", "doctor --demo ecc"])
+def test_no_stdout_is_no_error(command: str) -> None:
+    shell = f'exec "{sys.executable}" -m gpuprobe {command} >&-'
+    done = subprocess.run(["sh", "-c", shell], stderr=subprocess.PIPE, text=True)
+    assert done.stderr == ""
+    assert done.returncode in (0, 1)
+
+
+def test_a_program_whose_output_is_lost_is_still_recorded(tmp_path: Path) -> None:
+    script = tmp_path / "prints.py"
+    script.write_text("print('x')\n")
+    run = f'exec "{sys.executable}" -m gpuprobe run -q -o out.gpuprobe {script}'
+    closed = subprocess.run(["sh", "-c", f"{run} >&-"], cwd=tmp_path, capture_output=True)
+    assert (closed.returncode, closed.stderr) == (0, b"")
+    if FULL.is_char_device():
+        again = run.replace("out.", "again.")
+        full = subprocess.run(
+            ["sh", "-c", f"{again} >{FULL}"], cwd=tmp_path, env=BUFFERED, capture_output=True
+        )
+        assert (full.returncode, full.stderr) == (120, b"")
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path, force: bool) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    link = tmp_path / "link"
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        read: list[bytes] = []
+        reader = threading.Thread(target=lambda into=read: into.append(pipe.read_bytes()))
+        reader.start()
+        with new_file(path, force) as stream:
+            stream.write(b"page")
+        reader.join()
+        assert read == [b"page"]
+        assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert link.is_symlink()
+
+
+def test_metrics_go_into_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.prom"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    write_textfile(pipe, [])
+    reader.join()
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_what_a_link_leads_to_is_replaced(tmp_path: Path) -> None:
+    real = tmp_path / "real.html"
+    real.write_text("old")
+    link = tmp_path / "link.html"
+    link.symlink_to(real)
+    with pytest.raises(UsageError, match="exists"), new_file(link, force=False) as stream:
+        stream.write(b"new")
+    with new_file(link, force=True) as stream:
+        stream.write(b"new")
+    assert link.is_symlink()
+    assert real.read_text() == "new"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.html", "real.html"]
+
+
+def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuses)
+    with new_file(tmp_path / "page.html", force=False) as stream:
+        stream.write(b"page")
+    assert (tmp_path / "page.html").read_bytes() == b"page"
+    late = new_file(tmp_path / "late.html", force=False)
+    with pytest.raises(UsageError, match="exists"), late:
+        (tmp_path / "late.html").write_text("somebody else's")
+    assert (tmp_path / "late.html").read_text() == "somebody else's"
+
+
+def test_a_long_name(tmp_path: Path) -> None:
+    name = "n" * 250
+    with new_file(tmp_path / name, force=False) as stream:
+        stream.write(b"x")
+    assert (tmp_path / name).read_bytes() == b"x"
