@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from gpuprobe.analysis.frames import Lines, UserFrame, is_cpp, is_user_frame, short_name
 from gpuprobe.analysis.highwater import HighWater, Share, by_category, by_line, by_module
 from gpuprobe.analysis.matching import LineInfo, match_lines, match_modules
-from gpuprobe.analysis.peaks import PeakSite, device_peaks, high_water_at
+from gpuprobe.analysis.peaks import PeakSite, device_peaks, high_water_at, nearest_trace
 from gpuprobe.model.recording import RankRecording, Recording
 from gpuprobe.model.values import Peak, Unavailable
 
@@ -55,9 +55,21 @@ class DiffRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Compared:
+    """The moment that the rows have of one side: the high water mark of its highest step with a
+    trace (None in a snapshot). ``below_peak``: bytes between it and the peak.
+    """
+
+    step: int | None
+    allocated: int
+    below_peak: int
+
+
+@dataclass(frozen=True, slots=True)
 class PeakDiff:
     """The peaks of one device in one rank. ``rows[by]`` are sorted by size of the change; they
-    sum to ``after - before`` of the peaks. `Unavailable` where a side has no trace.
+    sum to ``after - before`` of the peaks or, where a peak has no trace, of ``compared``.
+    `Unavailable` where a side has no trace at all.
     """
 
     rank: int
@@ -67,6 +79,7 @@ class PeakDiff:
     phase_before: str
     phase_after: str
     rows: dict[str, tuple[DiffRow, ...] | Unavailable]
+    compared: tuple[Compared, Compared] | None = None
 
     @property
     def delta(self) -> int | Unavailable:
@@ -128,8 +141,12 @@ def _of_sites(one: PeakSite | None, two: PeakSite | None, is_user: UserFrame) ->
     missing = Unavailable("the other recording does not have this device")
     marks = [missing if site is None else high_water_at(site) for site in (one, two)]
     rows: dict[str, tuple[DiffRow, ...] | Unavailable]
+    compared = None
     if isinstance(marks[0], HighWater) and isinstance(marks[1], HighWater):
         rows = dict(diff_marks(marks[0], marks[1], is_user=is_user))
+    elif (found := _traced(one, marks[0])) and (other := _traced(two, marks[1])):
+        rows = dict(diff_marks(found[0], other[0], is_user=is_user))
+        compared = (found[1], other[1])
     else:
         reason = next(mark for mark in marks if isinstance(mark, Unavailable))
         rows = dict.fromkeys(BY, reason)
@@ -144,7 +161,24 @@ def _of_sites(one: PeakSite | None, two: PeakSite | None, is_user: UserFrame) ->
         phase_before=phases[0],
         phase_after=phases[1],
         rows=rows,
+        compared=compared,
     )
+
+
+def _traced(
+    site: PeakSite | None, mark: HighWater | Unavailable
+) -> tuple[HighWater, Compared] | None:
+    """The peak where it has a trace, else the highest moment that has one."""
+    if site is None:
+        return None
+    if isinstance(mark, HighWater):
+        step = None if site.step is None else site.step.index
+        return mark, Compared(step, mark.allocated, 0)
+    nearest = nearest_trace(site)
+    if nearest is None or isinstance(site.amount, Unavailable):
+        return None
+    below = max(0, site.amount.at_least - nearest[1].allocated)
+    return nearest[1], Compared(nearest[0].index, nearest[1].allocated, below)
 
 
 def _peak(site: PeakSite | None, mark: HighWater | Unavailable) -> Peak | Unavailable:

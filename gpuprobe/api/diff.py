@@ -19,8 +19,10 @@ def diff(
     recordings or as paths.
 
     For each rank and device, ``peaks[i].rows["category"]`` (``"module"``, ``"line"``) sum
-    exactly to the change of the peak, in bytes. Rows are `Unavailable` where a side has no
-    trace (level ``counters``); the peaks are compared all the same.
+    exactly to the change of the peak, in bytes. Where a peak's step has no trace, the rows are of
+    the highest steps that have one, which ``peaks[i].compared`` names, and sum to their
+    difference. Rows are `Unavailable` where a side has no trace at all (level ``counters``); the
+    peaks are compared all the same.
 
     Raises what `load` raises.
     """

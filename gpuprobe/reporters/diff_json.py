@@ -3,10 +3,12 @@
 Schema ``gpuprobe.diff``, history:
 
 * 1.0: first version. ``schemas/diff-1.json`` is its JSON Schema.
+* 1.1: ``peaks[].compared``: which moments the rows compare where a peak has no trace.
 
 Sizes are integers in bytes. A peak is ``{"at_least", "at_most", "exact"}``; a value that is not
 known is ``{"unavailable": reason, "status": …}``. In each of ``rows.category``, ``rows.module``
-and ``rows.line`` the deltas sum to the peak's ``delta``.
+and ``rows.line`` the deltas sum to the peak's ``delta`` or, where ``compared`` is not null, to
+the difference of its two ``allocated``.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from gpuprobe.model.values import Peak, Unavailable
 __all__ = ["SCHEMA", "VERSION", "document", "schema", "write"]
 
 SCHEMA = "gpuprobe.diff"
-VERSION = (1, 0)
+VERSION = (1, 1)
 
 
 def write(diff: Diff, stream: TextIO, by: tuple[str, ...] = BY) -> None:
@@ -57,6 +59,12 @@ def _peak(peak: PeakDiff, by: tuple[str, ...]) -> dict[str, Any]:
         "before": _bounds(peak.before) | {"phase": peak.phase_before},
         "after": _bounds(peak.after) | {"phase": peak.phase_after},
         "delta": to_plain(peak.delta),
+        "compared": None
+        if peak.compared is None
+        else {
+            side: {"step": one.step, "allocated": one.allocated, "below_peak": one.below_peak}
+            for side, one in zip(("before", "after"), peak.compared, strict=True)
+        },
         "rows": {name: _rows(peak.rows[name]) for name in by},
     }
 

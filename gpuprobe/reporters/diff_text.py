@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TextIO
 
-from gpuprobe.analysis.diff import BY, Diff, DiffRow, PeakDiff
+from gpuprobe.analysis.diff import BY, Compared, Diff, DiffRow, PeakDiff
 from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.terminal import Style
@@ -28,6 +28,8 @@ def render(diff: Diff, style: Style, by: tuple[str, ...] = BY, top: int = 15) ->
     for peak in diff.peaks:
         yield ""
         yield from _peak(peak, style)
+        if peak.compared is not None:
+            yield from style.wrapped(_compared(*peak.compared), first="  ", rest="  ")
         for name in by:
             yield ""
             yield style.heading(_TITLES[name])
@@ -60,6 +62,17 @@ def _peak(peak: PeakDiff, style: Style) -> Iterator[str]:
         yield from style.wrapped(phases, first="  ", rest="  ")
     if isinstance(delta, Unavailable):
         yield from style.wrapped(delta.reason, first="  ", rest="  ")
+
+
+def _compared(before: Compared, after: Compared) -> str:
+    moments = " with ".join(
+        ("the snapshot" if one.step is None else f"step {one.step}")
+        + f" ({human_bytes(one.allocated)}, "
+        + (f"{human_bytes(one.below_peak)} below its peak)" if one.below_peak else "its peak)")
+        for one in (before, after)
+    )
+    change = human_delta(after.allocated - before.allocated)
+    return f"not every peak has a trace: the rows compare {moments}, and add up to {change}"
 
 
 def _amount(peak: Peak | Unavailable) -> str:

@@ -92,8 +92,22 @@ def _peak_card(peak: Document) -> Markup:
         else el("p", f"The change is not known: {delta['unavailable']}"),
         el("p", f"{amount(before)} → {amount(after)}"),
         el("p", said) if said else None,
+        _compared(peak["compared"]),
         class_="card",
     )
+
+
+def _compared(moments: Document | None) -> Markup | None:
+    """Which moments the tables compare, where a peak has no trace."""
+    if moments is None:
+        return None
+    words = []
+    for side in (moments["before"], moments["after"]):
+        of = "the snapshot" if side["step"] is None else f"step {side['step']}"
+        below = side["below_peak"]
+        far = f"{human_bytes(below)} below its peak" if below else "its peak"
+        words.append(f"{of} ({human_bytes(side['allocated'])}, {far})")
+    return el("p", f"Not every peak has a trace: the tables compare {words[0]} with {words[1]}.")
 
 
 def _big(delta: int) -> Markup:

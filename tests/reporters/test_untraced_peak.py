@@ -1,0 +1,72 @@
+"""A peak in a step without a trace: what compares and draws has the highest step that has one."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import jsonschema
+from report_builders import recording, step, trace
+
+from gpuprobe.analysis.diff import diff_recordings
+from gpuprobe.api.views import write_flamegraph
+from gpuprobe.model.memory import Category
+from gpuprobe.model.recording import Recording
+from gpuprobe.model.values import Unavailable
+from gpuprobe.reporters import diff_json, diff_text, html_compare
+
+
+def run(sizes: tuple[int, ...], *traced: int) -> Recording:
+    steps = [step(index, {"forward": size}) for index, size in enumerate(sizes)]
+    made = [
+        trace([("/home/u/project/a.py:7", sizes[i], Category.ACTIVATION)], step=i) for i in traced
+    ]
+    return recording(steps, made)
+
+
+def test_the_rows_of_a_diff_say_which_moments_they_compare() -> None:
+    found = diff_recordings(run((60, 100, 102), 0, 1), run((70, 170), 0, 1))
+    (peak,) = found.peaks
+    assert peak.delta == 68  # of the peaks themselves
+    rows = peak.rows["line"]
+    assert not isinstance(rows, Unavailable)
+    assert sum(row.delta for row in rows) == 70  # of the moments
+    text = io.StringIO()
+    diff_text.write(found, text)
+    words = " ".join(text.getvalue().split())
+    assert "step 1 (100 B, 2 B below its peak) with step 1 (170 B, its peak)" in words
+    assert "add up to +70 B" in words
+    document = json.loads(json.dumps(diff_json.document(found)))
+    jsonschema.validate(document, diff_json.schema())
+    (compared,) = [one["compared"] for one in document["peaks"]]
+    assert compared["before"] == {"step": 1, "allocated": 100, "below_peak": 2}
+    assert compared["after"] == {"step": 1, "allocated": 170, "below_peak": 0}
+    page = io.StringIO()
+    html_compare.write_diff(document, page)
+    assert "the tables compare step 1 (100 B, 2 B below its peak)" in page.getvalue()
+
+
+def test_a_diff_of_traced_peaks_needs_no_such_words() -> None:
+    found = diff_recordings(run((60, 100), 1), run((70, 170), 1))
+    assert found.peaks[0].compared is None
+    document = json.loads(json.dumps(diff_json.document(found)))
+    jsonschema.validate(document, diff_json.schema())
+    assert document["peaks"][0]["compared"] is None
+
+
+def test_a_diff_without_a_trace_on_one_side_has_no_rows() -> None:
+    found = diff_recordings(run((60, 100), 1), run((70, 170)))
+    assert found.peaks[0].compared is None
+    assert isinstance(found.peaks[0].rows["line"], Unavailable)
+
+
+def test_a_flame_graph_says_which_step_it_shows(tmp_path: Path) -> None:
+    write_flamegraph(run((60, 100, 102), 0, 1), tmp_path / "f.html")
+    page = (tmp_path / "f.html").read_text("utf-8")
+    assert "Memory at the high water mark of step 1" in page
+    assert "in step 1, the highest step with a trace: 2 B below the peak" in page
+    write_flamegraph(run((60, 100), 0, 1), tmp_path / "whole.html")
+    page = (tmp_path / "whole.html").read_text("utf-8")
+    assert "Memory at the peak" in page
+    assert "the highest step with a trace" not in page
