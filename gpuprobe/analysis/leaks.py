@@ -289,15 +289,18 @@ class _Tally:
 
 def _made_once(blocks: Sequence[_Block]) -> list[_Block]:
     """What the first of a line's steps left behind and no later one did, by size; only where it
-    is more than any later step left in all: blocks of ever new sizes may leak too.
+    is more than any later step left in all, or what those left are the same sizes over and over:
+    blocks of ever new sizes may leak too.
     """
     first = min(block.born for block in blocks)
     later: Counter[int] = Counter()
+    steps: dict[int, set[int]] = defaultdict(set)  # by size
     for block in blocks:
+        steps[block.size].add(block.born)
         if block.born > first:
             later[block.born] += block.size
-    again = {block.size for block in blocks if block.born > first}
-    once = [b for b in blocks if b.born == first and b.size not in again]
-    if not later or sum(block.size for block in once) <= max(later.values()):
+    once = [b for b in blocks if b.born == first and len(steps[b.size]) == 1]
+    if not later:
         return []
-    return once
+    is_regular = all(len(born) > 1 for born in steps.values() if max(born) > first)
+    return once if is_regular or sum(b.size for b in once) > max(later.values()) else []

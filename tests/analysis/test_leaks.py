@@ -223,21 +223,27 @@ def test_an_address_given_out_again_between_traces_is_not_the_old_block(
 
 
 @settings(max_examples=20, deadline=None)
-@given(workspace=st.integers(1000, 1 << 24), sizes=st.sampled_from([(512,), (96, 160, 500)]))
+@given(
+    workspace=st.sampled_from([8, 97, 511, 1000, 1 << 24]),
+    sizes=st.sampled_from([(512,), (96, 160, 500)]),
+    late=st.booleans(),
+)
 def test_what_a_line_makes_once_is_no_part_of_its_growth(
-    workspace: int, sizes: tuple[int, ...]
+    workspace: int, sizes: tuple[int, ...], late: bool
 ) -> None:
+    """However small it is beside that. ``late``: the first step leaves nothing else behind."""
     program = Parts()
-    for step in range(8):
+    for step in range(12):
         program.trace(step)
         if step == 0:
             program.alloc(workspace, LEAK)
-        program.alloc(sizes[step % len(sizes)], LEAK)
+        if step >= late:
+            program.alloc(sizes[step % len(sizes)], LEAK)
     found = leaks_over_steps(program.traces)
     assert isinstance(found, Leaks)
     (leak,) = found.leaking
-    assert leak.bytes == sum(sizes[step % len(sizes)] for step in range(6))
-    assert leak.per_step == leak.bytes // 6
+    assert leak.bytes == sum(sizes[step % len(sizes)] for step in range(late, 10))
+    assert leak.per_step == leak.bytes // (10 - late)
     assert [line.bytes for line in found.lines if not line.leaking] == [workspace]
 
 
