@@ -27,6 +27,9 @@ HOST: Final = 0
 """The host's index among the actors. Host threads count as one, ordered as Python ran them."""
 
 _LOG: Final = 50_000
+_FEW: Final = 8
+_PLACES: Final = 2048
+"""Places of one block that are remembered one by one; beyond, neighbours are one."""
 _new: Final = tuple.__new__  # half the time of calling a named tuple's class
 
 
@@ -71,6 +74,8 @@ class _Block:
         "graphs",
         "inherited",
         "label",
+        "most_reads",
+        "most_writes",
         "reads",
         "size",
         "touched",
@@ -84,10 +89,29 @@ class _Block:
         self.writes: list[Access] = []
         self.reads: list[Access] = []
         self.inherited: list[Access] = []
+        self.most_reads = self.most_writes = _FEW  # before they are looked through
         self.touched = False
         self.uses: set[int] = set()  # actors that record_stream named
         self.label = ""
         self.graphs: tuple[int, ...] = ()  # captured graphs that use it
+
+
+def _coarser(accesses: list[Access]) -> list[Access]:
+    """Half as many: each two neighbours of one actor as one, as late as the later of them."""
+    actors: dict[int, list[Access]] = {}
+    for access in accesses:
+        actors.setdefault(access.actor, []).append(access)
+    merged = []
+    for one in actors.values():
+        one.sort(key=lambda access: access.where)
+        for at in range(0, len(one) - 1, 2):
+            first, second = one[at], one[at + 1]
+            high = max(first.where.high, second.where.high)
+            newest = first if first.time >= second.time else second
+            merged.append(newest._replace(where=Footprint(first.where.low, high)))
+        if len(one) % 2:
+            merged.append(one[-1])
+    return merged
 
 
 class Engine:
@@ -110,7 +134,8 @@ class Engine:
         self._syncs: deque[Sync] = deque(maxlen=256)
         self._seen: set[tuple[Any, ...]] = set()
         self.races: list[Race] = []
-        self.redundant: dict[Any, int] = {}
+        self._idle_waits: dict[Any, int] = {}  # by place: waits that brought nothing new
+        self._useful: set[Any] = set()  # places of those that did
         self.self_waits: list[Sync] = []
         self.operations = 0
         self.unknown_events = 0
@@ -337,16 +362,16 @@ class Engine:
                     reads[at] = access  # the newest of a stream says it all
                     return
             reads.append(access)
-            if len(reads) > 8:
-                block.reads = self._prune(reads)
+            if len(reads) > block.most_reads:
+                block.reads, block.most_reads = self._prune(reads)
             return
         if block.writes:
             block.writes = self._passed(rules.WRITE_AFTER_WRITE, block.writes, access, block, clock)
         if block.reads:
             block.reads = self._passed(rules.WRITE_AFTER_READ, block.reads, access, block, clock)
         block.writes.append(access)
-        if len(block.writes) > 8:
-            block.writes = self._prune(block.writes)
+        if len(block.writes) > block.most_writes:
+            block.writes, block.most_writes = self._prune(block.writes)
 
     def _passed(
         self, rule: Rule, others: list[Access], access: Access, block: _Block, clock: list[int]
@@ -363,28 +388,21 @@ class Engine:
                 kept.append(other)
         return kept
 
-    def _prune(self, accesses: list[Access]) -> list[Access]:
-        """Leave out what every actor has seen; of one stream's many, keep the newest per place."""
+    def _prune(self, accesses: list[Access]) -> tuple[list[Access], int]:
+        """Leave out what the host, and so every stream to come, has seen, and every actor there
+        is; of one actor's many, keep the newest per place. Returns with it how many there may be
+        before it is worth doing again.
+        """
         clocks = self._clocks
         kept: dict[tuple[int, Footprint], Access] = {}
         for access in accesses:
             if all(clock[access.actor] >= access.time for clock in clocks):
                 continue
             kept[(access.actor, access.where)] = access
-        if len(kept) <= 64:
-            return list(kept.values())
-        # Many places of one block: one access over all of them, per actor and direction.
-        merged: dict[int, Access] = {}
-        for access in kept.values():
-            other = merged.get(access.actor)
-            if other is None:
-                merged[access.actor] = access
-            else:
-                newest = access if access.time >= other.time else other
-                low = min(access.where.low, other.where.low)
-                high = max(access.where.high, other.where.high)
-                merged[access.actor] = newest._replace(where=Footprint(low, high))
-        return list(merged.values())
+        left = list(kept.values())
+        while len(left) > max(_PLACES, len(clocks)):
+            left = _coarser(left)
+        return left, max(_FEW, 2 * len(left))
 
     def _judge_inherited(self, block: _Block, access: Access, clock: list[int]) -> list[Access]:
         """What the bytes' former owner left behind; what was judged is not judged again."""
@@ -451,8 +469,10 @@ class Engine:
         self._syncs.append(sync)
         if own:
             self.self_waits.append(sync)
-        elif not self._merge(actor, clock) and recorded.time:
-            self.redundant[site] = self.redundant.get(site, 0) + 1
+        elif self._merge(actor, clock) or not recorded.time:
+            self._useful.add(site)
+        else:
+            self._idle_waits[site] = self._idle_waits.get(site, 0) + 1
 
     def stream_wait(self, waiter: int, source: int, site: Any = None) -> None:
         """``waiter`` waits for all that ``source`` has queued."""
@@ -533,6 +553,11 @@ class Engine:
             or found.second.site != race.second.site
             for found in other.races
         )
+
+    @property
+    def redundant(self) -> dict[Any, int]:
+        """Places whose waits, all of them, ordered nothing that was not in order, with how many."""
+        return {at: count for at, count in self._idle_waits.items() if at not in self._useful}
 
     @property
     def kept(self) -> int:

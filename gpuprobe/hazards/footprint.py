@@ -1,59 +1,42 @@
-"""Which bytes an access touches: an interval, or rows of one."""
+"""Which bytes an access touches: an interval, or pieces of one, as a tensor's strides say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 __all__ = ["Footprint", "of_tensor", "overlap", "whole"]
 
 _new: Final = tuple.__new__
 
-_MAX_ROWS: Final = 4096
-"""Rows that are compared one by one; beyond, the whole extent counts as touched."""
-_MAX_STARTS: Final = 1024
-"""Rows of uneven steps that are kept one by one; beyond, coarser rows are."""
+_MAX_STEPS: Final = 20_000
+"""Comparisons of parts after which two footprints count as overlapping."""
+
+_Dims = tuple[tuple[int, int], ...]
 
 
 class Footprint(NamedTuple):
-    """Bytes ``low`` to ``high`` (exclusive). ``rows``: only ``row`` bytes at every ``step``
-    bytes, ``rows`` times; 1 row is the whole interval. ``starts``: where each row begins, from
-    the lowest, if the steps between them are uneven.
+    """Bytes ``low`` to ``high`` (exclusive). ``rows``: how many pieces of ``row`` bytes each are
+    touched; 1 is the whole interval. ``dims``: bytes from piece to piece and how many of them,
+    for each dimension that leaves holes, the largest steps first.
     """
 
     low: int
     high: int
     rows: int = 1
-    step: int = 0
     row: int = 0
-    starts: tuple[int, ...] = ()
-
-    def pieces(self) -> Iterator[tuple[int, int]]:
-        if self.starts:
-            for start in self.starts:
-                yield start, start + self.row
-            return
-        if self.rows == 1:
-            yield self.low, self.high
-            return
-        for at in range(self.rows):
-            start = self.low + at * self.step
-            yield start, start + self.row
+    dims: _Dims = ()
 
 
 def whole(low: int, high: int) -> Footprint:
     """``Footprint(low, high)``, in half the time: nearly all are."""
-    return _new(Footprint, (low, high, 1, 0, 0, ()))
+    return _new(Footprint, (low, high, 1, 0, ()))
 
 
 def of_tensor(
     address: int, sizes: Sequence[int], strides: Sequence[int], itemsize: int
 ) -> Footprint | None:
-    """The bytes of a strided tensor whose first element lies at ``address``. None: no bytes.
-
-    Exact for tensors that are dense up to outer dimensions that step evenly, and for others of
-    up to 1,024 dense rows; beyond, whole rows of the largest stride count.
-    """
+    """The bytes of a strided tensor whose first element lies at ``address``. None: no bytes."""
     dims = []
     for size, stride in zip(sizes, strides, strict=True):
         if size == 0:
@@ -63,80 +46,94 @@ def of_tensor(
     dims.sort()
     dense = 1  # elements of the inner part without holes
     at = 0
-    while at < len(dims) and dims[at][0] == dense:
-        dense *= dims[at][1]
+    while at < len(dims) and dims[at][0] <= dense:
+        dense += dims[at][0] * (dims[at][1] - 1)
         at += 1
-    rest = dims[at:]
-    if not rest:
-        return Footprint(address, address + dense * itemsize)
-    extent = dense + sum(stride * (size - 1) for stride, size in rest)
-    high = address + extent * itemsize
-    # Outer dimensions that step evenly are one dimension.
-    step, rows = rest[0]
-    for stride, size in rest[1:]:
-        if stride != step * rows:
-            starts = _starts(address, rest, itemsize)
-            if starts:
-                return Footprint(address, high, len(starts), 0, dense * itemsize, starts)
-            # Too many: rows of the largest stride, each taken whole.
-            inner = dense + sum(s * (n - 1) for s, n in rest[:-1])
-            step, rows = rest[-1]
-            if rows > _MAX_ROWS or inner > step:
-                return Footprint(address, high)
-            return Footprint(address, high, rows, step * itemsize, inner * itemsize)
+    if at == len(dims):
+        return whole(address, address + dense * itemsize)
+    rest = [dims[at]]
+    for stride, size in dims[at + 1 :]:
+        step, count = rest[-1]
+        if stride == step * count:  # goes on evenly: one dimension
+            rest[-1] = (step, count * size)
+        else:
+            rest.append((stride, size))
+    rows = 1
+    extent = dense
+    for stride, size in rest:
         rows *= size
-    if rows > _MAX_ROWS or dense > step:
-        return Footprint(address, high)
-    return Footprint(address, high, rows, step * itemsize, dense * itemsize)
-
-
-def _starts(address: int, dims: Sequence[tuple[int, int]], itemsize: int) -> tuple[int, ...]:
-    """Addresses of all rows, in order; empty if there are too many."""
-    count = 1
-    for _, size in dims:
-        count *= size
-    if count > _MAX_STARTS:
-        return ()
-    starts = [address]
-    for stride, size in dims:
-        starts = [start + at * stride * itemsize for at in range(size) for start in starts]
-    return tuple(sorted(starts))
+        extent += stride * (size - 1)
+    return Footprint(
+        address,
+        address + extent * itemsize,
+        rows,
+        dense * itemsize,
+        tuple((stride * itemsize, size) for stride, size in reversed(rest)),
+    )
 
 
 def overlap(one: Footprint, other: Footprint) -> bool:
-    """Whether two accesses touch a byte in common."""
+    """Whether two accesses touch a byte in common. Exact, but for patterns that do not repeat
+    and would take too long: those count as overlapping.
+    """
     if one.low >= other.high or other.low >= one.high:
         return False
     if one.rows == 1 and other.rows == 1:
         return True
-    if one.starts or other.starts:
-        return _meet(one.pieces(), other.pieces())
-    if one.rows > other.rows:
-        one, other = other, one
-    # ``other`` has the more rows: find, for each piece of the one, the row it could meet.
-    for start, end in one.pieces():
-        if other.rows == 1:
-            if start < other.high and other.low < end:
-                return True
-            continue
-        first = max(0, (start - other.low - other.row) // other.step)
-        for at in range(first, other.rows):
-            begin = other.low + at * other.step
-            if begin >= end:
-                break
-            if start < begin + other.row:
-                return True
-    return False
+    return _Meeting(one, other).meet(other.low - one.low, 0, 0)
 
 
-def _meet(ones: Iterator[tuple[int, int]], others: Iterator[tuple[int, int]]) -> bool:
-    """Whether intervals of two ordered lists overlap."""
-    one, other = next(ones, None), next(others, None)
-    while one is not None and other is not None:
-        if one[0] < other[1] and other[0] < one[1]:
+class _Meeting:
+    """Compares two footprints part by part, from the largest steps to the smallest. What is
+    known of a pair of parts holds for every such pair at the same distance.
+    """
+
+    __slots__ = ("apart", "dims", "extents", "left")
+
+    def __init__(self, one: Footprint, other: Footprint) -> None:
+        self.dims = (one.dims, other.dims)
+        self.extents = (_extents(one), _extents(other))
+        self.apart: set[tuple[int, int, int]] = set()
+        self.left = _MAX_STEPS
+
+    def meet(self, distance: int, at: int, to: int) -> bool:
+        """Whether a part without the one's first ``at`` dimensions meets a part without the
+        other's first ``to``, that begins ``distance`` bytes after it.
+        """
+        mine, yours = self.extents[0][at], self.extents[1][to]
+        if distance >= mine or distance + yours <= 0:
+            return False
+        dims, others = self.dims
+        if at == len(dims) and to == len(others):
             return True
-        if one[1] <= other[1]:
-            one = next(ones, None)
-        else:
-            other = next(others, None)
-    return False
+        pair = (distance, at, to)
+        if pair in self.apart:
+            return False
+        self.left -= 1
+        if self.left < 0:
+            return True
+        step = dims[at][0] if at < len(dims) else 0
+        stride = others[to][0] if to < len(others) else 0
+        # The part number k of the one and l of the other: their distance changes by l - k steps.
+        low = high = 0
+        if step >= stride:
+            low = 1 - dims[at][1]
+        if stride >= step:
+            high = others[to][1] - 1
+        at, to, width = at + (step >= stride), to + (stride >= step), max(step, stride)
+        mine, yours = self.extents[0][at], self.extents[1][to]
+        low = max(low, -((distance + yours - 1) // width))
+        high = min(high, (mine - 1 - distance) // width)
+        for shift in range(low, high + 1):
+            if self.meet(distance + shift * width, at, to):
+                return True
+        self.apart.add(pair)
+        return False
+
+
+def _extents(where: Footprint) -> list[int]:
+    """Bytes from the first to the last, of the whole and without each next dimension."""
+    extents = [where.row if where.rows > 1 else where.high - where.low]
+    for step, count in reversed(where.dims):
+        extents.append(extents[-1] + step * (count - 1))
+    return extents[::-1]

@@ -154,17 +154,16 @@ def _bytes(start: int, dims: list[tuple[int, int]], item: int) -> set[int]:
 
 @settings(max_examples=400, deadline=None)
 @given(tensors, tensors)
-def test_footprints_never_miss_a_common_byte(one: Any, other: Any) -> None:
+def test_footprints_meet_where_they_have_a_byte_in_common(one: Any, other: Any) -> None:
     item = 2
     prints = []
     for start, dims in (one, other):
         made = of_tensor(start, [size for size, _ in dims], [stride for _, stride in dims], item)
         assert made is not None
         prints.append(made)
-    common = _bytes(*one, item) & _bytes(*other, item)
-    if common:
-        assert overlap(*prints)
-        assert overlap(*reversed(prints))
+    common = bool(_bytes(*one, item) & _bytes(*other, item))
+    assert overlap(*prints) == common
+    assert overlap(*reversed(prints)) == common
 
 
 def test_columns_are_apart() -> None:
@@ -174,6 +173,54 @@ def test_columns_are_apart() -> None:
     assert right is not None
     assert not overlap(left, right)
     assert of_tensor(0, [0, 5], [5, 1], 4) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "strides", "shift"),
+    [
+        ((8192, 32), (64, 1), 32),  # columns of a tall matrix
+        ((64, 128, 16), (4096, 32, 2), 1),  # every second of the last dimension
+        ((64, 64, 64), (16384, 128, 1), 64),  # blocks of a batch of matrices
+    ],
+)
+def test_large_patterns_are_compared_exactly(
+    sizes: tuple[int, ...], strides: tuple[int, ...], shift: int
+) -> None:
+    one, other, same = (of_tensor(4 * at, sizes, strides, 4) for at in (0, shift, shift - 1))
+    assert one is not None
+    assert other is not None
+    assert same is not None
+    assert not overlap(one, other)
+    assert not overlap(other, one)
+    assert overlap(other, same) == (sizes[-1] > 16)
+
+
+def test_many_places_of_one_block_are_kept_apart() -> None:
+    """300 slots of a cache, each with an event of its own."""
+    engine = Engine()
+    main, side = engine.stream(0, 0), engine.stream(0, 1)
+    engine.alloc(0, 300)
+    for at in range(300):
+        engine.launch(side, "fill", [(0, Footprint(at, at + 1), True)], "fill")
+        engine.event_record(at, side)
+    for at in range(0, 300, 2):
+        engine.event_wait(at, main)
+        engine.launch(main, "read", [(0, Footprint(at, at + 1), False)], "read")
+    assert engine.races == []
+    engine.launch(main, "read", [(0, Footprint(299, 300), False)], "early")
+    assert [race.second.site for race in engine.races] == ["early"]
+
+
+def test_places_of_one_block_are_bounded() -> None:
+    engine = Engine(keep_log=False)
+    main, side = engine.stream(0, 0), engine.stream(0, 1)
+    engine.alloc(0, 20_000)
+    for at in range(0, 20_000, 2):
+        engine.launch(side, "fill", [(0, Footprint(at, at + 1), True)], "fill")
+    assert engine.kept < 5_000
+    for at in range(0, 20_000, 501):  # none of them is forgotten
+        engine.launch(main, "read", [(0, Footprint(2 * (at // 2), at + 1), False)], at)
+    assert len(engine.races) == len(range(0, 20_000, 501))
 
 
 def test_memory_stays_bounded() -> None:
