@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
@@ -15,6 +14,7 @@ from gpuprobe.model.text import visible
 from gpuprobe.tui.processes_model import ProcessRow
 from gpuprobe.tui.top_lines import LinesPane, LinesTable, Painter
 from gpuprobe.tui.top_paint import Line, fit
+from gpuprobe.tui.typed_line import TypedLine
 
 __all__ = ["EndProcess", "FilterLine", "TextScreen"]
 
@@ -58,8 +58,8 @@ class TextScreen(ModalScreen[None]):
         )
 
 
-class FilterLine(ModalScreen[bool]):
-    """One line at the bottom to type a filter into; what is typed counts at once."""
+class FilterLine(TypedLine):
+    """One line at the bottom to type a filter into."""
 
     CSS = """
     FilterLine { align: left bottom; background: transparent; }
@@ -67,10 +67,7 @@ class FilterLine(ModalScreen[bool]):
     """
 
     def __init__(self, text: str, changed: Callable[[str], None], painter: Painter) -> None:
-        super().__init__()
-        self._text = text
-        self._before = text
-        self._changed = changed
+        super().__init__(text, changed)
         self._pane = LinesPane()
         self._pane.painter = painter
 
@@ -78,46 +75,20 @@ class FilterLine(ModalScreen[bool]):
         yield self._pane
 
     def on_mount(self) -> None:
-        self.call_after_refresh(self._show)
+        self.call_after_refresh(self.show_text)
 
     def on_resize(self) -> None:
-        self._show()
+        self.show_text()
 
-    def _show(self) -> None:
+    def show_text(self) -> None:
         hint = "words that all occur; user: pid: gpu: job: look there only   Enter keeps, Esc drops"
         line: Line = (
             (" / ", "key"),
-            (visible(self._text), ""),
+            (visible(self.text), ""),
             ("▏", "accent"),
             (f"  {hint}", "dim"),
         )
         self._pane.show([fit(line, self._pane.size.width)])
-
-    def on_key(self, event: events.Key) -> None:
-        event.stop()
-        event.prevent_default()
-        if event.key == "escape":
-            self._set(self._before)
-            self.dismiss(False)
-        elif event.key == "enter":
-            self.dismiss(True)
-        elif event.key == "backspace":
-            self._set(self._text[:-1])
-        elif event.key == "ctrl+u":
-            self._set("")
-        elif event.key == "ctrl+w":
-            self._set(self._text.rstrip().rpartition(" ")[0])
-        elif event.character is not None and event.character.isprintable():
-            self._set(self._text + event.character)
-
-    def on_paste(self, event: events.Paste) -> None:
-        event.stop()
-        self._set(self._text + "".join(c for c in event.text if c.isprintable()))
-
-    def _set(self, text: str) -> None:
-        self._text = text
-        self._changed(text)
-        self._show()
 
 
 class EndProcess(ModalScreen[int]):

@@ -36,6 +36,9 @@ class Rows(ScrollView, can_focus=True):
         Binding("home,g", "edge(0)", "first", show=False),
         Binding("end,G", "edge(-1)", "last", show=False),
         Binding("enter", "choose", "open", show=False),
+        Binding("slash", "find", "find", show=False),
+        Binding("f3", "next_found(1)", "find next", show=False),
+        Binding("shift+f3", "next_found(-1)", "find the one before", show=False),
     ]
 
     cursor: reactive[int] = reactive(0, always_update=False)
@@ -58,6 +61,7 @@ class Rows(ScrollView, can_focus=True):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.count = 0
+        self.needle = ""  # words that `find` looks for
         self._head = Text()
         self._line: Callable[[int], Text] = lambda index: Text()
 
@@ -119,6 +123,31 @@ class Rows(ScrollView, can_focus=True):
             self.cursor = index
             self._follow()
             self.post_message(self.Moved(self, index))
+
+    def move_to(self, index: int) -> None:
+        """Put the cursor on a row, and tell it as if a key had done it."""
+        self._moved_to(index)
+
+    def find(self, first: int, by: int) -> bool:
+        """Go to the nearest row, from ``first`` in steps of ``by`` and once around, in which all
+        words of the needle occur; False where there is none.
+        """
+        words = self.needle.lower().split()
+        for index in range(first, first + by * self.count, by):
+            text = self.text_of(index % self.count).lower()
+            if all(word in text for word in words):
+                self._moved_to(index % self.count)
+                return True
+        return False
+
+    def action_find(self) -> None:
+        from gpuprobe.tui.view_find import FindLine
+
+        self.app.push_screen(FindLine(self))
+
+    def action_next_found(self, by: int) -> None:
+        if self.needle.strip() and not self.find(self.cursor + by, by):
+            self.notify(f"nothing has “{self.needle}”", severity="warning", markup=False)
 
     def action_move(self, by: int) -> None:
         self._moved_to(self.cursor + by)

@@ -36,7 +36,7 @@ class RunsScreen(Screen[None]):
         Binding("question_mark", "help", "help", key_display="?"),
         Binding("escape", "back", "back", show=False),
     ]
-    HELP_TEXT = "↑ ↓ j k choose a run   enter opens it   esc back   q quit"
+    HELP_TEXT = "↑ ↓ j k choose a run   / finds one   enter opens it   esc back   q quit"
 
     class Found(Message):
         """The runs at this moment."""

@@ -100,7 +100,8 @@ class ViewScreen(Screen[None]):
     ]
     HELP_TEXT = (
         "1 2 3 4 5 tab    steps, now, trace, ranks, findings\n"
-        "↑ ↓ j k g G      move in a list     p to the peak    n next rank\n"
+        "↑ ↓ j k g G      move in a list     / find in it, F3 the next, shift+F3 the one before\n"
+        "p to the peak    n next rank\n"
         "t                the trace of the chosen step        m what the plot shows\n"
         "In the trace:    ← → h l along it (shift: ten times as far)   , . one event\n"
         "+ - zoom         [ ] trace before, next    b group by    enter blocks, stack, source\n"
