@@ -3,6 +3,9 @@
 Each hook only reports what begins and ends; the `Listener` decides what it means.
 `Hooks.remove` puts everything back.
 
+Nothing is hung on the program's own modules: what is copied with `copy.deepcopy` or pickled with
+`torch.save` takes its hooks along. So models are watched from `torch.nn.Module.__call__`.
+
 ``torch.compile`` guards on a module's hooks: one that comes or goes makes it compile again. So
 as soon as the program asks for compilation, every module hook is taken out, and the forward
 phase is inferred. The other hooks stay: inside code that is being traced they are empty
@@ -13,6 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -20,6 +25,7 @@ import torch
 
 from gpuprobe.sampler import recompute
 from gpuprobe.sampler.discover import compile_in_use, live_roots
+from gpuprobe.sampler.patching import patch
 
 __all__ = ["Hooks", "Listener"]
 
@@ -52,7 +58,11 @@ class Hooks:
         self._compiles = False
         self._restore: list[Callable[[], None]] = []
         self._first_call: Any = None
-        self._hooked: set[int] = set()
+        self._watched: dict[int, weakref.ref[Any]] = {}  # by id
+        self._unwatch: Callable[[], None] | None = None
+        self._first: Any = None  # the module of the first call, until it returns
+        self._first_return: Any = None
+        self._handled: BaseException | None = None  # when the first call began
 
     def install(self, *, every_module: bool = False) -> None:
         """Hook into torch. ``every_module``: report each module call (level ``trace``)."""
@@ -84,6 +94,7 @@ class Hooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._forget_first_return()
         self._remove_module_hooks()
         while self._restore:
             self._restore.pop()()
@@ -92,15 +103,41 @@ class Hooks:
         """Report the forward pass of these modules as a phase."""
         if self._compiles:
             return
+        watched = self._watched
+        for key in [key for key, ref in watched.items() if ref() is None]:
+            del watched[key]  # another module may have been given its place
         for model in models:
-            if id(model) in self._hooked or isinstance(model, torch.jit.ScriptModule):
-                continue
-            self._hooked.add(id(model))
-            self._module_handles.append(
-                model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
-            )
-            # always_call: a forward that raises ends its phase too.
-            self._handles.append(model.register_forward_hook(self._after_forward, always_call=True))
+            if not isinstance(model, torch.jit.ScriptModule):
+                watched[id(model)] = weakref.ref(model)
+        if watched and self._unwatch is None:
+            self._unwatch = self._watch_calls()
+
+    def _watches(self, module: Any) -> bool:
+        ref = self._watched.get(id(module))
+        return ref is not None and ref() is module
+
+    def _watch_calls(self) -> Callable[[], None]:
+        original = torch.nn.Module.__call__
+        watched, listener = self._watched, self._listener
+
+        @functools.wraps(original)
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            # Most calls are of a model's parts: of those no more than this is asked.
+            if id(module) not in watched or torch.compiler.is_compiling():
+                return original(module, *args, **kwargs)
+            if not self._watches(module):
+                return original(module, *args, **kwargs)
+            if self._first is None:
+                self._forget_first_return()  # of a first call that raised
+            listener.begin("forward")
+            try:
+                listener.inputs(args, kwargs)
+                return original(module, *args, **kwargs)
+            finally:  # a forward that raises ends its phase too
+                listener.end("forward")
+                listener.forward_done(module)
+
+        return patch(torch.nn.Module, "__call__", call)
 
     def look_again(self) -> None:
         """Look for models that were made since the last look."""
@@ -146,10 +183,15 @@ class Hooks:
 
     def _remove_module_hooks(self) -> None:
         self._forget_first_call()
+        if self._first is None:
+            self._forget_first_return()
         for handle in self._module_handles:
             handle.remove()
         self._module_handles.clear()
-        self._hooked.clear()
+        self._watched.clear()
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
 
     def _replace(self, owner: Any, name: str, replacement: Any) -> None:
         original = getattr(owner, name)
@@ -184,16 +226,6 @@ class Hooks:
         if not torch.compiler.is_compiling():
             self._listener.optimizer_ends(optimizer)
 
-    def _before_forward(self, module: Any, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._listener.begin("forward")
-            self._listener.inputs(args, kwargs)
-
-    def _after_forward(self, module: Any, args: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._listener.end("forward")
-            self._listener.forward_done(module)
-
     def _before_module(self, module: Any, args: Any) -> None:
         if not torch.compiler.is_compiling():
             self._listener.module_begins(module)
@@ -217,16 +249,39 @@ class Hooks:
             self._listener.fault(error)
 
     def _first_called(self, module: Any, args: Any) -> None:
-        known = id(module) in self._hooked  # then its own hook reports this call, too
+        from torch.nn.modules.module import register_module_forward_hook
+
+        known = self._watches(module)  # then this call is reported already
         roots = live_roots()
         self._found(roots)
         # A program may call a part of its model directly: then that part is what to watch.
         if all(module is not root for root in roots):
             self.watch([module])
-        if id(module) in self._hooked and not known:
-            # The module's own post hook is registered by now and will end the phase.
+        if self._watches(module) and not known:
+            self._first = module
+            self._handled = sys.exc_info()[1]
+            self._first_return = register_module_forward_hook(
+                self._first_returned, always_call=True
+            )
             self._listener.begin("forward")
             self._listener.inputs(args, {})
+
+    def _first_returned(self, module: Any, args: Any, output: Any) -> None:
+        """The end of the first call. A hook on the module itself would be copied with it."""
+        if module is not self._first:
+            return
+        self._first = None
+        # Where forward raised, torch is going through the very hooks that this one is among.
+        if sys.exc_info()[1] is self._handled:
+            self._forget_first_return()
+        self._handled = None
+        self._listener.end("forward")
+        self._listener.forward_done(module)
+
+    def _forget_first_return(self) -> None:
+        if self._first_return is not None:
+            self._first_return.remove()
+            self._first_return = None
 
     def _found(self, roots: list[Any]) -> None:
         self._listener.found_models(roots)

@@ -1,0 +1,64 @@
+"""What the program copies, saves and hands on while it is watched has nothing of ours in it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from models import Mlp, seeded, train
+from sinks import KeepingSink
+from torch import nn
+
+from gpuprobe.sampler.recorder import Recorder
+
+LEVELS = pytest.mark.parametrize("level", ["counters", "trace"])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is (deprecated|not supported)")
+@LEVELS
+@pytest.mark.parametrize("given", [True, False], ids=["given", "found"])
+def test_a_watched_model_is_copied_and_saved_as_ever(level: str, given: bool) -> None:
+    model = seeded(Mlp)
+    with Recorder(KeepingSink(), level=level, model=model if given else None):
+        train(model, torch.optim.SGD(model.parameters(), 0.1), 2)
+        data = pickle.dumps(model)
+        twin = copy.deepcopy(model)
+        averaged = torch.optim.swa_utils.AveragedModel(model)
+        torch.save(model, io.BytesIO())
+        scripted = torch.jit.script(nn.Sequential(copy.deepcopy(model)))
+    assert data == pickle.dumps(model)
+    for copied in (twin, averaged.module):
+        assert not {**copied._forward_hooks, **copied._forward_pre_hooks}
+    x = torch.ones(4, 16)
+    assert torch.equal(scripted(x), model(x))
+
+
+@LEVELS
+def test_a_model_can_be_copied_after_a_first_call_that_failed(level: str) -> None:
+    model = seeded(Mlp)
+    sink = KeepingSink()
+    with Recorder(sink, level=level):
+        with pytest.raises(RuntimeError):
+            model(torch.ones(4, 3))
+        copy.deepcopy(model)
+        model(torch.ones(4, 16)).sum().backward()
+        assert not nn.modules.module._global_forward_hooks or level == "trace"
+        torch.optim.SGD(model.parameters(), 0.1).step()
+    [step] = sink.steps
+    assert {phase.path for phase in step.phases} <= {
+        *("setup", "forward", "other", "backward", "optimizer")
+    }
+
+
+def test_a_model_in_the_place_of_another_is_watched_too() -> None:
+    """A model that is gone may leave its address to the next one."""
+    sink = KeepingSink()
+    with Recorder(sink):
+        for _ in range(3):
+            model = Mlp()
+            train(model, torch.optim.SGD(model.parameters(), 0.1), 1)
+            del model
+    assert all("forward" in {phase.path for phase in step.phases} for step in sink.steps)
