@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from gpuprobe.analysis.growth import Growth
+from gpuprobe.analysis.growth import WORTH_SAYING, Growth
 from gpuprobe.analysis.highwater import HighWater, Share, by_category, by_line
 from gpuprobe.analysis.peaks import PeakSite, window_of
 from gpuprobe.model.memory import Category
@@ -44,11 +44,17 @@ class Advice:
 
 @dataclass(slots=True)
 class Evidence:
-    """What the rules look at: the peak, what was live then, and growth."""
+    """What the rules look at: the peak, what was live at ``moment``, growth, and the line that
+    leaves most behind (``kept``: its name, bytes, and bytes a step).
+
+    ``moment`` is the peak, or in words the moment whose high water mark stands in for it.
+    """
 
     site: PeakSite
     mark: HighWater | Unavailable
     growth: Growth | None = None
+    kept: tuple[str, int, int] | None = None
+    moment: str = "the peak"
     shares: dict[Category, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -62,6 +68,13 @@ class Evidence:
         if isinstance(amount, Unavailable) or not self.site.device:
             return 0
         return amount.at_least
+
+    @property
+    def phase(self) -> str:
+        """The phase of the moment; "" where none was recorded."""
+        if isinstance(self.mark, Unavailable) or self.moment == "the peak":
+            return self.site.phase
+        return self.mark.phase
 
     def share(self, *categories: Category) -> tuple[int, float]:
         """Bytes of some categories at the peak, and their share of what was live then."""
@@ -112,6 +125,7 @@ def _percent(part: float) -> str:
 def _growing(evidence: Evidence) -> Iterator[Advice]:
     growth = evidence.growth
     if growth is None:
+        yield from _kept(evidence)
         return
     seen = (
         f"{human_bytes(growth.bytes)} more is allocated at the end of step {growth.last} than at "
@@ -131,6 +145,24 @@ def _growing(evidence: Evidence) -> Iterator[Advice]:
         )
     # Growth has no end: whatever its size by now, it comes first.
     yield Advice("growth", text, "", seen, max(evidence.peak, growth.bytes) + 1)
+
+
+def _kept(evidence: Evidence) -> Iterator[Advice]:
+    """Where a run was too short or too uneven for its steps' ends to show growth."""
+    if evidence.kept is None:
+        return
+    line, size, per_step = evidence.kept
+    if line.startswith("(") or size < WORTH_SAYING * evidence.peak:
+        return
+    yield Advice(
+        "growth",
+        f"Look at what keeps the tensors made at {line} alive from one step to the next (a list "
+        "of losses that was not detached, a cache without a limit).",
+        "",
+        f"{human_bytes(size)} made there outlived the steps that made them: "
+        f"{human_bytes(per_step)} a step",
+        max(evidence.peak, size) + 1,
+    )
 
 
 def _fragmented(evidence: Evidence) -> Iterator[Advice]:
@@ -166,15 +198,15 @@ def _fragmented(evidence: Evidence) -> Iterator[Advice]:
 
 def _gradients_in_forward(evidence: Evidence) -> Iterator[Advice]:
     count, share = evidence.share(Category.GRADIENT)
-    if evidence.site.phase.partition("/")[0] != "forward" or share < 0.05:
+    if evidence.phase.partition("/")[0] != "forward" or share < 0.05:
         return
     yield Advice(
         "zero-grad",
         "Free the gradients before the forward pass rather than after it (unless they are being "
         "accumulated on purpose).",
         "optimizer.zero_grad(set_to_none=True)",
-        f"{human_bytes(count)} of gradients ({_percent(share)}) were alive at the peak, which is "
-        "in the forward pass",
+        f"{human_bytes(count)} of gradients ({_percent(share)}) were alive at {evidence.moment}, "
+        "which is in the forward pass",
         count,
     )
 
@@ -184,7 +216,7 @@ def _activations(evidence: Evidence) -> Iterator[Advice]:
     if share < _DOMINATES:
         return
     line = evidence.line(Category.ACTIVATION)
-    seen = f"activations are {human_bytes(count)} of the peak ({_percent(share)})"
+    seen = f"activations are {human_bytes(count)} of {evidence.moment} ({_percent(share)})"
     if line is not None:
         seen += f", {human_bytes(line.bytes)} of them made at {line.key}"
     if not evidence.ran("torch/utils/checkpoint.py"):
@@ -215,7 +247,7 @@ def _temporaries(evidence: Evidence) -> Iterator[Advice]:
         "temporaries",
         f"Work in smaller pieces, or in place, at {line.key}.",
         "",
-        f"temporary results are {human_bytes(count)} of the peak ({_percent(share)}), "
+        f"temporary results are {human_bytes(count)} of {evidence.moment} ({_percent(share)}), "
         f"{human_bytes(line.bytes)} of them made there",
         line.bytes,
     )
@@ -235,7 +267,7 @@ def _optimizer_state(evidence: Evidence) -> Iterator[Advice]:
         "optimizer-state",
         text,
         "",
-        f"optimizer state is {human_bytes(count)} of the peak ({_percent(share)}), "
+        f"optimizer state is {human_bytes(count)} of {evidence.moment} ({_percent(share)}), "
         f"{count / parameters:.1f} × the parameters",
         count,
     )

@@ -12,11 +12,11 @@ from gpuprobe.analysis.leaks import Leaks, leaks, leaks_over_steps
 from gpuprobe.analysis.ledger import Ledger, ledger
 from gpuprobe.analysis.moment import layout_at
 from gpuprobe.analysis.oom import OomReport, oom_reports
-from gpuprobe.analysis.peaks import PeakSite, nearest_trace
+from gpuprobe.analysis.peaks import PeakSite, nearest_trace, window_of
 from gpuprobe.errors import DataError
 from gpuprobe.model.codec import to_plain
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.model.values import ReadStatus, Unavailable
+from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 
 __all__ = ["forensics"]
 
@@ -39,7 +39,11 @@ def forensics(site: PeakSite | None) -> Plain:
             "fragmentation": _fragmentation(book),
             "leaks": _leaks(site, book),
             "out_of_memory": [
-                _failure(r) for b in books for r in oom_reports(b, what_if=WouldHaveFitted())
+                _failure(report)
+                for b in books
+                for report in oom_reports(
+                    b, not_torch=_not_torch(site, b), what_if=WouldHaveFitted()
+                )
             ],
         }
     except DataError as error:
@@ -108,6 +112,15 @@ def _books(site: PeakSite) -> list[Ledger]:
             chosen = {} if nearest is None else {nearest[0].index: nearest[0]}
         traces = [trace for step in chosen.values() for trace in site.rank.traces_of(step)]
     return [ledger(trace) for trace in traces if trace.device == site.device]
+
+
+def _not_torch(site: PeakSite, book: Ledger) -> Bytes | Unavailable | None:
+    """What others than torch held of the device in the trace's step; None where nobody asked."""
+    step = next((s for s in site.rank.steps if s.index == book.trace.step), None)
+    window = None if step is None else window_of(step.windows, site.device)
+    if window is None or isinstance(window.device_used, Unavailable):
+        return None
+    return window.not_torch
 
 
 def _fragmentation(book: Ledger) -> Plain:

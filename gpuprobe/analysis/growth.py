@@ -12,7 +12,7 @@ from gpuprobe.model.recording import RankRecording
 from gpuprobe.model.session import Step
 from gpuprobe.model.values import Unavailable
 
-__all__ = ["Growth", "growth_of"]
+__all__ = ["WORTH_SAYING", "Growth", "growth_of"]
 
 _WARM_UP = 2
 """Steps not looked at: optimizer state is born in the first, and library workspaces and the
@@ -24,7 +24,7 @@ _LEAST_STEPS = 4
 _MOSTLY = 0.8
 """The share of steps that must have grown: one evaluation in between may free something."""
 
-_WORTH_SAYING = 0.01
+WORTH_SAYING = 0.01
 """Of the peak. Lists of losses and counters grow too, and do no harm."""
 
 
@@ -64,7 +64,7 @@ def growth_of(site: PeakSite) -> Growth | None:
         return None
     grown = ends[-1][1] - ends[0][1]
     rises = sum(after > before for (_, before), (_, after) in pairwise(ends))
-    if rises < _MOSTLY * (len(ends) - 1) or grown < _WORTH_SAYING * site.amount.at_least:
+    if rises < _MOSTLY * (len(ends) - 1) or grown < WORTH_SAYING * site.amount.at_least:
         return None
     lines = _grown_lines(rank, device, [step for step, _ in ends])
     return Growth(

@@ -62,13 +62,15 @@ def oom_reports(
     trace: MemoryTrace | Ledger,
     *,
     device_memory: int | None = None,
+    not_torch: int | Unavailable | None = None,
     what_if: WhatIf | None = None,
     is_user: UserFrame = is_user_frame,
 ) -> tuple[OomReport, ...]:
     """One report per ``oom`` event, in order; empty where nothing failed.
 
-    ``device_memory`` is the device's total in bytes, which no trace records. ``what_if``
-    answers which other settings would have fitted; without it that is `Unavailable`.
+    ``device_memory`` is the device's total in bytes, which no trace records; ``not_torch`` what
+    others than torch held of it, where that was read instead. ``what_if`` answers which other
+    settings would have fitted; without it that is `Unavailable`.
     """
     book = ledger(trace)
     events = book.trace.events
@@ -76,13 +78,15 @@ def oom_reports(
         return ()
     lines = Lines(book.trace.stacks, is_user)
     found = [i for i, action in enumerate(events.action) if action == _OOM]
-    return tuple(_report(book, event, device_memory, what_if, lines) for event in found)
+    made = (_report(book, event, device_memory, not_torch, what_if, lines) for event in found)
+    return tuple(made)
 
 
 def _report(
     book: Ledger,
     event: int,
     device_memory: int | None,
+    not_torch: int | Unavailable | None,
     what_if: WhatIf | None,
     lines: Lines,
 ) -> OomReport:
@@ -126,7 +130,9 @@ def _report(
         usable_hole=usable,
         largest_hole=largest,
         private_pools=private,
-        non_torch=_non_torch(device_memory, device_free, reserved),
+        non_torch=_non_torch(device_memory, device_free, reserved)
+        if not_torch is None
+        else not_torch,
         live=live_at(book, event),
         layout=account,
         fits_with=_fits_with(trace, event, what_if),
@@ -218,9 +224,10 @@ def _about_layout(report: OomReport, account: Fragmentation) -> Iterable[str]:
         yield "The free bytes would have been enough, but no single hole was: fragmentation."
     for pin in account.pins[:3]:
         holders = ", ".join(f"{s.key} ({human_bytes(s.bytes)})" for s in pin.by_line[:2])
+        blocks = "1 block" if len(pin.blocks) == 1 else f"{len(pin.blocks)} blocks"
         yield (
             f"A segment of {human_bytes(pin.total)} had {human_bytes(pin.free)} free, kept by "
-            f"{len(pin.blocks)} blocks of {holders}."
+            f"{blocks} of {holders}."
         )
     if not isinstance(report.private_pools, Unavailable) and report.private_pools:
         yield (

@@ -79,7 +79,13 @@ def summarize(
         nearest = nearest_trace(site)
     shown = mark if nearest is None else nearest[1]
     growth = None if site is None else growth_of(site)
-    evidence = None if site is None else Evidence(site, mark, growth)
+    found = forensics(site)
+    evidence = None
+    if site is not None:
+        moment = (
+            "the peak" if nearest is None else f"the high water mark of step {nearest[0].index}"
+        )
+        evidence = Evidence(site, shown, growth, _most_kept(found["leaks"]), moment)
     first = recording.ranks[0]
     statuses = [_status(rank, is_running, recording.kind) for rank in recording.ranks]
     pinned = pinned_memory(first.steps)
@@ -106,7 +112,7 @@ def summarize(
         "top_lines": _lines(shown, top),
         "top_modules": _modules(shown, top),
         "growth": None if growth is None else _growth(growth, top),
-        **forensics(site),
+        **found,
         "time": _time(first),
         "beside_tensors": {
             "devices": [_with_defaults(item) for item in beside(first.steps)],
@@ -342,6 +348,13 @@ def _known(tensors: KnownTensors) -> Table:
             "blocks": None,
         },
     }
+
+
+def _most_kept(leaks: dict[str, Any]) -> tuple[str, int, int] | None:
+    """The line that leaves most behind in a step."""
+    rows = leaks.get("rows") or ()
+    most = max(rows, key=lambda row: row["bytes_per_step"], default=None)
+    return None if most is None else (most["key"], most["bytes"], most["bytes_per_step"])
 
 
 def _growth(growth: Growth, top: int) -> dict[str, Any]:

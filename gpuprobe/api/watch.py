@@ -16,7 +16,7 @@ from gpuprobe.errors import MissingExtra, UsageError
 from gpuprobe.model.text import visible
 
 if TYPE_CHECKING:
-    from gpuprobe.api.hazards import RacesSoFar
+    from gpuprobe.api.hazards import FindingsSoFar
     from gpuprobe.hazards.results import Hazards
     from gpuprobe.model.findings import Finding
     from gpuprobe.model.session import Step
@@ -228,11 +228,11 @@ def run(
     found: Hazards | None = None
     with ExitStack() as stack:
         if hazards:
-            from gpuprobe.api.hazards import RacesSoFar as Races
+            from gpuprobe.api.hazards import FindingsSoFar as SoFar
             from gpuprobe.api.hazards import detect_hazards
 
             found = stack.enter_context(detect_hazards())
-            on_step = _tell_races(Races(), on_step, lambda finding: recorder.found(finding))
+            on_step = _tell_findings(SoFar(), on_step, lambda finding: recorder.found(finding))
         recorder = record(
             output, level=level, force=force, warn=warn, trace_steps=trace_steps, on_step=on_step
         )
@@ -251,13 +251,13 @@ def run(
     return RunResult(code, error, started, found)
 
 
-def _tell_races(
-    races: RacesSoFar, on_step: Callable[[Step], None] | None, tell: Callable[[Finding], None]
+def _tell_findings(
+    so_far: FindingsSoFar, on_step: Callable[[Step], None] | None, tell: Callable[[Finding], None]
 ) -> Callable[[Step], None]:
-    """An ``on_step`` that also tells of the races that were found since the step before."""
+    """An ``on_step`` that also tells of what was found since the step before."""
 
     def told(step: Step) -> None:
-        for finding in races.news():
+        for finding in so_far.news():
             tell(finding)
         if on_step is not None:
             on_step(step)
@@ -305,12 +305,15 @@ def summary(output: Path, width: int = 80) -> list[str]:
     Under ``torchrun`` the first rank speaks for all, and only of where the recording lies: the
     others may still be writing. Raises DataError where the recording cannot be read back.
     """
+    import shlex
+
     from gpuprobe.sampler.environment import ranks
 
     rank, _, world_size = ranks()
     if world_size > 1:
         shown = visible(str(output))
-        where = f"recording of {world_size} ranks: {shown}   (gpuprobe report {shown})"
+        command = f"gpuprobe report {shlex.quote(shown)}"
+        where = f"recording of {world_size} ranks: {shown}   ({command})"
         return [where] if rank == 0 else []
     from gpuprobe.api.recordings import load, report
     from gpuprobe.reporters.terminal import Style
@@ -324,7 +327,7 @@ def summary(output: Path, width: int = 80) -> list[str]:
     else:
         first, *rest = headline(document, style)
         lines += [f"peak: {first}", *rest]
-        lines += [f"try: {item['text']}" for item in document["advice"][:1]]
+        lines += [f"try: {style.relative(item['text'])}" for item in document["advice"][:1]]
     shown = style.text(style.path(str(output)))
-    lines.append(f"recording: {shown}   (gpuprobe report {shown})")
+    lines.append(f"recording: {shown}   (gpuprobe report {shlex.quote(shown)})")
     return [line for text in lines for line in style.wrapped(text, rest="  ")]

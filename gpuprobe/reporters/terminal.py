@@ -65,6 +65,11 @@ class Style:
             text = text[len(self.cwd.rstrip("/\\")) + 1 :]
         return text
 
+    def relative(self, text: str) -> str:
+        """A sentence with ``cwd`` left out of the paths in it."""
+        below = self.cwd.rstrip("/\\") + os.sep
+        return text.replace(below, "") if self.cwd.strip("/\\") else text
+
     def fit(self, text: str, width: int) -> str:
         """The end of a long text: of a path or a dotted name that is what tells most."""
         text = self.text(text)

@@ -6,7 +6,6 @@ names, messages) is made visible before it is printed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
@@ -267,7 +266,7 @@ def _failures(report: Report, style: Style) -> Iterator[str]:
     failures = report["out_of_memory"]
     for failure in failures[-2:]:  # a program that retries fails again and again
         for sentence in failure["sentences"]:
-            yield from style.wrapped(_relative(sentence, style), first="  ", rest="    ")
+            yield from style.wrapped(style.relative(sentence), first="  ", rest="    ")
     if any(not isinstance(failure.get("fits_with"), list) for failure in failures[-2:]):
         text = "Which other allocator settings would have fitted: gpuprobe replay --search"
         yield from style.wrapped(text, first="  ", rest="    ")
@@ -320,7 +319,7 @@ def _fragmentation(found: Report, style: Style) -> Iterator[str]:
         yield f"  at {name:<6}{cells}"
     if "unavailable" not in found["end"]:
         for sentence in found["end"]["why_it_stays"][:3]:
-            yield from style.wrapped(_relative(sentence, style), first="  ", rest="    ")
+            yield from style.wrapped(style.relative(sentence), first="  ", rest="    ")
 
 
 # -- devices and steps
@@ -399,18 +398,12 @@ def _blind_spots(report: Report, style: Style) -> Iterator[str]:
 def _advice(advice: list[Report], style: Style) -> Iterator[str]:
     said = ""
     for number, item in enumerate(advice[:3], 1):
-        text = _relative(item["text"], style)
+        text = style.relative(item["text"])
         yield from style.wrapped(text, first=f"  {number}. ", rest="     ")
         if item["code"]:
             prompt = "$ " if item["code"].startswith("gpuprobe ") else ""
             yield f"     {prompt}{style.text(item['code'])}"
         if item["evidence"] != said:
             said = item["evidence"]
-            why = f"because {_relative(said, style)}"
+            why = f"because {style.relative(said)}"
             yield from style.wrapped(why, first="     ", rest="     ")
-
-
-def _relative(text: str, style: Style) -> str:
-    """A sentence with the working directory left out of the paths in it."""
-    below = style.cwd.rstrip("/\\") + os.sep
-    return text.replace(below, "") if style.cwd.strip("/\\") else text

@@ -51,7 +51,7 @@ def test_fragmentation_is_named_with_what_pins_it() -> None:
     text = " ".join(report.sentences)
     assert "15.0 MiB failed at /home/u/model.py:12 in forward" in text
     assert "no single hole was: fragmentation" in text
-    assert "A segment of 20.0 MiB had 11.0 MiB free, kept by 1 blocks of" in text
+    assert "A segment of 20.0 MiB had 11.0 MiB free, kept by 1 block of" in text
     assert "7.0 MiB of the device were held outside this allocator" in text
     assert isinstance(report.fits_with, Unavailable)
 

@@ -326,6 +326,8 @@ def test_a_peak_in_a_step_without_a_trace_has_the_tables_of_the_highest_that_has
     assert "of step 1, the highest with a trace: 2 B below the peak" in text
     assert "Lines at the high water mark of step 1" in text
     assert "at the peak" not in text.split("Categories")[1].split("Steps")[0]
+    ids = {advice["id"]: advice["evidence"] for advice in report["advice"]}
+    assert "100 B of the high water mark of step 1 (100%)" in ids["checkpoint"]
     # Where the peak's step has a trace, nothing of this is said.
     whole = checked(recording(steps[:2], traces))
     assert whole["peak"]["nearest_trace"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.recording import RankRecording, Recording
 from gpuprobe.model.trace import AllocatorSettings, Frame, MemoryTrace
+from gpuprobe.model.values import Bytes
 
 
 def snapshot(*traces: MemoryTrace) -> Recording:
@@ -82,6 +84,18 @@ def test_a_failed_allocation_is_explained_first() -> None:
     assert text.index("Why it ran out") < text.index("Fragmentation")
 
 
+def test_what_others_held_when_memory_ran_out_is_known_from_the_step() -> None:
+    made = program([9 * MIB] * 10, 100 * MIB, 2)
+    made.step = 0
+    failed = step(0, {"forward": 90 * MIB}, device=made.device, reserved=100 * MIB)
+    counts = replace(failed.windows[0].end, reserved=Bytes(100 * MIB))
+    told = replace(failed.windows[0], end=counts, device_used=Bytes(107 * MIB))
+    untold = words(checked(recording([failed], [made])))
+    assert "How much memory others held is not known" in untold
+    text = words(checked(recording([replace(failed, windows=(told,))], [made])))
+    assert "7.0 MiB of the device were held outside this allocator" in text
+
+
 def test_lines_that_leave_blocks_in_every_step_are_named() -> None:
     """Each step makes 500 bytes at line 9 that nobody frees; line 3's are there from the start."""
     traces = []
@@ -98,6 +112,10 @@ def test_lines_that_leave_blocks_in_every_step_are_named() -> None:
         traces.append(made)
     ends = [1000 + 500 * (i + 1) for i in range(6)]
     steps = [step(i, {"forward": end}, end=end) for i, end in enumerate(ends)]
+    short = checked(recording(steps[:5], traces[:5]))
+    assert short["growth"] is None  # too few steps for that, and the traces tell all the same
+    assert "made at train.py:9 in loop alive" in short["advice"][0]["text"]
+    assert "500 B a step" in short["advice"][0]["evidence"]
     report = checked(recording(steps, traces))
     (row,) = report["leaks"]["rows"]
     assert row["key"] == "train.py:9 in loop"
