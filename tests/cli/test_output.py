@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import pytest
 
 from gpuprobe.api.export import write_textfile
 from gpuprobe.api.files import new_file
+from gpuprobe.api.watch import summary
 from gpuprobe.errors import UsageError
+from gpuprobe.reporters.terminal import Style
 
 FULL = Path("/dev/full")
 GPUPROBE = [sys.executable, "-m", "gpuprobe"]
@@ -108,6 +111,20 @@ def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(UsageError, match="exists"), late:
         (tmp_path / "late.html").write_text("somebody else's")
     assert (tmp_path / "late.html").read_text() == "somebody else's"
+
+
+def test_the_last_line_of_a_run_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    (line,) = summary(Path("my runs/it's.gpuprobe"))
+    command = line.partition("(")[2].removesuffix(")")
+    assert shlex.split(command) == ["gpuprobe", "report", "my runs/it's.gpuprobe"]
+
+
+def test_a_sentence_leaves_out_the_working_directory() -> None:
+    style = Style(cwd="/home/u/project")
+    assert style.relative("at /home/u/project/a.py:3, there") == "at a.py:3, there"
+    assert Style(cwd="/").relative("at /a.py:3") == "at /a.py:3"
 
 
 def test_a_long_name(tmp_path: Path) -> None:
