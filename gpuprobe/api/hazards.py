@@ -109,12 +109,9 @@ def _on_cuda(found: Hazards) -> Iterator[Hazards]:
 
 def _fill(found: Hazards, feed: Feed) -> None:
     """Put what the engine saw into words."""
-    from gpuprobe.hazards import rules
-    from gpuprobe.hazards.explain import finding, source_of
-    from gpuprobe.hazards.known import fingerprint
+    from gpuprobe.hazards.explain import finding
     from gpuprobe.hazards.ledger import REPLACEMENTS
     from gpuprobe.hazards.results import SyncRow
-    from gpuprobe.model.findings import Finding, Fix
     from gpuprobe.virtual.hazard_feed import place
 
     engine = feed.engine
@@ -138,23 +135,7 @@ def _fill(found: Hazards, feed: Feed) -> None:
             SyncRow(entry.reason, location, entry.count, entry.seconds, allowed, replacement)
         )
         if not allowed:
-            rule = rules.IMPLICIT_SYNC
-            times = "" if entry.count == 1 else f" ({entry.count} times)"
-            found.findings.append(
-                Finding(
-                    rule=rule.id,
-                    kind=rule.kind,
-                    level=rule.level,
-                    message=f"{rule.title}: {entry.reason}{times}",
-                    location=location,
-                    fix=Fix(replacement or rule.remedy),
-                    count=entry.count,
-                    subject=entry.reason,
-                    fingerprint=fingerprint(
-                        rule.id, rule.kind, entry.reason, [source_of(location)]
-                    ),
-                )
-            )
+            found.findings.append(_sync_finding(entry.reason, entry.count, location))
     found.redundant = [(place(site), count) for site, count in engine.redundant.items()]
     found.coverage.extend(_COVERAGE)
     if engine.unknown_events:
@@ -179,17 +160,58 @@ def _fill(found: Hazards, feed: Feed) -> None:
     found.coverage.extend(feed.machine.assumed)
 
 
-class RacesSoFar:
-    """The races that the watch under way has found, each told once: for those who follow a
-    recording. Whether the fix helps is found out at the end, when each is told again.
+def _sync_finding(reason: str, count: int, location: Any) -> Finding:
+    """One line of the sync ledger as a finding."""
+    from gpuprobe.hazards import rules
+    from gpuprobe.hazards.explain import source_of
+    from gpuprobe.hazards.known import fingerprint
+    from gpuprobe.hazards.ledger import REPLACEMENTS
+    from gpuprobe.model.findings import Finding, Fix
+
+    rule = rules.IMPLICIT_SYNC
+    times = "" if count == 1 else f" ({count} times)"
+    return Finding(
+        rule=rule.id,
+        kind=rule.kind,
+        level=rule.level,
+        message=f"{rule.title}: {reason}{times}",
+        location=location,
+        fix=Fix(REPLACEMENTS.get(reason, "") or rule.remedy),
+        count=count,
+        subject=reason,
+        fingerprint=fingerprint(rule.id, rule.kind, reason, [source_of(location)]),
+    )
+
+
+class FindingsSoFar:
+    """What the watch under way has found, for those who follow a recording. A race is told
+    once; whether its fix helps is found out at the end, when each is told again. A line that
+    waits for the GPU is told at once, and again each time its count has grown by a tenth.
     """
 
     def __init__(self) -> None:
         self._feed = _feed()
         self._told: dict[int, int] = {}  # id of an engine -> how many of its races were told
+        self._counted: dict[Any, int] = {}  # line of the ledger -> the count that was told
 
     def news(self) -> list[Finding]:
-        """Those that were found since the last call. From any thread."""
+        """What there is to tell since the last call. From any thread."""
+        return [*self._races(), *self._syncs()]
+
+    def _syncs(self) -> Iterator[Finding]:
+        from gpuprobe.virtual.hazard_feed import place
+
+        entries = {} if self._feed is None else self._feed.ledger.entries
+        for key, entry in tuple(entries.items()):
+            count, told = entry.count, self._counted.get(key, 0)
+            if 10 * count < 11 * told or count == told:
+                continue
+            self._counted[key] = count
+            location = place(entry.site)
+            if not entry.allowed and not _allowed(location):
+                yield _sync_finding(entry.reason, count, location)
+
+    def _races(self) -> list[Finding]:
         from gpuprobe.hazards.explain import finding
         from gpuprobe.virtual.hazard_feed import place
 

@@ -1,4 +1,4 @@
-"""Races are in the recording as they are found, and known better when the run ends."""
+"""What --hazards finds is in the recording at once, and known better when the run ends."""
 
 from __future__ import annotations
 
@@ -29,11 +29,14 @@ x = torch.ones(4, 8, device="cuda")
 
 def step():
     optimizer.zero_grad()
-    model(x).sum().backward()
+    loss = model(x).sum()
+    loss.backward()
+    loss.item()
     optimizer.step()
 
 
 step()
+x = x + 1
 with torch.cuda.stream(side):
     y = x * 2  # nothing orders this after what made x
 step()
@@ -45,6 +48,10 @@ sys.stdin.readline()
 
 def races(rank: RankRecording) -> list[Finding]:
     return [finding for finding in rank.findings if finding.kind != "implicit-sync"]
+
+
+def syncs(rank: RankRecording) -> list[Finding]:
+    return [finding for finding in rank.findings if finding.kind == "implicit-sync"]
 
 
 def test_a_race_is_in_the_recording_before_the_run_ends(tmp_path: Path) -> None:
@@ -66,6 +73,8 @@ def test_a_race_is_in_the_recording_before_the_run_ends(tmp_path: Path) -> None:
         (live,) = races(followed.poll().ranks[0])
         assert live.kind == "read-after-write"
         assert "fix verified" not in dict(live.evidence)
+        while [sync.count for sync in syncs(followed.poll().ranks[0])] != [3]:
+            assert process.poll() is None
     finally:
         _, errors = process.communicate(b"\n", timeout=60)
     assert process.returncode == 1, errors.decode()  # findings
@@ -73,6 +82,10 @@ def test_a_race_is_in_the_recording_before_the_run_ends(tmp_path: Path) -> None:
     assert final.fingerprint == live.fingerprint
     assert final.location == live.location
     assert "fix verified" in dict(final.evidence)
+    (sync,) = syncs(followed.poll().ranks[0])
+    assert sync.count == 3
+    assert sync.location is not None
+    assert sync.location.line == 15
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), max_size=30))
