@@ -174,6 +174,9 @@ class _After(importlib.abc.Loader):
         self._loader = loader
         self._callback = callback
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # whoever only asks where a module is may want more
+
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         module: ModuleType | None = self._loader.create_module(spec)
         return module
@@ -188,6 +191,10 @@ class _After(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
+    """Stays until the module is there: many a program asks for a spec long before it imports, or
+    tries again after an import that failed.
+    """
+
     def __init__(self, name: str, callback: Callable[[], None]) -> None:
         self._name = name
         self._callback = callback
@@ -197,11 +204,19 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != self._name:
             return None
-        sys.meta_path.remove(self)  # once, whatever comes of it
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _After(spec.loader, self._callback)
-        return spec
+        for finder in list(sys.meta_path):
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: importlib.machinery.ModuleSpec | None = find and find(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _After(spec.loader, self._imported)
+                return spec
+        return None
+
+    def _imported(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._callback()
 
 
 def when_imported(name: str, callback: Callable[[], None]) -> None:
