@@ -30,6 +30,34 @@ def install(machine: Machine, intercept: Intercept, patches: Patches) -> None:
         patches.set(torch, name, _then_move(getattr(torch, name), machine, intercept))
     if machine.shapes:
         _valueless(machine, patches)
+    for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint"):
+        patches.set(torch, f"{name}_like", _on_host(getattr(torch, f"{name}_like"), machine))
+    for name in ("new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full"):
+        patches.set(torch.Tensor, name, _on_host(getattr(torch.Tensor, name), machine))
+
+
+def _on_host(original: Callable[..., Any], machine: Machine) -> Callable[..., Any]:
+    """A factory "like this tensor" that is asked for host memory. Where C++ code asks for that,
+    it means the place of the tensor, and does not come by here.
+    """
+
+    @functools.wraps(original)
+    def make(*args: Any, **options: Any) -> Any:
+        tensor = args[0] if args else options.get("input")
+        device = options.get("device")
+        if (
+            device is None
+            or machine.local.inside
+            or _as_device(device).type != "cpu"
+            or options.get("pin_memory")
+            or not isinstance(tensor, torch.Tensor)
+            or machine.place_of(tensor) < 0
+        ):
+            return original(*args, **options)
+        with born_on(machine, HOST):
+            return original(*args, **options)
+
+    return make
 
 
 def _then_move(
