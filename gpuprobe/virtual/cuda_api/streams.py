@@ -148,7 +148,9 @@ def install(machine: Machine, patches: Patches) -> None:
         """``torch.cuda.ExternalStream``: a stream that other code made."""
 
         def __new__(cls, stream_ptr: int, device: Any = None, **kwargs: Any) -> Any:
-            number = external.setdefault(int(stream_ptr), 2 * POOL + 1 + len(external))
+            number = int(stream_ptr)
+            if not 0 <= number <= 2 * POOL + len(external):  # those are handles of our own
+                number = external.setdefault(number, 2 * POOL + 1 + len(external))
             return super().__new__(
                 cls, stream_id=number, device_index=index_of(device), device_type=_DEVICE_TYPE
             )
