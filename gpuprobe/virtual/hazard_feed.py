@@ -193,10 +193,12 @@ class Feed:
     ) -> None:
         plan = self._plan(func)
         if plan.copies:
-            self._copy(plan, args, kwargs, result, index)
+            self._copies(plan, args, kwargs, result, index)
             return
         if not plan.kernel:
             return
+        if plan.like:
+            args = (None, *args[1:])
         accesses: list[tuple[int, Footprint, bool]] = []
         shapes: list[tuple[int, Any]] = []  # by first byte: a report has the one that raced
         written = plan.written
@@ -232,9 +234,16 @@ class Feed:
             if number is not None:
                 self._collective(index, number, op, accesses, result, site)
                 return
+        pinned = [item for item in accesses if item[0] >= _PINNED_SPACE]
+        if pinned and not plan.indexes:
+            accesses = self._taken(pinned, accesses, plan.name, site)
         if reason in SYNCS_FIRST:
             self._sync(reason, site, index)
         self._launch(index, op, accesses, site)
+        if plan.indexes and any(
+            isinstance(item, torch.Tensor) and self.machine.place_of(item) < 0 for item in args[1]
+        ):
+            self._quiet(index, site)  # ``indice.to(self.device())`` in TensorAdvancedIndexing.cpp
         if reason is not None and reason not in SYNCS_FIRST:
             self._sync(reason, site, index)
 
@@ -287,7 +296,16 @@ class Feed:
         engine.launch(actor, op, accesses, site)
         self.collectives.started(actor, index, result, site)
 
-    def _copy(
+    def _taken(self, pinned: Any, accesses: Any, op: str, site: Any) -> Any:
+        """Host numbers that a kernel is given: the host reads them as it launches it
+        (``TensorIterator::scalar_value``). What is left is the kernel's.
+        """
+        read = [item for item in pinned if not item[2]]
+        for address, where, _ in read:
+            self.engine.host_access(address, where, False, op, site)
+        return [item for item in accesses if item not in read]
+
+    def _copies(
         self,
         plan: Plan,
         args: tuple[Any, ...],
@@ -295,12 +313,22 @@ class Feed:
         result: Any,
         index: int,
     ) -> None:
+        """The tensors of a copy, or of each in a list of them."""
+        blocking = not kwargs.get("non_blocking")
+        if plan.name == "_to_copy":
+            self._copy(result, args[0], blocking, index)
+            return
+        target, source = args[0], args[1] if len(args) > 1 else kwargs["src"]
+        blocking = blocking and not (len(args) > 2 and bool(args[2]))
+        if plan.name == "copy_":
+            self._copy(target, source, blocking, index)
+            return
+        for to, from_ in zip(target, source, strict=True):
+            self._copy(to, from_, blocking, index)
+
+    def _copy(self, target: Any, source: Any, blocking: bool, index: int) -> None:
         """Copies within a device, between devices, and to and from the host."""
         machine = self.machine
-        target, source = (args[0], args[1]) if plan.name == "copy_" else (result, args[0])
-        blocking = not (
-            kwargs.get("non_blocking") or (plan.name == "copy_" and len(args) > 2 and bool(args[2]))
-        )
         to, from_ = machine.place_of(target), machine.place_of(source)
         accesses: list[tuple[int, Footprint, bool]] = []
         self._add(accesses, source, False)
@@ -357,34 +385,41 @@ class Feed:
         """An operator on host memory: pinned buffers are watched, and what a collective works
         on.
         """
-        brands = self.machine.brands
         if func.namespace == "c10d":
             plan = self._plan(func)
             self.collectives.on_host(func, args, plan.written, result, _site())
             return
-        flying = self.collectives.flying
-        for at, value in enumerate((*args, *kwargs.values())):
-            if not isinstance(value, torch.Tensor) or is_meta(value):
-                continue
-            try:
-                brand = brands.get(value.untyped_storage()._cdata)
-            except (NotImplementedError, RuntimeError):
-                continue
-            if brand is None and flying:
-                plan = self._plan(func)
-                if plan.kernel:
-                    write = at < len(args) and plan.written[at]
-                    self.collectives.host_use(value, write, plan.name, _site())
-                continue
-            if brand is None or brand.place != PINNED:
-                continue
-            plan = self._plan(func)
-            if not plan.kernel:
-                continue
-            found = self._touch(value)
+        plan = self._plan(func)
+        if not plan.kernel:
+            return
+        if plan.like:
+            args = (None, *args[1:])
+        for at, value in enumerate(args):
+            self._on_host(value, plan.written[at] and plan.writes(at, args), plan.name)
+        if kwargs:
+            names = self._argument_names(func)
+            for name, value in kwargs.items():
+                self._on_host(value, plan.written[names.index(name)], plan.name)
+
+    def _on_host(self, value: Any, write: bool, op: str) -> None:
+        """An argument of an operator that the host runs: a tensor, or a list of them."""
+        if not isinstance(value, torch.Tensor):
+            if isinstance(value, (list, tuple)):
+                for item in value:
+                    self._on_host(item, write, op)
+            return
+        if is_meta(value):
+            return
+        try:
+            brand = self.machine.brands.get(value.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):
+            return
+        if brand is not None:
+            found = self._touch(value) if brand.place == PINNED else None
             if found is not None:
-                write = at < len(plan.written) and at < len(args) and plan.written[at]
-                self.engine.host_access(found[0], found[1], write, plan.name, _site())
+                self.engine.host_access(found[0], found[1], write, op, _site())
+        elif self.collectives.flying:
+            self.collectives.host_use(value, write, op, _site())
 
     def host_use(self, tensor: Any, write: bool, op: str, note: str = "") -> None:
         """The host touches a pinned tensor outside the dispatcher."""

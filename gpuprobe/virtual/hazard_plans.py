@@ -40,6 +40,7 @@ class Plan:
         "copies",
         "indexes",
         "kernel",
+        "like",
         "name",
         "reason",
         "results",
@@ -64,12 +65,14 @@ class Plan:
         alias = [item.alias_info for item in schema.returns]
         view = any(item is not None and not item.is_write for item in alias)
         self.kernel = self.name not in _NO_KERNEL and not view
+        # Factories take the shape of their first argument, and read none of its values.
+        self.like = self.name.startswith("new_") or self.name.endswith("_like")
         self.results = bool(alias) and all(item is None for item in alias)
         self.reason = _SYNCS.get(self.name)
         if self.name == "repeat_interleave" and func._overloadname == "Tensor":
             self.reason = "repeat_interleave"
         self.indexes = self.name in ("index", "index_put_", "_index_put_impl_", "index_put")
-        self.copies = self.name in ("_to_copy", "copy_")
+        self.copies = self.name in ("_to_copy", "copy_", "_foreach_copy_")
         self.collective = schema.name.startswith("c10d::")
 
     def writes(self, at: int, args: tuple[Any, ...]) -> bool:

@@ -229,10 +229,10 @@ with cuda.stream(s):
         (),
         """
 x = torch.ones(64, device="cuda")
-s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     y = x.new_zeros(64)
     y.add_(1)
+    z = torch.zeros_like(x) + torch.rand_like(x) + x.new_full((64,), 2.0)
 """,
     ),
 )

@@ -193,7 +193,7 @@ x = torch.ones(64, device="cuda", requires_grad=True)
 s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     y = (x * 2).sum()
-cuda.current_stream().wait_stream(s)  #needed
+cuda.current_stream().wait_stream(s)
 (g,) = torch.autograd.grad(y, x)
 h = g + 1
 """,
@@ -248,7 +248,7 @@ m = nn.Linear(8, 8).cuda(); x = torch.ones(4, 8, device="cuda", requires_grad=Tr
 s.wait_stream(cuda.current_stream())  #needed
 with cuda.stream(s):
     y = checkpoint(m, x, use_reentrant=False).sum()
-cuda.current_stream().wait_stream(s)  #needed
+cuda.current_stream().wait_stream(s)
 y.backward()
 g = x.grad + 1
 """,

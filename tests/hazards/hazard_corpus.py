@@ -6,6 +6,7 @@ import corpus_collectives
 import corpus_graphs
 import corpus_host
 import corpus_memory
+import corpus_offloads
 import corpus_order
 import corpus_reports
 import corpus_training
@@ -33,4 +34,5 @@ CASES: tuple[Case, ...] = (
     *corpus_users_views.CASES,
     *corpus_users_loaders.CASES,
     *corpus_collectives.CASES,
+    *corpus_offloads.CASES,
 )

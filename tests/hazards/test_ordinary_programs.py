@@ -137,6 +137,18 @@ def test_redundant_waits() -> None:
     assert [count for _, count in found.redundant] == [1]
 
 
+def test_a_wait_that_is_needed_once_is_not_redundant() -> None:
+    with gpuprobe.detect_hazards() as found:
+        side = torch.cuda.Stream()
+        value = torch.ones(10, device="cuda")
+        for at in range(3):
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                value[at].fill_(1)
+    assert found.races == []
+    assert found.redundant == []
+
+
 def test_the_programs_own_sync_debug_mode_is_left_alone() -> None:
     with gpuprobe.virtual_gpu("h100-80gb"):
         torch.cuda.set_sync_debug_mode("warn")
