@@ -237,11 +237,16 @@ def _falling(trials: Sequence[Trial]) -> tuple[int, ...]:
     )
 
 
-def _told(case: _Case, argument: str, tell: Callable[[str], None]) -> Callable[[int], Trial]:
+def _told(
+    case: _Case, argument: str, tell: Callable[[str], None], name: str = "", share: int = 1
+) -> Callable[[int], Trial]:
+    """Estimates of ``case``, changed by what is called ``name``; a value is a ``share``-th of the
+    one that is told of."""
+
     def trial(value: int) -> Trial:
         found = _trial(value, _estimate(case, value))
-        changed = f" with {case.change}" if case.change else ""
-        tell(f"{argument} {value}{changed}: {found.failed or found.verdict}")
+        changed = f" with {name}" if name else ""
+        tell(f"{argument} {value * share}{changed}: {found.failed or found.verdict}")
         return found
 
     return trial
@@ -381,16 +386,15 @@ def _suggest(
             if at.value < 2:
                 left_out.append(f"{name}: a batch of {at.value} cannot be halved")
                 continue
-        after = _trial(at.value // share, _estimate(changed, at.value // share))
-        tell(f"{argument} {at.value} with {name}: {after.failed or after.verdict}")
+        trial = _told(changed, argument, tell, name, share)
+        after = trial(at.value // share)
         if after.failed:
             left_out.append(f"{name}: {after.failed}")
             continue
         largest = None
         if after.fits and at.needed > after.needed:
-            trial = _told(changed, argument, tell)
             known = {at.value // share: after}
-            tried = _search(trial, at.value // share, most, known, coarse=100)
+            tried = _search(trial, at.value // share, most // share, known, coarse=100)
             largest = share * max(value for value, item in tried.items() if item.fits)
         found.append(Suggestion(name, how, at.needed, after.needed, largest))
     if find_spec("bitsandbytes") is None:

@@ -50,7 +50,8 @@ def render(fit: Fit, style: Style) -> Iterator[str]:
             if row.saved <= 0:
                 yield f"  {row.name:<26} {change:>10}  saves nothing"
                 continue
-            more = f", then {name} {row.largest} fits" if row.largest is not None else ""
+            further = row.largest is not None and row.largest > (fit.largest or 0)
+            more = f", then {name} {row.largest} fits" if further else ""
             yield f"  {row.name:<26} {change:>10}  {human_bytes(row.saved)} less{more}"
             yield from style.wrapped(row.how, first="      ", rest="      ")
     if fit.not_tried:

@@ -184,6 +184,10 @@ def test_changes_are_estimated_on_the_unchanged_script(script: Path) -> None:
     }
     for name in ("bf16 autocast", "activation checkpointing", "gradient accumulation"):
         assert rows[name]["saved"] > 0, name
+    # No value is tried beyond the limit, nor told of under another one's name.
+    assert rows["gradient accumulation"]["largest"] == 8192
+    assert "batch_size 8192 with gradient accumulation: fits" in done.stderr
+    assert "accumulate:" not in done.stderr
     # Six blocks keep two inner activations each; checkpointing keeps none of them.
     assert rows["activation checkpointing"]["saved"] > 8192 * 256 * 4 * 2 * 5 * 4 * 0.8
     assert any("bitsandbytes" in line for line in answer["not_tried"])
