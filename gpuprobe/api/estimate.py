@@ -30,6 +30,10 @@ _MARGIN = 0.02
 worst error that the project's accuracy goal allows."""
 
 
+_WORTH_SAYING = 0.01
+"""Of the highest end of a step: by how much the last one is above the one before."""
+
+
 def estimate(
     step: Callable[[], Any],
     gpu: str = "h100-80gb",
@@ -80,7 +84,8 @@ def estimate(
             done += 1
         return done
 
-    return _estimate(run, gpu, compute, conf, ranks)
+    unused = "build the model inside the function, on the device: Model().cuda()"
+    return _estimate(run, gpu, compute, conf, ranks, unused)
 
 
 def estimate_program(
@@ -123,7 +128,11 @@ def estimate_program(
                 raise _failed(session, text) from error
         return count()
 
-    return _estimate(run, gpu, compute, conf, ranks)
+    unused = (
+        "the program ran on the CPU: it has to move its model and data to the device where "
+        "torch.cuda.is_available(), or by an option of its own (after --)"
+    )
+    return _estimate(run, gpu, compute, conf, ranks, unused)
 
 
 def _failed(session: Session, text: str) -> ProgramFailed:
@@ -139,8 +148,14 @@ def _failed(session: Session, text: str) -> ProgramFailed:
 
 
 def _estimate(
-    run: Callable[[Session, Any], int], gpu: str, compute: str, conf: str | None, ranks: int
+    run: Callable[[Session, Any], int],
+    gpu: str,
+    compute: str,
+    conf: str | None,
+    ranks: int,
+    unused: str,
 ) -> Estimate:
+    """``unused``: what to do where nothing was allocated on the device."""
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", why="an estimate runs the training step")
     from gpuprobe.allocator.recorder import TraceRecorder
@@ -177,10 +192,7 @@ def _estimate(
         document = report(load(path), top=1_000_000)
     fullest = max(machine.devices, key=lambda device: device.sim.peak_reserved)
     if not fullest.sim.peak_allocated:
-        raise UsageError(
-            "nothing was allocated on the GPU",
-            hint="build the model inside the function, on the device: Model().cuda()",
-        )
+        raise UsageError("nothing was allocated on the GPU", hint=unused)
     return _result(machine, fullest, taps[fullest.index].trace(), document, steps)
 
 
@@ -189,6 +201,7 @@ def _result(machine: Any, device: Any, trace: Any, document: Any, steps: int) ->
     from gpuprobe.allocator.replay import replay_trace
     from gpuprobe.allocator.whatif import what_if
     from gpuprobe.model.estimate import FITS, NOT, WITHIN_MARGIN, Estimate
+    from gpuprobe.model.text import human_bytes
     from gpuprobe.model.values import Bytes
 
     model = device.model
@@ -210,6 +223,14 @@ def _result(machine: Any, device: Any, trace: Any, document: Any, steps: int) ->
             verdict = NOT
         elif worst.would_oom or tight > model.total_memory:
             verdict = WITHIN_MARGIN
+    growing = _growing(document, f"cuda:{device.index}")
+    if growing and verdict != NOT:
+        peak_with_context = device.sim.peak_allocated + model.context_high
+        left = max(0, model.total_memory - peak_with_context) // growing
+        machine.assume(
+            f"that memory does not go on growing: the last step left {human_bytes(growing)} more "
+            f"behind than it found; if every step does, the GPU is full in about {left + 1} more"
+        )
     peak = document["peak"]
     traced = peak.get("traced") or 0
     return Estimate(
@@ -236,6 +257,24 @@ def _result(machine: Any, device: Any, trace: Any, document: Any, steps: int) ->
         settings=machine.settings.conf,
         ranks=machine.ranks,
     )
+
+
+def _growing(document: Any, device: str) -> int:
+    """Bytes by which the end of the last step is above that of the step before, where that is
+    worth a word; 0 where it is not. The first step is none to compare with: optimizers make
+    their state in it.
+    """
+    ends = [
+        window["end"]["allocated"]
+        for row in document["steps"]["rows"]
+        if row["ended_by"] != "end"
+        for window in row["devices"]
+        if window["device"] == device
+    ]
+    if len(ends) < 3 or not all(isinstance(end, int) for end in ends):
+        return 0
+    grown: int = ends[-1] - ends[-2]
+    return grown if grown > _WORTH_SAYING * max(ends) else 0
 
 
 def _shares(table: Any) -> Any:

@@ -15,6 +15,8 @@ import pytest
 import torch
 
 import gpuprobe
+from gpuprobe.api import watch
+from gpuprobe.api.estimate import estimate_program
 from gpuprobe.errors import ConfigError, UsageError, ValueNeeded
 from gpuprobe.model.estimate import FITS, NOT, WITHIN_MARGIN
 
@@ -95,6 +97,28 @@ def test_an_allocator_setting_is_used() -> None:
     rounded = gpuprobe.estimate(several, gpu="t4", conf="roundup_power2_divisions:2")
     assert rounded.peak_allocated > plain.peak_allocated
     assert rounded.settings == "roundup_power2_divisions:2"
+
+
+def test_memory_that_goes_on_growing_is_said() -> None:
+    kept = []
+
+    def leaks() -> None:
+        kept.append(torch.empty(3 << 30, dtype=torch.uint8, device="cuda"))
+
+    found = gpuprobe.estimate(leaks, gpu="t4")  # of 14.6 GiB
+    assert found.fits
+    (said,) = found.assumed
+    assert "left 3.0 GiB more behind" in said
+    assert "full in about 2 more" in said
+    assert not gpuprobe.estimate(build(), gpu="t4").assumed
+
+
+def test_a_program_that_stays_on_the_cpu_is_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.py"
+    path.write_text("import torch\ntorch.nn.Linear(4, 4)(torch.randn(2, 4))\n")
+    with pytest.raises(UsageError, match="nothing was allocated") as caught:
+        estimate_program(watch.program(str(path), [], module=False), gpu="t4")
+    assert "ran on the CPU" in caught.value.hint
 
 
 def test_what_cannot_be_estimated() -> None:
