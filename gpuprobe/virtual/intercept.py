@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
 from gpuprobe.virtual import values
-from gpuprobe.virtual.keys import DEVICE, Kernels, below
+from gpuprobe.virtual.keys import DEVICE, Kernels, below, single_level, transformed
 from gpuprobe.virtual.machine import HOST, PINNED, Machine, is_meta
 
 __all__ = ["Intercept", "born_on"]
@@ -141,6 +142,7 @@ class Intercept:
 
     def _copy(self, operator: Any, names: list[str], positional: int | None) -> Callable[..., Any]:
         machine = self.machine
+        local = machine.local
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             tensor = args[0]
@@ -151,26 +153,34 @@ class Intercept:
             given.update(kwargs)
             device = given.get("device")
             source = machine.place_of(tensor)
-            if device is None:
-                place = source
-            elif device.type == "cuda":
-                place = self.index_of(device)
-            elif not machine.local.explicit and device.type in ("cpu", "meta"):
-                place = source  # C++ code that means "where this tensor is"
-            elif device.type == "cpu":
-                place = source if source < 0 else HOST
-            else:
-                with below():
-                    return operator(*args, **kwargs)
-            if place == source:
-                if device is not None:
-                    given["device"] = _real_device(tensor)
-                if given.get("pin_memory"):
-                    given["pin_memory"] = None
-                with below():
-                    return operator(tensor, **given)
-            options = {name: given.get(name) for name in ("dtype", "layout", "memory_format")}
-            return self.move(tensor, place, non_blocking=bool(given.get("non_blocking")), **options)
+            # What the program named is found here; what is called for it, a transform may send
+            # through this kernel again, with the host's device.
+            explicit, local.explicit = local.explicit, False
+            try:
+                if device is None:
+                    place = source
+                elif device.type == "cuda":
+                    place = self.index_of(device)
+                elif not explicit and device.type in ("cpu", "meta"):
+                    place = source  # C++ code that means "where this tensor is"
+                elif device.type == "cpu":
+                    place = source if source < 0 else HOST
+                else:
+                    with below():
+                        return operator(*args, **kwargs)
+                if place == source:
+                    if device is not None:
+                        given["device"] = _real_device(tensor)
+                    if given.get("pin_memory"):
+                        given["pin_memory"] = None
+                    with below():
+                        return operator(tensor, **given)
+                options = {name: given.get(name) for name in ("dtype", "layout", "memory_format")}
+                return self.move(
+                    tensor, place, non_blocking=bool(given.get("non_blocking")), **options
+                )
+            finally:
+                local.explicit = explicit
 
         return kernel
 
@@ -180,8 +190,13 @@ class Intercept:
         def kernel(tensor: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
             source, place = machine.place_of(tensor), machine.place_of(other)
             if source == place or (source < 0 and place < 0):
-                with below():
-                    return operator(tensor, other, *args, **kwargs)
+                # In inference mode, the parts of this come back, with the host's device.
+                explicit, machine.local.explicit = machine.local.explicit, False
+                try:
+                    with below():
+                        return operator(tensor, other, *args, **kwargs)
+                finally:
+                    machine.local.explicit = explicit
             blocking = args[0] if args else kwargs.get("non_blocking", False)
             return self.move(tensor, place, dtype=other.dtype, non_blocking=blocking)
 
@@ -202,7 +217,8 @@ class Intercept:
             place = PINNED  # as `_to_copy` does for copies that are not waited for
         copy = (place, dtype, layout, memory_format, non_blocking)
         if torch.is_grad_enabled() and tensor.requires_grad:
-            return _ToCopy.apply(tensor, self, copy)
+            with single_level():
+                return _ToCopy.apply(tensor, self, copy)
         return self.copy(tensor, *copy)
 
     def copy(
@@ -239,19 +255,28 @@ class Intercept:
             return tensor.clone(memory_format=torch.contiguous_format)
 
 
-class _ToCopy(torch.autograd.Function):
-    """A copy to another place whose gradient goes the way back."""
+class _ToCopy(torch.autograd.function._SingleLevelFunction):
+    """A copy to another place whose gradient goes the way back. A transform of ``torch.func`` has
+    taken its own level off where a kernel is called, so that the plain kind of function is right.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: Any, intercept: Any, copy: Any) -> Any:
-        ctx.intercept = intercept
+        ctx.intercept, ctx.copy = intercept, copy
         ctx.back = (intercept.machine.place_of(tensor), tensor.dtype)
-        return intercept.copy(tensor, *copy)
+        if not transformed():
+            return intercept.copy(tensor, *copy)
+        with torch.enable_grad(), _set_fwd_grad_enabled(True):  # for the transforms further out
+            return intercept.copy(tensor, *copy)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         place, dtype = ctx.back
         return ctx.intercept.move(grad, place, dtype=dtype), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Any, *rest: Any) -> Any:
+        return ctx.intercept.copy(tangent, *ctx.copy)
 
 
 def _asked_by_torch(machine: Machine) -> int:

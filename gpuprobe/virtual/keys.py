@@ -14,12 +14,24 @@ in ``c10/core/impl/LocalDispatchKeySet.h``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-__all__ = ["CAST", "DEVICE", "Kernels", "below", "below_cast", "exclude", "include"]
+__all__ = [
+    "CAST",
+    "DEVICE",
+    "Kernels",
+    "above",
+    "below",
+    "below_cast",
+    "exclude",
+    "include",
+    "single_level",
+    "transformed",
+]
 
 DEVICE = "AutocastIPU"
 CAST = "AutocastPrivateUse1"
@@ -28,6 +40,19 @@ _SETS = {
     name: torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)) for name in (DEVICE, CAST)
 }
 _Guard = torch._C._ExcludeDispatchKeyGuard
+_functorch: Any = torch._C._functorch
+
+
+@contextmanager
+def above() -> Iterator[None]:
+    """The opposite of `below`, for parts of an operator that a dispatch mode runs one by one."""
+    tls: Any = torch._C
+    before = tls._dispatch_tls_is_dispatch_key_excluded(DEVICE)
+    tls._dispatch_tls_set_dispatch_key_excluded(DEVICE, False)
+    try:
+        yield
+    finally:
+        tls._dispatch_tls_set_dispatch_key_excluded(DEVICE, before)
 
 
 def below() -> Any:
@@ -38,6 +63,24 @@ def below() -> Any:
 def below_cast() -> Any:
     """A context in which this thread's calls pass by the `CAST` kernels."""
     return _Guard(_SETS[CAST])
+
+
+def transformed() -> bool:
+    """Whether a transform of ``torch.func`` is at work in this thread."""
+    return _functorch.peek_interpreter_stack() is not None
+
+
+@contextmanager
+def single_level() -> Iterator[None]:
+    """Plain autograd functions may be applied within: a transform of ``torch.func`` has taken its
+    own level off where a kernel is called.
+    """
+    before = _functorch.get_single_level_autograd_function_allowed()
+    _functorch.set_single_level_autograd_function_allowed(True)
+    try:
+        yield
+    finally:
+        _functorch.set_single_level_autograd_function_allowed(before)
 
 
 def include(key: str) -> None:

@@ -20,7 +20,7 @@ from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.virtual.catalogue import GpuModel
 from gpuprobe.virtual.device import VirtualDevice
 
-__all__ = ["HOST", "PINNED", "Brand", "Local", "Machine", "is_meta"]
+__all__ = ["HOST", "PINNED", "Brand", "Local", "Machine", "is_meta", "parts"]
 
 is_meta = torch._C.TensorBase.is_meta.__get__
 """Whether a tensor truly has no memory: ``Tensor.is_meta`` itself is replaced."""
@@ -29,6 +29,32 @@ HOST: Final = -1
 """Place of ordinary host memory. Places from 0 on are device indices."""
 PINNED: Final = -2
 """Place of page-locked host memory."""
+
+
+_functorch: Any = torch._C._functorch
+_COMPRESSED: Final = {
+    torch.sparse_csr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),
+    torch.sparse_bsr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),
+    torch.sparse_csc: (torch.Tensor.ccol_indices, torch.Tensor.row_indices),
+    torch.sparse_bsc: (torch.Tensor.ccol_indices, torch.Tensor.row_indices),
+}
+
+
+def parts(tensor: Any) -> tuple[Any, ...]:
+    """What a tensor without a storage of its own is made of: a sparse one's values and indices,
+    or the tensor that a transform of ``torch.func`` has wrapped. Empty where it has no parts.
+    """
+    if _functorch.is_functorch_wrapped_tensor(tensor):
+        return (_functorch.get_unwrapped(tensor),)
+    layout = tensor.layout
+    if layout is torch.strided:
+        return ()
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        if layout is torch.sparse_coo:
+            return tensor._values(), tensor._indices()
+        if layout in _COMPRESSED:
+            return tensor.values(), *(part(tensor) for part in _COMPRESSED[layout])
+    return ()
 
 
 class Brand(weakref.ref[Any]):
@@ -124,15 +150,18 @@ class Machine:
     # -- storages
 
     def brand_of(self, tensor: Any) -> Brand | None:
-        """The brand of a plain strided tensor's storage, None where it has none."""
-        return self.brands.get(tensor.untyped_storage()._cdata)
+        """The brand of a tensor's storage, None where it has none. A tensor without a storage
+        has the brand of its first part.
+        """
+        try:
+            return self.brands.get(tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):  # a subclass or layout without storage
+            found = parts(tensor)
+            return self.brand_of(found[0]) if found else None
 
     def place_of(self, tensor: Any) -> int:
         """Device index, `HOST` or `PINNED`. A tensor without storage is the host's."""
-        try:
-            brand = self.brands.get(tensor.untyped_storage()._cdata)
-        except (NotImplementedError, RuntimeError):  # a subclass or layout without storage
-            return HOST
+        brand = self.brand_of(tensor)
         return HOST if brand is None else brand.place
 
     def adopt(

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch.jit._builtins import _get_builtin_table
+
 __all__ = ["Patches"]
 
 _ABSENT = object()
@@ -15,12 +17,18 @@ class Patches:
     """Replacements, undone in reverse order by `undo`."""
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], Any]] = []
+        # torch fills this with its first use: it must be of the originals.
+        self._operators: dict[int, str] = _get_builtin_table()
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace ``owner.name``, or add it. What a class inherits is left on its base."""
         old = vars(owner).get(name, _ABSENT)
         setattr(owner, name, value)
+        operator = self._operators.get(id(old))
+        if operator is not None:  # TorchScript knows torch's functions by their identity
+            self._operators[id(value)] = operator
+            self._undo.append(lambda: self._operators.pop(id(value), None))
         if old is _ABSENT:
             self._undo.append(lambda: delattr(owner, name))
         else:
@@ -39,7 +47,7 @@ class Patches:
                 if names.get(name, _ABSENT) is value and callable(value):
                     self.set(module, name, values[name])
 
-    def add(self, undo: Callable[[], None]) -> None:
+    def add(self, undo: Callable[[], Any]) -> None:
         """Have ``undo`` called, for changes that are not attributes."""
         self._undo.append(undo)
 

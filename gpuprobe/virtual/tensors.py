@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gpuprobe.virtual import constructors, values
 from gpuprobe.virtual.intercept import Intercept
-from gpuprobe.virtual.keys import below
+from gpuprobe.virtual.keys import below, transformed
 from gpuprobe.virtual.machine import PINNED, Brand, Machine, is_meta
 from gpuprobe.virtual.patches import Patches
 
@@ -40,7 +40,6 @@ def install(machine: Machine, intercept: Intercept, patches: Patches) -> None:
 
 def _attributes(machine: Machine, patches: Patches) -> None:
     devices = [torch.device("cuda", index) for index in range(len(machine.devices))]
-    brands = machine.brands
     real = {
         name: getattr(_Base, name).__get__ for name in ("device", "is_cuda", "is_cpu", "is_meta")
     }
@@ -53,10 +52,7 @@ def _attributes(machine: Machine, patches: Patches) -> None:
         if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
             inner = tensor.__tensor_flatten__()[0]  # a DTensor is where its parts are
             return brand_of(getattr(tensor, inner[0])) if inner else None
-        try:
-            return brands.get(tensor.untyped_storage()._cdata)
-        except (NotImplementedError, RuntimeError):  # sparse layouts, some subclasses
-            return None
+        return machine.brand_of(tensor)
 
     def device(tensor: Any) -> torch.device:
         brand = brand_of(tensor)
@@ -129,7 +125,7 @@ def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
     def explicitly(method: Callable[..., Any]) -> Callable[..., Any]:
         """C++ code calls `to` as well, with the device that it takes a tensor to be on."""
 
-        def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
             before, local.explicit = local.explicit, True
             try:
                 return method(tensor, *args, **kwargs)
@@ -141,13 +137,35 @@ def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
     explicit_to = explicitly(_Base.to)
 
     @functools.wraps(_Base.to)
-    def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    def to(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         # Without a device, C++ code fills in the one that it takes the tensor to be on.
-        named = args[0] if args else kwargs.get("device", kwargs.get("other"))
+        named = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
         if named is None or isinstance(named, torch.dtype):
-            return _Base.to(tensor, *args, **kwargs)
-        return explicit_to(tensor, *args, **kwargs)
+            return _Base.to(self, *args, **kwargs)
+        if isinstance(named, torch.Tensor):  # it asks that one in the same way
+            kwargs.pop("tensor", None)
+            args = (named.device, named.dtype, *args[1:])
+        elif transformed():  # the call is taken apart before the kernels of `Intercept` see it
+            kwargs.pop("device", None)
+            args = (named, *args[1:])
+        if transformed():
+            args = (indexed(args[0]), *args[1:])
+        return explicit_to(self, *args, **kwargs)
 
+    def indexed(device: Any) -> torch.device:
+        """Of a device without an index, C++ code asks CUDA for the current one."""
+        found = torch.device(device)
+        if found.type == "cuda" and found.index is None:
+            return torch.device("cuda", machine.local.device)
+        return found
+
+    @functools.wraps(_Base.cuda)
+    def cuda(tensor: Any, device: Any = None, non_blocking: bool = False, **options: Any) -> Any:
+        if not transformed():
+            return _Base.cuda(tensor, device, non_blocking, **options)
+        return to(tensor, "cuda" if device is None else device, non_blocking=non_blocking)
+
+    patches.set(torch.Tensor, "cuda", cuda)
     patches.set(torch.Tensor, "to", to)
     patches.set(torch.Tensor, "cpu", explicitly(_Base.cpu))
 
@@ -187,6 +205,24 @@ def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
         return torch.tensor(data, **options)
 
     patches.set(torch.Tensor, "new_tensor", new_tensor)
+
+    @functools.wraps(_Base.new)
+    def new(tensor: Any, *args: Any, **options: Any) -> Any:
+        """The constructor of torch before 0.4, of the tensor's own kind."""
+        if machine.brand_of(tensor) is None:
+            return _Base.new(tensor, *args, **options)
+        device = options.get("device")
+        make = {"dtype": tensor.dtype, "device": tensor.device if device is None else device}
+        if args and isinstance(args[0], torch.Tensor):
+            return args[0].detach()
+        if args and isinstance(args[0], (torch.UntypedStorage, torch.TypedStorage)):
+            return torch.empty(0, **make).set_(args[0])
+        if args and not isinstance(args[0], (int, torch.Size, torch.SymInt)):
+            return torch.tensor(args[0], **make)
+        size = options.get("size", args[0] if args and isinstance(args[0], torch.Size) else args)
+        return torch.empty(size or (0,), **make)
+
+    patches.set(torch.Tensor, "new", new)
 
     original_type = torch.Tensor.type
 

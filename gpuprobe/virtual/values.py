@@ -58,6 +58,7 @@ NEED_VALUES: Final = frozenset(
 NO_ANSWER: Final = object()
 
 _OURS = str(Path(__file__).resolve().parent)
+_PACKAGE = str(Path(_OURS).parent)
 _TORCH = str(Path(torch.__file__).resolve().parent)
 _METHODS = f"{_TORCH}/_tensor.py"  # Tensor.__format__ and its like: the program's own calls
 # The code whose frames call the C++ autograd engine.
@@ -194,7 +195,7 @@ def program_line() -> tuple[str, int]:
     last = ("<unknown>", 0)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((_OURS, _TORCH)) and not name.startswith("<frozen"):
+        if not name.startswith((_PACKAGE, _TORCH)) and not name.startswith("<frozen"):
             return name, frame.f_lineno or 0
         last = (name, frame.f_lineno or 0)
         frame = frame.f_back

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuprobe.virtual import keys, room, values
 from gpuprobe.virtual.calls import Call, Row
-from gpuprobe.virtual.machine import HOST, Brand, Machine, is_meta
+from gpuprobe.virtual.machine import HOST, Machine, is_meta, parts
 
 __all__ = ["Watch"]
 
@@ -93,13 +93,15 @@ class Watch(TorchDispatchMode):
                     args = values.without_values(args)
             return self._run(func, args, kwargs)
         if facts.composite:  # inference mode hands composite operators over whole
-            with self:
+            with self, keys.above():
                 return func.decompose(*args, **kwargs)
 
         device, host, meta = self._places(args, kwargs)
         birth = machine.local.birth
         if host is not None and device >= 0 and birth is None and not facts.mixed:
             self._same_place(func, args, kwargs, device)
+        elif facts.fills and device >= 0 and machine.local.fresh:
+            self._follow(args[0], device)
         place = birth if birth is not None else device
         given = args
         if machine.shapes and meta:
@@ -218,7 +220,7 @@ class Watch(TorchDispatchMode):
         device = -1
         host = None
         meta = False
-        brands = self.machine.brands
+        brand_of = self.machine.brand_of
         for value in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(value, _Tensor):
                 items: Any = (value,)
@@ -229,7 +231,7 @@ class Watch(TorchDispatchMode):
             for tensor in items:
                 if not isinstance(tensor, _Tensor):
                     continue
-                brand = self._brand(brands, tensor)
+                brand = brand_of(tensor)
                 if is_meta(tensor):
                     meta = True
                 if brand is None or brand.place < 0:
@@ -240,13 +242,6 @@ class Watch(TorchDispatchMode):
                 elif device != brand.place and host is None:
                     host = tensor  # on another device: as wrong as on the host
         return device, host, meta
-
-    @staticmethod
-    def _brand(brands: dict[int, Brand], tensor: Any) -> Brand | None:
-        try:
-            return brands.get(tensor.untyped_storage()._cdata)
-        except (NotImplementedError, RuntimeError):  # sparse and other layouts without storage
-            return None
 
     def _same_place(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: int
@@ -259,7 +254,7 @@ class Watch(TorchDispatchMode):
             for tensor in value if isinstance(value, (list, tuple)) else (value,):
                 if not isinstance(tensor, _Tensor):
                     continue
-                brand = self._brand(machine.brands, tensor)
+                brand = machine.brand_of(tensor)
                 if brand is not None and brand.place == device:
                     continue
                 if (brand is None or brand.place == HOST) and not tensor.dim():
@@ -283,12 +278,23 @@ class Watch(TorchDispatchMode):
                     f"devices, cuda:{device} and {other}! (when running {name})"
                 )
 
+    def _follow(self, target: Any, device: int) -> None:
+        """Memory that C++ code made for the call at hand "like a device's tensor", and that it
+        fills with one: `Machine.fresh`.
+        """
+        machine = self.machine
+        if machine.brand_of(target) is not None or not target.dim():
+            return
+        storage = target.untyped_storage()
+        if machine.fresh(storage._cdata, values.instruction()):
+            machine.adopt(storage, device)
+
     def _host_births(self, args: tuple[Any, ...], result: Any, facts: _Facts) -> None:
         """Results of host tensors are host tensors. What has no place yet gets one with its
         first use: C++ code makes tensors "like this one", which may be a device's.
         """
         for tensor in _tensors(args):
-            if self._brand(self.machine.brands, tensor) is not None or not is_meta(tensor):
+            if self.machine.brand_of(tensor) is not None or not is_meta(tensor):
                 self._births(result, HOST, facts, None)
                 return
 
@@ -323,6 +329,8 @@ class Watch(TorchDispatchMode):
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):
+            for part in parts(tensor):
+                self._born(part, place, None, False)
             return
         known = machine.brands.get(storage._cdata)
         if known is None:
@@ -343,6 +351,7 @@ class Watch(TorchDispatchMode):
         return _Facts(
             row=row if schema.name.startswith("aten::") else None,
             mixed=name in _MIXED or name.startswith("_foreach_"),
+            fills=name == "copy_",
             composite=_composite(func),
             in_place=bool(schema.returns)
             and all(
@@ -364,6 +373,7 @@ class _Facts:
     __slots__ = (
         "by_shape",
         "composite",
+        "fills",
         "host_results",
         "in_place",
         "mixed",
@@ -377,6 +387,7 @@ class _Facts:
         *,
         row: Row | None,
         mixed: bool,
+        fills: bool,
         composite: bool,
         in_place: bool,
         by_shape: Callable[..., Any] | None,
@@ -386,6 +397,7 @@ class _Facts:
     ) -> None:
         self.row = row
         self.mixed = mixed
+        self.fills = fills
         self.composite = composite
         self.in_place = in_place
         self.by_shape = by_shape

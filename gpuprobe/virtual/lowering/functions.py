@@ -13,13 +13,17 @@ from typing import Any
 
 import torch
 
-from gpuprobe.virtual.keys import DEVICE, Kernels, below
+from gpuprobe.virtual.keys import DEVICE, Kernels, below, transformed
 from gpuprobe.virtual.lowering import attention
 from gpuprobe.virtual.machine import Machine
 
 __all__ = ["install"]
 
 _aten = torch.ops.aten
+_APART = (
+    "attention, dropout and recurrent networks within torch.func are counted as the operators "
+    "that they are made of"
+)
 
 
 def install(machine: Machine, kernels: Kernels) -> None:
@@ -112,6 +116,10 @@ def _dropout(machine: Machine) -> Callable[..., Any]:
         if machine.shapes:
             with below():
                 return _aten.native_dropout.default(tensor, p, True)[0]
+        if transformed():  # parts that a transform knows
+            machine.assume(_APART)
+            with below():
+                return _aten.dropout.default(tensor, p, train)
         return _Dropout.apply(tensor, p, machine, place)
 
     return dropout
@@ -173,6 +181,9 @@ def _attention(machine: Machine) -> Callable[..., Any]:
             attn_mask,
             enable_gqa=enable_gqa,
         )
+        if chosen != attention.MATH and not machine.shapes and transformed():
+            machine.assume(_APART)
+            chosen = attention.MATH
         if chosen == attention.MATH:
             with below():
                 return _math(query, key, value, attn_mask, dropout_p, is_causal, **options)
@@ -320,6 +331,10 @@ def _recurrent(machine: Machine, kind: str, operator: Any) -> Callable[..., Any]
         if torch.is_autocast_enabled("cuda"):
             dtype = torch.get_autocast_dtype("cuda")
             args = _cast(args, dtype)
+        if transformed():
+            machine.assume(_APART)
+            with below():
+                return operator(*args)
         flat, spec = _flatten(args)
         return tuple(_Recurrent.apply(machine, place, kind, operator, spec, *flat))
 
