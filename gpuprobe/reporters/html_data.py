@@ -90,6 +90,10 @@ def tree_data(tree: FlameNode, most: int = _NODES) -> dict[str, Any]:
     return data
 
 
+_MOST = 1 << 52
+"""Of a column: beyond it the numbers of a browser are no longer exact."""
+
+
 def step_columns(rows: Iterable[dict[str, Any]], most: int = _STEPS) -> list[dict[str, Any]]:
     """The steps of a report, one table per rank and device; -1 stands for what is not known.
 
@@ -103,12 +107,17 @@ def step_columns(rows: Iterable[dict[str, Any]], most: int = _STEPS) -> list[dic
             columns = found.setdefault(key, {name: array("q") for name in names})
             peak, reserved = window["peak_allocated"], window["peak_reserved"]
             end = window["end"]["allocated"]
-            columns["index"].append(row["index"])
-            columns["duration_ns"].append(row["duration_ns"])
-            columns["at_least"].append(peak.get("at_least", -1))
-            columns["at_most"].append(peak.get("at_most", -1))
-            columns["reserved"].append(reserved.get("at_most", -1))
-            columns["end"].append(end if isinstance(end, int) else -1)
+            values = {
+                "index": row["index"],
+                "duration_ns": row["duration_ns"],
+                "at_least": peak.get("at_least", -1),
+                "at_most": peak.get("at_most", -1),
+                "reserved": reserved.get("at_most", -1),
+                "end": end if isinstance(end, int) else -1,
+            }
+            for name, value in values.items():
+                # A damaged recording may hold more than a column does.
+                columns[name].append(max(-1, min(value, _MOST)))
     return [
         {
             "rank": rank,

@@ -137,6 +137,14 @@ def test_a_recording_without_traces_has_a_page(tmp_path: Path) -> None:
     assert "Not known: " in page.text  # the lines
 
 
+@pytest.mark.parametrize("size", [1 << 62, 1 << 64, 10**30])
+def test_sizes_that_no_machine_has_are_no_crash(size: int, tmp_path: Path) -> None:
+    page = page_of(recording([step(0, {"forward": size}, end=-size)]), tmp_path)
+    (table,) = page.data["steps"]
+    assert unpack(table["columns"]["at_most"]) == [1 << 52]
+    assert unpack(table["columns"]["end"]) == [-1]
+
+
 def hazards(file: str = "/home/u/project/train.py") -> dict[str, Any]:
     here, there = Location(file, 3, "train"), Location(file, 2, HOSTILE)
     race = Finding(
