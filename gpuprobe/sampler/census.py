@@ -22,6 +22,7 @@ import torch
 from gpuprobe.model.memory import Category
 from gpuprobe.model.session import KnownTensors
 from gpuprobe.model.values import Unavailable
+from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.tensors import PLAIN, Known, category_sums, known_tensors, walk
 
 __all__ = ["FIRST_STEPS", "INTERVAL", "Census"]
@@ -100,7 +101,9 @@ class Census:
                 self._seen = places.fixed
             try:
                 sums = self._with_gradients(places.gradients)
-            except (RuntimeError, NotImplementedError):  # one of torch.func's wrappers
+            except (RuntimeError, NotImplementedError) as error:  # one of torch.func's wrappers
+                if from_program(error):
+                    raise
                 sums = None
         if sums is None:
             self.walks += 1
@@ -214,5 +217,7 @@ class _Places:
                     ),
                     gradients,
                 )
-        except (RuntimeError, NotImplementedError):  # sparse, or inside torch.func
+        except (RuntimeError, NotImplementedError) as error:  # sparse, or inside torch.func
+            if from_program(error):
+                raise
             return None

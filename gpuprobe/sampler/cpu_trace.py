@@ -12,6 +12,7 @@ import functools
 import sys
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from gpuprobe.model.session import BlindSpot
 from gpuprobe.model.trace import Frame, LiveColumns, MemoryTrace, StackTable
 from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.sampler.base import DeviceMark
+from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.notes import ModuleNames
 from gpuprobe.sampler.patching import patch
 from gpuprobe.sampler.tensors import Known, plain_tensors
@@ -73,7 +75,11 @@ _BY_WHOM = {BUCKET: Category.GRADIENT_BUCKET, UNSHARDED: Category.PARAMETER}
 
 
 class _Storage(weakref.ref[Any]):
-    """A live storage, as the weak reference whose callback tells of its death."""
+    """A live storage, as the weak reference whose callback tells of its death.
+
+    The callback is C code: Python drops what is raised in one, and with a callback in Python that
+    could be the KeyboardInterrupt of somebody who presses Ctrl-C at that moment.
+    """
 
     __slots__ = ("address", "category", "freed_in", "key", "module", "nbytes", "path", "stack")
 
@@ -108,6 +114,7 @@ class CpuTrace(TorchDispatchMode):
         self._path = path
         self._on_fault = on_fault
         self._live: dict[int, _Storage] = {}
+        self._dead: deque[_Storage] = deque()  # and not accounted for yet
         self._allocated = 0
         self._peak = 0
         self._events: list[tuple[int, _Storage, int, str]] = []
@@ -151,11 +158,13 @@ class CpuTrace(TorchDispatchMode):
         if on_top:
             self.__exit__(None, None, None)
         self._live.clear()
+        self._dead.clear()
         return on_top or self not in stack
 
     # -- what the recorder asks
 
     def read(self) -> tuple[DeviceMark, ...]:
+        self._bury()
         allocated = Bytes(self._allocated)
         peak, self._peak = self._peak, self._allocated
         counts = AllocatorCounts(allocated, allocated, _NO_RESERVED, allocated)
@@ -163,6 +172,7 @@ class CpuTrace(TorchDispatchMode):
 
     def mark_known(self, known: Mapping[int, Known]) -> None:
         """Give the storages that a walk recognised their category and their module."""
+        self._bury()
         live = self._live
         for key, item in known.items():
             storage = live.get(key)
@@ -231,12 +241,16 @@ class CpuTrace(TorchDispatchMode):
                 self._see(() if func is _LIFT_FRESH else args, result)
                 if func is _TO_COPY and type(args[0]) is torch.nn.Parameter:
                     self._see_cast(args[0], result)
-            except Exception as error:  # noqa: BLE001 - a fault of ours must not end the training
+            except Exception as error:  # a fault of ours must not end the training
+                if from_program(error):
+                    raise
                 self.active = False
                 self._on_fault(error)
         return result
 
     def _see(self, args: tuple[Any, ...], result: Any) -> None:
+        if self._dead:
+            self._bury()
         live = self._live
         self._here = None
         for value in args:
@@ -269,7 +283,9 @@ class CpuTrace(TorchDispatchMode):
                 try:
                     self._here = (self._stack(), self._modules[-1])
                     self._see_storage(storage, False)
-                except Exception as error:  # noqa: BLE001 - as in __torch_dispatch__
+                except Exception as error:  # as in __torch_dispatch__
+                    if from_program(error):
+                        raise
                     self.active = False
                     self._on_fault(error)
             return result
@@ -304,7 +320,8 @@ class CpuTrace(TorchDispatchMode):
 
     def _see_storage(self, storage: Any, adopt: bool) -> None:
         known = self._live.get(storage._cdata)
-        if known is None:
+        if known is None or known() is None:  # one that died has left it its place
+            self._bury()
             self._add(storage, adopt=adopt)
         elif known.nbytes != storage.nbytes():  # resize_: the same storage, other memory
             self._drop(known)
@@ -314,7 +331,7 @@ class CpuTrace(TorchDispatchMode):
         nbytes = storage.nbytes()
         if not nbytes:
             return
-        entry = _Storage(storage, self._drop)
+        entry = _Storage(storage, self._dead.append)
         entry.key = storage._cdata
         entry.address = storage.data_ptr()
         entry.nbytes = nbytes
@@ -333,8 +350,16 @@ class CpuTrace(TorchDispatchMode):
             self._peak = self._allocated
         self._events.append((_ALLOC, entry, time.time_ns() // 1000, path))
 
+    def _bury(self) -> None:
+        """Account for the storages that died. Called before anything new is seen, and before each
+        change of the phase.
+        """
+        dead = self._dead
+        while dead:
+            self._drop(dead.popleft())
+
     def _drop(self, entry: _Storage) -> None:
-        """A storage died (called by its weak reference), or changed its size."""
+        """A storage died, or changed its size."""
         if self._live.get(entry.key) is not entry:
             return
         del self._live[entry.key]
@@ -344,6 +369,7 @@ class CpuTrace(TorchDispatchMode):
 
     def _resized_elsewhere(self) -> None:
         """Find storages resized without an operator (``untyped_storage().resize_``)."""
+        self._bury()
         for entry in list(self._live.values()):
             storage = entry()
             if storage is not None and storage.nbytes() != entry.nbytes:

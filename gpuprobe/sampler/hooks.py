@@ -25,6 +25,7 @@ import torch
 
 from gpuprobe.sampler import recompute
 from gpuprobe.sampler.discover import compile_in_use, live_roots
+from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.patching import patch
 
 __all__ = ["Hooks", "Listener"]
@@ -245,7 +246,9 @@ class Hooks:
         self._forget_first_call()
         try:
             self._first_called(module, args)
-        except Exception as error:  # noqa: BLE001 - the program's own code called us
+        except Exception as error:  # the program's own code called us
+            if from_program(error):
+                raise
             self._listener.fault(error)
 
     def _first_called(self, module: Any, args: Any) -> None:

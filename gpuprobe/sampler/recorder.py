@@ -21,6 +21,7 @@ from gpuprobe.model.findings import Finding
 from gpuprobe.model.session import BlindSpot, ProgramError, SessionEnd
 from gpuprobe.sampler import environment
 from gpuprobe.sampler.base import Sink
+from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.sources import HostMemory, Reader
 from gpuprobe.sampler.step_end import StepEnd
 from gpuprobe.sampler.timeline import OTHER, Segment, Timeline
@@ -56,7 +57,9 @@ def _guarded(method: _F) -> _F:
             return None
         try:
             return method(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - ours to survive: see the module docstring
+        except Exception as error:
+            if from_program(error):
+                raise
             self._fault(error)
             return None
 
@@ -170,7 +173,9 @@ class Recorder:
         _forget_in_children(self)
         try:
             self._start_watching(reader, cuda=cuda)
-        except Exception as error:  # noqa: BLE001 - ours to survive: see the module docstring
+        except Exception as error:
+            if from_program(error):
+                raise
             self._fault(error)
         return self
 
@@ -192,7 +197,9 @@ class Recorder:
         """`__enter__` for a program that did not ask to be watched: a failure is one warning."""
         try:
             self.__enter__()
-        except Exception as error:  # noqa: BLE001 - the program must run, watched or not
+        except Exception as error:  # the program must run, watched or not
+            if from_program(error):
+                raise
             self._fault(error)
 
     def set_argv(self, argv: Sequence[str]) -> None:
@@ -216,14 +223,16 @@ class Recorder:
             return
         self._stopped = True
         self._error = error
-        if self._active:
-            self._thread = threading.get_ident()  # training may have run in another thread
-            self._end_of_session(error)
-        if self._active:
-            self._write_waiting()
-        if self._step_end is not None:
-            self._faults += self._step_end.finish()
-        self._uninstall()
+        try:
+            if self._active:
+                self._thread = threading.get_ident()  # training may have run in another thread
+                self._end_of_session(error)
+            if self._active:
+                self._write_waiting()
+            if self._step_end is not None:
+                self._faults += self._step_end.finish()
+        finally:  # a signal handler of the program's may raise meanwhile
+            self._uninstall()
 
     def found(self, finding: Finding) -> None:
         """Record a finding of somebody else's (a hazard). Before `finish`."""
@@ -539,7 +548,9 @@ class Recorder:
         """Write to the recording. A full disk costs what could not be written, no more."""
         try:
             action()
-        except OSError as error:
+        except OSError as error:  # TimeoutError is one, too
+            if from_program(error):
+                raise
             self._lost_writes += 1
             if self._lost_writes == 1:
                 self._faults.append(f"writing the recording: {error}")

@@ -12,6 +12,7 @@ from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.session import AllocatorActivity
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.sampler.base import AtEnd, DeviceMark, Mark, MemorySource
+from gpuprobe.sampler.interruptions import from_program
 
 __all__ = ["CudaCounters", "DeviceUse", "HostMemory", "Reader"]
 
@@ -47,6 +48,8 @@ class HostMemory:
                 return Bytes(int(os.pread(self._fd, 128, 0).split()[1]) * self._page)
             return Bytes(self._psutil.memory_info().rss)
         except (OSError, IndexError, ValueError) as error:
+            if from_program(error):
+                raise
             return Unavailable(f"resident memory: {error}")
 
     def rss_peak(self) -> Bytes | Unavailable:

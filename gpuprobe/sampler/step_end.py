@@ -10,6 +10,7 @@ from gpuprobe.model.session import KnownTensors, Step
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.sampler.background import Background
 from gpuprobe.sampler.base import AtEnd, Mark, Sink
+from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.timeline import Segment, assemble
 from gpuprobe.sampler.traces import Traces
 
@@ -132,7 +133,9 @@ class StepEnd:
         try:
             if self._gpu_clock is not None:
                 self._gpu_clock.end()
-        except Exception as error:  # noqa: BLE001 - the end of a recording ends no program
+        except Exception as error:  # the end of a recording ends no program
+            if from_program(error):
+                raise
             faults.append(f"{type(error).__name__}: {error}")
         missing = 0
         if not self._background.drain(WRITE_TIMEOUT):
