@@ -142,6 +142,11 @@ def _fill(found: Hazards, feed: Feed) -> None:
         found.coverage.append(
             f"{engine.unknown_events} waits for events that were not recorded while watching"
         )
+    if feed.arrays:
+        found.coverage.append(
+            "what C code does with NumPy arrays over pinned memory (readinto, memoryview, random "
+            "numbers written into one)"
+        )
     if feed.unseen_graphs:
         found.coverage.append(
             f"{feed.unseen_graphs} replays of CUDA graphs that were captured before watching began"

@@ -353,8 +353,8 @@ class CudaFeed(Feed):
     def host_use(self, tensor: Any, write: bool, op: str, note: str = "") -> None:
         self.guarded(super().host_use, tensor, write, op, note)
 
-    def host_bytes(self, tensor: Any, low: int, high: int, write: bool, op: str) -> None:
-        self.guarded(super().host_bytes, tensor, low, high, write, op)
+    def host_bytes(self, tensor: Any, where: Footprint, write: bool, op: str) -> None:
+        self.guarded(super().host_bytes, tensor, where, write, op)
 
     def device_read(self, tensor: Any, index: int, op: str) -> None:
         self.guarded(super().device_read, tensor, index, op)

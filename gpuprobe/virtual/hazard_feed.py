@@ -66,6 +66,7 @@ class Feed:
         self.ledger = SyncLedger()
         self.allowed = 0
         self.unseen_graphs = 0
+        self.arrays = 0
         self.earlier = False  # whether there was device memory before the watch
         self._plans: dict[Any, Plan] = {}
         self._names: dict[int, tuple[str, ...]] = {}
@@ -427,14 +428,14 @@ class Feed:
         if found is not None:
             self.engine.host_access(found[0], found[1], write, op, _site(), note)
 
-    def host_bytes(self, tensor: Any, low: int, high: int, write: bool, op: str) -> None:
-        """The host touches bytes ``low`` to ``high`` (exclusive) of a pinned tensor's storage,
-        through NumPy.
+    def host_bytes(self, tensor: Any, where: Footprint, write: bool, op: str) -> None:
+        """The host touches ``where``, from the first byte of a pinned tensor's storage, through
+        NumPy.
         """
         brand = self.machine.brands.get(tensor.untyped_storage()._cdata)
         address = None if brand is None else self._address(brand)
-        if address is not None and low < high:
-            where = Footprint(address + low, address + high)
+        if address is not None:
+            where = where._replace(low=where.low + address, high=where.high + address)
             self.engine.host_access(address, where, write, op, _site(), "numpy")
 
     def device_read(self, tensor: Any, index: int, op: str) -> None:
@@ -469,6 +470,7 @@ class Feed:
         """A NumPy array over pinned memory: its uses are watched, where NumPy tells."""
         from gpuprobe.virtual.pinned_array import watched
 
+        self.arrays += 1
         return watched(self, tensor, array)
 
     # -- streams and events

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from gpuprobe.virtual.machine import PINNED, is_meta
 from gpuprobe.virtual.patches import Patches
-from gpuprobe.virtual.pinned_array import origin
+from gpuprobe.virtual.pinned_array import origin, rewatched
 
 __all__ = ["install"]
 
@@ -18,30 +19,33 @@ def install(feed: Any, patches: Patches) -> None:
     """Tell ``feed`` of them until ``patches`` are undone."""
     machine = feed.machine
 
-    def read(tensor: Any, op: str) -> None:
+    def use(tensor: Any, write: bool, op: str) -> None:
         place = machine.place_of(tensor)
         if place == PINNED:
-            feed.host_use(tensor, False, op)
+            feed.host_use(tensor, write, op)
         elif place >= 0:
             feed.device_read(tensor, place, op)
 
-    def reading(name: str, op: str) -> Callable[..., Any]:
+    def telling(name: str, op: str, write: bool) -> Callable[..., Any]:
         original = getattr(torch.Tensor, name)
 
         def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            read(tensor, op)
+            use(tensor, write, op)
             return original(tensor, *args, **kwargs)
 
         method.__name__ = name
         return method
 
     # ``__array__``: what NumPy makes of it is a plain array that cannot be followed further.
-    for name, op in (
-        ("__array__", "conversion to NumPy"),
-        ("__reduce_ex__", "pickling"),
-        ("__repr__", "print"),
+    for name, op, write in (
+        ("__array__", "conversion to NumPy", False),
+        ("__reduce_ex__", "pickling", False),
+        ("__repr__", "print", False),
+        ("apply_", "apply_", True),
+        ("map_", "map_", True),
+        ("map2_", "map2_", True),
     ):
-        patches.set(torch.Tensor, name, reading(name, op))
+        patches.set(torch.Tensor, name, telling(name, op, write))
 
     def aliasing(original: Callable[..., Any]) -> Callable[..., Any]:
         """The tensor over a watched array shares the memory of the pinned one."""
@@ -51,19 +55,34 @@ def install(feed: Any, patches: Patches) -> None:
             found = origin(data)
             if found is None or not isinstance(made, torch.Tensor) or is_meta(made):
                 return made
-            tensor, offset = found
-            start = tensor.untyped_storage().data_ptr() + offset
+            tensor, _ = found
+            storage = tensor.untyped_storage()
             item = made.element_size()
-            if machine.place_of(made) >= 0 or _address(made) != start or offset % item:
-                return made  # a copy
+            offset = -1 if machine.place_of(made) >= 0 else _address(made) - storage.data_ptr()
+            if not 0 <= offset < storage.nbytes() or offset % item:
+                data._tell(False, "conversion to a tensor")  # copied
+                return made
             alias = torch.empty(0, dtype=made.dtype)
-            alias.set_(tensor.untyped_storage(), offset // item, made.shape, made.stride())
+            alias.set_(storage, offset // item, made.shape, made.stride())
             return alias
 
         return make
 
-    for module, name in ((torch, "from_numpy"), (torch, "as_tensor"), (torch, "asarray")):
-        patches.set(module, name, aliasing(getattr(module, name)))
+    for name in ("from_numpy", "as_tensor", "asarray", "frombuffer", "tensor"):
+        patches.set(torch, name, aliasing(getattr(torch, name)))
+
+    def viewing(original: Callable[..., Any]) -> Callable[..., Any]:
+        """NumPy makes a plain array of a watched one, over the same memory."""
+
+        def make(data: Any, *args: Any, **kwargs: Any) -> Any:
+            return rewatched(data, original(data, *args, **kwargs), "conversion to NumPy")
+
+        return make
+
+    numpy = sys.modules.get("numpy")  # there already, where torch can make arrays
+    if numpy is not None:
+        for name in ("array", "asarray", "ascontiguousarray"):
+            patches.set(numpy, name, viewing(getattr(numpy, name)))
 
 
 def _address(tensor: Any) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["origin", "watched"]
+from gpuprobe.hazards.footprint import Footprint, of_tensor
+
+__all__ = ["origin", "rewatched", "watched"]
 
 _READS: Final = (
     *("all", "any", "argmax", "argmin", "argpartition", "argsort", "astype", "choose", "clip"),
@@ -17,6 +19,11 @@ _READS: Final = (
 )
 _WRITES: Final = ["fill", "partition", "put", "setfield", "sort"]
 _WRITING_FUNCTIONS: Final = frozenset({"copyto", "put", "place", "putmask", "fill_diagonal"})
+_OF_SHAPE: Final = frozenset(
+    {"zeros_like", "empty_like", "ones_like", "full_like", "shape", "ndim", "size"}
+    | {"may_share_memory", "shares_memory", "result_type", "can_cast", "common_type"}
+    | {"iscomplexobj", "isrealobj"}
+)  # these read no values
 
 _class: Any = None
 
@@ -38,6 +45,22 @@ def origin(array: Any) -> tuple[Any, int] | None:
         return None
     tensor = array._tensor
     return tensor, array.__array_interface__["data"][0] - tensor.untyped_storage().data_ptr()
+
+
+def rewatched(original: Any, array: Any, op: str) -> Any:
+    """What ``op`` made of the ``original``: watched like that if it is a view of it. For a copy,
+    the original is read.
+    """
+    if _class is None:
+        return array
+    view = _views([original], array)
+    if view is not None:
+        return view
+    if array is not original:
+        for item in _flat([original]):
+            if isinstance(item, _class):
+                item._tell(False, op)
+    return array
 
 
 def _array_class() -> Any:
@@ -72,10 +95,9 @@ def _make_class() -> Any:
                     self._feed, self._tensor = other._feed, other._tensor
 
         def _tell(self, write: bool, op: str) -> None:
-            if self._tensor is not None:
-                low, high = _bounds(self)
-                start = self._tensor.untyped_storage().data_ptr()
-                self._feed.host_bytes(self._tensor, low - start, high - start, write, op)
+            where = None if self._tensor is None else _footprint(self)
+            if where is not None:
+                self._feed.host_bytes(self._tensor, where, write, op)
 
         def __getitem__(self, key: Any) -> Any:
             found = super().__getitem__(key)
@@ -106,11 +128,23 @@ def _make_class() -> Any:
             return outputs[0] if len(outputs) == 1 else result
 
         def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-            write = func.__name__ in _WRITING_FUNCTIONS
-            for at, item in enumerate(_flat((*args, *kwargs.values()))):
-                if isinstance(item, PinnedArray):
-                    item._tell(write and at == 0, f"numpy {func.__name__}")
-            return func(*plain(args), **{name: plain(value) for name, value in kwargs.items()})
+            out = kwargs.get("out")
+            given = [item for item in _flat((*args, *kwargs.values())) if item is not out]
+            plain_kwargs = {name: plain(value) for name, value in kwargs.items()}
+            result = func(*plain(args), **plain_kwargs)
+            if out is not None:
+                result = out
+            views = _views(given, result)
+            in_place = func.__name__ in _WRITING_FUNCTIONS or (
+                func.__name__ == "nan_to_num" and not kwargs.get("copy", True)
+            )
+            if (views is None or in_place) and func.__name__ not in _OF_SHAPE:
+                for at, item in enumerate(given):
+                    if isinstance(item, PinnedArray):
+                        item._tell(in_place and at == 0, f"numpy {func.__name__}")
+            if isinstance(out, PinnedArray):
+                out._tell(True, f"numpy {func.__name__}")
+            return result if views is None else views
 
     def telling(name: str, write: bool) -> Any:
         original = getattr(np.ndarray, name)
@@ -122,6 +156,16 @@ def _make_class() -> Any:
         method.__name__ = name
         return method
 
+    def flat(array: Any) -> Any:
+        array._tell(False, "numpy flat")
+        return plain(array).flat
+
+    def set_flat(array: Any, value: Any) -> None:
+        array._tell(True, "numpy flat")
+        plain(array).flat = plain(value)
+
+    made: Any = PinnedArray
+    made.flat = property(flat, set_flat)
     for name in _READS:
         setattr(PinnedArray, name, telling(name, False))
     for name in _WRITES:
@@ -135,6 +179,34 @@ def _flat(values: Any) -> Any:
             yield from _flat(value)
         else:
             yield value
+
+
+def _views(given: Any, result: Any) -> Any:
+    """``result`` with its views of watched arrays watched, too; None where it has none."""
+    if isinstance(result, (list, tuple)):
+        views = [_views(given, item) for item in result]
+        if all(view is None for view in views):
+            return None
+        both = zip(views, result, strict=True)
+        return type(result)([item if view is None else view for view, item in both])
+    import numpy as np
+
+    if type(result) is not np.ndarray:
+        return None
+    low, high = _bounds(result)
+    for item in given:
+        if isinstance(item, _class) and item._tensor is not None:
+            first, last = _bounds(item)
+            if first <= low < high <= last:
+                return watched(item._feed, item._tensor, result)
+    return None
+
+
+def _footprint(array: Any) -> Footprint | None:
+    """The bytes of a watched array, from the first of its tensor's storage."""
+    low, _ = _bounds(array)
+    start = low - array._tensor.untyped_storage().data_ptr()
+    return of_tensor(start, (*array.shape, array.itemsize), (*array.strides, 1), 1)
 
 
 def _bounds(array: Any) -> tuple[int, int]:

@@ -25,6 +25,32 @@ _FOREACH = """
 grads = [torch.ones(64, device="cuda") for _ in range(2)]
 buffers = [torch.empty(64, pin_memory=True) for _ in grads]
 """
+_ARRAYS = "NumPy docs, copies and views"
+_SENT = """
+import numpy as np
+buffer = torch.zeros(8, 8).pin_memory()
+array = buffer.numpy()
+y = buffer.cuda(non_blocking=True)
+"""
+_WRITES = {
+    "reshape": "np.reshape(array, -1)[0] = 1",
+    "split": "np.split(array, 2)[1][:] = 1",
+    "asarray": "np.asarray(array)[0] = 1",
+    "stack": "np.stack([np.ones(8, dtype=np.float32)] * 8, out=array)",
+    "nan_to_num": "np.nan_to_num(array, copy=False)",
+    "frombuffer": "torch.frombuffer(array, dtype=torch.int32, offset=16).add_(1)",
+    "apply_": "buffer.apply_(lambda value: value + 1)",
+    "map_": "buffer.map_(torch.ones(8, 8), lambda one, other: one + other)",
+}
+_RECEIVED = """
+import numpy as np
+array = torch.ones(8, 8, device="cuda").to("cpu", non_blocking=True).numpy()
+"""
+_READS = {
+    "array": "np.array(array)",
+    "tensor": "torch.tensor(array)",
+    "double": "np.asarray(array, dtype=np.float64)",
+}
 
 CASES: tuple[Case, ...] = (
     case("copies_stacked_at_once", _LISTS, HOST, _COPIES + "whole = torch.stack(copies)"),
@@ -267,6 +293,35 @@ with cuda.stream(s):
 for slot, event in zip(cache, done):
     event.wait()
     total = slot * 2
+""",
+    ),
+    *(
+        case(f"array_written_by_{how}", _ARRAYS, HOST, _SENT + text)
+        for how, text in _WRITES.items()
+    ),
+    *(
+        case(f"array_read_by_{how}", _ARRAYS, HOST, _RECEIVED + text)
+        for how, text in _READS.items()
+    ),
+    case(
+        "views_and_shapes_of_an_array_in_flight",
+        _ARRAYS,
+        (),
+        _RECEIVED
+        + """
+views = [np.reshape(array, -1), np.split(array, 2), np.asarray(array), np.transpose(array)]
+shapes = np.shape(array), np.zeros_like(array), array.nbytes
+""",
+    ),
+    case(
+        "columns_of_an_array_beside_those_in_flight",
+        _ARRAYS,
+        (),
+        """
+buffer = torch.zeros(8, 8).pin_memory()
+y = torch.empty(8, 4, device="cuda")
+y.copy_(buffer[:, :4], non_blocking=True)
+buffer.numpy()[:, 4:] = 1
 """,
     ),
 )

@@ -121,3 +121,13 @@ def test_it_is_switched_off_without_a_trace() -> None:
     with gpuprobe.detect_hazards():
         assert [getattr(owner, name) for owner, name in names] != before
     assert [getattr(owner, name) for owner, name in names] == before
+
+
+def test_what_c_code_does_with_an_array_is_not_seen() -> None:
+    with gpuprobe.detect_hazards() as found:
+        buffer = torch.zeros(64, dtype=torch.uint8).pin_memory()
+        buffer.cuda(non_blocking=True)
+    assert not says(found, "NumPy arrays over pinned memory")
+    with gpuprobe.detect_hazards() as found:
+        io.BytesIO(bytes(64)).readinto(torch.zeros(64, dtype=torch.uint8).pin_memory().numpy())
+    assert says(found, "NumPy arrays over pinned memory")
