@@ -10,13 +10,14 @@ and what cannot be paired stays: conservation does not depend on the pairing.
 from __future__ import annotations
 
 import posixpath
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = ["LineInfo", "match_lines", "match_modules"]
 
 _MOST_CELLS = 250_000  # alignments larger than this are by order only
+_MOST_FILES = 2_500  # pairs of files: with more, a new name is a new file
 _DEEPEST = 64  # levels of modules looked at
 
 
@@ -38,9 +39,11 @@ def match_lines(before: Sequence[LineInfo], after: Sequence[LineInfo]) -> dict[s
 
     Within one function of one file, lines are aligned in order, favouring equal stack shapes,
     equal bytes and equal numbers; of that, `_credible` pairs count. What is then left in a
-    file is paired where shape and bytes are equal (a renamed function).
+    file is paired where shape and bytes are equal (a renamed function). A file with another
+    name is the same where most of its lines are (`_renamed_files`).
     """
     files = _match_files({i.file for i in before}, {i.file for i in after})
+    files |= _renamed_files(before, after, files)
     ours: dict[tuple[str, str], list[LineInfo]] = defaultdict(list)
     theirs: dict[tuple[str, str], list[LineInfo]] = defaultdict(list)
     for info in before:
@@ -84,6 +87,51 @@ def _match_files(before: Iterable[str], after: Iterable[str]) -> dict[str, str]:
                 gone.discard(ours[0])
                 new.discard(theirs[0])
     return found
+
+
+def _renamed_files(
+    before: Sequence[LineInfo], after: Sequence[LineInfo], paired: Mapping[str, str]
+) -> dict[str, str]:
+    """Files of another name with the same code: at least half of the lines of either have the
+    function and shape, and the number or the bytes, of one of the other. One such line is enough
+    only by its bytes. Where two files are as much like a third, none is it.
+    """
+    gone, new = _lines_by_file(before), _lines_by_file(after)
+    both = gone.keys() & new.keys()
+    for files, known in ((gone, {*both, *paired}), (new, {*both, *paired.values()})):
+        for file in known & files.keys():
+            del files[file]
+    if len(gone) * len(new) > _MOST_FILES:
+        return {}
+    likeness: dict[tuple[str, str], int] = {}
+    for old, ours in gone.items():
+        for name, theirs in new.items():
+            by_number = sum((_numbers(ours) & _numbers(theirs)).values())
+            by_bytes = sum((_sizes(ours) & _sizes(theirs)).values())
+            alike = max(by_number, by_bytes)
+            if 2 * alike >= max(len(ours), len(theirs)) and (alike > 1 or by_bytes):
+                likeness[old, name] = alike
+    found: dict[str, str] = {}
+    for (old, name), alike in likeness.items():
+        rivals = [n for (o, w), n in likeness.items() if (o == old) != (w == name)]
+        if all(n < alike for n in rivals):
+            found[old] = name
+    return found
+
+
+def _lines_by_file(lines: Sequence[LineInfo]) -> dict[str, list[LineInfo]]:
+    found: dict[str, list[LineInfo]] = defaultdict(list)
+    for info in lines:
+        found[info.file].append(info)
+    return found
+
+
+def _numbers(lines: Sequence[LineInfo]) -> Counter[tuple[object, ...]]:
+    return Counter((i.function, i.shape, i.line) for i in lines)
+
+
+def _sizes(lines: Sequence[LineInfo]) -> Counter[tuple[object, ...]]:
+    return Counter((i.function, i.shape, i.bytes) for i in lines)
 
 
 def _parts(path: str) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from report_builders import environment, session
 
 import gpuprobe
 from gpuprobe.analysis.diff import BY, DiffRow, diff_marks, diff_recordings
-from gpuprobe.analysis.highwater import high_water
+from gpuprobe.analysis.highwater import HighWater, high_water
 from gpuprobe.analysis.matching import match_modules
 from gpuprobe.cli import main
 from gpuprobe.model.memory import Category
@@ -136,6 +136,42 @@ def test_a_line_that_went_is_not_the_next_best_one_that_came() -> None:
 def test_a_function_that_was_shifted_and_grew_is_still_the_same() -> None:
     rows = line_rows({10: 101, 20: 203}, {14: 111, 24: 333})
     assert [row.status for row in rows.values()] == ["moved", "moved"]
+
+
+def marks_of_files(*runs: dict[str, dict[int, int]]) -> list[HighWater]:
+    """One for each run: files, their lines, and the bytes of each."""
+    marks = []
+    for files in runs:
+        script = Script("cpu")
+        for name, lines in files.items():
+            for line, size in lines.items():
+                inner = LINEAR if line % 2 else RELU
+                frame = (f"/home/u/{name}", line, "forward")
+                script.alloc(size, stack=script.stack(inner, frame))
+        marks.append(high_water(script.trace))
+    return marks
+
+
+@pytest.mark.parametrize("shift", [0, 6])
+def test_a_file_with_another_name_is_the_same_code(shift: int) -> None:
+    """Renamed, and one line grew; or its lines are all further down as well."""
+    before = {"net.py": {3: 100, 7: 200, 9: 300}}
+    after = {"model.py": {3 + shift: 100, 7 + shift: 200, 9 + shift: 350}}
+    rows = diff_marks(*marks_of_files(before, after))["line"]
+    assert {(row.status, row.delta) for row in rows} == {("moved", 0), ("moved", 50)}
+    (grown,) = (row for row in rows if row.delta)
+    assert grown.key == f"/home/u/model.py:{9 + shift} in forward"
+
+
+def test_other_files_are_not_taken_for_renamed_ones() -> None:
+    before = {"net.py": {3: 100, 7: 200, 9: 300}, "gone.py": {5: 40}}
+    # Another file; two that are as much like the one that went; one line with another size.
+    after = {"model.py": {1: 11, 20: 22, 9: 33}, "a.py": {5: 41}}
+    rows = diff_marks(*marks_of_files(before, after))["line"]
+    assert {row.status for row in rows} == {"added", "removed"}
+    twins = {"a.py": before["net.py"], "b.py": before["net.py"]}
+    rows = diff_marks(*marks_of_files(before, twins))["line"]
+    assert {row.status for row in rows} == {"added", "removed"}
 
 
 def test_another_checkout_is_the_same_code() -> None:
