@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Literal, TypeVar
 
 from gpuprobe.errors import UsageError
@@ -24,6 +24,7 @@ from gpuprobe.sampler.base import Sink
 from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.sources import HostMemory, Reader
 from gpuprobe.sampler.step_end import StepEnd
+from gpuprobe.sampler.stepping import Primary, Running
 from gpuprobe.sampler.timeline import OTHER, Segment, Timeline
 from gpuprobe.sampler.traces import Traces, chosen_steps, exact_peak
 
@@ -129,7 +130,7 @@ class Recorder:
         self._index = 0
         self._manual = False
         self._in_step = False
-        self._depth = 0  # of optimizers that step inside one another's step
+        self._running = Running()
         self._infer_forward = False
         self._out_of_memory = False
         self._engine = 0  # of backward passes inside one another (checkpointing)
@@ -137,9 +138,8 @@ class Recorder:
         self._recomputes: list[bool] = []  # checkpoints being run again, and whether it goes on
         self._last: list[Segment] = []
         self._last_traces: tuple[str, ...] = ()
-        self._stepped: set[int] = set()
-        self._primary: int | None = None
-        self._seen_optimizers: set[int] = set()
+        self._primary = Primary()
+        self._seen_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     # -- life
 
@@ -310,8 +310,14 @@ class Recorder:
         """
         return self._engine > 0 and self._in_engine()
 
+    def _forget_raised(self) -> None:
+        """Leave the optimizer phase, where an exception ended it."""
+        if self._running.forget_raised():
+            self._timeline.leave()
+
     @_guarded
     def begin(self, phase: str) -> None:
+        self._forget_raised()
         if phase == "backward":
             self._engine += 1
             if self._engine > 1:
@@ -379,46 +385,39 @@ class Recorder:
         if self._traces.modules is not None:
             self._traces.modules.leave_module()
 
-    def optimizer_begins(self, optimizer: Any) -> None:
+    def optimizer_begins(self, optimizer: Any, caller: FrameType) -> None:
         mine = self._active and os.getpid() == self._pid
         # Whoever trains is who is watched; where a hook steps it, whoever runs backward().
-        if mine and self._primary is None and not self._depth and not self._in_backward():
+        if mine and not self._primary.known and not self._running and not self._in_backward():
             if self._traces.cpu is not None and threading.get_ident() != self._thread:
                 self._blind((_OTHER_THREAD,))
             self._thread = threading.get_ident()
-        self._optimizer_begins(optimizer)
+        self._optimizer_begins(optimizer, caller)
 
     @_guarded
-    def _optimizer_begins(self, optimizer: Any) -> None:
-        self._depth += 1
-        if id(optimizer) not in self._seen_optimizers:
-            self._seen_optimizers.add(id(optimizer))
+    def _optimizer_begins(self, optimizer: Any, caller: FrameType) -> None:
+        self._forget_raised()
+        self._running.begin(caller)
+        if optimizer not in self._seen_optimizers:
+            self._seen_optimizers.add(optimizer)
             self._optimizers.add(optimizer)
             self._hooks.look_again()
-        if self._depth == 1:
+        if len(self._running) == 1:
             self._timeline.enter("optimizer")
             if self._traces.cpu is not None:  # gradients may be gone when the step ends
                 self._traces.cpu.mark_known(self._walk())
 
     @_guarded
     def optimizer_ends(self, optimizer: Any) -> None:
-        self._depth -= 1
-        if self._depth > 0:
+        self._running.end()
+        if self._running:
             return
-        self._depth = 0
         if self._manual:
             self._timeline.leave()
             return
-        key = id(optimizer)
-        if self._primary is None:
-            self._primary = key
-        # A second optimizer's step belongs to the step that the first one closed.
-        amends = bool(self._last) and key != self._primary and key not in self._stepped
-        if amends:
-            self._stepped.add(key)
+        if self._primary.amends(optimizer, last=bool(self._last)):
             self._index -= 1
         else:
-            self._stepped = {key}
             self._last, self._last_traces = [], ()
         self._close_step("optimizer", leave=True)
 
@@ -439,6 +438,7 @@ class Recorder:
 
     @_guarded
     def _begin_phase(self, name: str) -> None:
+        self._forget_raised()
         self._timeline.enter(str(name).replace("/", "_") or "phase")
 
     @_guarded

@@ -59,6 +59,8 @@ def test_a_model_in_the_place_of_another_is_watched_too() -> None:
     with Recorder(sink):
         for _ in range(3):
             model = Mlp()
-            train(model, torch.optim.SGD(model.parameters(), 0.1), 1)
+            train(model, torch.optim.SGD(model.parameters(), 0.1), 2)
             del model
-    assert all("forward" in {phase.path for phase in step.phases} for step in sink.steps)
+    # A new model is found when its optimizer first steps.
+    assert len(sink.steps) == 6
+    assert all("forward" in {phase.path for phase in step.phases} for step in sink.steps[1::2])

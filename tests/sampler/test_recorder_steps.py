@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+
 import pytest
 import torch
 from models import Checkpointed, Mlp, seeded, train
@@ -11,6 +14,7 @@ from gpuprobe.errors import UsageError
 from gpuprobe.model.memory import Category
 from gpuprobe.model.session import Step
 from gpuprobe.model.values import Unavailable
+from gpuprobe.sampler.hooks import LOOKS
 from gpuprobe.sampler.recorder import Recorder
 
 LEVELS = pytest.mark.parametrize("level", ["counters", "trace"])
@@ -268,3 +272,64 @@ def test_known_tensors_are_the_real_ones(level: str) -> None:
 def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(UsageError, match="everything"):
         Recorder(KeepingSink(), level="everything")
+
+
+@LEVELS
+def test_steps_go_on_after_one_that_raised(level: str) -> None:
+    """torch calls no hook where ``optimizer.step`` raises, and the program may catch that."""
+    sink = KeepingSink()
+    model = seeded(Mlp)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def gives_up() -> float:
+        model(torch.randn(4, 16)).sum().backward()
+        raise FloatingPointError("the loss is not finite")
+
+    def deeper() -> None:
+        optimizer.step()
+
+    with Recorder(sink, level=level, model=model):
+        for attempt in range(6):
+            model(torch.randn(4, 16)).sum().backward()
+            if attempt % 2:
+                with contextlib.suppress(FloatingPointError):
+                    optimizer.step(gives_up)
+            else:
+                deeper()
+    assert [step.ended_by for step in sink.steps] == ["optimizer"] * 3 + ["end"]
+    for step in sink.steps[:3]:
+        check_cover(step)
+    assert "optimizer/forward" in paths(sink.steps[1])
+    assert not any(path.count("optimizer") > 1 for step in sink.steps for path in paths(step))
+
+
+def test_an_optimizer_in_the_place_of_another_makes_steps_and_is_counted() -> None:
+    """A new optimizer for each round: it may be given the address of the one before."""
+    sink = KeepingSink()
+    model = seeded(Mlp)
+    with Recorder(sink, model=model):
+        for _ in range(4):
+            optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+            train(model, optimizer, 2)
+            del optimizer
+            gc.collect()
+    assert len(sink.steps) == 8
+    for step in sink.steps:
+        [known] = step.tensors
+        assert known.by_category[Category.OPTIMIZER_STATE] == known.by_category[Category.PARAMETER]
+
+
+def test_optimizers_without_end_do_not_have_all_objects_looked_through_each_time() -> None:
+    recorder = Recorder(KeepingSink())
+    with recorder:
+        hooks = recorder._hooks
+        hooks._next = float("inf")
+        for _ in range(LOOKS):
+            hooks.look_again()
+        assert hooks._looks == LOOKS
+        hooks._next = float("inf")
+        hooks.look_again()
+        assert hooks._looks == LOOKS
+        hooks._next = 0.0
+        hooks.look_again()
+        assert hooks._looks == LOOKS + 1
