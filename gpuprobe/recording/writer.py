@@ -47,7 +47,9 @@ class RecordingWriter:
         self.rank = rank
         self._descriptor = descriptor
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        # Reentrant: Python runs signal handlers while `os.write` waits for a slow disk, and one of
+        # the program's may end the recording.
+        self._lock = threading.RLock()
         self._torn = False
         self._chunks = 0
 

@@ -32,8 +32,9 @@ lesser evil."""
 
 class Background:
     """Does what it is given, in order. The thread starts with the first piece, is a daemon, and
-    ends before a fork: a child has no second thread, and Python warns of forking with one. Where
-    no thread can be started, the work is done at once.
+    ends when there was none for `PAUSE` (a program may wait for all threads that there are) and
+    before a fork: a child has no second thread, and Python warns of forking with one. Where no
+    thread can be started, the work is done at once.
     """
 
     def __init__(self, on_error: Callable[[Exception], None]) -> None:
@@ -46,7 +47,8 @@ class Background:
 
     def _forget(self) -> None:
         """Nothing waits, and nobody works: as at first, and in a forked child."""
-        self._changed = threading.Condition(threading.Lock())
+        # Reentrant: a signal handler that ends the recording may come in the middle of `submit`.
+        self._changed = threading.Condition(threading.RLock())
         self._waiting: deque[Callable[[], object]] = deque()
         self._thread: threading.Thread | None = None
         self._ending = False
@@ -108,8 +110,6 @@ class Background:
         while True:
             with self._changed:
                 self._pause(done + PAUSE)
-                while not self._waiting and not self._ending:
-                    self._changed.wait()
                 if not self._waiting:
                     self._thread = None
                     return

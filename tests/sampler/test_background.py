@@ -190,3 +190,27 @@ def test_steps_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) ->
     assert any("not written" in fault for fault in end.gpuprobe_faults)
     assert any("8 steps are missing" in fault for fault in end.gpuprobe_faults)
     sink.gate.set()
+
+
+def test_a_thread_with_nothing_to_do_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may join all threads that there are."""
+    monkeypatch.setattr(background, "PAUSE", 0.0)
+    done: list[int] = []
+    work = Background(pytest.fail)
+    for item in range(2):
+        work.submit(partial(done.append, item))
+        thread = work._thread
+        if thread is not None:
+            thread.join(60)
+            assert not thread.is_alive()
+    assert done == [0, 1]
+
+
+def test_a_signal_handler_may_end_the_recording_in_the_middle_of_our_code() -> None:
+    work = Background(pytest.fail)
+    done: list[int] = []
+    work.submit(partial(done.append, 1))
+    with work._changed:  # as in `submit`
+        work.submit(partial(done.append, 2))
+    assert work.drain(60)
+    assert done == [1, 2]
