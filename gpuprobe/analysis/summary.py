@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import PurePath
 from typing import Any
 
@@ -53,6 +54,9 @@ History:
 Table = dict[str, Any]
 
 _LINE_KEY = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?: in (?P<function>.+))?", re.DOTALL)
+_FEW = 8
+"""Ranks that a sentence names."""
+
 _NOT_MEASURED = Unavailable("not measured", ReadStatus.NOT_COLLECTED)
 
 
@@ -458,6 +462,10 @@ def _blind_spots(
     def add(spot: BlindSpot, rank: RankRecording) -> None:
         found.setdefault(spot, []).append(rank.session.rank)
 
+    absent = _absent_ranks(recording)
+    if absent is not None:
+        for rank in recording.ranks:
+            add(absent, rank)
     for rank, status in zip(recording.ranks, statuses, strict=True):
         for spot in rank.blind_spots:
             add(spot, rank)
@@ -476,6 +484,23 @@ def _blind_spots(
         {"what": spot.what, "consequence": spot.consequence, "ranks": ranks}
         for spot, ranks in found.items()
     ]
+
+
+def _absent_ranks(recording: Recording) -> BlindSpot | None:
+    """The ranks of the job that recorded nothing here; None where all did."""
+    present = {rank.session.rank for rank in recording.ranks}
+    size = max(rank.session.world_size for rank in recording.ranks)
+    # A number from a file: it is not counted up to.
+    few = list(islice((rank for rank in range(size) if rank not in present), _FEW))
+    if not few:
+        return None
+    count = size - sum(rank < size for rank in present)
+    listed = ", ".join(map(str, few)) + (", …" if count > len(few) else "")
+    return BlindSpot(
+        f"{'a rank' if count == 1 else f'{count} ranks'} of the job's {size} "
+        f"(rank {listed}): nothing of {'it' if count == 1 else 'them'} is in this recording",
+        f"{'its' if count == 1 else 'their'} peak may be higher than the one shown",
+    )
 
 
 def _no_end(status: str) -> BlindSpot:

@@ -22,7 +22,7 @@ from gpuprobe.reporters.html_parts import (
     table,
     unknown,
 )
-from gpuprobe.reporters.text import fragmentation_title, unseen_failure, when
+from gpuprobe.reporters.text import fragmentation_title, rank_count, unseen_failure, when
 
 __all__ = [
     "answer",
@@ -61,8 +61,7 @@ def facts(report: Report) -> list[str]:
     if session["devices"]:
         found.append(", ".join(session["devices"]))
     found.append("snapshot" if recording["kind"] == "snapshot" else f"level {session['level']}")
-    if len(report["ranks"]) > 1:
-        found.append(plural(len(report["ranks"]), "rank"))
+    found += rank_count(report)
     if report["ranks"][0]["steps"]:
         found.append(plural(report["ranks"][0]["steps"], "step"))
     duration = report["ranks"][0]["duration_ns"]

@@ -111,8 +111,7 @@ def _title(report: Report, style: Style) -> Iterator[str]:
     facts.append(f"Python {environment['python']}")
     facts += [", ".join(session["devices"])] if session["devices"] else []
     facts += [f"level {session['level']}"] if recording["kind"] == "recording" else ["snapshot"]
-    if len(report["ranks"]) > 1:
-        facts.append(f"{len(report['ranks'])} ranks")
+    facts += rank_count(report)
     duration = report["ranks"][0]["duration_ns"]
     steps = report["ranks"][0]["steps"]
     if steps:
@@ -393,6 +392,14 @@ def _blind_spots(report: Report, style: Style) -> Iterator[str]:
         if several and len(spot["ranks"]) < len(report["ranks"]):
             text += f" (rank {', '.join(map(str, spot['ranks']))})"
         yield from style.wrapped(text, first="  - ", rest="    ")
+
+
+def rank_count(report: Report) -> list[str]:
+    """How many ranks are in the recording, and of how many; nothing for a program of one."""
+    found, job = len(report["ranks"]), report["session"]["world_size"]
+    if found < job:
+        return [f"{found} of {job} ranks"]
+    return [f"{found} ranks"] if found > 1 else []
 
 
 def _advice(advice: list[Report], style: Style) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -344,6 +345,35 @@ def test_a_failure_that_no_trace_holds_says_how_to_trace_it() -> None:
     counted = recording(steps, ended=failed, session=session("counters"))
     assert "gpuprobe run --level trace" in words(checked(counted)).split("Why it ran")[1]
     assert "Why it ran" not in words(checked(recording(steps, [made])))
+
+
+@pytest.mark.parametrize(
+    ("size", "here", "said"),
+    [
+        (2, (1,), "a rank of the job's 2 (rank 0): nothing of it is in this recording"),
+        (64, (0, 2), "62 ranks of the job's 64 (rank 1, 3, 4, 5, 6, 7, 8, 9, …): nothing of them"),
+        (10**18, (0,), "ranks of the job's 1000000000000000000"),
+        (2, (0, 1), ""),
+        (1, (0,), ""),
+    ],
+)
+def test_ranks_that_recorded_nothing_are_missed(
+    size: int, here: tuple[int, ...], said: str
+) -> None:
+    one = recording([step(0, {"forward": 5})])
+    (made,) = one.ranks
+    ranks = tuple(
+        replace(made, session=replace(made.session, rank=rank, world_size=size)) for rank in here
+    )
+    report = checked(replace(one, ranks=ranks))
+    text = words(report)
+    if said:
+        assert said in text
+        assert f"{len(here)} of {size} ranks" in text
+        assert f"{len(here)} of {size} ranks" in " ".join(html_sections.facts(report))
+    else:
+        assert "nothing of" not in text
+        assert " of " not in text.split("Peak")[0]
 
 
 def test_nothing_measured() -> None:
