@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from gpuprobe.virtual import constructors, values
+from gpuprobe.virtual import constructors, indices, values
 from gpuprobe.virtual.intercept import Intercept
 from gpuprobe.virtual.keys import below, transformed
 from gpuprobe.virtual.machine import PINNED, Brand, Machine, is_meta
@@ -32,6 +32,7 @@ def install(machine: Machine, intercept: Intercept, patches: Patches) -> None:
     _methods(machine, intercept, patches)
     _storages(machine, patches)
     constructors.install(machine, intercept, patches)
+    indices.install(patches)
     _legacy_types(machine, patches)
     _serialization(machine, patches)
     _compile(machine, patches)
@@ -135,6 +136,16 @@ def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
         return functools.wraps(method)(call)
 
     explicit_to = explicitly(_Base.to)
+    # Called where a transform of ``torch.func`` is at work: the transform takes `to` apart before
+    # the kernels of `Intercept` see it, and C++ code finds that there is nothing to do.
+    explicit_copy = explicitly(torch.ops.aten._to_copy.default)
+
+    def device_of(named: Any) -> torch.device:
+        """Of a device without an index, or without a type, C++ code asks CUDA which it is."""
+        found = torch.device("cuda", named) if isinstance(named, int) else torch.device(named)
+        if found.type == "cuda" and found.index is None:
+            return torch.device("cuda", machine.local.device)
+        return found
 
     @functools.wraps(_Base.to)
     def to(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -142,32 +153,45 @@ def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
         named = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
         if named is None or isinstance(named, torch.dtype):
             return _Base.to(self, *args, **kwargs)
+        rest = args[1:]
         if isinstance(named, torch.Tensor):  # it asks that one in the same way
+            named, rest = named.device, (named.dtype, *rest)
             kwargs.pop("tensor", None)
-            args = (named.device, named.dtype, *args[1:])
-        elif transformed():  # the call is taken apart before the kernels of `Intercept` see it
+        else:
             kwargs.pop("device", None)
-            args = (named, *args[1:])
-        if transformed():
-            args = (indexed(args[0]), *args[1:])
-        return explicit_to(self, *args, **kwargs)
-
-    def indexed(device: Any) -> torch.device:
-        """Of a device without an index, C++ code asks CUDA for the current one."""
-        found = torch.device(device)
-        if found.type == "cuda" and found.index is None:
-            return torch.device("cuda", machine.local.device)
-        return found
+        if not transformed():
+            if isinstance(named, int):
+                named = torch.device("cuda", named)
+            return explicit_to(self, named, *rest, **kwargs)
+        there = device_of(named)
+        if there.type == "cpu" and place(self) >= 0:
+            return explicit_copy(self, dtype=rest[0] if rest else kwargs.get("dtype"), device=there)
+        return explicit_to(self, there, *rest, **kwargs)
 
     @functools.wraps(_Base.cuda)
-    def cuda(tensor: Any, device: Any = None, non_blocking: bool = False, **options: Any) -> Any:
-        if not transformed():
-            return _Base.cuda(tensor, device, non_blocking, **options)
-        return to(tensor, "cuda" if device is None else device, non_blocking=non_blocking)
+    def cuda(
+        self: Any,
+        device: Any = None,
+        non_blocking: bool = False,
+        *,
+        memory_format: Any = torch.preserve_format,
+    ) -> Any:
+        there = torch.device("cuda", machine.local.device) if device is None else device_of(device)
+        if there.type != "cuda":
+            raise ValueError(f"Invalid device, must be cuda device: {there}")
+        return _Base.cuda(self, there, non_blocking, memory_format=memory_format)
+
+    explicit_cpu = explicitly(_Base.cpu)
+
+    @functools.wraps(_Base.cpu)
+    def cpu(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if transformed() and place(self) >= 0:
+            return explicit_copy(self, device=_CPU)
+        return explicit_cpu(self, *args, **kwargs)
 
     patches.set(torch.Tensor, "cuda", cuda)
     patches.set(torch.Tensor, "to", to)
-    patches.set(torch.Tensor, "cpu", explicitly(_Base.cpu))
+    patches.set(torch.Tensor, "cpu", cpu)
 
     def tolist(tensor: Any) -> Any:
         if place(tensor) >= 0:
@@ -487,8 +511,8 @@ def _grouping(machine: Machine, patches: Patches) -> None:
 
     def grouped(tensorlists: Any, with_indices: bool = False) -> Any:
         found: dict[Any, Any] = {}
-        for (_, dtype), (lists, indices) in group(tensorlists, True).items():
-            for at, index in enumerate(indices):
+        for (_, dtype), (lists, positions) in group(tensorlists, True).items():
+            for at, index in enumerate(positions):
                 first = lists[0][at]
                 key = (_CPU if first is None else first.device, dtype)
                 columns, places = found.setdefault(key, ([[] for _ in lists], []))

@@ -165,3 +165,54 @@ def test_torchscript_forgets_them_again() -> None:
         replaced = torch.tensor
     assert _find_builtin(torch.tensor) == "aten::tensor"
     assert _find_builtin(replaced) is None
+
+
+def test_a_number_names_a_cuda_device(compute: str) -> None:
+    host = torch.zeros(3)
+    linear = torch.nn.Linear
+    for made in (
+        host.cuda(0),
+        host.cuda(device=0, non_blocking=True),
+        host.to(0),
+        host.to(0, torch.half),
+        host.to(device=0),
+        host.new_zeros(2, device=0),
+        linear(2, 2).to(0).weight,
+        linear(2, 2).to(device=0).weight,
+        linear(2, 2).cuda(0).weight,
+        linear(2, 2, device=0).weight,
+        torch.zeros(2, device=0),
+        torch.tensor(2, device=0),
+        torch.arange(3, device=0),
+        torch.randn_like(host, device=0),
+        host.to(torch.device(0)),
+    ):
+        assert made.device == torch.device("cuda", 0)
+    with torch.device(0):
+        assert torch.zeros(1).is_cuda
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        host.cuda(1)
+    with pytest.raises(ValueError, match="must be cuda device"):
+        host.cuda("cpu")
+
+
+def test_a_device_stays_a_device(compute: str) -> None:
+    import copy
+    import io
+    import pickle
+
+    device = torch.device(0)
+    assert isinstance(device, torch.device)
+    assert type(device) == torch.device  # noqa: E721 - what programs do
+    assert {torch.device: 1}[type(device)] == 1
+    assert copy.deepcopy(device) == pickle.loads(pickle.dumps(device)) == device
+    kept = io.BytesIO()
+    torch.save(device, kept)
+    kept.seek(0)
+    assert torch.load(kept, weights_only=True) == device
+
+    def place(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+        return x.to(device)
+
+    torch.jit.script(place)
+    torch.jit.script(torch.nn.Transformer.generate_square_subsequent_mask)
