@@ -95,6 +95,19 @@ class Evidence:
             frame.filename.replace("\\", "/").endswith(file) for frame in self.mark.stacks.frames
         )
 
+    def state_growth(self, first: int, last: int) -> int:
+        """By how much the optimizer's state is larger at the end of step ``last`` than at the end
+        of step ``first``. Bytes; 0 where that is not known.
+        """
+        held = [
+            tensors.by_category.get(Category.OPTIMIZER_STATE, 0)
+            for step in self.site.rank.steps
+            if step.index in (first, last)
+            for tensors in step.tensors
+            if tensors.device == self.site.device
+        ]
+        return max(0, held[-1] - held[0]) if len(held) > 1 else 0
+
     def window(self) -> DeviceWindow | None:
         """The window of the step that the peak is in."""
         step = self.site.step
@@ -122,6 +135,12 @@ def _percent(part: float) -> str:
     return f"{part:.0%}"
 
 
+_STATE_GROWS = (
+    "The optimizer's state grows with the steps: see what bounds it (as history_size does that of "
+    "L-BFGS)."
+)
+
+
 def _growing(evidence: Evidence) -> Iterator[Advice]:
     growth = evidence.growth
     if growth is None:
@@ -132,7 +151,11 @@ def _growing(evidence: Evidence) -> Iterator[Advice]:
         f"the end of step {growth.first}: {human_bytes(growth.per_step)} a step"
     )
     line = next((s for s in growth.lines if s.bytes > 0 and not s.key.startswith("(")), None)
-    if line is not None:
+    state = evidence.state_growth(growth.first, growth.last)
+    if 2 * state > growth.bytes:
+        text = _STATE_GROWS
+        seen += f"; optimizer state held {human_bytes(state)} more"
+    elif line is not None:
         text = (
             f"Look at what keeps the tensors made at {line.key} alive from one step to the next "
             "(a list of losses that was not detached, a cache without a limit)."
@@ -154,12 +177,19 @@ def _kept(evidence: Evidence) -> Iterator[Advice]:
     line, size, per_step = evidence.kept
     if line.startswith("(") or size < WORTH_SAYING * evidence.peak:
         return
+    text = (
+        f"Look at what keeps the tensors made at {line} alive from one step to the next (a list "
+        "of losses that was not detached, a cache without a limit)."
+    )
+    place = "there"
+    last = evidence.site.rank.steps[-1].index if evidence.site.rank.steps else 0
+    if 2 * evidence.state_growth(last - 1, last) > per_step:
+        text, place = _STATE_GROWS, f"at {line}"
     yield Advice(
         "growth",
-        f"Look at what keeps the tensors made at {line} alive from one step to the next (a list "
-        "of losses that was not detached, a cache without a limit).",
+        text,
         "",
-        f"{human_bytes(size)} made there outlived the steps that made them: "
+        f"{human_bytes(size)} made {place} outlived the steps that made them: "
         f"{human_bytes(per_step)} a step",
         max(evidence.peak, size) + 1,
     )

@@ -13,7 +13,9 @@ from test_report_data import checked, words
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.model.memory import Category
 from gpuprobe.model.recording import RankRecording, Recording
+from gpuprobe.model.session import KnownTensors
 from gpuprobe.model.trace import AllocatorSettings, Frame, MemoryTrace
 from gpuprobe.model.values import Bytes
 
@@ -116,7 +118,16 @@ def test_lines_that_leave_blocks_in_every_step_are_named() -> None:
     assert short["growth"] is None  # too few steps for that, and the traces tell all the same
     assert "made at train.py:9 in loop alive" in short["advice"][0]["text"]
     assert "500 B a step" in short["advice"][0]["evidence"]
+    # The same, where what grows is the state that an optimizer keeps.
+    state = [
+        replace(s, tensors=(KnownTensors("cpu", {Category.OPTIMIZER_STATE: Bytes(500 * i)}),))
+        for i, s in enumerate(steps)
+    ]
+    for count in (5, 6):
+        found = checked(recording(state[:count], traces[:count]))
+        assert "The optimizer's state grows with the steps" in found["advice"][0]["text"]
     report = checked(recording(steps, traces))
+    assert "made at train.py:9 in loop alive" in report["advice"][0]["text"]
     (row,) = report["leaks"]["rows"]
     assert row["key"] == "train.py:9 in loop"
     assert row["bytes_per_step"] == 500
