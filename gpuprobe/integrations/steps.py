@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from gpuprobe.integrations.session import WatchedRun
+from gpuprobe.sampler.wrapping import in_context
 
 __all__ = ["watch_steps"]
 
@@ -38,15 +39,14 @@ def watch_steps(
     run = WatchedRun(path, "steps", level=level, trace_steps=trace_steps, force=force)
 
     def decorate(step_fn: _F) -> _F:
-        @functools.wraps(step_fn)
-        def stepped(*args: Any, **kwargs: Any) -> Any:
+        def step() -> AbstractContextManager[None]:
             recorder = run.recorder
             if recorder is None:
                 recorder = run.start(model, optimizer)
-            with recorder.step():
-                return step_fn(*args, **kwargs)
+            return recorder.step_of_call()
 
+        stepped = in_context(step_fn, step)
         stepped.finish = run.finish  # type: ignore[attr-defined]
-        return stepped  # type: ignore[return-value]
+        return stepped
 
     return decorate

@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType, TracebackType
 from typing import Any, Literal, TypeVar
 
@@ -27,6 +27,7 @@ from gpuprobe.sampler.step_end import StepEnd
 from gpuprobe.sampler.stepping import Primary, Running
 from gpuprobe.sampler.timeline import OTHER, Segment, Timeline
 from gpuprobe.sampler.traces import Traces, chosen_steps, exact_peak
+from gpuprobe.sampler.wrapping import in_context
 
 __all__ = ["LEVELS", "Recorder", "program_error"]
 
@@ -275,7 +276,7 @@ class Recorder:
 
         Raises UsageError inside another step: steps do not nest.
         """
-        if self._in_step and self._active:
+        if self._in_step and self._active and threading.get_ident() == self._thread:
             raise UsageError("a step is already open: steps do not nest")
         self._begin_step()
         try:
@@ -293,14 +294,13 @@ class Recorder:
             self._end_phase()
 
     def wrap(self, step_fn: _F) -> _F:
-        """A function that does what ``step_fn`` does, as one step."""
+        """A function that does what ``step_fn`` does, as one step; a coroutine function for one.
+        A call while a step is open is part of that step.
+        """
+        return in_context(step_fn, self.step_of_call)
 
-        @functools.wraps(step_fn)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with self.step():
-                return step_fn(*args, **kwargs)
-
-        return wrapped  # type: ignore[return-value]
+    def step_of_call(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._in_step and self._active else self.step()
 
     # -- what the hooks report
 
