@@ -14,7 +14,7 @@ from gpuprobe.virtual import autocast, collectives, cuda_api, tensors
 from gpuprobe.virtual.catalogue import GpuModel, parse_spec
 from gpuprobe.virtual.intercept import Intercept
 from gpuprobe.virtual.keys import DEVICE, Kernels, exclude, include
-from gpuprobe.virtual.lowering import functions, rows
+from gpuprobe.virtual.lowering import functions, recurrent, rows
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.patches import Patches
 from gpuprobe.virtual.watch import Watch
@@ -52,6 +52,7 @@ class Session:
             self._patches.add(self._kernels.close)
             self.intercept.install(self._kernels)
             functions.install(self.machine, self._kernels)
+            recurrent.install(self.machine, self._kernels, self._patches)
             autocast.install(self.machine, self._kernels, self._patches)
             cuda_api.install(self.machine, self._patches)
             collectives.install(self.machine, self._patches)

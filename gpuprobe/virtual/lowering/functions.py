@@ -16,11 +16,12 @@ import torch
 from gpuprobe.virtual.keys import DEVICE, Kernels, below, transformed
 from gpuprobe.virtual.lowering import attention
 from gpuprobe.virtual.machine import Machine
+from gpuprobe.virtual.refusals import two_places
 
-__all__ = ["install"]
+__all__ = ["APART", "given", "install", "ran", "unseen"]
 
 _aten = torch.ops.aten
-_APART = (
+APART = (
     "attention, dropout and recurrent networks within torch.func are counted as the operators "
     "that they are made of"
 )
@@ -29,23 +30,13 @@ _APART = (
 def install(machine: Machine, kernels: Kernels) -> None:
     kernels.add("dropout", _dropout(machine), DEVICE)
     kernels.add("scaled_dot_product_attention", _attention(machine), DEVICE)
+    kernels.add("one_hot", _one_hot(machine), DEVICE)
     for name in ("ctc_loss.IntList", "ctc_loss.Tensor"):
         kernels.add(name, _ctc_loss(machine), DEVICE)
-    for name, operator in (
-        ("lstm.input", _aten.lstm.input),
-        ("lstm.data", _aten.lstm.data),
-        ("gru.input", _aten.gru.input),
-        ("gru.data", _aten.gru.data),
-        ("rnn_tanh.input", _aten.rnn_tanh.input),
-        ("rnn_tanh.data", _aten.rnn_tanh.data),
-        ("rnn_relu.input", _aten.rnn_relu.input),
-        ("rnn_relu.data", _aten.rnn_relu.data),
-    ):
-        kernels.add(name, _recurrent(machine, name.partition(".")[0], operator), DEVICE)
 
 
 @contextmanager
-def _unseen(machine: Machine) -> Iterator[None]:
+def unseen(machine: Machine) -> Iterator[None]:
     """Operators within are not charged to the device."""
     local = machine.local
     before, local.paused = local.paused, True
@@ -56,16 +47,40 @@ def _unseen(machine: Machine) -> Iterator[None]:
         local.paused = before
 
 
-def _given(machine: Machine, place: int, tensor: Any) -> Any:
+def given(machine: Machine, place: int, tensor: Any) -> Any:
     """Put a tensor that was made out of sight on the device."""
     machine.adopt(tensor.untyped_storage(), place)
     return tensor
 
 
-def _ran(machine: Machine, place: int, name: str, reads: Any, writes: Any) -> None:
+def ran(machine: Machine, place: int, name: str, reads: Any, writes: Any) -> None:
     """Tell the hazard engine of a kernel that did its work out of sight."""
     if machine.observer is not None:
         machine.observer.fused(name, place, reads, writes)
+
+
+def _one_hot(machine: Machine) -> Callable[..., Any]:
+    """``one_hot`` of ``aten/src/ATen/native/Onehot.cpp``: on CUDA the host does not look at the
+    values, but to find out how many classes there are.
+    """
+
+    def one_hot(tensor: Any, num_classes: int = -1) -> Any:
+        unknown = num_classes < 1
+        if (
+            machine.place_of(tensor) < 0
+            or tensor.dtype != torch.long
+            or not tensor.numel()
+            or (unknown and (machine.shapes or num_classes != -1))
+            or transformed()
+        ):
+            with below():
+                return _aten.one_hot.default(tensor, num_classes)
+        if unknown:
+            num_classes = int(tensor.max().item()) + 1
+        found = tensor.new_zeros((*tensor.shape, num_classes))
+        return found.scatter_(-1, tensor.unsqueeze(-1), 1)
+
+    return one_hot
 
 
 # -- connectionist temporal classification
@@ -117,7 +132,7 @@ def _dropout(machine: Machine) -> Callable[..., Any]:
             with below():
                 return _aten.native_dropout.default(tensor, p, True)[0]
         if transformed():  # parts that a transform knows
-            machine.assume(_APART)
+            machine.assume(APART)
             with below():
                 return _aten.dropout.default(tensor, p, train)
         return _Dropout.apply(tensor, p, machine, place)
@@ -130,13 +145,13 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Any, p: float, machine: Machine, place: int) -> Any:
-        with _unseen(machine):
+        with unseen(machine):
             mask = torch.empty_like(tensor).bernoulli_(1 - p)
             result = tensor * mask.div(1 - p)
             kept = mask.bool()
-        _given(machine, place, result)
-        _given(machine, place, kept)
-        _ran(machine, place, "native_dropout", tensor, (result, kept))
+        given(machine, place, result)
+        given(machine, place, kept)
+        ran(machine, place, "native_dropout", tensor, (result, kept))
         ctx.save_for_backward(kept)
         ctx.p, ctx.machine, ctx.place = p, machine, place
         return result
@@ -144,10 +159,10 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         (kept,) = ctx.saved_tensors
-        with _unseen(ctx.machine):
+        with unseen(ctx.machine):
             result = grad * kept.to(grad.dtype).div(1 - ctx.p)
-        _given(ctx.machine, ctx.place, result)
-        _ran(ctx.machine, ctx.place, "native_dropout_backward", (grad, kept), result)
+        given(ctx.machine, ctx.place, result)
+        ran(ctx.machine, ctx.place, "native_dropout_backward", (grad, kept), result)
         return result, None, None, None
 
 
@@ -173,6 +188,7 @@ def _attention(machine: Machine) -> Callable[..., Any]:
         if place < 0:
             with below():
                 return operator(query, key, value, attn_mask, dropout_p, is_causal, **options)
+        _together(machine, place, query, key, value, attn_mask)
         chosen = attention.pick(
             machine.devices[place].model.capability,
             query,
@@ -182,7 +198,7 @@ def _attention(machine: Machine) -> Callable[..., Any]:
             enable_gqa=enable_gqa,
         )
         if chosen != attention.MATH and not machine.shapes and transformed():
-            machine.assume(_APART)
+            machine.assume(APART)
             chosen = attention.MATH
         if chosen == attention.MATH:
             with below():
@@ -215,6 +231,18 @@ def _attention(machine: Machine) -> Callable[..., Any]:
             )[0]
 
     return scaled_dot_product_attention
+
+
+def _together(machine: Machine, place: int, query: Any, key: Any, value: Any, mask: Any) -> None:
+    """Source: ``validate_sdpa_input`` in ``aten/src/ATen/native/transformers/attention.cpp``."""
+    if machine.place_of(key) != place or machine.place_of(value) != place:
+        raise RuntimeError(
+            "Expected query, key, and value to have the same device type, but got "
+            f"query.device: {query.device} key.device: {key.device} and value.device: "
+            f"{value.device} instead."
+        )
+    if mask is not None and machine.place_of(mask) != place:
+        raise two_places(place, machine.place_of(mask), "scaled_dot_product_attention")
 
 
 def _math(
@@ -259,11 +287,11 @@ class _Attention(torch.autograd.Function):
         place: int,
     ) -> Any:
         state = torch.default_generator.get_state() if dropout_p else None
-        with _unseen(machine):
+        with unseen(machine):
             result = _aten.scaled_dot_product_attention.default(
                 query, key, value, mask, dropout_p, is_causal, **options
             ).contiguous()
-        _given(machine, place, result)
+        given(machine, place, result)
         batch, heads, length = query.shape[:3]
         if chosen == attention.EFFICIENT:
             length = -(-length // 32) * 32
@@ -273,7 +301,7 @@ class _Attention(torch.autograd.Function):
         ctx.save_for_backward(query, key, value, mask, result, sums, random)
         ctx.rest = (dropout_p, is_causal, options, chosen, machine, place, state)
         reads = (query, key, value, mask)
-        _ran(machine, place, "scaled_dot_product_attention", reads, (result, sums, random))
+        ran(machine, place, "scaled_dot_product_attention", reads, (result, sums, random))
         return result
 
     @staticmethod
@@ -282,7 +310,7 @@ class _Attention(torch.autograd.Function):
         query, key, value, mask = saved[:4]
         dropout_p, is_causal, options, chosen, machine, place, state = ctx.rest
         now = torch.default_generator.get_state() if state is not None else None
-        with _unseen(machine), torch.enable_grad():
+        with unseen(machine), torch.enable_grad():
             inputs = [item.detach().requires_grad_() for item in (query, key, value)]
             if state is not None:
                 torch.default_generator.set_state(state)
@@ -294,9 +322,9 @@ class _Attention(torch.autograd.Function):
         if now is not None:
             torch.default_generator.set_state(now)
         for item in grads:
-            _given(machine, place, item)
+            given(machine, place, item)
         reads = (grad, *saved)
-        _ran(machine, place, "scaled_dot_product_attention_backward", reads, grads)
+        ran(machine, place, "scaled_dot_product_attention_backward", reads, grads)
         device = machine.devices[place]
         stream = machine.stream(place)
         sizes = (
@@ -308,138 +336,3 @@ class _Attention(torch.autograd.Function):
         for block in held:
             device.free(block)
         return (*grads, *[None] * 7)
-
-
-# -- recurrent networks
-
-
-_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
-
-
-def _recurrent(machine: Machine, kind: str, operator: Any) -> Callable[..., Any]:
-    """cuDNN runs a whole recurrent network: one result, the last states, and a reserve."""
-
-    def network(*args: Any) -> Any:
-        place = machine.place_of(args[0])
-        if place < 0 or machine.local.paused:
-            with below():
-                return operator(*args)
-        machine.assume(
-            "cuDNN's reserve of a recurrent network: its size is not documented; the gates and "
-            "cell states of every step are counted"
-        )
-        if torch.is_autocast_enabled("cuda"):
-            dtype = torch.get_autocast_dtype("cuda")
-            args = _cast(args, dtype)
-        if transformed():
-            machine.assume(_APART)
-            with below():
-                return operator(*args)
-        flat, spec = _flatten(args)
-        return tuple(_Recurrent.apply(machine, place, kind, operator, spec, *flat))
-
-    return network
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, torch.Tensor):
-        floating = value.is_floating_point() and value.dtype is not torch.float64
-        return value.to(dtype) if floating and value.is_cuda else value
-    if isinstance(value, (list, tuple)):
-        return type(value)(_cast(item, dtype) for item in value)
-    return value
-
-
-def _flatten(args: Any) -> tuple[list[Any], Any]:
-    flat: list[Any] = []
-
-    def spec(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            flat.append(value)
-            return ("tensor", len(flat) - 1)
-        if isinstance(value, (list, tuple)):
-            return ("list", [spec(item) for item in value])
-        return ("value", value)
-
-    return flat, [spec(item) for item in args]
-
-
-def _build(spec: Any, flat: list[Any]) -> list[Any]:
-    def build(item: Any) -> Any:
-        kind, value = item
-        if kind == "tensor":
-            return flat[value]
-        if kind == "list":
-            return [build(inner) for inner in value]
-        return value
-
-    return [build(item) for item in spec]
-
-
-class _Recurrent(torch.autograd.Function):
-    """The CPU's recurrent network out of sight; results and a reserve on the device."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, machine: Machine, place: int, kind: str, operator: Any, spec: Any, *flat: Any
-    ) -> Any:
-        state = torch.default_generator.get_state()
-        with _unseen(machine):
-            results = operator(*_build(spec, list(flat)))
-            results = tuple(item.clone() for item in results)
-        for item in results:
-            _given(machine, place, item)
-        saved = [*flat]
-        if any(ctx.needs_input_grad):
-            elements = results[0].numel() * (_GATES[kind] + (2 if kind == "lstm" else 1))
-            elements *= _layers(spec, kind)
-            reserve = torch.empty(elements, dtype=results[0].dtype, device=results[0].device)
-            saved.append(reserve)
-        ctx.save_for_backward(*saved)
-        ctx.rest = (machine, place, operator, spec, len(flat), state)
-        _ran(machine, place, "_cudnn_rnn", flat, (results, saved[len(flat) :]))
-        return results
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        machine, place, operator, spec, count, state = ctx.rest
-        saved = ctx.saved_tensors  # once: checkpointing gives each only once
-        flat = saved[:count]
-        now = torch.default_generator.get_state()
-        with _unseen(machine), torch.enable_grad():
-            torch.default_generator.set_state(state)
-            inputs = [
-                item.detach().requires_grad_() if item.is_floating_point() else item
-                for item in flat
-            ]
-            wanted = [item for item in inputs if item.requires_grad]
-            results = operator(*_build(spec, inputs))
-            given = [
-                (result, grad)
-                for result, grad in zip(results, grads, strict=True)
-                if grad is not None and result.requires_grad
-            ]
-            found = torch.autograd.grad(
-                [result for result, _ in given],
-                wanted,
-                [grad for _, grad in given],
-                allow_unused=True,
-            )
-        torch.default_generator.set_state(now)
-        for item in found:
-            if item is not None:
-                _given(machine, place, item)
-        _ran(machine, place, "_cudnn_rnn_backward", (grads, saved), found)
-        answers = iter(found)
-        return (
-            *[None] * 5,
-            *[next(answers) if item.is_floating_point() else None for item in flat],
-        )
-
-
-def _layers(spec: Any, kind: str) -> int:
-    """``num_layers``, the first whole number among the arguments."""
-    for name, value in spec:
-        if name == "value" and isinstance(value, int) and not isinstance(value, bool):
-            return value
-    return 1

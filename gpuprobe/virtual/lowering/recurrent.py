@@ -1,0 +1,213 @@
+"""Recurrent networks, which cuDNN runs as one kernel, on weights that lie in one buffer.
+
+Sources: ``aten/src/ATen/native/cudnn/RNN.cpp`` (the flat buffers of weights and of their
+gradients), ``aten/src/ATen/native/cudnn/RNN.cpp: _cudnn_rnn_cast_reflatten`` (autocast).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.backends.cudnn.rnn
+
+from gpuprobe.virtual.keys import DEVICE, Kernels, below, transformed
+from gpuprobe.virtual.lowering.functions import APART, given, ran, unseen
+from gpuprobe.virtual.machine import Machine
+from gpuprobe.virtual.patches import Patches
+
+__all__ = ["flatten_weights", "install"]
+
+_aten = torch.ops.aten
+
+
+def install(machine: Machine, kernels: Kernels, patches: Patches) -> None:
+    for name, operator in (
+        ("lstm.input", _aten.lstm.input),
+        ("lstm.data", _aten.lstm.data),
+        ("gru.input", _aten.gru.input),
+        ("gru.data", _aten.gru.data),
+        ("rnn_tanh.input", _aten.rnn_tanh.input),
+        ("rnn_tanh.data", _aten.rnn_tanh.data),
+        ("rnn_relu.input", _aten.rnn_relu.input),
+        ("rnn_relu.data", _aten.rnn_relu.data),
+    ):
+        kernels.add(name, _recurrent(machine, name.partition(".")[0], operator), DEVICE)
+    # torch.nn.RNNBase asks these; a build for the CPU says no, one for CUDA calls cuDNN.
+    patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
+    patches.set(torch, "_cudnn_rnn_flatten_weight", flatten_weights)
+    modes = ("RNN_RELU", "RNN_TANH", "LSTM", "GRU")  # cudnnRNNMode_t
+    patches.set(torch.backends.cudnn.rnn, "get_cudnn_mode", modes.index)
+
+
+def flatten_weights(weights: Sequence[Any], *_: Any, **__: Any) -> Any:
+    """Move the weights into one buffer, which is returned: ``_cudnn_rnn_flatten_weight``.
+
+    cuDNN's buffer holds the weights and biases and nothing else; in which order does not matter
+    to what it takes.
+    """
+    first = weights[0]
+    buffer = torch.zeros(sum(w.numel() for w in weights), dtype=first.dtype, device=first.device)
+    for weight, part in zip(weights, _parts(buffer, weights), strict=True):
+        part.copy_(weight)
+        weight.set_(part)
+    return buffer
+
+
+def _parts(buffer: Any, like: Sequence[Any]) -> list[Any]:
+    """Views of a flat buffer, in the shapes of ``like``, one after the other."""
+    pieces = buffer.split([item.numel() for item in like])
+    return [piece.view(item.shape) for piece, item in zip(pieces, like, strict=True)]
+
+
+_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+def _recurrent(machine: Machine, kind: str, operator: Any) -> Callable[..., Any]:
+    """cuDNN runs a whole recurrent network: one result, the last states, and a reserve."""
+
+    def network(*args: Any) -> Any:
+        place = machine.place_of(args[0])
+        if place < 0 or machine.local.paused:
+            with below():
+                return operator(*args)
+        machine.assume(
+            "cuDNN's reserve of a recurrent network: its size is not documented; the gates and "
+            "cell states of every step are counted"
+        )
+        if torch.is_autocast_enabled("cuda"):
+            dtype = torch.get_autocast_dtype("cuda")
+            args = _cast(args, dtype)
+        if transformed():
+            machine.assume(APART)
+            with below():
+                return operator(*args)
+        flat, spec = _flatten(args)
+        return tuple(_Recurrent.apply(machine, place, kind, operator, spec, *flat))
+
+    return network
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        floating = value.is_floating_point() and value.dtype is not torch.float64
+        return value.to(dtype) if floating and value.is_cuda else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cast(item, dtype) for item in value)
+    return value
+
+
+def _flatten(args: Any) -> tuple[list[Any], Any]:
+    flat: list[Any] = []
+    return flat, [_spec(item, flat) for item in args]
+
+
+# Not within `_flatten` and `_build`: a function that refers to itself is a cycle, and would keep
+# the tensors alive until the garbage collector comes.
+def _spec(value: Any, flat: list[Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        flat.append(value)
+        return ("tensor", len(flat) - 1)
+    if isinstance(value, (list, tuple)):
+        return ("list", [_spec(item, flat) for item in value])
+    return ("value", value)
+
+
+def _build(spec: Any, flat: list[Any]) -> list[Any]:
+    return [_built(item, flat) for item in spec]
+
+
+def _built(item: Any, flat: list[Any]) -> Any:
+    kind, value = item
+    if kind == "tensor":
+        return flat[value]
+    if kind == "list":
+        return [_built(inner, flat) for inner in value]
+    return value
+
+
+class _Recurrent(torch.autograd.Function):
+    """The CPU's recurrent network out of sight; results and a reserve on the device."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, machine: Machine, place: int, kind: str, operator: Any, spec: Any, *flat: Any
+    ) -> Any:
+        state = torch.default_generator.get_state()
+        with unseen(machine):
+            results = operator(*_build(spec, list(flat)))
+            results = tuple(item.clone() for item in results)
+        for item in results:
+            given(machine, place, item)
+        saved = [*flat]
+        if any(ctx.needs_input_grad):
+            elements = results[0].numel() * (_GATES[kind] + (2 if kind == "lstm" else 1))
+            elements *= _layers(spec, kind)
+            reserve = torch.empty(elements, dtype=results[0].dtype, device=results[0].device)
+            saved.append(reserve)
+        ctx.save_for_backward(*saved)
+        ctx.rest = (machine, place, operator, spec, len(flat), state)
+        ran(machine, place, "_cudnn_rnn", flat, (results, saved[len(flat) :]))
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        machine, place, operator, spec, count, state = ctx.rest
+        saved = ctx.saved_tensors  # once: checkpointing gives each only once
+        flat = saved[:count]
+        now = torch.default_generator.get_state()
+        with unseen(machine), torch.enable_grad():
+            torch.default_generator.set_state(state)
+            inputs = [
+                item.detach().requires_grad_() if item.is_floating_point() else item
+                for item in flat
+            ]
+            wanted = [item for item in inputs if item.requires_grad]
+            results = operator(*_build(spec, inputs))
+            pairs = [
+                (result, grad)
+                for result, grad in zip(results, grads, strict=True)
+                if grad is not None and result.requires_grad
+            ]
+            found = torch.autograd.grad(
+                [result for result, _ in pairs],
+                wanted,
+                [grad for _, grad in pairs],
+                allow_unused=True,
+            )
+        torch.default_generator.set_state(now)
+        answers = iter(found)
+        made: list[Any] = [next(answers) if item.is_floating_point() else None for item in flat]
+        needed = ctx.needs_input_grad[5:]
+        weights = [at for at in _weights(spec) if made[at] is not None]
+        if any(needed[at] for at in weights):
+            first = made[weights[0]]
+            buffer = torch.zeros(
+                sum(made[at].numel() for at in weights), dtype=first.dtype, device=flat[0].device
+            )
+            for at, part in zip(weights, _parts(buffer, [made[at] for at in weights]), strict=True):
+                with unseen(machine):
+                    made[at] = part.copy_(made[at])
+        for at, item in enumerate(made):
+            if item is not None and needed[at] and at not in weights:
+                given(machine, place, item)
+        ran(machine, place, "_cudnn_rnn_backward", (grads, saved), tuple(made))
+        return (
+            *[None] * 5,
+            *[item if need else None for item, need in zip(made, needed, strict=True)],
+        )
+
+
+def _weights(spec: Any) -> list[int]:
+    """Where the weights are among the tensors: the last list of them."""
+    lists = [value for kind, value in spec if kind == "list"]
+    return [at for kind, at in lists[-1] if kind == "tensor"] if lists else []
+
+
+def _layers(spec: Any, kind: str) -> int:
+    """``num_layers``, the first whole number among the arguments."""
+    for name, value in spec:
+        if name == "value" and isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return 1
