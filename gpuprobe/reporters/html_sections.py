@@ -5,6 +5,7 @@ Every number comes from `gpuprobe.report`: the document that ``report --json`` p
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,6 +23,7 @@ from gpuprobe.reporters.html_parts import (
     table,
     unknown,
 )
+from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import fragmentation_title, rank_count, unseen_failure, when
 
 __all__ = [
@@ -180,16 +182,22 @@ def _advice(report: Report) -> Markup:
         text = "No rule found enough evidence for a suggestion."
         return el("div", el("h2", "Try first"), el("p", text), class_="card")
     first, *others = advice
+    relative = Style(cwd=report["session"]["cwd"]).relative
     more = [
-        el("li", item["text"], _code(item["code"]), el("p", item["evidence"], class_="note"))
+        el(
+            "li",
+            relative(item["text"]),
+            _code(item["code"]),
+            el("p", relative(item["evidence"]), class_="note"),
+        )
         for item in others[:4]
     ]
     return el(
         "div",
         el("h2", "Try first"),
-        el("p", first["text"], class_="advice"),
+        el("p", relative(first["text"]), class_="advice"),
         _code(first["code"]),
-        el("p", "Because ", first["evidence"], ".", class_="note"),
+        el("p", "Because ", relative(first["evidence"]), ".", class_="note"),
         el("details", el("summary", plural(len(more), "more suggestion")), el("ul", more))
         if more
         else None,
@@ -208,8 +216,11 @@ def _tiles(report: Report) -> Markup:
         tiles.append(("peak reserved", amount(peak["reserved"])))
     at_peak = report["fragmentation"].get("peak", {})
     if "total" in at_peak:
-        tiles.append(("reserved, unused at the peak", human_bytes(at_peak["total"]["free"])))
-    device = next((d for d in report["devices"] if d["device"] == peak["device"]), None)
+        step = report["fragmentation"].get("step")
+        of = "at the peak" if step in (None, peak["step"]) else f"in step {step}"
+        tiles.append((f"reserved, unused {of}", human_bytes(at_peak["total"]["free"])))
+    place_of = (peak["rank"], peak["device"])
+    device = next((d for d in report["devices"] if (d["rank"], d["device"]) == place_of), None)
     if device is not None and isinstance(device["end"]["allocated"], int):
         tiles.append(("allocated at the end", human_bytes(device["end"]["allocated"])))
     if report["growth"] is not None:
@@ -498,6 +509,14 @@ def unseen(spots: Iterable[tuple[str, str]]) -> Markup:
     return section("unseen", "What this could not see", listed(items), short="Not seen")
 
 
+def _time_of(seconds: float) -> str:
+    """A moment in words, in UTC: the page is read elsewhere."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+    except (OverflowError, ValueError, OSError):  # a damaged recording
+        return str(seconds)
+
+
 def environment(report: Report) -> Markup:
     """Where it was recorded."""
     rows = []
@@ -507,6 +526,8 @@ def environment(report: Report) -> Markup:
                 shown: Part = el("span", f"not known: {value['unavailable']}", class_="unknown")
             elif name == "total_memory":
                 shown = human_bytes(value)
+            elif name == "started_at":
+                shown = _time_of(value)
             elif isinstance(value, list):
                 shown = " ".join(map(str, value)) or "-"
             else:

@@ -145,6 +145,30 @@ def test_sizes_that_no_machine_has_are_no_crash(size: int, tmp_path: Path) -> No
     assert unpack(table["columns"]["end"]) == [-1]
 
 
+def test_what_stands_beside_a_peak_is_of_its_rank(tmp_path: Path) -> None:
+    one = recording([step(0, {"forward": 30 * MIB}, end=5 * MIB)])
+    two = recording([step(0, {"forward": 40 * MIB}, end=7 * MIB)])
+    ranks = tuple(
+        replace(made.ranks[0], session=replace(made.ranks[0].session, rank=rank, world_size=2))
+        for rank, made in enumerate((one, two))
+    )
+    page = page_of(replace(one, ranks=ranks), tmp_path)
+    assert "in rank 1" in page.text
+    tiles = page.text.partition("allocated at the end")[2].split()
+    assert tiles[:2] == ["7.0", "MiB"]
+
+
+def test_places_and_times_are_for_people(tmp_path: Path) -> None:
+    page = page_of(made(), tmp_path)
+    tried = page.text.partition("Try first")[2].partition("Lines at the peak")[0]
+    assert "model.py:1" in tried
+    assert "/home/u/project" not in tried
+    assert "1970-01-01 00:00:01 UTC" in page.text
+    for damaged in (1e300, -1e300):
+        session_ = session(started_at=damaged)
+        assert "started at" in page_of(recording([], session=session_), tmp_path).text
+
+
 def hazards(file: str = "/home/u/project/train.py") -> dict[str, Any]:
     here, there = Location(file, 3, "train"), Location(file, 2, HOSTILE)
     race = Finding(
