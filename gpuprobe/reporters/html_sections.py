@@ -386,6 +386,22 @@ def _chosen(rows: list[Report], marks: Report | None) -> list[Report]:
     return [row for row in rows if id(row) in wanted]
 
 
+def _device_of_rank(report: Report) -> dict[int, str]:
+    """By rank, the device whose steps are shown: that of the peak; of other ranks, the one where
+    theirs is. Each rank may have a GPU of its own.
+    """
+    highest: dict[int, tuple[int, str]] = {}
+    for row in report["devices"]:
+        amount_ = row["peak_allocated"].get("at_least", -1)
+        if row["device"] and amount_ > highest.get(row["rank"], (-2, ""))[0]:
+            highest[row["rank"]] = (amount_, row["device"])
+    found = {rank: device for rank, (_, device) in highest.items()}
+    marks = report["steps"]["highlights"]
+    if marks is not None and marks["device"] is not None:
+        found[marks["rank"]] = marks["device"]
+    return found
+
+
 def steps(report: Report) -> Markup:
     """A row per step; where there are very many, the first, the last and the telling ones."""
     rows = report["steps"]["rows"]
@@ -400,13 +416,16 @@ def steps(report: Report) -> Markup:
             key = (marks["rank"], marks[name])
             named.setdefault(key, []).append("peak" if name == "worst" else name)
 
+    devices = _device_of_rank(report)
+
     def window(row: Report) -> Report | None:
-        return next((d for d in row["devices"] if d["device"] == device), None)
+        return next((d for d in row["devices"] if d["device"] == devices.get(row["rank"])), None)
 
     def peak(row: Report) -> tuple[Part, int]:
         found = window(row)
-        bounds = row["host_rss_peak"] if found is None else found["peak_allocated"]
-        return _bounds(bounds)
+        if device is None:
+            return _bounds(row["host_rss_peak"])
+        return ("-", -1) if found is None else _bounds(found["peak_allocated"])
 
     def reserved(row: Report) -> tuple[Part, int]:
         found = window(row)
@@ -432,6 +451,11 @@ def steps(report: Report) -> Markup:
     columns = [
         Column("step", lambda row: (str(row["index"]), row["index"])),
         *([Column("rank", lambda row: (str(row["rank"]), row["rank"]))] if several else []),
+        *(
+            [Column("device", lambda row: (devices.get(row["rank"], "-"),) * 2, number=False)]
+            if len(set(devices.values())) > 1
+            else []
+        ),
         Column("time", lambda row: (human_ns(row["duration_ns"]), row["duration_ns"])),
         Column("resident" if device is None else "peak allocated", peak),
         *([] if device is None else [Column("peak reserved", reserved)]),

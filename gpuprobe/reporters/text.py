@@ -353,10 +353,12 @@ def _steps(report: Report, style: Style) -> Iterator[str]:
     for index in sorted(named):
         row = rows[index]
         device = next((d for d in row["devices"] if d["device"] == marks["device"]), None)
-        peak = row["host_rss_peak"] if device is None else device["peak_allocated"]
+        peak = "-" if device is None else _short(device["peak_allocated"])
         end = "-" if device is None else _count(device["end"]["allocated"])
+        if resident:
+            peak = _short(row["host_rss_peak"])
         yield style.text(
-            f"  {index:>6}{human_ns(row['duration_ns']):>10}{_short(peak):>12}{end:>12}  "
+            f"  {index:>6}{human_ns(row['duration_ns']):>10}{peak:>12}{end:>12}  "
             f"{', '.join(named[index]):<14} {_longest(row)}"
         )[: style.width].rstrip()
 

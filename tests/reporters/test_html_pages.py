@@ -158,6 +158,18 @@ def test_what_stands_beside_a_peak_is_of_its_rank(tmp_path: Path) -> None:
     assert tiles[:2] == ["7.0", "MiB"]
 
 
+def test_the_steps_of_each_rank_are_of_its_own_gpu(tmp_path: Path) -> None:
+    ranks = []
+    for rank, peak in enumerate((30 * MIB, 40 * MIB)):
+        made_ = recording([step(0, {"forward": peak}, device=f"cuda:{rank}")]).ranks[0]
+        ranks.append(replace(made_, session=replace(made_.session, rank=rank, world_size=2)))
+    page = page_of(replace(recording([]), ranks=tuple(ranks)), tmp_path)
+    table = page.text.partition("longest phase")[2].split("Ranks and devices")[0]
+    assert "0 0 cuda:0 10 ns 30.0 MiB" in " ".join(table.split())
+    assert "0 1 cuda:1 10 ns 40.0 MiB" in " ".join(table.split())
+    assert "500.0 MiB" not in table  # what is resident on the host
+
+
 def test_places_and_times_are_for_people(tmp_path: Path) -> None:
     page = page_of(made(), tmp_path)
     tried = page.text.partition("Try first")[2].partition("Lines at the peak")[0]

@@ -376,6 +376,14 @@ def test_ranks_that_recorded_nothing_are_missed(
         assert " of " not in text.split("Peak")[0]
 
 
+def test_a_step_without_the_device_has_no_peak_on_it() -> None:
+    first = replace(step(0, {"setup": 5}, device="cuda:0"), windows=())
+    report = checked(recording([first, step(1, {"forward": 7 * MIB}, device="cuda:0")]))
+    table = words(report).split("Steps")[1]
+    assert "0 10 ns - -" in table
+    assert "1 10 ns 7.0 MiB" in table
+
+
 def test_nothing_measured() -> None:
     report = checked(recording([]))
     assert report["peak"]["measure"] is None
