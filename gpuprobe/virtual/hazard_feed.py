@@ -19,7 +19,7 @@ from gpuprobe.virtual import host_watch
 from gpuprobe.virtual.hazard_collectives import Collectives
 from gpuprobe.virtual.hazard_plans import SYNCS_FIRST, Plan
 from gpuprobe.virtual.hazard_processes import Processes
-from gpuprobe.virtual.machine import PINNED, Brand, Machine, is_meta
+from gpuprobe.virtual.machine import PINNED, Brand, Machine, is_meta, parts
 from gpuprobe.virtual.patches import Patches
 
 __all__ = ["Feed", "place"]
@@ -210,6 +210,8 @@ class Feed:
                 if found is not None:
                     accesses.append((*found, written[at] and plan.writes(at, args)))
                     shapes.append((found[1].low, value.shape))
+                else:
+                    self._add(accesses, parts(value), written[at])
             elif type(value) is list or type(value) is tuple:
                 self._add(accesses, value, written[at])
         if kwargs:
@@ -223,8 +225,8 @@ class Feed:
                 if found is not None:
                     accesses.append((*found, True))
                     shapes.append((found[1].low, result.shape))
-            else:
-                self._add(accesses, result, True)
+                    result = None
+            self._add(accesses, result, True)
         site = _site()
         op = (plan.name, shapes)
         reason = plan.reason or (plan.masked(args) if plan.indexes else None)
@@ -256,7 +258,9 @@ class Feed:
             found = self._touch(value)
             if found is not None:
                 accesses.append((found[0], found[1], write))
-        elif isinstance(value, (list, tuple)):
+                return
+            value = parts(value)  # a sparse one's
+        if isinstance(value, (list, tuple)):
             for item in value:
                 self._add(accesses, item, write)
 
@@ -344,7 +348,7 @@ class Feed:
             self.judge.stream_wait(other, one, site)
             return
         self._launch(index, ("copy", shape), accesses, site)
-        if to >= 0 and from_ >= 0:
+        if (to >= 0 and from_ >= 0) or host_watch.is_number(source):
             return
         reason = machine.local.reason
         if to >= 0:

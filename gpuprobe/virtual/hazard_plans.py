@@ -14,7 +14,9 @@ __all__ = ["SYNCS_FIRST", "Plan"]
 _NO_KERNEL: Final = frozenset(
     """empty empty_like empty_strided new_empty new_empty_strided set_ resize_ resize_as_
     record_stream lift_fresh detach alias lift detach_ _version is_same_size is_pinned
-    _has_compatible_shallow_copy_type""".split()  # noqa: SIM905 - a list to be read
+    _has_compatible_shallow_copy_type _sparse_coo_tensor_unsafe _sparse_coo_tensor_with_dims
+    _sparse_coo_tensor_with_dims_and_tensors _sparse_compressed_tensor_unsafe _coalesced_ _nnz
+    is_coalesced sparse_dim dense_dim""".split()  # noqa: SIM905 - a list to be read
 )
 _SYNCS: Final = {
     "_local_scalar_dense": "item",
@@ -27,6 +29,10 @@ _SYNCS: Final = {
     "unique_dim_consecutive": "unique",
     "equal": "equal",
     "bincount": "unique",
+    "allclose": "equal",
+    "_linalg_check_errors": "check of a matrix",
+    "_to_sparse": "nonzero",
+    "_coalesce": "unique",
 }
 # The host learns how many there are, and launches the kernel that writes them after that.
 SYNCS_FIRST: Final = frozenset({"nonzero", "mask", "repeat_interleave"})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,24 @@ from gpuprobe.virtual.machine import PINNED, is_meta
 from gpuprobe.virtual.patches import Patches
 from gpuprobe.virtual.pinned_array import origin, rewatched
 
-__all__ = ["install"]
+__all__ = ["install", "is_number"]
+
+
+class _Assigned(threading.local):
+    """Whether a Python number is being assigned to a part of a tensor."""
+
+    number = False
+
+
+_assigned = _Assigned()
+
+
+def is_number(source: Any) -> bool:
+    """Whether the source of a copy is a number that was assigned to one element. CUDA's kernel
+    fills it in (``valueToTensor``, ``python_variable_indexing.cpp``); here torch, which takes the
+    tensor for the host's, makes a host tensor of it.
+    """
+    return _assigned.number and not source.dim()
 
 
 def install(feed: Any, patches: Patches) -> None:
@@ -46,6 +65,19 @@ def install(feed: Any, patches: Patches) -> None:
         ("map2_", "map2_", True),
     ):
         patches.set(torch.Tensor, name, telling(name, op, write))
+
+    original_setitem = torch.Tensor.__setitem__
+
+    @functools.wraps(original_setitem)
+    def setitem(tensor: Any, key: Any, value: Any) -> None:
+        before = _assigned.number
+        _assigned.number = isinstance(value, (bool, int, float, complex))
+        try:
+            original_setitem(tensor, key, value)
+        finally:
+            _assigned.number = before
+
+    patches.set(torch.Tensor, "__setitem__", setitem)
 
     def aliasing(original: Callable[..., Any]) -> Callable[..., Any]:
         """The tensor over a watched array shares the memory of the pinned one."""

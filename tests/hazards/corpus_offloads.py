@@ -51,6 +51,16 @@ _READS = {
     "tensor": "torch.tensor(array)",
     "double": "np.asarray(array, dtype=np.float64)",
 }
+_NUMBER = "torch/csrc/autograd/python_variable_indexing.cpp: valueToTensor"
+_ONE_HOT = "aten/src/ATen/native/Onehot.cpp"
+_CHECKED = "PyTorch docs, torch.linalg.inv: synchronizes that device with the CPU"
+_SPARSE = "PyTorch docs, torch.sparse: a tensor of indices and a tensor of values"
+_MADE = """
+x = torch.ones(8, device="cuda")
+s.wait_stream(cuda.current_stream())
+with cuda.stream(s):
+    y = x * 2
+"""
 
 CASES: tuple[Case, ...] = (
     case("copies_stacked_at_once", _LISTS, HOST, _COPIES + "whole = torch.stack(copies)"),
@@ -322,6 +332,49 @@ buffer = torch.zeros(8, 8).pin_memory()
 y = torch.empty(8, 4, device="cuda")
 y.copy_(buffer[:, :4], non_blocking=True)
 buffer.numpy()[:, 4:] = 1
+""",
+    ),
+    *(
+        case(f"no_wait_in_{name}", source, RAW, _MADE + f"    {text}\nz = y + 1")
+        for name, source, text in (
+            ("a_number_for_an_element", _NUMBER, "x[3] = 1.0"),
+            ("one_hot", _ONE_HOT, "F.one_hot(torch.arange(3, device='cuda'), 4)"),
+        )
+    ),
+    *(
+        case(f"a_wait_in_{name}", source, (), _MADE + f"    {text}  #needed\nz = y + 1")
+        for name, source, text in (
+            ("an_element_from_the_host", _NUMBER, "x[3] = torch.tensor(1.0)"),
+            ("one_hot", _ONE_HOT, "F.one_hot(torch.arange(3, device='cuda'))"),
+            ("a_checked_inverse", _CHECKED, "torch.linalg.inv(torch.eye(3, device='cuda'))"),
+            ("allclose", "PyTorch docs, torch.allclose: a bool", "torch.allclose(x, x)"),
+            ("a_search_for_zeros", _SPARSE, "x.to_sparse()"),
+        )
+    ),
+    case(
+        "values_of_a_sparse_matrix",
+        _SPARSE,
+        RAW,
+        """
+places = torch.tensor([[0, 1], [1, 0]], device="cuda")
+s.wait_stream(cuda.current_stream())
+with cuda.stream(s):
+    values = torch.ones(2, device="cuda")
+matrix = torch.sparse_coo_tensor(places, values, (2, 2), check_invariants=False)
+y = matrix.to_dense()
+""",
+    ),
+    case(
+        "values_of_a_sparse_matrix_awaited",
+        _SPARSE,
+        (),
+        """
+places = torch.tensor([[0, 1], [1, 0]], device="cuda")
+with cuda.stream(s):
+    values = torch.ones(2, device="cuda")
+cuda.current_stream().wait_stream(s)  #needed
+matrix = torch.sparse_coo_tensor(places, values, (2, 2), check_invariants=False)
+y = matrix.to_dense()
 """,
     ),
 )

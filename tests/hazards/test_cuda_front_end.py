@@ -113,6 +113,8 @@ class OnVirtual(CudaFeed):
         patches.set(threading.Thread, "run", run)
 
     def _device_address(self, tensor: Any) -> int | None:
+        if tensor.layout is not torch.strided:  # no storage: torch raises, the feed gives None
+            return None
         brand = self.virtual.brand_of(tensor)
         return None if brand is None or brand.block is None else brand.block.address
 
