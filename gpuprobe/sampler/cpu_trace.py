@@ -70,6 +70,7 @@ _LASTING = frozenset(
 )
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
+_function_modes = torch._C._len_torch_function_stack
 _TO_COPY = torch.ops.aten._to_copy.default
 _BY_WHOM = {BUCKET: Category.GRADIENT_BUCKET, UNSHARDED: Category.PARAMETER}
 
@@ -236,17 +237,24 @@ class CpuTrace(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if self.active:
             try:
-                # torch.tensor fills its memory out of sight, then passes it to lift_fresh: what
-                # comes in there is new, and made on this very line.
-                self._see(() if func is _LIFT_FRESH else args, result)
-                if func is _TO_COPY and type(args[0]) is torch.nn.Parameter:
-                    self._see_cast(args[0], result)
+                if _function_modes():  # of the program's, which must not hear what is asked here
+                    with torch._C.DisableTorchFunction():
+                        self._see_call(func, args, result)
+                else:
+                    self._see_call(func, args, result)
             except Exception as error:  # a fault of ours must not end the training
                 if from_program(error):
                     raise
                 self.active = False
                 self._on_fault(error)
         return result
+
+    def _see_call(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        # torch.tensor fills its memory out of sight, then passes it to lift_fresh: what comes in
+        # there is new, and made on this very line.
+        self._see(() if func is _LIFT_FRESH else args, result)
+        if func is _TO_COPY and type(args[0]) is torch.nn.Parameter:
+            self._see_cast(args[0], result)
 
     def _see(self, args: tuple[Any, ...], result: Any) -> None:
         if self._dead:

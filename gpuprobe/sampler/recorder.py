@@ -49,7 +49,9 @@ _log = logging.getLogger("gpuprobe")
 
 
 def _guarded(method: _F) -> _F:
-    """A method the program's own code runs through: it never raises."""
+    """A method the program's own code runs through: it never raises, and what it asks of tensors
+    the program's ``__torch_function__`` does not hear.
+    """
 
     @functools.wraps(method)
     def guarded(self: Recorder, *args: Any, **kwargs: Any) -> Any:
@@ -58,7 +60,8 @@ def _guarded(method: _F) -> _F:
         if threading.get_ident() != self._thread and not self._in_backward():
             return None
         try:
-            return method(self, *args, **kwargs)
+            with self._unheard():
+                return method(self, *args, **kwargs)
         except Exception as error:
             if from_program(error):
                 raise
@@ -136,6 +139,7 @@ class Recorder:
         self._out_of_memory = False
         self._engine = 0  # of backward passes inside one another (checkpointing)
         self._in_engine: Callable[[], bool] = lambda: False  # of torch, from __enter__ on
+        self._unheard: Callable[[], AbstractContextManager[Any]] = nullcontext  # likewise
         self._recomputes: list[bool] = []  # checkpoints being run again, and whether it goes on
         self._last: list[Segment] = []
         self._last_traces: tuple[str, ...] = ()
@@ -155,6 +159,7 @@ class Recorder:
 
         self._thread = threading.get_ident()
         self._in_engine = in_engine
+        self._unheard = torch._C.DisableTorchFunction
         self._step_end = StepEnd(self._sink, self._write, self._traces, self._fault)
         # device_count asks NVML, where it can: it creates no context and blocks no fork.
         cuda = torch.version.cuda is not None and torch.cuda.device_count() > 0
@@ -173,7 +178,8 @@ class Recorder:
             self._traces.start_cuda()
         _forget_in_children(self)
         try:
-            self._start_watching(reader, cuda=cuda)
+            with self._unheard():
+                self._start_watching(reader, cuda=cuda)
         except Exception as error:
             if from_program(error):
                 raise
