@@ -43,12 +43,14 @@ __all__ = ["SCHEMA", "VERSION", "Table", "summarize"]
 
 SCHEMA = "gpuprobe.report"
 
-VERSION = (1, 1)
+VERSION = (1, 2)
 """(major, minor). A minor version adds keys; a major one may change them.
 
 History:
 * 1.0: first version.
 * 1.1: ``peak.nearest_trace``, for a peak in a step without a trace; ``fragmentation.step``.
+* 1.2: ``beside_tensors.devices`` are those of all ranks, with their ``rank``; before, of the
+  first.
 """
 
 Table = dict[str, Any]
@@ -119,7 +121,11 @@ def summarize(
         **found,
         "time": _time(first),
         "beside_tensors": {
-            "devices": [_with_defaults(item) for item in beside(first.steps)],
+            "devices": [
+                {"rank": rank.session.rank, **_with_defaults(item)}
+                for rank in recording.ranks
+                for item in beside(rank.steps)
+            ],
             "pinned": None if pinned is None else _with_defaults(pinned),
         },
         "placement": [_with_defaults(item) for item in placement_of(first.steps)],

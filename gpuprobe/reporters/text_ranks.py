@@ -23,7 +23,8 @@ def time(report: Report, style: Style) -> Iterator[str]:
     total = found["duration_ns"] or 1
     parts = [f"{item['path']} {item['ns'] / total:.0%}" for item in found["phases"]]
     steps = f"{found['steps']} step{'s' if found['steps'] != 1 else ''}"
-    yield from style.wrapped(f"{steps}: {', '.join(parts)}", first="  ", rest="    ")
+    of = f"rank {found['rank']}, " if len(report["ranks"]) > 1 else ""
+    yield from style.wrapped(f"{of}{steps}: {', '.join(parts)}", first="  ", rest="    ")
     if found["gpu_steps"]:
         spent = sorted(found["phases"], key=lambda item: -item["gpu_ns"])
         shares = ", ".join(
@@ -47,7 +48,10 @@ def time(report: Report, style: Style) -> Iterator[str]:
 def beside(report: Report, style: Style) -> Iterator[str]:
     """What else the devices and the host's pinned memory hold, where it was read."""
     found = report["beside_tensors"]
-    for item in found["devices"]:
+    several = len(report["ranks"]) > 1
+    # Ranks may be many: the devices on which others have most are told of.
+    rows = sorted(found["devices"], key=_not_torch, reverse=True)[:_MOST] if several else None
+    for item in found["devices"] if rows is None else rows:
         parts = []
         if isinstance(item["not_torch"], int):
             parts.append(
@@ -56,13 +60,22 @@ def beside(report: Report, style: Style) -> Iterator[str]:
             )
         if isinstance(item["inactive_split"], int):
             parts.append(f"{human_bytes(item['inactive_split'])} of free parts in segments in use")
-        text = f"{item['device']}, step {item['step']}: {', '.join(parts)}"
+        of = f"rank {item['rank']}, " if several else ""
+        text = f"{of}{item['device']}, step {item['step']}: {', '.join(parts)}"
         yield from style.wrapped(text, first="  ", rest="    ")
+    if rows is not None and len(rows) < len(found["devices"]):
+        yield f"  … {len(found['devices']) - len(rows)} more"
     pinned = found["pinned"]
     if pinned is not None and pinned["in_use"]:
         held = pinned["held"]
         more = f", {human_bytes(held)} held by torch" if isinstance(held, int) else ""
-        yield f"  pinned memory of the host: {human_bytes(pinned['in_use'])} in use{more}"
+        of = f"rank {report['session']['rank']}, " if several else ""
+        yield f"  {of}pinned memory of the host: {human_bytes(pinned['in_use'])} in use{more}"
+
+
+def _not_torch(item: Report) -> int:
+    held = item["not_torch"]
+    return held if isinstance(held, int) else -1
 
 
 def placement(report: Report, style: Style) -> Iterator[str]:

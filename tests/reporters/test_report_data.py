@@ -384,6 +384,28 @@ def test_a_step_without_the_device_has_no_peak_on_it() -> None:
     assert "1 10 ns 7.0 MiB" in table
 
 
+def test_what_others_hold_is_told_of_every_rank() -> None:
+    """Each rank has a GPU of its own, and it may be the last one that is shared."""
+    ranks = []
+    for rank in range(8):
+        device = f"cuda:{rank}"
+        made = step(0, {"forward": 5}, device=device)
+        counts = replace(made.windows[0].end, reserved=Bytes(MIB))
+        used = replace(made.windows[0], end=counts, device_used=Bytes((2 + rank) * MIB))
+        one = recording([replace(made, windows=(used,))]).ranks[0]
+        ranks.append(replace(one, session=replace(one.session, rank=rank, world_size=8)))
+    report = checked(replace(recording([]), ranks=tuple(ranks)))
+    rows = report["beside_tensors"]["devices"]
+    assert [(row["rank"], row["device"]) for row in rows] == [(i, f"cuda:{i}") for i in range(8)]
+    assert [row["not_torch"] for row in rows] == [(1 + i) * MIB for i in range(8)]
+    text = words(report).split("Beside the tensors")[1]
+    assert text.split()[:2] == ["rank", "7,"]
+    assert "cuda:7, step 0: 9.0 MiB in use, of which 8.0 MiB is not torch's" in text
+    assert "… 3 more" in text
+    alone = words(checked(replace(recording([]), ranks=tuple(ranks[:1]))))
+    assert "Beside the tensors cuda:0" in alone
+
+
 def test_nothing_measured() -> None:
     report = checked(recording([]))
     assert report["peak"]["measure"] is None
