@@ -9,7 +9,8 @@ Nothing is hung on the program's own modules: what is copied with `copy.deepcopy
 ``torch.compile`` guards on a module's hooks: one that comes or goes makes it compile again. So
 as soon as the program asks for compilation, every module hook is taken out, and the forward
 phase is inferred. The other hooks stay: inside code that is being traced they are empty
-(``torch.compiler.is_compiling()`` is a constant there) and add no graph break.
+(``torch.compiler.is_compiling()`` is a constant there) and add no graph break. ``torch.export``
+refuses any module hook (``strict=True``): there are none while it runs.
 """
 
 from __future__ import annotations
@@ -63,10 +64,13 @@ class Hooks:
         self._handles: list[Any] = []
         self._module_handles: list[Any] = []
         self._compiles = False
+        self._away = 0  # calls of torch.export that are under way
         self._looks = 0
         self._next = 0.0  # look, on the monotonic clock
         self._restore: list[Callable[[], None]] = []
+        self._every_module = False
         self._first_call: Any = None
+        self._first_wanted = False
         self._watched: dict[int, weakref.ref[Any]] = {}  # by id
         self._unwatch: Callable[[], None] | None = None
         self._first: Any = None  # the module of the first call, until it returns
@@ -87,16 +91,17 @@ class Hooks:
         self._restore += recompute.watch(self._listener)
         self._watch_for_compile(torch)
         self._watch_for_compile(torch.nn.Module)
+        for name in ("export", "export_for_training"):
+            if hasattr(torch.export, name):
+                self._stand_back_for(torch.export, name)
+        self._every_module = every_module
         if compile_in_use():
             self._compile_seen()
-        elif self._models is not None:
+            return
+        self._first_wanted = self._models is None
+        if self._models is not None:
             self.watch(self._models)
-        else:
-            from torch.nn.modules.module import register_module_forward_pre_hook
-
-            self._first_call = register_module_forward_pre_hook(self._on_first_call)
-        if every_module and not self._compiles:
-            self._install_module_hooks()
+        self._install_module_hooks()
 
     def remove(self) -> None:
         """Take every hook out again. Safe to call twice."""
@@ -105,6 +110,7 @@ class Hooks:
         self._handles.clear()
         self._forget_first_return()
         self._remove_module_hooks()
+        self._watched.clear()
         while self._restore:
             self._restore.pop()()
 
@@ -118,7 +124,7 @@ class Hooks:
         for model in models:
             if not isinstance(model, torch.jit.ScriptModule):
                 watched[id(model)] = weakref.ref(model)
-        if watched and self._unwatch is None:
+        if watched and self._unwatch is None and not self._away:
             self._unwatch = self._watch_calls()
 
     def _watches(self, module: Any) -> bool:
@@ -195,7 +201,25 @@ class Hooks:
         if not self._compiles:
             self._compiles = True
             self._remove_module_hooks()
+            self._watched.clear()
             self._listener.compiles()
+
+    def _stand_back_for(self, owner: Any, name: str) -> None:
+        """Have no module hooks while ``owner.name`` runs."""
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._away += 1
+            self._remove_module_hooks()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._away -= 1
+                if self._restore and not (self._away or self._compiles):
+                    self._install_module_hooks()
+
+        self._replace(owner, name, call)
 
     def _remove_module_hooks(self) -> None:
         self._forget_first_call()
@@ -204,7 +228,6 @@ class Hooks:
         for handle in self._module_handles:
             handle.remove()
         self._module_handles.clear()
-        self._watched.clear()
         if self._unwatch is not None:
             self._unwatch()
             self._unwatch = None
@@ -227,6 +250,12 @@ class Hooks:
             register_module_forward_pre_hook,
         )
 
+        if self._watched and self._unwatch is None:
+            self._unwatch = self._watch_calls()
+        if self._first_wanted:
+            self._first_call = register_module_forward_pre_hook(self._on_first_call)
+        if not self._every_module:
+            return
         self._module_handles.append(register_module_forward_pre_hook(self._before_module))
         self._module_handles.append(
             register_module_forward_hook(self._after_module, always_call=True)
@@ -258,6 +287,7 @@ class Hooks:
         """
         if torch.compiler.is_compiling():
             return
+        self._first_wanted = False
         self._forget_first_call()
         try:
             self._first_called(module, args)

@@ -64,3 +64,21 @@ def test_a_model_in_the_place_of_another_is_watched_too() -> None:
     # A new model is found when its optimizer first steps.
     assert len(sink.steps) == 6
     assert all("forward" in {phase.path for phase in step.phases} for step in sink.steps[1::2])
+
+
+@LEVELS
+@pytest.mark.parametrize("called", [False, True], ids=["fresh", "trained"])
+def test_a_watched_model_can_be_exported(level: str, called: bool) -> None:
+    model = nn.Sequential(nn.Linear(16, 4), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    sink = KeepingSink()
+    with Recorder(sink, level=level):
+        if called:
+            train(model, optimizer, 1)
+        program = torch.export.export(model, (torch.ones(2, 16),), strict=True)
+        train(model, optimizer, 1)
+    x = torch.ones(2, 16)
+    assert program.module()(x).shape == model(x).shape
+    assert not torch.nn.modules.module._global_forward_hooks
+    for step in sink.steps:
+        assert "forward" in {phase.path for phase in step.phases}
