@@ -339,9 +339,13 @@ class CpuTrace(TorchDispatchMode):
         nbytes = storage.nbytes()
         if not nbytes:
             return
+        try:
+            address = storage.data_ptr()
+        except RuntimeError:  # a wrapper's (torch.func): it has no memory of its own
+            return
         entry = _Storage(storage, self._dead.append)
         entry.key = storage._cdata
-        entry.address = storage.data_ptr()
+        entry.address = address
         entry.nbytes = nbytes
         entry.path = path = self._path()
         entry.freed_in = None

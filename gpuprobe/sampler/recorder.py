@@ -548,7 +548,16 @@ class Recorder:
         if self._extras is not None:
             self._extras.collectives.active = False
         self._traces.pause()
-        self._warn(f"gpuprobe stopped recording, the program goes on: {text}")
+        self._say(f"gpuprobe stopped recording, the program goes on: {text}")
+
+    def _say(self, text: str) -> None:
+        """Warn. What is told may be the program's own logging, which may fail, too."""
+        try:
+            self._warn(text)
+        except Exception as error:
+            if from_program(error):
+                raise
+            self._faults.append(f"a warning was not heard: {type(error).__name__}: {error}")
 
     def _write(self, action: Callable[[], object]) -> None:
         """Write to the recording. A full disk costs what could not be written, no more."""
@@ -560,7 +569,7 @@ class Recorder:
             self._lost_writes += 1
             if self._lost_writes == 1:
                 self._faults.append(f"writing the recording: {error}")
-                self._warn(f"gpuprobe cannot write its recording, the program goes on: {error}")
+                self._say(f"gpuprobe cannot write its recording, the program goes on: {error}")
 
 
 def _listed(value: Any) -> list[Any]:

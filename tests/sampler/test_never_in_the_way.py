@@ -362,3 +362,38 @@ def test_a_fault_at_the_first_call_of_a_model_is_one_warning(
     assert watched(KeepingSink(), "counters", warnings) == reference()
     (warning,) = warnings
     assert "while looking for models" in warning
+
+
+@LEVELS
+def test_a_warning_that_cannot_be_said_ends_nothing(level: str) -> None:
+    def closed(text: str) -> None:
+        raise OSError(9, "Bad file descriptor")
+
+    model = seeded(Mlp)
+    sink = FullDisk(after=1)
+    with Recorder(sink, level=level, warn=closed) as recorder:
+        losses = train(model, torch.optim.AdamW(model.parameters()), 2)
+        recorder.fault(ValueError("ours"))
+        losses += train(model, torch.optim.AdamW(model.parameters()), 1)
+    assert losses[:2] == reference(2)
+    assert any("warning" in fault for fault in sink.ends[0].gpuprobe_faults)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # torch's own
+@LEVELS
+def test_derivatives_of_derivatives_are_recorded(level: str) -> None:
+    """What torch.func hands on is wrapped, and has no memory to ask for."""
+    from torch.func import hessian, jacfwd
+
+    model = seeded(Mlp).eval()
+    warnings: list[str] = []
+
+    def value(x: torch.Tensor) -> torch.Tensor:
+        return model(x[None]).pow(3).sum()
+
+    x = torch.ones(16)
+    expected = hessian(value)(x), jacfwd(value)(x)
+    with Recorder(KeepingSink(), level=level, model=model, warn=warnings.append):
+        found = hessian(value)(x), jacfwd(value)(x)
+    assert all(map(torch.equal, found, expected))
+    assert not warnings
