@@ -29,6 +29,7 @@ HOST: Final = -1
 """Place of ordinary host memory. Places from 0 on are device indices."""
 PINNED: Final = -2
 """Place of page-locked host memory."""
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
 _functorch: Any = torch._C._functorch
@@ -154,7 +155,10 @@ class Machine:
         has the brand of its first part.
         """
         try:
-            return self.brands.get(tensor.untyped_storage()._cdata)
+            if type(tensor) in _PLAIN:
+                return self.brands.get(tensor.untyped_storage()._cdata)
+            with torch._C.DisableTorchFunctionSubclass():  # this is no call of the program's
+                return self.brands.get(tensor.untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):  # a subclass or layout without storage
             found = parts(tensor)
             return self.brand_of(found[0]) if found else None

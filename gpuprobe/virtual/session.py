@@ -10,7 +10,7 @@ from typing import Any
 from gpuprobe.allocator.settings import parse_conf
 from gpuprobe.errors import UsageError
 from gpuprobe.model.trace import AllocatorSettings
-from gpuprobe.virtual import autocast, collectives, cuda_api, tensors
+from gpuprobe.virtual import autocast, collectives, cuda_api, tensors, uninitialized
 from gpuprobe.virtual.catalogue import GpuModel, parse_spec
 from gpuprobe.virtual.intercept import Intercept
 from gpuprobe.virtual.keys import DEVICE, Kernels, exclude, include
@@ -57,6 +57,7 @@ class Session:
             cuda_api.install(self.machine, self._patches)
             collectives.install(self.machine, self._patches)
             tensors.install(self.machine, self.intercept, self._patches)
+            uninitialized.install(self.machine, self._patches)
             _threads(self, self._patches)
             self.enter_thread()
         except BaseException:

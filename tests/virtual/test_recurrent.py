@@ -1,4 +1,4 @@
-"""Recurrent networks as cuDNN runs them: weights in one buffer, and their gradients too."""
+"""Modules whose weights move: recurrent networks into one buffer, as cuDNN has them; lazy ones."""
 
 from __future__ import annotations
 
@@ -106,3 +106,10 @@ def test_values_stay_what_they_were(session: None, request: pytest.FixtureReques
         assert one.grad is not None
         assert two.grad is not None
         torch.testing.assert_close(one.grad, two.grad.cpu())
+
+
+def test_lazy_modules_find_their_shapes() -> None:
+    network = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d()).to("cuda").float()
+    assert network(torch.randn(6, 3, device="cuda")).shape == (6, 4)
+    assert all(weight.is_cuda for weight in network.parameters())
+    assert nn.LazyLinear(2).cuda()(torch.randn(6, 3, device="cuda")).is_cuda
