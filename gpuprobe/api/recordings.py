@@ -59,7 +59,7 @@ def _refuse_stream(path: Path) -> None:
 
 
 def report(recording: Recording, *, top: int = 10) -> dict[str, Any]:
-    """Say where the memory went, as a JSON-ready document (schema ``gpuprobe.report`` 1.0,
+    """Say where the memory went, as a JSON-ready document (schema ``gpuprobe.report``, version 1,
     shipped as ``gpuprobe/reporters/schemas/report-1.json``).
 
     Sizes are integers in bytes, durations integers in nanoseconds; a value that is not known

@@ -178,7 +178,7 @@ def test_the_document_says_what_it_is() -> None:
         == (SCHEMA, list(VERSION))
         == (
             "gpuprobe.report",
-            [1, 1],
+            [1, 2],
         )
     )
     assert report["recording"]["name"] == "a.gpuprobe"
