@@ -83,6 +83,19 @@ def _attributes(machine: Machine, patches: Patches) -> None:
     ):
         patches.set(torch.Tensor, name, property(getter, set_grad_device))
 
+    grad = _Base.grad
+
+    def set_grad(tensor: Any, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            mine, other = machine.place_of(tensor), machine.place_of(value)
+            if mine != other and max(mine, other) >= 0:
+                raise RuntimeError("assigned grad has data located on a different device")
+        grad.__set__(tensor, value)
+
+    patches.set(
+        torch.Tensor, "grad", property(grad.__get__, set_grad, grad.__delete__, grad.__doc__)
+    )
+
     def get_device(tensor: Any) -> int:
         brand = brand_of(tensor)
         return brand.place if brand is not None and brand.place >= 0 else -1

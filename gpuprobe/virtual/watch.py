@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpuprobe.virtual import keys, room, values
 from gpuprobe.virtual.calls import Call, Row
 from gpuprobe.virtual.machine import HOST, Machine, is_meta, parts
+from gpuprobe.virtual.refusals import refusal, two_places
 
 __all__ = ["Watch"]
 
@@ -100,8 +101,12 @@ class Watch(TorchDispatchMode):
         birth = machine.local.birth
         if host is not None and device >= 0 and birth is None and not facts.mixed:
             self._same_place(func, args, kwargs, device)
-        elif facts.fills and device >= 0 and machine.local.fresh:
-            self._follow(args[0], device)
+        if device >= 0 and birth is None:
+            if facts.fills:
+                if machine.local.fresh:
+                    self._follow(args[0], device)
+            elif facts.refusal is not None or (facts.in_place and not facts.mixed):
+                self._refuse(facts, func, args, device)
         place = birth if birth is not None else device
         given = args
         if machine.shapes and meta:
@@ -259,24 +264,43 @@ class Watch(TorchDispatchMode):
                     continue
                 if (brand is None or brand.place == HOST) and not tensor.dim():
                     continue
-                if brand is None or brand.place == HOST:
-                    try:
-                        storage = tensor.untyped_storage()
-                    except (NotImplementedError, RuntimeError):
-                        continue
-                    if (
-                        (brand is None and is_meta(tensor))
-                        or machine.fresh(storage._cdata, values.instruction())
-                        or values.in_engine()
-                    ):
-                        machine.adopt(storage, device)
-                        continue
-                other = "cpu" if brand is None or brand.place < 0 else f"cuda:{brand.place}"
-                name = func._schema.name.removeprefix("aten::")
-                raise RuntimeError(
-                    "Expected all tensors to be on the same device, but found at least two "
-                    f"devices, cuda:{device} and {other}! (when running {name})"
-                )
+                if (brand is None or brand.place == HOST) and self._joins(tensor, device):
+                    continue
+                other = -1 if brand is None else brand.place
+                raise two_places(device, other, func._schema.name.removeprefix("aten::"))
+
+    def _joins(self, tensor: Any, device: int) -> bool:
+        """Whether a host tensor is one that C++ code made for this very call: it follows the
+        others to their device.
+        """
+        machine = self.machine
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):
+            return True
+        if (
+            (machine.brands.get(storage._cdata) is None and is_meta(tensor))
+            or machine.fresh(storage._cdata, values.instruction())
+            or values.in_engine()
+        ):
+            machine.adopt(storage, device)
+            return True
+        return False
+
+    def _refuse(self, facts: _Facts, func: Any, args: tuple[Any, ...], device: int) -> None:
+        """What else CUDA refuses, of tensors of which one lies on ``device``."""
+        name = func._schema.name.removeprefix("aten::")
+        place = self.machine.place_of
+        first = args[0]
+        if facts.in_place and isinstance(first, _Tensor) and not first.dim():
+            # A number on the host is read from a device, but not written to from there.
+            if place(first) < 0 and not self._joins(first, device):
+                raise two_places(device, -1, name)
+        elif facts.refusal is not None:
+            for item in (first, *args[2:3]):  # what is indexed, and what is put there
+                if isinstance(item, _Tensor) and item.dim() and place(item) < 0:
+                    self._joins(item, device)
+            facts.refusal(place, name, args)
 
     def _follow(self, target: Any, device: int) -> None:
         """Memory that C++ code made for the call at hand "like a device's tensor", and that it
@@ -352,6 +376,7 @@ class Watch(TorchDispatchMode):
             row=row if schema.name.startswith("aten::") else None,
             mixed=name in _MIXED or name.startswith("_foreach_"),
             fills=name == "copy_",
+            refusal=refusal(name),
             composite=_composite(func),
             in_place=bool(schema.returns)
             and all(
@@ -378,6 +403,7 @@ class _Facts:
         "in_place",
         "mixed",
         "needs_values",
+        "refusal",
         "row",
         "writes",
     )
@@ -388,6 +414,7 @@ class _Facts:
         row: Row | None,
         mixed: bool,
         fills: bool,
+        refusal: Callable[..., None] | None,
         composite: bool,
         in_place: bool,
         by_shape: Callable[..., Any] | None,
@@ -398,6 +425,7 @@ class _Facts:
         self.row = row
         self.mixed = mixed
         self.fills = fills
+        self.refusal = refusal
         self.composite = composite
         self.in_place = in_place
         self.by_shape = by_shape

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.backends.cudnn.rnn
 
+from gpuprobe.virtual import refusals
 from gpuprobe.virtual.keys import DEVICE, Kernels, below, transformed
 from gpuprobe.virtual.lowering.functions import APART, given, ran, unseen
 from gpuprobe.virtual.machine import Machine
@@ -72,6 +73,7 @@ def _recurrent(machine: Machine, kind: str, operator: Any) -> Callable[..., Any]
         if place < 0 or machine.local.paused:
             with below():
                 return operator(*args)
+        refusals.recurrent(machine.place_of, args)
         machine.assume(
             "cuDNN's reserve of a recurrent network: its size is not documented; the gates and "
             "cell states of every step are counted"
