@@ -182,7 +182,7 @@ def _waited(record: Sync, race: Race) -> bool:
 def _code(engine: Engine, race: Race) -> str:
     """The fix as code, to be put before the second access."""
     first, second = race.first, race.second
-    one, other = stream_name(engine, first.actor), stream_name(engine, second.actor)
+    one = stream_name(engine, first.actor)
     if first.actor != HOST and engine.names[first.actor][1] < 0:
         return "work.wait()  # work: what the collective returned"
     if race.rule.id == rules.SHARED.id:
@@ -190,14 +190,33 @@ def _code(engine: Engine, race: Race) -> str:
     if race.rule is rules.GRAPH_FREED:
         return "static_input = tensor  # kept beside the graph; refill it with copy_()"
     if race.rule.id == rules.USE_AFTER_FREE.id:
-        stream = "torch.cuda.current_stream()" if engine.names[first.actor][1] == 0 else "side"
-        return f"tensor.record_stream({stream})  # before it is dropped"
+        stream = _expression(engine, first.actor, False, "side")
+        which = f"side: {one}; " if stream == "side" else ""
+        return f"tensor.record_stream({stream})  # {which}before it is dropped"
     if second.actor == HOST:
-        return "event = torch.cuda.Event(); event.record()  # after the copy\nevent.synchronize()"
+        stream = _expression(engine, first.actor, False, "side")
+        which = f"side: {one}; " if stream == "side" else ""
+        return f"event = {stream}.record_event()  # {which}after the copy\nevent.synchronize()"
     if first.actor == HOST:
         return "event.synchronize()  # of the copy that reads the buffer"
-    if engine.names[second.actor][1] == 0:
-        return f"torch.cuda.current_stream().wait_stream(side)  # side: {one}"
-    if engine.names[first.actor][1] == 0:
-        return f"side.wait_stream(torch.cuda.current_stream())  # side: {other}; outside its `with`"
-    return "this_stream.wait_stream(other_stream)"
+    several = engine.names[first.actor][0] != engine.names[second.actor][0]
+    if engine.names[second.actor][1] < 0:
+        source = _expression(engine, first.actor, several, "side")
+        which = f"  # side: {one}; before the collective is called" if source == "side" else ""
+        return f"torch.cuda.current_stream().wait_stream({source}){which}"
+    waiter = _expression(engine, second.actor, several, "side")
+    source = _expression(engine, first.actor, several, "other" if waiter == "side" else "side")
+    named = [
+        f"{name}: {stream_name(engine, actor)}"
+        for name, actor in ((waiter, second.actor), (source, first.actor))
+        if name in ("side", "other")
+    ]
+    return f"{waiter}.wait_stream({source})" + (f"  # {', '.join(named)}" if named else "")
+
+
+def _expression(engine: Engine, actor: int, several: bool, name: str) -> str:
+    """A stream as code that says the same inside a `with torch.cuda.stream(...)` and outside."""
+    device, number = engine.names[actor]
+    if number:
+        return name
+    return f"torch.cuda.default_stream({device if several or device else ''})"

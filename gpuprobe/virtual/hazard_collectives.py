@@ -44,6 +44,7 @@ class Collectives:
         self._events: dict[int, tuple[weakref.ref[Any], int, int]] = {}
         self._newest: Any = None  # until the program has it: Python would make another object
         self._count = 0
+        self.waiting: Any = None  # the frame that waits for a handle
         # Host storages that a group's thread works on, with how many collectives each.
         self.flying: dict[int, int] = {}
         self._host: dict[int, tuple[weakref.ref[Any], int, list[int]]] = {}
@@ -62,7 +63,11 @@ class Collectives:
             original = getattr(Work, name)
 
             def method(work: Any, *args: Any, **kwargs: Any) -> Any:
-                result = original(work, *args, **kwargs)
+                before, self.waiting = self.waiting, sys._getframe(1)
+                try:
+                    result = original(work, *args, **kwargs)
+                finally:
+                    self.waiting = before
                 if name != "is_completed" or result:
                     waited(work)
                 return result
@@ -109,6 +114,15 @@ class Collectives:
 
         self._events[id(work)] = (weakref.ref(work, gone), event, index)
         self._newest = work
+
+    def finishing(self) -> bool:
+        """Whether the operator at hand is a handle's own, which finishes its collective where it
+        is waited for (``ProcessGroupGloo.cpp`` copies the part of a reduce-scatter).
+        """
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith((_OURS, *_BETWEEN)):
+            frame = frame.f_back
+        return frame is self.waiting
 
     def operator(self) -> None:
         """Another operator ran: the program has the newest handle, if it wants it."""

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import multiprocessing
 import sys
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -14,9 +10,9 @@ import torch
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.footprint import Footprint, of_tensor, whole
 from gpuprobe.hazards.ledger import SyncLedger
-from gpuprobe.model.findings import Location
 from gpuprobe.virtual import host_watch
 from gpuprobe.virtual.hazard_collectives import Collectives
+from gpuprobe.virtual.hazard_places import OURS, place, site_at_hand
 from gpuprobe.virtual.hazard_plans import SYNCS_FIRST, Plan
 from gpuprobe.virtual.hazard_processes import Processes
 from gpuprobe.virtual.machine import PINNED, Brand, Machine, is_meta, parts
@@ -24,22 +20,9 @@ from gpuprobe.virtual.patches import Patches
 
 __all__ = ["Feed", "place"]
 
-_TORCH: Final = str(Path(torch.__file__).resolve().parent)
-_OURS: Final = str(Path(__file__).resolve().parent.parent)
-_SKIP: Final = (
-    _TORCH,
-    _OURS,
-    "<frozen",
-    "<string>",
-    copy.__file__,
-    contextlib.__file__,
-    str(Path(multiprocessing.__file__).parent),
-)
 _SPACE: Final = 1 << 56  # one address space per device, and one for pinned memory
 _PINNED_SPACE: Final = 1 << 60
 
-
-_skipped: dict[str, bool] = {}  # by file name: whether it is torch's, Python's or ours
 _is_contiguous = torch._C.TensorBase.is_contiguous
 
 
@@ -111,7 +94,7 @@ class Feed:
 
     def site(self) -> Any:
         """The program's line at hand."""
-        return _site()
+        return site_at_hand()
 
     def _touch(self, tensor: Any) -> tuple[int, Footprint] | None:
         try:
@@ -151,7 +134,7 @@ class Feed:
             self._freed(address, waits=brand.place == PINNED)
 
     def _freed(self, address: int, *, waits: bool = False) -> None:
-        site = _site() if self.engine.in_graph(address) else None
+        site = site_at_hand() if self.engine.in_graph(address) else None
         self.engine.free(address, site, waits=waits)
         if self._capture is not None:
             self._capture.engine.free(address)
@@ -172,7 +155,7 @@ class Feed:
 
     def empty_cache(self) -> None:
         frame: Any = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        while frame is not None and frame.f_code.co_filename.startswith(OURS):
             frame = frame.f_back
         outer = None if frame is None else frame.f_back  # below torch.cuda.empty_cache itself
         if outer is not None and outer.f_code.co_filename.endswith("graphs.py"):
@@ -193,6 +176,8 @@ class Feed:
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, index: int
     ) -> None:
         plan = self._plan(func)
+        if self.collectives.waiting is not None and self.collectives.finishing():
+            return
         if plan.copies:
             self._copies(plan, args, kwargs, result, index)
             return
@@ -227,7 +212,7 @@ class Feed:
                     shapes.append((found[1].low, result.shape))
                     result = None
             self._add(accesses, result, True)
-        site = _site()
+        site = site_at_hand()
         op = (plan.name, shapes)
         reason = plan.reason or (plan.masked(args) if plan.indexes else None)
         if reason == "repeat_interleave" and kwargs.get("output_size") is not None:
@@ -338,7 +323,7 @@ class Feed:
         accesses: list[tuple[int, Footprint, bool]] = []
         self._add(accesses, source, False)
         self._add(accesses, target, True)
-        site = _site()
+        site = site_at_hand()
         shape = tuple(target.shape)
         if to >= 0 and from_ >= 0 and to != from_:
             # Fenced on both sides by torch (``copy_device_to_device`` in Copy.cu).
@@ -377,7 +362,9 @@ class Feed:
         self.judge.stream_synchronize(self._actor(index), site)
 
     def _sync(self, reason: str, site: Any, index: int | None = None) -> None:
-        self.ledger.add(reason, site if site is not None else _site(), allowed=self.allowed > 0)
+        self.ledger.add(
+            reason, site if site is not None else site_at_hand(), allowed=self.allowed > 0
+        )
         if index is None:
             for device in range(len(self.machine.devices)):
                 self.engine.device_synchronize(device, site)
@@ -392,7 +379,7 @@ class Feed:
         """
         if func.namespace == "c10d":
             plan = self._plan(func)
-            self.collectives.on_host(func, args, plan.written, result, _site())
+            self.collectives.on_host(func, args, plan.written, result, site_at_hand())
             return
         plan = self._plan(func)
         if not plan.kernel:
@@ -422,15 +409,15 @@ class Feed:
         if brand is not None:
             found = self._touch(value) if brand.place == PINNED else None
             if found is not None:
-                self.engine.host_access(found[0], found[1], write, op, _site())
+                self.engine.host_access(found[0], found[1], write, op, site_at_hand())
         elif self.collectives.flying:
-            self.collectives.host_use(value, write, op, _site())
+            self.collectives.host_use(value, write, op, site_at_hand())
 
     def host_use(self, tensor: Any, write: bool, op: str, note: str = "") -> None:
         """The host touches a pinned tensor outside the dispatcher."""
         found = self._touch(tensor)
         if found is not None:
-            self.engine.host_access(found[0], found[1], write, op, _site(), note)
+            self.engine.host_access(found[0], found[1], write, op, site_at_hand(), note)
 
     def host_bytes(self, tensor: Any, where: Footprint, write: bool, op: str) -> None:
         """The host touches ``where``, from the first byte of a pinned tensor's storage, through
@@ -440,13 +427,13 @@ class Feed:
         address = None if brand is None else self._address(brand)
         if address is not None:
             where = where._replace(low=where.low + address, high=where.high + address)
-            self.engine.host_access(address, where, write, op, _site(), "numpy")
+            self.engine.host_access(address, where, write, op, site_at_hand(), "numpy")
 
     def device_read(self, tensor: Any, index: int, op: str) -> None:
         """The host reads a device's tensor out of sight of the dispatcher, and waits for it."""
         accesses: list[tuple[int, Footprint, bool]] = []
         self._add(accesses, tensor, False)
-        site = _site()
+        site = site_at_hand()
         self._launch(index, (op, tensor.shape), accesses, site)
         self._sync(op, site, index)
 
@@ -455,7 +442,7 @@ class Feed:
         accesses: list[tuple[int, Footprint, bool]] = []
         self._add(accesses, reads, False)
         self._add(accesses, writes, True)
-        self._launch(index, op, accesses, _site())
+        self._launch(index, op, accesses, site_at_hand())
 
     def declared(self, reads: Any, writes: Any, stream: Any) -> None:
         """A kernel launched outside the dispatcher, as its author describes it."""
@@ -468,7 +455,7 @@ class Feed:
         actor = self.judge.stream(index, number)
         if self._capture is not None:
             self._capture.accesses.update(dict.fromkeys(accesses))
-        self.judge.launch(actor, "declared kernel", accesses, _site())
+        self.judge.launch(actor, "declared kernel", accesses, site_at_hand())
 
     def aliased(self, tensor: Any, array: Any) -> Any:
         """A NumPy array over pinned memory: its uses are watched, where NumPy tells."""
@@ -481,27 +468,27 @@ class Feed:
 
     def event_record(self, event: int, index: int, number: int) -> None:
         engine = self.judge
-        engine.event_record(event, engine.stream(index, number), _site())
+        engine.event_record(event, engine.stream(index, number), site_at_hand())
 
     def event_wait(self, event: int, index: int, number: int) -> None:
         engine = self.judge
-        engine.event_wait(event, engine.stream(index, number), _site())
+        engine.event_wait(event, engine.stream(index, number), site_at_hand())
 
     def event_query(self, event: int) -> None:
         """True on a virtual device: all that the event stands for is done."""
-        self.engine.event_synchronize(event, _site())
+        self.engine.event_synchronize(event, site_at_hand())
 
     def event_synchronize(self, event: int) -> None:
-        self.engine.event_synchronize(event, _site())
+        self.engine.event_synchronize(event, site_at_hand())
 
     def event_destroyed(self, event: int) -> None:
         self.engine.event_destroyed(event)
 
     def stream_synchronize(self, index: int, number: int) -> None:
-        self.engine.stream_synchronize(self.engine.stream(index, number), _site())
+        self.engine.stream_synchronize(self.engine.stream(index, number), site_at_hand())
 
     def device_synchronize(self, index: int) -> None:
-        self.engine.device_synchronize(index, _site())
+        self.engine.device_synchronize(index, site_at_hand())
 
     # -- graphs
 
@@ -526,7 +513,7 @@ class Feed:
             self.unseen_graphs += 1
             return
         actor = self.engine.stream(index, number)
-        self.engine.replay(captured.number, actor, list(captured.accesses), _site())
+        self.engine.replay(captured.number, actor, list(captured.accesses), site_at_hand())
 
     # -- the backward pass
 
@@ -548,7 +535,7 @@ class Feed:
         state = self._backward.pop()
         self.machine.local.base = state["base"]
         engine = self.judge
-        site = _site()
+        site = site_at_hand()
         for caller in state["callers"]:
             index = engine.names[caller][0]
             others = [actor for actor in state["actors"] if actor != caller]
@@ -563,31 +550,3 @@ class Feed:
             ]
             if accesses:
                 engine.launch(caller, "backward", accesses, site, "gradient")
-
-
-def _site() -> Any:
-    """The innermost frame of the program: its code and instruction, resolved by `place`."""
-    frame: Any = sys._getframe(2)
-    while frame is not None:
-        code = frame.f_code
-        skipped = _skipped.get(code.co_filename)
-        if skipped is None:
-            skipped = _skipped[code.co_filename] = code.co_filename.startswith(_SKIP)
-        if not skipped:
-            return code, frame.f_lasti
-        frame = frame.f_back
-    return None
-
-
-def place(site: Any) -> Location | None:
-    """The file and line that a site stands for."""
-    if site is None:
-        return None
-    code, instruction = site
-    line = code.co_firstlineno
-    for start, end, number in code.co_lines():
-        if start <= instruction < end and number is not None:
-            line = number
-            break
-    name = getattr(code, "co_qualname", code.co_name)
-    return Location(code.co_filename, line, name)

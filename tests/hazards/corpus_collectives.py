@@ -38,6 +38,28 @@ y = x + 1
 """,
     ),
     _case(
+        "reduce_scatter_whose_part_is_copied_at_the_wait",
+        (),
+        """
+x = torch.ones(64, device="cuda")
+part = torch.empty(64, device="cuda")
+w = dist.reduce_scatter_tensor(part, x, async_op=True)
+del x
+z = torch.zeros(64, device="cuda")
+w.wait()  #needed
+y = part + 1
+""",
+    ),
+    _case(
+        "reduce_scatter_unwaited",
+        RAW,
+        """
+part = torch.empty(64, device="cuda")
+w = dist.reduce_scatter_tensor(part, torch.ones(64, device="cuda"), async_op=True)
+y = part + 1
+""",
+    ),
+    _case(
         "allreduce_sync",
         (),
         """

@@ -1,0 +1,64 @@
+"""Which line of the program an operation is laid to."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import multiprocessing
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import typing_extensions
+
+from gpuprobe.model.findings import Location
+
+__all__ = ["OURS", "place", "site_at_hand"]
+
+_TORCH: Final = str(Path(torch.__file__).resolve().parent)
+OURS: Final = str(Path(__file__).resolve().parent.parent)
+"""The folder of this package."""
+_SKIP: Final = (
+    _TORCH,
+    OURS,
+    "<frozen",
+    "<string>",
+    copy.__file__,
+    contextlib.__file__,
+    str(Path(multiprocessing.__file__).parent),
+    # Wrappers around functions of torch's that are deprecated.
+    typing_extensions.__file__,
+    warnings.__file__,
+)
+
+_skipped: dict[str, bool] = {}  # by file name: whether it is torch's, Python's or ours
+
+
+def site_at_hand() -> Any:
+    """The innermost frame of the program: its code and instruction, resolved by `place`."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        skipped = _skipped.get(code.co_filename)
+        if skipped is None:
+            skipped = _skipped[code.co_filename] = code.co_filename.startswith(_SKIP)
+        if not skipped:
+            return code, frame.f_lasti
+        frame = frame.f_back
+    return None
+
+
+def place(site: Any) -> Location | None:
+    """The file and line that a site stands for."""
+    if site is None:
+        return None
+    code, instruction = site
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if start <= instruction < end and number is not None:
+            line = number
+            break
+    name = getattr(code, "co_qualname", code.co_name)
+    return Location(code.co_filename, line, name)
