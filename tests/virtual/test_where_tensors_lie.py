@@ -167,6 +167,23 @@ def test_torchscript_forgets_them_again() -> None:
     assert _find_builtin(replaced) is None
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_causal_attention_without_a_fused_kernel(compute: str, mode: Callable[[], Any]) -> None:
+    """In double precision, or with fewer heads of keys than of queries."""
+    query, key = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 5, 8)
+    with mode():
+        for q, k, options in (
+            (query.double(), query.double(), {}),
+            (query, key, {"enable_gqa": True}),
+        ):
+            on_host = F.scaled_dot_product_attention(q, k, k, is_causal=True, **options)
+            q, k = q.cuda(), k.cuda()
+            found = F.scaled_dot_product_attention(q, k, k, is_causal=True, **options)
+            assert found.is_cuda
+            if compute == "real":
+                torch.testing.assert_close(found.cpu(), on_host)
+
+
 def test_a_number_names_a_cuda_device(compute: str) -> None:
     host = torch.zeros(3)
     linear = torch.nn.Linear

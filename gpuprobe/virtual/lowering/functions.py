@@ -258,12 +258,20 @@ def _math(
     """``_scaled_dot_product_attention_math``, with the conversion of boolean masks before it
     (``convert_boolean_attn_mask``).
     """
+    if is_causal:
+        if mask is not None:
+            raise RuntimeError(
+                "_scaled_dot_product_attention: Explicit attn_mask should not be set when "
+                "is_causal=True"
+            )
+        # Made here: C++ code would ask for memory like the query's, which is the host's.
+        mask = query.new_ones((query.size(-2), key.size(-2)), dtype=torch.bool).tril()
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(
             mask.logical_not(), float("-inf")
         )
     return _aten._scaled_dot_product_attention_math.default(
-        query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        query, key, value, mask, dropout_p, False, None, scale=scale, enable_gqa=enable_gqa
     )[0]
 
 
