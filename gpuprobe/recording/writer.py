@@ -70,10 +70,12 @@ class RecordingWriter:
             for old in _in_the_way(path, rank, world_size, force):
                 old.unlink()
             path.mkdir(exist_ok=True)
-            descriptor = os.open(
-                path / stream_name(rank),
-                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC,
-                0o666,
+            descriptor = _above_standard(
+                os.open(
+                    path / stream_name(rank),
+                    os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC,
+                    0o666,
+                )
             )
         except FileExistsError as error:  # another process was faster
             raise _exists(path) from error
@@ -160,6 +162,21 @@ class RecordingWriter:
                 if len(rest) < len(data):
                     self._torn = True
                 raise
+
+
+def _above_standard(descriptor: int) -> int:
+    """The same file, not as standard input, output or error: where the program was started with
+    those closed, what its libraries print would be written to the recording.
+    """
+    low = []
+    try:
+        while descriptor <= 2:
+            low.append(descriptor)
+            descriptor = os.dup(descriptor)
+    finally:
+        for one in low:
+            os.close(one)
+    return descriptor
 
 
 def _line(kind: str, record: Any) -> bytes:

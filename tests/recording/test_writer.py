@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -227,3 +228,25 @@ def test_a_forked_child_cannot_write(tmp_path: Path) -> None:
     writer.step(Step(0, 0, 1))
     writer.close()
     assert len(read_recording(writer.path).steps) == 1
+
+
+def test_a_recording_is_never_the_programs_output(tmp_path: Path) -> None:
+    """A program may be started with its standard streams closed."""
+    program = """
+import os, sys
+from pathlib import Path
+from gpuprobe.recording.writer import RecordingWriter
+os.close(1)
+os.close(2)
+writer = RecordingWriter.create(Path(sys.argv[1]))
+for descriptor in (1, 2):
+    try:
+        os.write(descriptor, b"what a library prints")
+        os._exit(1)
+    except OSError:
+        pass
+os._exit(0 if writer._descriptor > 2 else 2)
+"""
+    path = tmp_path / "run.gpuprobe"
+    subprocess.run([sys.executable, "-c", program, str(path)], check=True)
+    assert b"library" not in (path / "rank-00000.jsonl").read_bytes()
