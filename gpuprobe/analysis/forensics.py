@@ -4,6 +4,7 @@ outlived its steps, and why an allocation failed. Plain data, ready for JSON.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gpuprobe.analysis.fragmentation import Fragmentation, PoolSpace, fragmentation
@@ -26,28 +27,56 @@ _MOST = 10
 Plain = dict[str, Any]
 
 
-def forensics(site: PeakSite | None) -> Plain:
-    """``fragmentation`` (at the end and at the peak), ``leaks`` and ``out_of_memory``."""
+def forensics(site: PeakSite | None, sites: Sequence[PeakSite] = ()) -> Plain:
+    """``fragmentation`` (at the end and at the peak) and ``leaks`` of the peak's ``site``, and
+    ``out_of_memory`` there and on the others of ``sites``: what ran out need not be what had the
+    highest peak.
+    """
     if site is None:
         return _nothing(Unavailable("nothing was measured", ReadStatus.NOT_COLLECTED))
+    others = [_failures(other, _last_books(other)) for other in sites if other is not site]
+    elsewhere = [failure for failures in others for failure in failures]
     try:
         books = _books(site)
+        if not books and elsewhere:
+            nothing = _nothing(Unavailable("no step was traced", ReadStatus.NOT_COLLECTED))
+            return {**nothing, "out_of_memory": elsewhere}
         if not books:
             return _nothing(Unavailable("no step was traced", ReadStatus.NOT_COLLECTED))
         book = max(books, key=lambda b: high_water(b).allocated)
         return {
             "fragmentation": _fragmentation(book),
             "leaks": _leaks(site, book),
-            "out_of_memory": [
-                _failure(report)
-                for b in books
-                for report in oom_reports(
-                    b, not_torch=_not_torch(site, b), what_if=WouldHaveFitted()
-                )
-            ],
+            "out_of_memory": [*_failures(site, books), *elsewhere],
         }
     except DataError as error:
-        return _nothing(Unavailable(str(error)))
+        return {**_nothing(Unavailable(str(error))), "out_of_memory": elsewhere}
+
+
+def _failures(site: PeakSite, books: Sequence[Ledger]) -> list[Plain]:
+    return [
+        {"rank": site.rank.session.rank, **_failure(report)}
+        for book in books
+        for report in oom_reports(book, not_torch=_not_torch(site, book), what_if=WouldHaveFitted())
+    ]
+
+
+def _last_books(site: PeakSite) -> list[Ledger]:
+    """The traces in which a program that ran out of memory did: of the last step; all of a
+    snapshot. None of a recording that did not run out, and of what cannot be read.
+    """
+    rank = site.rank
+    error = None if rank.end is None else rank.end.error
+    try:
+        if not rank.steps:
+            traces = list(rank.load_traces())
+        elif error is not None and error.out_of_memory:
+            traces = list(rank.traces_of(rank.steps[-1]))
+        else:
+            return []
+    except DataError:
+        return []
+    return [ledger(trace) for trace in traces if trace.device == site.device]
 
 
 class WouldHaveFitted:

@@ -50,7 +50,7 @@ History:
 * 1.0: first version.
 * 1.1: ``peak.nearest_trace``, for a peak in a step without a trace; ``fragmentation.step``.
 * 1.2: ``beside_tensors.devices`` are those of all ranks, with their ``rank``; before, of the
-  first.
+  first. ``out_of_memory`` is of all ranks and devices, with the ``rank``; before, of the peak's.
 """
 
 Table = dict[str, Any]
@@ -85,7 +85,7 @@ def summarize(
         nearest = nearest_trace(site)
     shown = mark if nearest is None else nearest[1]
     growth = None if site is None else growth_of(site)
-    found = forensics(site)
+    found = forensics(site, sites)
     evidence = None
     if site is not None:
         moment = (

@@ -24,7 +24,13 @@ from gpuprobe.reporters.html_parts import (
     unknown,
 )
 from gpuprobe.reporters.terminal import Style
-from gpuprobe.reporters.text import fragmentation_title, rank_count, unseen_failure, when
+from gpuprobe.reporters.text import (
+    failure_sentences,
+    fragmentation_title,
+    rank_count,
+    unseen_failure,
+    when,
+)
 
 __all__ = [
     "answer",
@@ -327,7 +333,7 @@ def failures(report: Report) -> Markup:
     cwd = report["session"]["cwd"].rstrip("/\\")
     parts = []
     for failure in report["out_of_memory"][-3:]:
-        sentences = failure["sentences"]
+        sentences = failure_sentences(report, failure)
         if cwd:
             sentences = [text.replace(cwd + "/", "") for text in sentences]
         parts.append(el("div", [el("p", text) for text in sentences], class_="card"))

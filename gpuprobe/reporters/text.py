@@ -264,7 +264,7 @@ def _growth(growth: Report | None, style: Style) -> Iterator[str]:
 def _failures(report: Report, style: Style) -> Iterator[str]:
     failures = report["out_of_memory"]
     for failure in failures[-2:]:  # a program that retries fails again and again
-        for sentence in failure["sentences"]:
+        for sentence in failure_sentences(report, failure):
             yield from style.wrapped(style.relative(sentence), first="  ", rest="    ")
     if any(not isinstance(failure.get("fits_with"), list) for failure in failures[-2:]):
         text = "Which other allocator settings would have fitted: gpuprobe replay --search"
@@ -272,6 +272,15 @@ def _failures(report: Report, style: Style) -> Iterator[str]:
     why = unseen_failure(report)
     if why:
         yield from style.wrapped(f"not known: {why}", first="  ", rest="  ")
+
+
+def failure_sentences(report: Report, failure: Report) -> list[str]:
+    """The account of a failed allocation; with its place where there are several."""
+    several = len(report["ranks"]) > 1
+    if not several and len(report["devices"]) < 2:
+        return list(failure["sentences"])
+    of = f" of rank {failure['rank']}" if several else ""
+    return [f"On {failure['device']}{of}:", *failure["sentences"]]
 
 
 def unseen_failure(report: Report) -> str:

@@ -70,7 +70,8 @@ def beside(report: Report, style: Style) -> Iterator[str]:
         held = pinned["held"]
         more = f", {human_bytes(held)} held by torch" if isinstance(held, int) else ""
         of = f"rank {report['session']['rank']}, " if several else ""
-        yield f"  {of}pinned memory of the host: {human_bytes(pinned['in_use'])} in use{more}"
+        text = f"{of}pinned memory of the host: {human_bytes(pinned['in_use'])} in use{more}"
+        yield from style.wrapped(text, first="  ", rest="    ")
 
 
 def _not_torch(item: Report) -> int:

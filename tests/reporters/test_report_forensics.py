@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_builders import ALLOC, MIB, environment, recording, session, step
+from report_builders import ALLOC, MIB, environment, recording, session, step, trace
 from test_report_data import checked, words
 
 from gpuprobe.allocator.driver import SimulatedDriver
@@ -15,7 +16,7 @@ from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.memory import Category
 from gpuprobe.model.recording import RankRecording, Recording
-from gpuprobe.model.session import KnownTensors
+from gpuprobe.model.session import KnownTensors, ProgramError, SessionEnd
 from gpuprobe.model.trace import AllocatorSettings, Frame, MemoryTrace
 from gpuprobe.model.values import Bytes
 
@@ -84,6 +85,40 @@ def test_a_failed_allocation_is_explained_first() -> None:
     assert "no single hole was: fragmentation" in text
     assert "gpuprobe replay --search" in text
     assert text.index("Why it ran out") < text.index("Fragmentation")
+
+
+@pytest.mark.parametrize("apart", ["rank", "device"])
+@pytest.mark.parametrize("traced", [True, False])
+def test_what_ran_out_need_not_be_what_peaked_highest(apart: str, traced: bool) -> None:
+    """A rank, or a second GPU, with less room than the one with the highest peak."""
+    small = program([9 * MIB] * 10, 100 * MIB, 2)
+    small.step = 0
+    name = "cuda:1" if apart == "device" else small.device
+    if apart == "device":
+        small = replace(small, device="cuda:1")
+    high = trace([("a.py:1", 500 * MIB, Category.PARAMETER)], device=small.device[:-1] + "0")
+    failed = SessionEnd(5, error=ProgramError("OutOfMemoryError", "no room", out_of_memory=True))
+    low_step = step(0, {"forward": 90 * MIB}, device=name)
+    high_step = step(0, {"forward": 500 * MIB}, device=high.device)
+    if apart == "rank":
+        first = recording([high_step], [high] if traced else ())
+        second = recording([low_step], [small], ended=failed)
+        ranks = [
+            replace(r, session=replace(r.session, rank=rank, world_size=2))
+            for rank, r in enumerate((first.ranks[0], second.ranks[0]))
+        ]
+        found = replace(first, ranks=tuple(ranks))
+    else:
+        both = replace(high_step, windows=(*high_step.windows, *low_step.windows))
+        found = recording([both], [high, small] if traced else [small], ended=failed)
+    report = checked(found)
+    (failure,) = report["out_of_memory"]
+    assert failure["asked"] == 15 * MIB
+    assert (failure["rank"], failure["device"]) == (int(apart == "rank"), name)
+    text = words(report)
+    of = " of rank 1" if apart == "rank" else ""
+    assert f"Why it ran out of memory On {name}{of}: An allocation of 15.0 MiB" in text
+    assert report["peak"]["allocated"]["at_least"] == 500 * MIB
 
 
 def test_what_others_held_when_memory_ran_out_is_known_from_the_step() -> None:
