@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gpuprobe.model.gc_pause import gc_paused
+from gpuprobe.sampler.tensors import modules_of
 
 __all__ = ["compile_in_use", "live_roots", "live_tensors"]
 
@@ -62,8 +63,16 @@ def live_roots() -> list[Any]:
         and "_parameters" in module.__dict__
         # What torch.jit made of a module refuses hooks, and its parts are no Python.
         and not isinstance(module, torch.jit.ScriptModule)
-        and next(module.parameters(), None) is not None
+        and _has_parameters(module)
     ]
+
+
+def _has_parameters(root: Any) -> bool:
+    return any(
+        parameter is not None
+        for _, module in modules_of(root)
+        for parameter in module._parameters.values()
+    )
 
 
 def live_tensors() -> list[Any]:

@@ -20,7 +20,7 @@ import torch
 
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.sampler.tensors import plain_tensors
+from gpuprobe.sampler.tensors import modules_of, plain_tensors
 
 __all__ = ["ModuleNames", "Notes"]
 
@@ -38,7 +38,7 @@ class ModuleNames:
         """Name every module below these roots."""
         for root in roots:
             title = type(root).__name__
-            for name, module in root.named_modules():
+            for name, module in modules_of(root):
                 self._names[module] = f"{title}.{name}" if name else title
 
     def of(self, module: Any) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from gpuprobe.model.session import Placed
 from gpuprobe.model.values import Bytes
-from gpuprobe.sampler.tensors import plain_tensors
+from gpuprobe.sampler.tensors import modules_of, plain_tensors
 
 __all__ = ["STEPS", "Placement", "place"]
 
@@ -105,7 +105,7 @@ def _place(module: Any, name: str, counted: set[int]) -> Iterator[Placed]:
 
 
 def _held(module: Any) -> Iterator[Any]:
-    for part in module.modules():
+    for _, part in modules_of(module):
         for tensor in (*part._parameters.values(), *part._buffers.values()):
             if tensor is not None:
                 yield tensor

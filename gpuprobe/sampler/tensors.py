@@ -16,7 +16,15 @@ from gpuprobe.model.memory import Category
 from gpuprobe.model.session import KnownTensors
 from gpuprobe.model.values import Bytes, Unavailable
 
-__all__ = ["PLAIN", "Known", "category_sums", "known_tensors", "plain_tensors", "walk"]
+__all__ = [
+    "PLAIN",
+    "Known",
+    "category_sums",
+    "known_tensors",
+    "modules_of",
+    "plain_tensors",
+    "walk",
+]
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """The classes whose tensors have a storage of their own, if their layout is strided."""
@@ -48,7 +56,7 @@ def walk(
     optimizers = list(optimizers)
     for model in models:
         title = type(model).__name__
-        for path, module in model.named_modules():
+        for path, module in modules_of(model):
             name = f"{title}.{path}" if path else title
             for parameter in module._parameters.values():
                 if parameter is not None:
@@ -71,6 +79,25 @@ def walk(
     for buffer, name in buffers:
         _note(found, buffer, Category.BUFFER, name)
     return found
+
+
+def modules_of(root: Any) -> Iterator[tuple[str, Any]]:
+    """What ``root.named_modules()`` gives, also where a class has a method of its own of that name:
+    it may do anything.
+    """
+    met: set[int] = set()
+    waiting = [("", root)]
+    while waiting:
+        path, module = waiting.pop()
+        if id(module) in met:
+            continue
+        met.add(id(module))
+        yield path, module
+        waiting += [
+            (f"{path}.{name}" if path else name, child)
+            for name, child in reversed(list(module._modules.items()))
+            if child is not None
+        ]
 
 
 def category_sums(found: Mapping[int, Known]) -> dict[str, dict[Category, int]]:

@@ -13,6 +13,7 @@ from sinks import KeepingSink
 from torch import nn
 
 from gpuprobe.sampler.recorder import Recorder
+from gpuprobe.sampler.tensors import modules_of
 
 LEVELS = pytest.mark.parametrize("level", ["counters", "trace"])
 
@@ -82,3 +83,37 @@ def test_a_watched_model_can_be_exported(level: str, called: bool) -> None:
     assert not torch.nn.modules.module._global_forward_hooks
     for step in sink.steps:
         assert "forward" in {phase.path for phase in step.phases}
+
+
+class Stubborn(nn.Linear):
+    """Its methods are its own, and not what torch's are."""
+
+    def named_modules(self, kind: str) -> None:  # type: ignore[override]
+        raise TypeError(kind)
+
+    def named_parameters(self, kind: str) -> None:  # type: ignore[override]
+        raise TypeError(kind)
+
+    def register_forward_hook(self, hook: object) -> None:  # type: ignore[override]
+        raise TypeError(hook)
+
+    modules = parameters = named_modules  # type: ignore[assignment]
+
+
+@LEVELS
+def test_a_model_with_methods_of_its_own_is_recorded(level: str) -> None:
+    model = nn.ModuleList([Stubborn(16, 4)])[0]
+    optimizer = torch.optim.SGD([model.weight, model.bias], 0.1)
+    sink = KeepingSink()
+    with Recorder(sink, level=level, warn=pytest.fail):
+        train(model, optimizer, 2)
+    assert len(sink.steps) == 2
+    assert {"forward", "backward"} <= {phase.path for phase in sink.steps[1].phases}
+
+
+def test_modules_are_named_as_torch_names_them() -> None:
+    shared = nn.Linear(2, 2)
+    model = nn.Sequential(
+        nn.Sequential(shared, nn.ReLU()), shared, Mlp(), nn.ModuleDict({"a": Mlp()})
+    )
+    assert list(modules_of(model)) == list(model.named_modules())
