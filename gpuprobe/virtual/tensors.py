@@ -26,6 +26,12 @@ _CPU = torch.device("cpu")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
+class _Attribute(property):
+    """In place of an attribute that C++ defines: Dynamo asks those for their class."""
+
+    __objclass__ = torch.Tensor
+
+
 def install(machine: Machine, intercept: Intercept, patches: Patches) -> None:
     """Replace what needs to know about the virtual machine."""
     _attributes(machine, patches)
@@ -81,7 +87,7 @@ def _attributes(machine: Machine, patches: Patches) -> None:
         ("is_cpu", is_cpu),
         ("is_meta", tensor_is_meta),
     ):
-        patches.set(torch.Tensor, name, property(getter, set_grad_device))
+        patches.set(torch.Tensor, name, _Attribute(getter, set_grad_device))
 
     grad = _Base.grad
 
@@ -93,7 +99,7 @@ def _attributes(machine: Machine, patches: Patches) -> None:
         grad.__set__(tensor, value)
 
     patches.set(
-        torch.Tensor, "grad", property(grad.__get__, set_grad, grad.__delete__, grad.__doc__)
+        torch.Tensor, "grad", _Attribute(grad.__get__, set_grad, grad.__delete__, grad.__doc__)
     )
 
     def get_device(tensor: Any) -> int:
