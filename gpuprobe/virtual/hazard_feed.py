@@ -210,8 +210,10 @@ class Feed:
                 if found is not None:
                     accesses.append((*found, True))
                     shapes.append((found[1].low, result.shape))
-                    result = None
-            self._add(accesses, result, True)
+                else:
+                    self._add(accesses, parts(result), True)
+            else:
+                self._add(accesses, result, True)
         site = site_at_hand()
         op = (plan.name, shapes)
         reason = plan.reason or (plan.masked(args) if plan.indexes else None)
