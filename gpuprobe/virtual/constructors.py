@@ -28,6 +28,9 @@ def install(machine: Machine, intercept: Intercept, patches: Patches) -> None:
     _device_constructors()
     for name in ("tensor", "as_tensor", "asarray"):
         patches.set(torch, name, _then_move(getattr(torch, name), machine, intercept))
+    _wrappers(machine, patches)
+    for name in _SPARSE:
+        patches.set(torch, name, _sparse(getattr(torch, name)))
     if machine.shapes:
         _valueless(machine, patches)
     for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint"):
@@ -58,6 +61,54 @@ def _on_host(original: Callable[..., Any], machine: Machine) -> Callable[..., An
             return original(*args, **options)
 
     return make
+
+
+def _wrappers(machine: Machine, patches: Patches) -> None:
+    """A subclass that wraps tensors (a jagged nested tensor) is, to C++ code, where they are to it:
+    autograd asks a device that it takes for CUDA's, and ends the process. To Python it is where
+    its parts are.
+    """
+    original: Any = torch.Tensor._make_wrapper_subclass
+    host = torch.device("meta" if machine.shapes else "cpu")
+
+    @functools.wraps(original)
+    def make(*args: Any, **options: Any) -> Any:
+        device = options.get("device")
+        if device is not None and _as_device(device).type == "cuda":
+            options["device"] = host
+        args = tuple(
+            host if isinstance(item, torch.device) and item.type == "cuda" else item
+            for item in args
+        )
+        return original(*args, **options)
+
+    patches.set(torch.Tensor, "_make_wrapper_subclass", staticmethod(make))
+
+
+_SPARSE = (
+    "sparse_bsc_tensor",
+    "sparse_bsr_tensor",
+    "sparse_compressed_tensor",
+    "sparse_coo_tensor",
+    "sparse_csc_tensor",
+    "sparse_csr_tensor",
+)
+
+
+def _sparse(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Where their parts lie, then moved: C++ code would move the parts, and ask CUDA to."""
+
+    @functools.wraps(original)
+    def build(*args: Any, **options: Any) -> Any:
+        device = options.get("device")
+        if device is None or _as_device(device).type != "cuda":
+            return original(*args, **options)
+        del options["device"]
+        grad = options.pop("requires_grad", False)
+        made = original(*args, **options).to(_as_device(device))
+        return made.requires_grad_() if grad else made
+
+    return build
 
 
 def _then_move(

@@ -19,6 +19,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch._ops
+
+from gpuprobe.virtual.patches import Patches
 
 __all__ = [
     "CAST",
@@ -29,6 +32,7 @@ __all__ = [
     "below_cast",
     "exclude",
     "include",
+    "pass_by",
     "single_level",
     "transformed",
 ]
@@ -93,6 +97,20 @@ def exclude(key: str) -> None:
     """Undo `include`: torch excludes autocast keys by default."""
     torch._C._dispatch_tls_set_dispatch_key_included(key, False)
     torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
+
+
+def pass_by(patches: Patches) -> None:
+    """Have higher-order operators (``flex_attention``, ``cond``) pass both keys by: they have no
+    kernels for them, and no fallback either.
+    """
+    original = torch._ops._compute_keyset
+
+    def compute(args: Any, kwargs: Any, keys: Any) -> Any:
+        for name in (DEVICE, CAST):
+            keys = keys.remove(getattr(torch._C.DispatchKey, name))
+        return original(args, kwargs, keys)
+
+    patches.set(torch._ops, "_compute_keyset", compute)
 
 
 class Kernels:

@@ -13,7 +13,7 @@ from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.virtual import autocast, collectives, cuda_api, tensors, uninitialized
 from gpuprobe.virtual.catalogue import GpuModel, parse_spec
 from gpuprobe.virtual.intercept import Intercept
-from gpuprobe.virtual.keys import DEVICE, Kernels, exclude, include
+from gpuprobe.virtual.keys import DEVICE, Kernels, exclude, include, pass_by
 from gpuprobe.virtual.lowering import functions, recurrent, rows
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.patches import Patches
@@ -50,6 +50,7 @@ class Session:
         try:
             self._kernels = Kernels()
             self._patches.add(self._kernels.close)
+            pass_by(self._patches)
             self.intercept.install(self._kernels)
             functions.install(self.machine, self._kernels)
             recurrent.install(self.machine, self._kernels, self._patches)

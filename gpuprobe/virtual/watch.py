@@ -61,6 +61,8 @@ _HOST_RESULTS = {"_pack_padded_sequence": (1,)}
 class Watch(TorchDispatchMode):
     """Pushed in every thread that uses the virtual machine."""
 
+    supports_higher_order_operators = True
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
@@ -78,6 +80,8 @@ class Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         facts = self._facts.get(func)
         if facts is None:
+            if isinstance(func, torch._ops.HigherOrderOperator):
+                return self._in_parts(func, args, kwargs)
             facts = self._facts[func] = self._learn(func)
         if _fake_mode(_FAKE) is not None:
             # Shapes that torch itself works out (DTensor, compilers): no memory of any device's.
@@ -133,6 +137,18 @@ class Watch(TorchDispatchMode):
         if machine.observer is not None:
             machine.observer.host_op(func, args, kwargs, result)
         return result
+
+    def _in_parts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A higher-order operator (``flex_attention``, ``cond``): its eager form, in Python."""
+        if func.name() == "cond":  # its eager form refuses to run under a mode
+            chosen, otherwise, operands = args[1:4]
+            with self, keys.above():
+                return (chosen if args[0] else otherwise)(*operands)
+        kernel = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+        if kernel is None:
+            raise values.not_modelled(f"the higher-order operator {func}")
+        with self, keys.above():
+            return kernel(*args, **kwargs)
 
     def _on_device(
         self,
@@ -453,7 +469,10 @@ def _composite(func: Any) -> bool:
     """Whether an operator is made of others and has no kernel or formula of its own."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     name = func.name()
-    if not has(name, "CompositeImplicitAutograd"):
+    try:
+        if not has(name, "CompositeImplicitAutograd"):
+            return False
+    except RuntimeError:  # `sym_size` and its kin, which the dispatcher does not know
         return False
     return not any(has(name, key) for key in ("CPU", "Meta", "CompositeExplicitAutograd"))
 

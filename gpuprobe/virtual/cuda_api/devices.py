@@ -115,6 +115,7 @@ def install(machine: Machine, patches: Patches) -> None:
         "_cuda_getCompiledVersion": lambda: int(CUDA_VERSION.split(".")[0]) * 1000,
         "_cuda_hasPrimaryContext": lambda index: True,
         "_cuda_clearCublasWorkspaces": clear_workspaces,
+        "_cuda_getCurrentBlasHandle": lambda: 1 + local.device,
         "_has_cuda": True,
         "_host_emptyCache": lambda: None,
         "_nccl_version": lambda: NCCL_VERSION,
@@ -149,7 +150,16 @@ def install(machine: Machine, patches: Patches) -> None:
         "_cached_device_count": len(devices),
     }
     patches.set_all(cuda, names, "torch.cuda.")
-    for name in ("utilization", "temperature", "power_draw", "clock_rate", "memory_usage"):
+    for name in (
+        "utilization",
+        "temperature",
+        "power_draw",
+        "clock_rate",
+        "memory_usage",
+        "device_memory_used",
+    ):
+        if not hasattr(cuda, name):
+            continue
         patches.set(cuda, name, _no_sensor(name))
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
         patches.set(cuda.nvtx, name, lambda *args, **kwargs: 0)

@@ -112,6 +112,9 @@ def install(machine: Machine, patches: Patches) -> None:
         "_cuda_cudaCachingAllocator_raw_delete": raw_delete,
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
         "_cuda_cudaCachingAllocator_enable": lambda value: None,
+        # Names that torch's compiler imports where there is a CUDA device.
+        "_cuda_CUDAAllocator_AllocatorState": object,
+        "_set_cached_tensors_enabled": lambda enabled: None,
         "_cuda_getCublasWorkspaceSize": lambda: devices[local.device].model.cublas_workspace_bytes,
     }.items():
         patches.set(torch._C, name, value)
