@@ -109,14 +109,17 @@ def _some_gpu(one: str, two: str) -> bool:
 def _another_model(rows: Mapping[str, Sequence[DiffRow]] | None) -> Iterable[str]:
     """Whether what lies at the two peaks has nothing to do with each other: then a size that is
     smaller is no good news either. Two programs have no line in common; one program with two
-    models has no module, nor a name of one: three names that are all others are no renaming.
+    models has no module, nor a name of one: three names that are all others are no renaming, as
+    are three lines of one file.
     """
     if rows is None:
         return
     lines, modules = (_Strangers(rows[by]) for by in ("line", "module"))
     ours, theirs = modules.names()
     apart = min(len(ours), len(theirs)) >= 3 and not ours & theirs
-    if (lines.alone and not modules.common) or (modules.alone and apart):
+    one_file = lines.files(lines.gone) & lines.files(lines.new)
+    few = one_file and min(len(lines.gone), len(lines.new)) < 3
+    if (lines.alone and not few and not modules.common) or (modules.alone and apart):
         one, two = (modules if modules.alone else lines).largest()
         yield f"model: {one!r} in the baseline, {two!r} now, and nothing in common"
 
@@ -138,6 +141,10 @@ class _Strangers:
             side = one if row.status == "removed" else two
             side[re.split(r"[.](?!py\b)|:", row.key)[0]] += row.before + row.after
         return _most(one), _most(two)
+
+    def files(self, rows: Iterable[DiffRow]) -> set[str]:
+        """The files of the rows."""
+        return {row.key.rpartition(":")[0] for row in rows}
 
     def names(self) -> tuple[set[str], set[str]]:
         """Of submodules, without the numbers of those in lists."""
