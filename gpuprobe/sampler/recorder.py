@@ -376,6 +376,7 @@ class Recorder:
         """The program uses torch.compile: no module hooks from here on."""
         self._infer_forward = True
         self._blind((_COMPILED,))
+        self._traces.compiles()
 
     def _forward_from_here(self) -> None:
         self._timeline.enter("forward")

@@ -118,6 +118,21 @@ class Traces:
         self._blind(*BLIND_SPOTS)
         return self.cpu
 
+    def compiles(self) -> None:
+        """The program uses torch.compile. Before 2.10, torch compiles nothing while a dispatch
+        mode watches, and never again what it has left alone once: then the mode is left, and
+        UsageError raised.
+        """
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        if self.cpu is None or hasattr(TorchDispatchMode, "ignore_compile_internals"):
+            return
+        self.cpu.stop()
+        raise UsageError(
+            "level 'trace' on the CPU and torch.compile need torch 2.10 or newer; "
+            "level 'counters' works with both"
+        )
+
     def start_cuda(self) -> None:
         """Record the allocator's history of the first steps. Raises UsageError where nobody
         said how to read a snapshot.
