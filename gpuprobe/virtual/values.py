@@ -258,6 +258,26 @@ def ctc(
     return torch.empty((batch,), **make), torch.empty((batch, time, 2 * longest + 1), **make)
 
 
+def elementwise_loss(given: Any, target: Any, reduction: int = 1, *_: Any, **options: Any) -> Any:
+    """``mse_loss``, ``smooth_l1_loss``: made for all losses, then given one element's shape.
+    Source: ``TORCH_META_FUNC(mse_loss)`` in ``aten/src/ATen/native/Loss.cpp``.
+    """
+    if options.get("out") is not None:
+        return options["out"].resize_(() if reduction else given.shape)
+    shape = torch.broadcast_shapes(given.shape, target.shape)
+    made = torch.empty(shape, dtype=torch.result_type(given, target), device="meta")
+    return made.resize_(()) if reduction else made
+
+
+def cross_entropy_loss(
+    given: Any, target: Any, weight: Any = None, reduction: int = 1, **options: Any
+) -> Any:
+    """``binary_cross_entropy``. Source: ``binary_cross_entropy_out_cuda`` in
+    ``aten/src/ATen/native/cuda/Loss.cu``.
+    """
+    return elementwise_loss(given, given, reduction, **options)
+
+
 def nothing(*args: Any, **kwargs: Any) -> None:
     """An operator that only writes into its arguments."""
 
@@ -265,10 +285,15 @@ def nothing(*args: Any, **kwargs: Any) -> None:
 BY_SHAPE: Final[dict[str, Callable[..., Any]]] = {
     "_pack_padded_sequence": packed,
     "_ctc_loss": ctc,
+    "mse_loss": elementwise_loss,
+    "smooth_l1_loss": elementwise_loss,
+    "binary_cross_entropy": cross_entropy_loss,
     "_fused_sgd_": nothing,
     "_fused_adagrad_": nothing,
 }
-"""Operators that lack a meta kernel, or whose arguments keep their values: what they return."""
+"""Operators that lack a meta kernel, whose meta kernel makes other memory than CUDA's does, or
+whose arguments keep their values: what they return.
+"""
 
 
 def without_values(value: Any) -> Any:

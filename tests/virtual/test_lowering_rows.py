@@ -311,6 +311,27 @@ def test_a_number_to_choose_from_is_moved(mode: str) -> None:
     assert events(lambda: torch.where(mask, scores, scores)) == [1024]
 
 
+LOSSES: dict[str, tuple[Any, int]] = {  # and what is needed beside each loss
+    "mse_loss": (torch.nn.functional.mse_loss, 4),
+    "smooth_l1_loss": (torch.nn.functional.smooth_l1_loss, 4),
+    "binary_cross_entropy": (torch.nn.functional.binary_cross_entropy, 0),
+}
+
+
+@pytest.mark.parametrize("op", LOSSES)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_losses_keep_the_memory_of_all_of_them(op: str, reduction: str, mode: str) -> None:
+    run, beside = LOSSES[op]
+    for count in (1024, 1 << 20):  # of the latter, the sum is split over blocks
+        x, y = (torch.rand(count, device="cuda") for _ in range(2))
+        assert run(x, y, reduction=reduction).shape == ()
+        summing = events(lambda x=x: x.sum())[1:]  # type: ignore[misc]
+        buffers_ = summing[: len(summing) // 2]
+        found = events(lambda x=x, y=y: run(x, y, reduction=reduction))  # type: ignore[misc]
+        assert found == around([4 * count], beside * count or 4, *buffers_)
+        assert events(lambda x=x, y=y: run(x, y, reduction="none")) == [4 * count]  # type: ignore[misc]
+
+
 IN_PLACE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "scatter_add": lambda x, index: x.gather(0, index[:, None].expand(4, 1000)),
     "index_add": lambda x, index: x.index_select(0, index),
@@ -381,6 +402,7 @@ ELSEWHERE = {
 HERE = {
     *REDUCTIONS,
     *IN_PLACE,
+    *LOSSES,
     *("_foreach_norm", "index.Tensor", "masked_select", "where.self"),
     *("index_put_", "_index_put_impl_", "index_put", "_unsafe_index_put"),
     "embedding_dense_backward",

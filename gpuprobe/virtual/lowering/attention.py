@@ -8,11 +8,29 @@ import torch
 
 from gpuprobe.virtual.calls import Call, Row
 
-__all__ = ["EFFICIENT", "FLASH", "MATH", "ROWS", "pick"]
+__all__ = ["EFFICIENT", "FLASH", "MATH", "ROWS", "laid_out", "pick"]
 
 FLASH, EFFICIENT, MATH = "flash", "efficient", "math"
 _HALF: Final = (torch.float16, torch.bfloat16)
 _MAX_HEAD_DIM: Final = 256
+
+
+def laid_out(kernel: str, like: Any, values: Any) -> Any:
+    """The values in memory as the kernel leaves them: what follows copies them, or need not.
+
+    ``like`` is the query, or what the values are the gradient of. Flash attention keeps its order
+    of dimensions (``empty_like``), the memory-efficient kernel makes (batch, sequence, heads, head
+    dim). Sources: ``mha_fwd`` and ``mha_bwd`` in
+    ``aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp``;
+    ``_efficient_attention_forward`` in ``attention.cu``, ``_efficient_attention_backward`` in
+    ``attention_backward.cu``.
+    """
+    if kernel == FLASH and like.shape == values.shape:
+        made = torch.ops.aten.empty_like.default(like)
+    else:
+        batch, heads, length, width = values.shape
+        made = values.new_empty((batch, length, heads, width)).transpose(1, 2)
+    return made.copy_(values)
 
 
 def pick(

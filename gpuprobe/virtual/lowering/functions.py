@@ -298,18 +298,21 @@ class _Attention(torch.autograd.Function):
         with unseen(machine):
             result = _aten.scaled_dot_product_attention.default(
                 query, key, value, mask, dropout_p, is_causal, **options
-            ).contiguous()
+            )
+            result = attention.laid_out(chosen, query, result)
         given(machine, place, result)
         batch, heads, length = query.shape[:3]
         if chosen == attention.EFFICIENT:
             length = -(-length // 32) * 32
         device = query.device
         sums = torch.empty((batch, heads, length), dtype=torch.float32, device=device)
-        random = torch.empty(2, dtype=torch.int64, device=device)
-        ctx.save_for_backward(query, key, value, mask, result, sums, random)
+        random = [torch.empty(2, dtype=torch.int64, device=device)]
+        if chosen == attention.FLASH:  # flash_api.cpp returns one more, which nobody uses
+            random.append(torch.empty((), dtype=torch.int64, device=device))
+        ctx.save_for_backward(query, key, value, mask, result, sums, *random)
         ctx.rest = (dropout_p, is_causal, options, chosen, machine, place, state)
         reads = (query, key, value, mask)
-        ran(machine, place, "scaled_dot_product_attention", reads, (result, sums, random))
+        ran(machine, place, "scaled_dot_product_attention", reads, (result, sums, *random))
         return result
 
     @staticmethod
@@ -326,7 +329,10 @@ class _Attention(torch.autograd.Function):
                 *inputs, mask, dropout_p, is_causal, **options
             )
             grads = torch.autograd.grad(again, inputs, grad)
-            grads = tuple(item.contiguous() for item in grads)
+            grads = tuple(
+                attention.laid_out(chosen, item, found)
+                for item, found in zip(saved[:3], grads, strict=True)
+            )
         if now is not None:
             torch.default_generator.set_state(now)
         for item in grads:

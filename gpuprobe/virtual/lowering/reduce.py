@@ -12,7 +12,7 @@ import torch
 from gpuprobe.virtual.calls import Call, Row
 from gpuprobe.virtual.lowering.reduce_config import Reduction, buffers
 
-__all__ = ["ROWS"]
+__all__ = ["ROWS", "whole"]
 
 _CHUNK: Final = 65536  # elements, kChunkSize in MultiTensorApply.cuh
 _LOW: Final = (torch.float16, torch.bfloat16)
@@ -42,6 +42,16 @@ def _take(call: Call, tensor: torch.Tensor, item: int, accumulator: int, vector:
         vector,
     )
     model = call.device.model
+    for nbytes in buffers(
+        reduction, model.multi_processor_count, model.max_threads_per_multi_processor
+    ):
+        call.scratch(nbytes)
+
+
+def whole(call: Call, count: int, item: int) -> None:
+    """Buffers for the sum of so many numbers of ``item`` bytes that lie side by side."""
+    model = call.device.model
+    reduction = Reduction((count,), (1,), (0,), item, max(item, 4), 4)
     for nbytes in buffers(
         reduction, model.multi_processor_count, model.max_threads_per_multi_processor
     ):
