@@ -277,7 +277,8 @@ def _math(
 
 class _Attention(torch.autograd.Function):
     """The CPU's attention, with what a fused CUDA kernel allocates: the result, the log of the
-    sum of exponentials, the random state; in the backward pass three gradients and scratch.
+    sum of exponentials, flash attention's random state; in the backward pass three gradients and
+    scratch.
     """
 
     @staticmethod
@@ -306,9 +307,9 @@ class _Attention(torch.autograd.Function):
             length = -(-length // 32) * 32
         device = query.device
         sums = torch.empty((batch, heads, length), dtype=torch.float32, device=device)
-        random = [torch.empty(2, dtype=torch.int64, device=device)]
-        if chosen == attention.FLASH:  # flash_api.cpp returns one more, which nobody uses
-            random.append(torch.empty((), dtype=torch.int64, device=device))
+        random = []
+        if chosen == attention.FLASH:  # flash_api.cpp: the random state, and one that is unused
+            random = [torch.empty(size, dtype=torch.int64, device=device) for size in ((2,), ())]
         ctx.save_for_backward(query, key, value, mask, result, sums, *random)
         ctx.rest = (dropout_p, is_causal, options, chosen, machine, place, state)
         reads = (query, key, value, mask)
