@@ -25,7 +25,7 @@ from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.sources import HostMemory, Reader
 from gpuprobe.sampler.step_end import StepEnd
 from gpuprobe.sampler.stepping import Primary, Running
-from gpuprobe.sampler.timeline import OTHER, Segment, Timeline
+from gpuprobe.sampler.timeline import MANY_PHASES, OTHER, Segment, Timeline
 from gpuprobe.sampler.traces import Traces, chosen_steps, exact_peak
 from gpuprobe.sampler.wrapping import in_context
 
@@ -466,6 +466,9 @@ class Recorder:
         earlier record of it had.
         """
         segments = self._last + self._timeline.cut(leave=leave)
+        if self._timeline.overflowed:
+            self._timeline.overflowed = False
+            self._blind((MANY_PHASES,))
         living = self._living()
         calls, placed = self._extras.take(self._index, living)
         traces = self._step_end.write(

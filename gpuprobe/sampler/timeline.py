@@ -14,6 +14,7 @@ from typing import NamedTuple
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.session import (
     AllocatorActivity,
+    BlindSpot,
     Collective,
     DeviceWindow,
     HostWindow,
@@ -25,12 +26,22 @@ from gpuprobe.model.session import (
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.sampler.base import AtEnd, DeviceMark, Mark
 
-__all__ = ["OTHER", "SETUP", "Segment", "Timeline", "assemble"]
+__all__ = ["MANY_PHASES", "OTHER", "SETUP", "Segment", "Timeline", "assemble"]
 
 _NO_GPU_TIME = Unavailable("not collected")  # as by default: it takes no room in a recording
 
 OTHER = "other"
 """The phase of time that no hook and no user phase claims."""
+
+MOST = 50_000
+"""Segments of one step that are told apart; they take some 20 MB. A program that evaluates for
+hours without a training step makes more: the rest of such a step is one segment of phase `OTHER`.
+"""
+
+MANY_PHASES = BlindSpot(
+    f"phases of a step beyond the first {MOST:,} changes from one to the next",
+    "what follows them in that step is all in phase 'other'; its memory and time are counted",
+)
 
 SETUP = "setup"
 """The phase before anything was seen of training: imports, building the model."""
@@ -67,6 +78,8 @@ class Timeline:
         self._mark = read()
         self.started_ns = self._mark.time_ns
         self._segments: list[Segment] = []
+        self.overflowed = False
+        """Whether a step had more than `MOST` segments."""
         self.path = SETUP
         """The phase that is on now. An attribute: it is read at every allocation."""
 
@@ -144,8 +157,29 @@ class Timeline:
 
     def _close(self) -> None:
         mark = self._read()
-        self._segments.append(Segment(self.path, self._mark, mark))
+        segments = self._segments
+        if len(segments) < MOST:
+            segments.append(Segment(self.path, self._mark, mark))
+        elif len(segments) == MOST:
+            self.overflowed = True
+            segments.append(Segment(OTHER, self._mark, mark))
+        else:
+            last = segments[-1]
+            segments[-1] = last._replace(end=_with_peaks(mark, last.end))
         self._mark = mark
+
+
+def _with_peaks(mark: Mark, earlier: Mark) -> Mark:
+    """The mark, with the exact peaks since the one before ``earlier``."""
+    peaks = {device.device: device.exact_peak for device in earlier.devices}
+    return mark._replace(
+        devices=tuple(
+            device
+            if device.exact_peak is None
+            else device._replace(exact_peak=max(device.exact_peak, peaks.get(device.device) or 0))
+            for device in mark.devices
+        )
+    )
 
 
 class _Window:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.session import AllocatorActivity
 from gpuprobe.model.values import Bytes, Peak, Unavailable
+from gpuprobe.sampler import timeline as timelines
 from gpuprobe.sampler.base import DeviceMark, Mark
-from gpuprobe.sampler.timeline import SETUP, Timeline, assemble
+from gpuprobe.sampler.timeline import OTHER, SETUP, Timeline, assemble
 
 
 @dataclass
@@ -178,3 +180,48 @@ def test_a_phase_inside_one_of_the_same_name_is_that_phase() -> None:
     timeline.leave()
     assert timeline.path == "other"
     assert [s.path for s in timeline.cut()] == [SETUP, "forward", "other"]
+
+
+@pytest.mark.parametrize("changes", [2, 9, 10, 11, 500])
+def test_phases_without_end_take_no_memory_without_end(
+    changes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timelines, "MOST", 10)
+    machine = Machine()
+    timeline = Timeline(machine.read)
+    for turn in range(changes):
+        timeline.enter(("data", "forward")[turn % 2])
+        machine.use(turn * 10)
+        timeline.leave()
+    segments = timeline.cut()
+    assert len(segments) <= 11
+    assert timeline.overflowed == (2 * changes + 1 > 10)
+    # Nothing is lost: the segments are one after the other, up to the last mark.
+    assert segments[0].start.time_ns == 1
+    assert segments[-1].end.time_ns == machine.now
+    assert all(a.end is b.start for a, b in itertools.pairwise(segments))
+    step = assemble(0, segments, origin_ns=0)
+    assert sum(p.duration_ns for p in step.phases if "/" not in p.path) == step.duration_ns
+    assert step.windows[0].peak_allocated == Peak.exactly((changes - 1) * 10)
+    assert step.windows[0].activity == AllocatorActivity(device_allocs=changes)
+    timeline.enter("forward")
+    assert [segment.path for segment in timeline.cut()][:1] == [OTHER]
+
+
+def test_the_peak_that_is_known_exactly_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timelines, "MOST", 2)
+    peaks = iter([0, 5, 7, 900, 3, 4, 1, 1, 1])
+    size = Bytes(1)
+    counts = AllocatorCounts(size, size, size, size)
+    ticks = itertools.count()
+
+    def read() -> Mark:
+        device = DeviceMark("cpu", counts, 0, 0, AllocatorActivity(), exact_peak=next(peaks))
+        return Mark(next(ticks), Bytes(1), Bytes(1), (device,))
+
+    timeline = Timeline(read)
+    for name in ("data", "forward", "data"):
+        timeline.enter(name)
+        timeline.leave()
+    (step,) = [assemble(0, timeline.cut(), origin_ns=0)]
+    assert step.windows[0].peak_allocated == Peak.exactly(900)
