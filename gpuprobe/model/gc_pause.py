@@ -11,7 +11,9 @@ __all__ = ["gc_paused"]
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """No garbage collection: millions of new containers make it walk them again and again."""
+    """No garbage collection: millions of new containers make it walk all there are again and
+    again, with nothing else running.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

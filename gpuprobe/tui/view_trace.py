@@ -16,6 +16,7 @@ from textual.worker import get_current_worker
 
 from gpuprobe.api.look import GROUPINGS, Group, Moment, TraceLook, TraceName
 from gpuprobe.errors import GpuprobeError
+from gpuprobe.model.gc_pause import gc_paused
 from gpuprobe.model.memory import Category
 from gpuprobe.model.recording import RankRecording
 from gpuprobe.model.text import human_bytes, visible
@@ -36,7 +37,7 @@ from gpuprobe.tui.view_paint import (
     words,
 )
 from gpuprobe.tui.view_rows import Rows
-from gpuprobe.tui.view_traces import OpenTraces, uncollected
+from gpuprobe.tui.view_traces import OpenTraces
 
 __all__ = ["TracePane"]
 
@@ -234,7 +235,7 @@ class TracePane(Vertical):
             return
         self.post_message(self.Seen(look, look.moment(position, grouping)))
         if mapped and not worker.is_cancelled:
-            with uncollected():
+            with gc_paused():
                 found = look.layout(position)
                 shown = (
                     found

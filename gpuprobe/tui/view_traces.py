@@ -5,17 +5,16 @@ from __future__ import annotations
 import gc
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from gpuprobe.analysis.highwater import Share
 from gpuprobe.api.live import StepPeak, step_peak
 from gpuprobe.api.look import TraceLook, TraceName, open_traces
 from gpuprobe.errors import GpuprobeError
+from gpuprobe.model.gc_pause import gc_paused
 from gpuprobe.model.recording import RankRecording
 from gpuprobe.model.values import Unavailable
 
-__all__ = ["OpenTraces", "peak_of", "uncollected"]
+__all__ = ["OpenTraces", "peak_of"]
 
 MOST = 3
 """Steps whose traces are kept. One of a million events takes about 150 MB."""
@@ -36,7 +35,7 @@ class OpenTraces:
         with self._lock:
             found = self._open.get(key)
             if found is None:
-                with uncollected():
+                with gc_paused():
                     found = self._open[key] = open_traces(rank, name)
                 gc.freeze()  # for good: what a trace is made of has no cycles
             self._open.move_to_end(key)
@@ -59,21 +58,6 @@ class OpenTraces:
         """Read everything anew."""
         with self._lock:
             self._open.clear()
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Make many objects at once without Python's collector of cycles. It goes through every
-    object there is, with nothing else running: with a trace of a million events open that is half
-    a second, again and again.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def peak_of(look: TraceLook) -> StepPeak:

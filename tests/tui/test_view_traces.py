@@ -13,10 +13,11 @@ from gpuprobe.analysis.highwater import by_category, by_line, by_module, high_wa
 from gpuprobe.api.live import StepPeak
 from gpuprobe.api.look import GROUPINGS, TraceName, excerpt, trace_names
 from gpuprobe.api.recordings import load
+from gpuprobe.model.gc_pause import gc_paused
 from gpuprobe.model.recording import RankRecording
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Unavailable
-from gpuprobe.tui.view_traces import MOST, OpenTraces, uncollected
+from gpuprobe.tui.view_traces import MOST, OpenTraces
 
 
 @pytest.fixture
@@ -88,15 +89,15 @@ def test_every_moment_sums_up_and_every_block_is_explained(rank: RankRecording) 
 
 def test_the_collector_of_cycles_is_as_it_was() -> None:
     assert gc.isenabled()
-    with uncollected():
+    with gc_paused():
         assert not gc.isenabled()
     assert gc.isenabled()
-    with pytest.raises(ZeroDivisionError), uncollected():
+    with pytest.raises(ZeroDivisionError), gc_paused():
         1 / int("0")
     assert gc.isenabled()
     gc.disable()
     try:
-        with uncollected():
+        with gc_paused():
             pass
         assert not gc.isenabled()
     finally:
