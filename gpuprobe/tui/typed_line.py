@@ -18,6 +18,7 @@ class TypedLine(ModalScreen[bool]):
         self.text = text
         self._before = text
         self._changed = changed
+        self._over = False  # keys may still come before the screen is gone
 
     def show_text(self) -> None:
         """Draw the line anew."""
@@ -26,10 +27,14 @@ class TypedLine(ModalScreen[bool]):
     def on_key(self, event: events.Key) -> None:
         event.stop()
         event.prevent_default()
+        if self._over:
+            return
         if event.key == "escape":
+            self._over = True
             self._set(self._before)
             self.dismiss(False)
         elif event.key == "enter":
+            self._over = True
             self.dismiss(True)
         elif event.key == "backspace":
             self._set(self.text[:-1])

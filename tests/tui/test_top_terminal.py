@@ -69,6 +69,7 @@ async def test_from_a_training_run_to_its_end(terminal: Terminal, tmp_path: Path
         terminal.keys("-l", f"pid:{run.pid}")
         await terminal.shows("1 of 3")
         terminal.keys("Enter")
+        await terminal.shows("Enter keeps", gone=True)
         terminal.keys("P")
         await terminal.shows("PID▼")
         # The run of this process; the one that was found first may be another test's.

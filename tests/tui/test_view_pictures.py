@@ -23,13 +23,21 @@ from gpuprobe.tui.view_runs import RunsScreen
 GOLDEN = Path(__file__).parent / "screens"
 
 
-def compare(app: ViewApp, name: str, folder: Path) -> None:
-    """GPUPROBE_UPDATE_SCREENS=1 writes them anew; then look at each one."""
-    picture = screen_svg(app).replace(str(folder), "/home/me/project")
+async def compare(app: ViewApp, pilot: Pilot[None], name: str, folder: Path) -> None:
+    """GPUPROBE_UPDATE_SCREENS=1 writes them anew; then look at each one. What is still on its way
+    to the screen is waited for.
+    """
     golden = GOLDEN / f"{name}.svg"
     if os.environ.get("GPUPROBE_UPDATE_SCREENS"):
+        picture = screen_svg(app).replace(str(folder), "/home/me/project")
         golden.write_text(picture, encoding="utf-8")
-    assert picture == golden.read_text("utf-8")
+    expected = golden.read_text("utf-8")
+    for _ in range(250):
+        picture = screen_svg(app).replace(str(folder), "/home/me/project")
+        if picture == expected:
+            return
+        await pilot.pause(0.02)
+    assert picture == expected
 
 
 @pytest.fixture
@@ -55,22 +63,22 @@ async def test_panes(run: Training, tmp_path: Path, size: tuple[int, int]) -> No
     label = f"{size[0]}x{size[1]}"
     async with app.run_test(size=size) as pilot:
         await opened(app, pilot)
-        compare(app, f"view-steps-{label}", tmp_path)
+        await compare(app, pilot, f"view-steps-{label}", tmp_path)
         await pilot.press("2")
         await until(pilot, lambda: "holes" in text(app, "#now"))
         await pilot.pause()
-        compare(app, f"view-now-{label}", tmp_path)
+        await compare(app, pilot, f"view-now-{label}", tmp_path)
         await pilot.press("1", "t")
         await until(pilot, lambda: pane(app).ready)
         await pilot.pause()
-        compare(app, f"view-trace-{label}", tmp_path)
+        await compare(app, pilot, f"view-trace-{label}", tmp_path)
         await pilot.press("m", "o")
         await until(pilot, lambda: rows(app, "#segments").count == 8)
         await pilot.pause()
-        compare(app, f"view-map-{label}", tmp_path)
+        await compare(app, pilot, f"view-map-{label}", tmp_path)
         await pilot.press("5")
         await pilot.pause()
-        compare(app, f"view-findings-{label}", tmp_path)
+        await compare(app, pilot, f"view-findings-{label}", tmp_path)
 
 
 async def test_a_block(run: Training, tmp_path: Path) -> None:
@@ -102,7 +110,7 @@ async def test_ranks(tmp_path: Path, size: tuple[int, int]) -> None:
         await until(pilot, lambda: rows(app, "#steps").count == 4)
         await pilot.press("4")
         await pilot.pause()
-        compare(app, f"view-ranks-{size[0]}x{size[1]}", tmp_path)
+        await compare(app, pilot, f"view-ranks-{size[0]}x{size[1]}", tmp_path)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -125,7 +133,7 @@ async def test_runs(tmp_path: Path, size: tuple[int, int]) -> None:
         screen.post_message(RunsScreen.Found(found))
         await until(pilot, lambda: screen.found is found)
         await pilot.pause()
-        compare(app, f"view-runs-{size[0]}x{size[1]}", tmp_path)
+        await compare(app, pilot, f"view-runs-{size[0]}x{size[1]}", tmp_path)
 
 
 async def test_without_colour_letters_tell_categories_apart(
@@ -141,7 +149,7 @@ async def test_without_colour_letters_tell_categories_apart(
         shown = "\n".join(screen_text(app))
         assert "AAAA" in shown
         assert "PPPP" in shown
-        compare(app, "view-trace-plain-100x30", tmp_path)
+        await compare(app, pilot, "view-trace-plain-100x30", tmp_path)
         await pilot.press("m")
         await until(pilot, lambda: rows(app, "#segments").count == 8)
         await pilot.pause()
@@ -155,4 +163,4 @@ async def test_light(run: Training, tmp_path: Path) -> None:
         await pilot.press("d", "t")
         await until(pilot, lambda: pane(app).ready)
         await pilot.pause()
-        compare(app, "view-trace-light-100x30", tmp_path)
+        await compare(app, pilot, "view-trace-light-100x30", tmp_path)
