@@ -1,7 +1,8 @@
 """Recurrent networks, which cuDNN runs as one kernel, on weights that lie in one buffer.
 
-Sources: ``aten/src/ATen/native/cudnn/RNN.cpp`` (the flat buffers of weights and of their
-gradients), ``aten/src/ATen/native/cudnn/RNN.cpp: _cudnn_rnn_cast_reflatten`` (autocast).
+Source: ``aten/src/ATen/native/cudnn/RNN.cpp``, for the flat buffers of weights and of their
+gradients. Under autocast CUDA casts the weights into one buffer too; here each is cast by itself,
+which differs by rounding.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class _Recurrent(torch.autograd.Function):
         saved = [*flat]
         if any(ctx.needs_input_grad):
             elements = results[0].numel() * (_GATES[kind] + (2 if kind == "lstm" else 1))
-            elements *= _layers(spec, kind)
+            elements *= _layers(spec)
             reserve = torch.empty(elements, dtype=results[0].dtype, device=results[0].device)
             saved.append(reserve)
         ctx.save_for_backward(*saved)
@@ -207,7 +208,7 @@ def _weights(spec: Any) -> list[int]:
     return [at for kind, at in lists[-1] if kind == "tensor"] if lists else []
 
 
-def _layers(spec: Any, kind: str) -> int:
+def _layers(spec: Any) -> int:
     """``num_layers``, the first whole number among the arguments."""
     for name, value in spec:
         if name == "value" and isinstance(value, int) and not isinstance(value, bool):
