@@ -20,11 +20,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gpuprobe.analysis.fragmentation import fragmentation
-from gpuprobe.analysis.highwater import by_category, by_line, by_module, by_stack, high_water
-from gpuprobe.analysis.leaks import leaks
-from gpuprobe.analysis.ledger import ledger
-from gpuprobe.analysis.timeline import thin, timeline
+from gpuprobe.analysis.growth.leaks import leaks
+from gpuprobe.analysis.peak.high_water import by_category, by_line, by_module, by_stack, high_water
+from gpuprobe.analysis.reserved.fragmentation import fragmentation
+from gpuprobe.analysis.trace.ledger import ledger
+from gpuprobe.analysis.trace.timeline import thin, timeline
 from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
 from gpuprobe.model.trace import AllocatorSettings, Frame, MemoryTrace
 

@@ -221,7 +221,7 @@ def cost(commands: dict[str, list[str]], environ: dict[str, str], args: Any) -> 
 
 def soak(refreshes: int) -> int:
     from gpuprobe.api.monitor import Monitor
-    from gpuprobe.tui.top_app import TopApp
+    from gpuprobe.tui.monitor.app import TopApp
 
     class Churning:
         """The demo fleet, on which now and then a process ends and another begins."""

@@ -37,8 +37,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "snapshot")]
 from snapshot_samples import modern, torch_2_0, without_frames  # noqa: E402
 
 from gpuprobe.errors import SnapshotError  # noqa: E402
-from gpuprobe.recording.snapshot import read_snapshot  # noqa: E402
-from gpuprobe.recording.snapshot_worker import MEMORY_FLOOR, decode_stream  # noqa: E402
+from gpuprobe.recording.snapshot.load import read_snapshot  # noqa: E402
+from gpuprobe.recording.snapshot.worker import MEMORY_FLOOR, decode_stream  # noqa: E402
 
 SHAPES = [modern(), torch_2_0(), without_frames(), modern()["segments"]]
 SEEDS = [pickle.dumps(shape, protocol) for shape in SHAPES for protocol in range(6)]

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import gpuprobe
 from gpuprobe.analysis.ranks import compare_ranks
 from gpuprobe.model.memory import AllocatorCounts, Category
-from gpuprobe.model.recording import SCHEMA_VERSION, RankRecording, Recording
-from gpuprobe.model.session import (
+from gpuprobe.model.run.recording import SCHEMA_VERSION, RankRecording, Recording
+from gpuprobe.model.run.session import (
     Collective,
     DeviceWindow,
     Environment,

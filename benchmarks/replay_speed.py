@@ -19,7 +19,7 @@ import time
 
 from gpuprobe.allocator.blocks import Block
 from gpuprobe.allocator.recorder import TraceRecorder
-from gpuprobe.allocator.replay import replay_trace
+from gpuprobe.allocator.replays.replay import replay_trace
 from gpuprobe.allocator.settings import parse_conf
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.trace import MemoryTrace
@@ -90,7 +90,7 @@ def main() -> int:
     for conf in ("expandable_segments:True", "max_split_size_mb:32", "roundup_power2_divisions:8"):
         measure(f"  {conf}", training_run(args.events // 3, conf), args.runs)
     if args.snapshots:
-        from gpuprobe.recording.snapshot import read_snapshot
+        from gpuprobe.recording.snapshot.load import read_snapshot
 
         for path in args.snapshots:
             for trace in read_snapshot(path).ranks[0].load_traces():

@@ -36,11 +36,11 @@ CANDIDATES = {
     "load": LOAD,
     "load + analysis": f"""
 import gpuprobe
-from gpuprobe.analysis.fragmentation import fragmentation
-from gpuprobe.analysis.highwater import by_category, by_line, by_module, by_stack, high_water
-from gpuprobe.analysis.leaks import leaks
-from gpuprobe.analysis.ledger import ledger
-from gpuprobe.analysis.timeline import timeline
+from gpuprobe.analysis.reserved.fragmentation import fragmentation
+from gpuprobe.analysis.peak.high_water import by_category, by_line, by_module, by_stack, high_water
+from gpuprobe.analysis.growth.leaks import leaks
+from gpuprobe.analysis.trace.ledger import ledger
+from gpuprobe.analysis.trace.timeline import timeline
 trace = {LOAD.splitlines()[1]}
 after_loading = peaks()[0]
 book = ledger(trace)

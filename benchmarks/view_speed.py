@@ -34,12 +34,12 @@ from analysis_speed import make_trace
 
 from gpuprobe.api.live import Followed
 from gpuprobe.model.memory import AllocatorCounts
-from gpuprobe.model.session import DeviceWindow, Environment, Phase, Session, SessionEnd, Step
+from gpuprobe.model.run.session import DeviceWindow, Environment, Phase, Session, SessionEnd, Step
 from gpuprobe.model.values import Bytes, Peak
 from gpuprobe.recording.writer import RecordingWriter
-from gpuprobe.tui.view_app import ViewApp
-from gpuprobe.tui.view_rows import Rows
-from gpuprobe.tui.view_trace import TracePane
+from gpuprobe.tui.viewer.app import ViewApp
+from gpuprobe.tui.viewer.trace import TracePane
+from gpuprobe.tui.widgets.rows import Rows
 
 STEPS = 5_000
 

@@ -89,8 +89,8 @@ from pathlib import Path
 del os.environ["NO_COLOR"]  # set for the other commands of a page
 
 from gpuprobe.api.live import Followed
-from gpuprobe.tui.view_app import ViewApp
-from gpuprobe.tui.view_trace import TracePane
+from gpuprobe.tui.viewer.app import ViewApp
+from gpuprobe.tui.viewer.trace import TracePane
 
 
 async def main():

@@ -45,7 +45,7 @@ def _commands() -> dict[str, tuple[str, str]]:
 
 
 def _command(name: str, home: str) -> str:
-    module = importlib.import_module(home)
+    module = importlib.import_module(f"gpuprobe.cli.commands.{home}")
     parser = argparse.ArgumentParser(prog=f"gpuprobe {name}", description=module.__doc__)
     module.add_arguments(parser)
     actions = [
@@ -436,10 +436,10 @@ def lowering_table() -> str:
 
 def metrics() -> str:
     """Every metric that ``gpuprobe export`` has, from its tables."""
-    from gpuprobe.reporters.metrics import Metric
-    from gpuprobe.reporters.metrics_gpu import GPU_METRICS
-    from gpuprobe.reporters.metrics_run import RUN_METRICS
-    from gpuprobe.reporters.metrics_self import SELF_METRICS
+    from gpuprobe.reporters.metrics.exporter import SELF_METRICS
+    from gpuprobe.reporters.metrics.gpu import GPU_METRICS
+    from gpuprobe.reporters.metrics.metrics import Metric
+    from gpuprobe.reporters.metrics.run import RUN_METRICS
 
     def row(metric: Metric) -> tuple[str, ...]:
         labels = " ".join(f"`{label}`" for label in metric.labels)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpuprobe.api.virtual import virtual_gpu
     from gpuprobe.api.watch import record
     from gpuprobe.integrations.steps import watch_steps
-    from gpuprobe.model.recording import Recording
+    from gpuprobe.model.run.recording import Recording
 
 __all__ = [
     "Recording",
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Recording": "gpuprobe.model.recording",
+    "Recording": "gpuprobe.model.run.recording",
     "allow_sync": "gpuprobe.api.hazards",
     "check": "gpuprobe.api.check",
     "declare_access": "gpuprobe.api.hazards",

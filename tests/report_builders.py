@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from gpuprobe.model.memory import AllocatorCounts, Category, TraceAction
-from gpuprobe.model.recording import RankRecording, Recording
-from gpuprobe.model.session import (
+from gpuprobe.model.run.recording import RankRecording, Recording
+from gpuprobe.model.run.session import (
     DeviceWindow,
     Environment,
     HostWindow,

@@ -27,7 +27,7 @@ import gpuprobe
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import Frame, MemoryTrace
-from gpuprobe.recording.snapshot import trace_from_snapshot
+from gpuprobe.recording.snapshot.load import trace_from_snapshot
 
 _OPERATOR = re.compile(r"at::_ops::(\w+)::")
 _NODE = re.compile(r"(\w+Backward\d*)")

@@ -180,7 +180,7 @@ def _trace(starts: list[int]) -> MemoryTrace:
     """The allocator's history, without times and with every event's step as its phase."""
     import torch
 
-    from gpuprobe.recording.snapshot import trace_from_snapshot
+    from gpuprobe.recording.snapshot.load import trace_from_snapshot
 
     snapshot = torch.cuda.memory._snapshot()
     torch.cuda.memory._record_memory_history(None)
@@ -256,7 +256,7 @@ def used_now(uuid: str) -> int:
 def destination(title: str) -> Path:
     """``tests/recorded/GPU``, by the catalogue's name of the GPU where it has one."""
     from gpuprobe.errors import ConfigError
-    from gpuprobe.virtual.catalogue import find
+    from gpuprobe.virtual.catalogue.gpus import find
 
     try:
         name = find(title).name

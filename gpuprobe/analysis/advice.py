@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from gpuprobe.analysis.growth import WORTH_SAYING, Growth
-from gpuprobe.analysis.highwater import HighWater, Share, by_category, by_line
-from gpuprobe.analysis.peaks import PeakSite, window_of
+from gpuprobe.analysis.growth.growth import WORTH_SAYING, Growth
+from gpuprobe.analysis.peak.high_water import HighWater, Share, by_category, by_line
+from gpuprobe.analysis.peak.peaks import PeakSite, window_of
 from gpuprobe.model.memory import Category
-from gpuprobe.model.session import DeviceWindow
+from gpuprobe.model.run.session import DeviceWindow
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Unavailable
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from gpuprobe.model.findings import Finding, Fix, Level
-from gpuprobe.model.recording import RankRecording
-from gpuprobe.model.session import Placed, Step
+from gpuprobe.model.run.recording import RankRecording
+from gpuprobe.model.run.session import Placed, Step
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Peak, Unavailable
 

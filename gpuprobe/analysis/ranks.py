@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
-from gpuprobe.analysis.highwater import by_category, by_line
-from gpuprobe.analysis.peaks import PeakSite, device_peaks, high_water_at
+from gpuprobe.analysis.peak.high_water import by_category, by_line
+from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, high_water_at
 from gpuprobe.analysis.time_shares import full_steps
 from gpuprobe.model.codec import to_plain
-from gpuprobe.model.recording import RankRecording, Recording
-from gpuprobe.model.session import Step
+from gpuprobe.model.run.recording import RankRecording, Recording
+from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import Peak, ReadStatus, Unavailable
 
 __all__ = [

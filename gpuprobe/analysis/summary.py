@@ -1,7 +1,7 @@
 """The report of a recording as plain data: what every renderer prints.
 
 The document is versioned (`SCHEMA`, `VERSION`) and described by the JSON Schema
-``gpuprobe/reporters/schemas/report-1.json``. All sizes are integers in bytes, all durations
+``gpuprobe/reporters/json/schemas/report-1.json``. All sizes are integers in bytes, all durations
 integers in nanoseconds. A value that is not known is ``{"unavailable": reason, "status": …}``.
 
 In every table ``rows`` and ``remainder`` sum to ``total``.
@@ -17,11 +17,10 @@ from typing import Any
 
 from gpuprobe._version import __version__
 from gpuprobe.analysis.advice import Evidence, advise
-from gpuprobe.analysis.beside import beside, pinned_memory
-from gpuprobe.analysis.forensics import forensics
-from gpuprobe.analysis.growth import Growth, growth_of
-from gpuprobe.analysis.highwater import HighWater, Share, by_category, by_line, by_module
-from gpuprobe.analysis.peaks import (
+from gpuprobe.analysis.growth.growth import Growth, growth_of
+from gpuprobe.analysis.peak.forensics import forensics
+from gpuprobe.analysis.peak.high_water import HighWater, Share, by_category, by_line, by_module
+from gpuprobe.analysis.peak.peaks import (
     PeakSite,
     device_peaks,
     high_water_at,
@@ -31,12 +30,13 @@ from gpuprobe.analysis.peaks import (
 )
 from gpuprobe.analysis.placement import all_findings, placement_of
 from gpuprobe.analysis.ranks import compare_ranks, comparison
+from gpuprobe.analysis.reserved.non_tensor import beside, pinned_memory
 from gpuprobe.analysis.time_shares import time_shares
 from gpuprobe.errors import DataError
 from gpuprobe.model.codec import to_plain
 from gpuprobe.model.memory import AllocatorCounts, Category
-from gpuprobe.model.recording import RankRecording, Recording
-from gpuprobe.model.session import BlindSpot, DeviceWindow, KnownTensors, Phase, Step
+from gpuprobe.model.run.recording import RankRecording, Recording
+from gpuprobe.model.run.session import BlindSpot, DeviceWindow, KnownTensors, Phase, Step
 from gpuprobe.model.values import Peak, ReadStatus, Unavailable
 
 __all__ = ["SCHEMA", "VERSION", "Table", "summarize"]

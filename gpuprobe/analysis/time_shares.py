@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuprobe.model.session import Collective, Step
+from gpuprobe.model.run.session import Collective, Step
 from gpuprobe.model.values import Bytes, Unavailable
 
 __all__ = ["TimeShares", "full_steps", "joined_calls", "time_shares"]

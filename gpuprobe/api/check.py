@@ -18,7 +18,7 @@ from gpuprobe.errors import DataError, MissingExtra, ProgramFailed, UsageError
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Baseline, CheckResult, Tolerance
     from gpuprobe.hazards.results import Hazards
-    from gpuprobe.model.recording import Recording
+    from gpuprobe.model.run.recording import Recording
 
 __all__ = [
     "check",
@@ -152,7 +152,7 @@ class _Watched:
         watches: list[Any] = []
 
         def start() -> None:
-            from gpuprobe.sampler.precision import PrecisionWatch
+            from gpuprobe.sampler.hooks.precision import PrecisionWatch
 
             watches.append(PrecisionWatch())
             watches[0].start()

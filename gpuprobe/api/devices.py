@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.errors import MissingExtra, UsageError
-from gpuprobe.model.devices import Device, GpuProcess, Inventory, ProbeError, SourceStatus
+from gpuprobe.model.machine.devices import Device, GpuProcess, Inventory, ProbeError, SourceStatus
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ __all__ = ["SOURCES", "DeviceWatch", "demo_fleets", "devices", "inventory"]
 
 # name -> (module, class, what pip calls the package, the extra that brings it).
 SOURCES: dict[str, tuple[str, str, str, str]] = {
-    "nvml": ("gpuprobe.probes.nvml", "NvmlSource", "pynvml", ""),
+    "nvml": ("gpuprobe.probes.nvml.source", "NvmlSource", "pynvml", ""),
     "cuda": ("gpuprobe.probes.cuda_driver", "CudaDriverSource", "", ""),
     "torch": ("gpuprobe.probes.torch_cuda", "TorchSource", "torch", "torch"),
     "pycuda": ("gpuprobe.probes.pycuda_source", "PycudaSource", "pycuda", "pycuda"),

@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpuprobe.analysis.diff import Diff
-    from gpuprobe.model.recording import Recording
+    from gpuprobe.analysis.compare.diff import Diff
+    from gpuprobe.model.run.recording import Recording
 
 __all__ = ["diff"]
 
@@ -26,7 +26,7 @@ def diff(
 
     Raises what `load` raises.
     """
-    from gpuprobe.analysis.diff import diff_recordings
+    from gpuprobe.analysis.compare.diff import diff_recordings
 
     return diff_recordings(_loaded(before), _loaded(after))
 

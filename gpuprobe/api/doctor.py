@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe._version import __version__
-from gpuprobe.model.diagnosis import Diagnosis, RankDiagnosis
+from gpuprobe.model.machine.diagnosis import Diagnosis, RankDiagnosis
 from gpuprobe.model.values import ReadStatus, Unavailable
 
 if TYPE_CHECKING:
     from gpuprobe.model.findings import Finding
     from gpuprobe.probes.health.base import Facts
-    from gpuprobe.reporters.doctor_redact import Redactor
+    from gpuprobe.reporters.support_bundle.redact import Redactor
 
 __all__ = ["diagnose", "diagnose_ranks", "doctor"]
 
@@ -90,7 +90,8 @@ def _write_bundle(
     path: Path, diagnosis: Diagnosis, facts: Facts, environ: Mapping[str, str]
 ) -> None:
     from gpuprobe.model.codec import to_plain
-    from gpuprobe.reporters import doctor_bundle, doctor_json
+    from gpuprobe.reporters.json import doctor as doctor_json
+    from gpuprobe.reporters.support_bundle import bundle as doctor_bundle
 
     log = facts.kernel_log
     lines = (
@@ -113,7 +114,7 @@ def redactor_for(facts: Facts, environ: Mapping[str, str]) -> Redactor:
     """A redactor that knows this machine's names and its users' that appear in ``facts``."""
     import pwd
 
-    from gpuprobe.reporters.doctor_redact import Redactor
+    from gpuprobe.reporters.support_bundle.redact import Redactor
 
     users = {environ.get(name, "") for name in ("USER", "LOGNAME", "SUDO_USER", "USERNAME")}
     homes = {environ.get("HOME", "")}
@@ -147,6 +148,6 @@ def diagnose_ranks(
 
     Raises MissingExtra where torch is not installed.
     """
-    from gpuprobe.probes.distributed import check_ranks
+    from gpuprobe.probes.distributed.benchmark import check_ranks
 
     return check_ranks(os.environ if environ is None else environ, timeout)

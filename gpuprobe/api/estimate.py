@@ -13,7 +13,7 @@ from gpuprobe.api.step_limit import Enough, limit
 from gpuprobe.errors import GpuprobeError, MissingExtra, ProgramFailed, UsageError, ValueNeeded
 
 if TYPE_CHECKING:
-    from gpuprobe.model.estimate import Estimate
+    from gpuprobe.model.plans.estimate import Estimate
     from gpuprobe.sampler.program import Program
     from gpuprobe.virtual.session import Session
 
@@ -198,9 +198,9 @@ def _estimate(
 
 def _result(machine: Any, device: Any, trace: Any, document: Any, steps: int) -> Estimate:
     """Put the figures together."""
-    from gpuprobe.allocator.replay import replay_trace
-    from gpuprobe.allocator.whatif import what_if
-    from gpuprobe.model.estimate import FITS, NOT, WITHIN_MARGIN, Estimate
+    from gpuprobe.allocator.replays.replay import replay_trace
+    from gpuprobe.allocator.replays.whatif import what_if
+    from gpuprobe.model.plans.estimate import FITS, NOT, WITHIN_MARGIN, Estimate
     from gpuprobe.model.text import human_bytes
     from gpuprobe.model.values import Bytes
 
@@ -278,7 +278,7 @@ def _growing(document: Any, device: str) -> int:
 
 
 def _shares(table: Any) -> Any:
-    from gpuprobe.model.estimate import Share
+    from gpuprobe.model.plans.estimate import Share
     from gpuprobe.model.values import Bytes
 
     if not isinstance(table, dict) or "rows" not in table:

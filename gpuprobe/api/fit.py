@@ -22,7 +22,7 @@ from gpuprobe.errors import MissingExtra, ProgramFailed, UsageError
 from gpuprobe.model.values import Bytes
 
 if TYPE_CHECKING:
-    from gpuprobe.model.fit import Fit, Suggestion, Trial
+    from gpuprobe.model.plans.fit import Fit, Suggestion, Trial
 
 __all__ = ["Way", "fit", "fit_program", "way"]
 
@@ -129,13 +129,13 @@ def fit_program(
     computed instead. ``suggest`` estimates changes to the run as well. ``tell`` hears of every
     estimate. Raises what `estimate_program` raises at ``least``.
     """
-    from gpuprobe.model.fit import Fit
+    from gpuprobe.model.plans.fit import Fit
 
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", why="an estimate runs the training step")
     if not 1 <= least <= most:
         raise UsageError(f"from {least} to {most} there is no value")
-    from gpuprobe.virtual.catalogue import parse_spec
+    from gpuprobe.virtual.catalogue.gpus import parse_spec
 
     parse_spec(gpu)  # a name that is unknown is said before anything runs
     chosen = way(script, argument, arguments)
@@ -193,7 +193,7 @@ def fit(
     suggestions. Raises what `estimate` raises at ``least``.
     """
     from gpuprobe.api.estimate import estimate
-    from gpuprobe.model.fit import Fit, Trial
+    from gpuprobe.model.plans.fit import Fit, Trial
 
     if not 1 <= least <= most:
         raise UsageError(f"from {least} to {most} there is no value")
@@ -321,7 +321,7 @@ def _estimate(case: _Case, value: int) -> dict[str, Any]:
 
 
 def _trial(value: int, document: dict[str, Any]) -> Trial:
-    from gpuprobe.model.fit import Trial
+    from gpuprobe.model.plans.fit import Trial
 
     if "error" in document:
         return Trial(value, "", Bytes(0), Bytes(0), Bytes(0), document["error"])
@@ -365,7 +365,7 @@ def _suggest(
     case: _Case, argument: str, at: Trial, most: int, tell: Callable[[str], None]
 ) -> tuple[list[Suggestion], list[str]]:
     """Estimates of each change at the value found, and how far the value could go with it."""
-    from gpuprobe.model.fit import Suggestion
+    from gpuprobe.model.plans.fit import Suggestion
 
     found: list[Suggestion] = []
     left_out: list[str] = []

@@ -49,7 +49,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     """The estimate that ``order`` (see `gpuprobe.api.fit`) describes."""
     from gpuprobe.api import watch
     from gpuprobe.api.estimate import estimate_program
-    from gpuprobe.reporters import estimate_json
+    from gpuprobe.reporters.json import estimate as estimate_json
 
     arguments, script = list(order["arguments"]), order["script"]
     way = order["way"]

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from gpuprobe.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
+    from gpuprobe.hazard_watch.feed import Feed
     from gpuprobe.hazards.results import Hazards
     from gpuprobe.model.findings import Finding
-    from gpuprobe.virtual.hazard_feed import Feed
 
 __all__ = ["allow_sync", "declare_access", "detect_hazards"]
 
@@ -51,10 +51,10 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", why="hazards are looked for in torch's operators")
     from gpuprobe.api.virtual import virtual_gpu
+    from gpuprobe.hazard_watch.feed import Feed
     from gpuprobe.hazards.results import Hazards
-    from gpuprobe.virtual.hazard_feed import Feed
-    from gpuprobe.virtual.patches import Patches
     from gpuprobe.virtual.session import current
+    from gpuprobe.virtual.torch_patches.patches import Patches
 
     found = Hazards()
     with ExitStack() as stack:
@@ -88,8 +88,8 @@ def _has_cuda() -> bool:
 def _on_cuda(found: Hazards) -> Iterator[Hazards]:
     """The same engine, fed by torch's own reports."""
     global _cuda_feed
-    from gpuprobe.virtual.hazard_cuda import CudaFeed
-    from gpuprobe.virtual.patches import Patches
+    from gpuprobe.hazard_watch.cuda import CudaFeed
+    from gpuprobe.virtual.torch_patches.patches import Patches
 
     if _cuda_feed is not None:
         raise UsageError("hazards are being looked for already", hint="leave that one first")
@@ -109,10 +109,10 @@ def _on_cuda(found: Hazards) -> Iterator[Hazards]:
 
 def _fill(found: Hazards, feed: Feed) -> None:
     """Put what the engine saw into words."""
+    from gpuprobe.hazard_watch.feed import place
     from gpuprobe.hazards.explain import finding
     from gpuprobe.hazards.ledger import REPLACEMENTS
     from gpuprobe.hazards.results import SyncRow
-    from gpuprobe.virtual.hazard_feed import place
 
     engine = feed.engine
     found.operations = engine.operations
@@ -204,7 +204,7 @@ class FindingsSoFar:
         return [*self._races(), *self._syncs()]
 
     def _syncs(self) -> Iterator[Finding]:
-        from gpuprobe.virtual.hazard_feed import place
+        from gpuprobe.hazard_watch.feed import place
 
         entries = {} if self._feed is None else self._feed.ledger.entries
         for key, entry in tuple(entries.items()):
@@ -217,8 +217,8 @@ class FindingsSoFar:
                 yield _sync_finding(entry.reason, count, location)
 
     def _races(self) -> list[Finding]:
+        from gpuprobe.hazard_watch.feed import place
         from gpuprobe.hazards.explain import finding
-        from gpuprobe.virtual.hazard_feed import place
 
         feed = self._feed
         found: list[Finding] = []

@@ -10,8 +10,8 @@ from gpuprobe.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import CheckResult
-    from gpuprobe.analysis.flame import FlameNode
-    from gpuprobe.model.recording import Recording
+    from gpuprobe.analysis.peak.flame import FlameNode
+    from gpuprobe.model.run.recording import Recording
 
 __all__ = ["read_hazards", "write_check", "write_diff", "write_report"]
 
@@ -31,11 +31,11 @@ def write_report(
     written. Raises UsageError where ``path`` exists (unless ``force``) or cannot be written,
     DataError where nothing was recorded yet.
     """
-    from gpuprobe.analysis.tracks import tracks
+    from gpuprobe.analysis.trace.tracks import tracks
     from gpuprobe.api.files import new_file
     from gpuprobe.api.recordings import report
     from gpuprobe.api.views import _text
-    from gpuprobe.reporters import html_report
+    from gpuprobe.reporters.html import report as html_report
 
     document = report(recording, top=html_report.ROWS)
     found, problems = tracks(recording)
@@ -53,9 +53,9 @@ def write_report(
 
 def _trees(recording: Recording) -> dict[str, FlameNode]:
     """What was live at the peak; nothing where no trace tells."""
-    from gpuprobe.analysis.flame import flame_tree
-    from gpuprobe.analysis.peak_tree import category_tree, module_tree
-    from gpuprobe.analysis.peaks import device_peaks, high_water_at, overall_peak
+    from gpuprobe.analysis.peak.flame import flame_tree
+    from gpuprobe.analysis.peak.peaks import device_peaks, high_water_at, overall_peak
+    from gpuprobe.analysis.peak.tree import category_tree, module_tree
     from gpuprobe.model.values import Unavailable
 
     site = overall_peak(recording, device_peaks(recording))
@@ -73,11 +73,12 @@ def write_diff(before: Recording, after: Recording, path: StrPath, *, force: boo
     """Write what changed between two recordings as one HTML page that needs nothing else, with
     the curves of both. Returns what was written. Raises what `write_report` and `diff` raise.
     """
-    from gpuprobe.analysis.tracks import tracks
+    from gpuprobe.analysis.trace.tracks import tracks
     from gpuprobe.api.diff import diff
     from gpuprobe.api.files import new_file
     from gpuprobe.api.views import _text
-    from gpuprobe.reporters import diff_json, html_compare
+    from gpuprobe.reporters.html import compare as html_compare
+    from gpuprobe.reporters.json import diff as diff_json
 
     document = diff_json.document(diff(before, after))
     sides = []
@@ -97,7 +98,8 @@ def write_check(result: CheckResult, path: StrPath, *, title: str = "memory chec
     """
     from gpuprobe.api.files import new_file
     from gpuprobe.api.views import _text
-    from gpuprobe.reporters import check_json, html_compare
+    from gpuprobe.reporters.html import compare as html_compare
+    from gpuprobe.reporters.json import check as check_json
 
     with new_file(path, True) as stream:
         html_compare.write_check(check_json.document(result), _text(stream), title=title)

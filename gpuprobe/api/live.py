@@ -11,13 +11,13 @@ from gpuprobe.errors import DataError
 from gpuprobe.model.values import ReadStatus, Unavailable
 
 if TYPE_CHECKING:
-    from gpuprobe.analysis.forecast import Forecast
-    from gpuprobe.analysis.fragmentation import Fragmentation
-    from gpuprobe.analysis.highwater import Share
-    from gpuprobe.analysis.leaks import Leaks
-    from gpuprobe.model.devices import GpuProcess, Inventory
-    from gpuprobe.model.recording import RankRecording, Recording
-    from gpuprobe.model.session import Step
+    from gpuprobe.analysis.growth.forecast import Forecast
+    from gpuprobe.analysis.growth.leaks import Leaks
+    from gpuprobe.analysis.peak.high_water import Share
+    from gpuprobe.analysis.reserved.fragmentation import Fragmentation
+    from gpuprobe.model.machine.devices import GpuProcess, Inventory
+    from gpuprobe.model.run.recording import RankRecording, Recording
+    from gpuprobe.model.run.session import Step
 
 __all__ = [
     "Followed",
@@ -93,7 +93,7 @@ class StepPeak:
 
 def step_peak(rank: RankRecording, step: Step) -> StepPeak | Unavailable:
     """The highest of the step's traces, looked at; `Unavailable` where it has none."""
-    from gpuprobe.analysis.highwater import by_category, by_line, by_module, high_water
+    from gpuprobe.analysis.peak.high_water import by_category, by_line, by_module, high_water
 
     try:
         marks = [high_water(trace) for trace in rank.traces_of(step)]
@@ -125,8 +125,8 @@ class Insight:
 
 def insight(rank: RankRecording, device: str) -> Insight:
     """Look into the traces of one device, of `MOST_TRACES` steps at most. Reads them now."""
-    from gpuprobe.analysis.fragmentation import fragmentation
-    from gpuprobe.analysis.leaks import leaks, leaks_over_steps
+    from gpuprobe.analysis.growth.leaks import leaks, leaks_over_steps
+    from gpuprobe.analysis.reserved.fragmentation import fragmentation
 
     traced = [step for step in rank.steps if step.traces]
     if len(traced) > MOST_TRACES:
@@ -234,13 +234,13 @@ def out_of_memory(
     torch can hold what it has reserved and what the driver has free; a process on the CPU what
     it holds and what the system has available. `Unavailable` where there is no growth.
     """
-    from gpuprobe.analysis.forecast import forecast_of_steps
+    from gpuprobe.analysis.growth.forecast import forecast_of_steps
 
     return forecast_of_steps(rank.steps, device, _limit(rank, device, around))
 
 
 def _limit(rank: RankRecording, device: str, around: Neighbours | Unavailable) -> int | Unavailable:
-    from gpuprobe.analysis.peaks import window_of
+    from gpuprobe.analysis.peak.peaks import window_of
 
     last = rank.steps[-1] if rank.steps else None
     if last is None:

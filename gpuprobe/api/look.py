@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from array import array
 
     from gpuprobe.model.memory import Segment
-    from gpuprobe.model.recording import RankRecording
+    from gpuprobe.model.run.recording import RankRecording
     from gpuprobe.model.trace import Frame, MemoryTrace
 
 __all__ = [
@@ -133,15 +133,15 @@ class Moment:
 class TraceLook:
     """One trace, prepared so that each moment of it can be looked at in milliseconds.
 
-    Positions are those of `gpuprobe.analysis.instants`. Raises DataError where the trace is
+    Positions are those of `gpuprobe.analysis.trace.positions`. Raises DataError where the trace is
     damaged.
     """
 
     def __init__(self, trace: MemoryTrace) -> None:
-        from gpuprobe.analysis.frames import Lines
-        from gpuprobe.analysis.instants import Instants
-        from gpuprobe.analysis.ledger import ledger
-        from gpuprobe.analysis.timeline import timeline
+        from gpuprobe.analysis.trace.frames import Lines
+        from gpuprobe.analysis.trace.ledger import ledger
+        from gpuprobe.analysis.trace.positions import Instants
+        from gpuprobe.analysis.trace.timeline import timeline
 
         self.book = ledger(trace)
         self.instants = Instants(self.book)
@@ -245,7 +245,7 @@ class TraceLook:
         return self._lines.line(self.book.stack[row], before=row >= self.book.made)
 
     def _module(self, row: int) -> str:
-        from gpuprobe.analysis.frames import module_row
+        from gpuprobe.analysis.trace.frames import module_row
 
         module = self.book.trace.stacks.strings[self.book.value("module", row)]
         return module_row(module, self.book.stack[row], before=row >= self.book.made)
@@ -271,7 +271,7 @@ class TraceLook:
 
     def layout(self, position: int) -> tuple[Segment, ...] | Unavailable:
         """The segments and their blocks at a position. Takes time in proportion to the trace."""
-        from gpuprobe.analysis.moment import layout_at
+        from gpuprobe.analysis.trace.segments_at import layout_at
 
         return layout_at(self.book, position - 1)
 

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from gpuprobe.api.devices import _ordered, _unlisted
-from gpuprobe.model.devices import Inventory, ProbeError
-from gpuprobe.model.monitor import Moment, XidNote
+from gpuprobe.model.machine.devices import Inventory, ProbeError
+from gpuprobe.model.machine.monitor import Moment, XidNote
 from gpuprobe.model.values import ReadStatus, Unavailable
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Monitor:
 
     def __enter__(self) -> Monitor:
         from gpuprobe.probes.host_live import HostWatch
-        from gpuprobe.probes.nvml_live import NvmlLive
+        from gpuprobe.probes.nvml.live import NvmlLive
 
         with ExitStack() as stack:
             if self._demo:

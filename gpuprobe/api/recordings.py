@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpuprobe.errors import DataError, NotARecording, UsageError
 
 if TYPE_CHECKING:
-    from gpuprobe.model.recording import RankRecording, Recording
+    from gpuprobe.model.run.recording import RankRecording, Recording
 
 __all__ = ["load", "report"]
 
@@ -33,7 +33,7 @@ def load(path: str | os.PathLike[str]) -> Recording:
         if where.is_file():
             _refuse_stream(where)
             # Deferred: most loads are of directories, and need none of the snapshot reader.
-            from gpuprobe.recording.snapshot import read_snapshot
+            from gpuprobe.recording.snapshot.load import read_snapshot
 
             return read_snapshot(where)
         exists = where.exists()
@@ -49,7 +49,7 @@ def load(path: str | os.PathLike[str]) -> Recording:
 
 def _refuse_stream(path: Path) -> None:
     """One file of a recording is given: say so, rather than that it is no snapshot."""
-    from gpuprobe.recording.layout import CHUNK_NAME, STREAM_NAME
+    from gpuprobe.recording.files import CHUNK_NAME, STREAM_NAME
 
     if STREAM_NAME.fullmatch(path.name) or CHUNK_NAME.fullmatch(path.name):
         raise NotARecording(
@@ -60,7 +60,7 @@ def _refuse_stream(path: Path) -> None:
 
 def report(recording: Recording, *, top: int = 10) -> dict[str, Any]:
     """Say where the memory went, as a JSON-ready document (schema ``gpuprobe.report``, version 1,
-    shipped as ``gpuprobe/reporters/schemas/report-1.json``).
+    shipped as ``gpuprobe/reporters/json/schemas/report-1.json``).
 
     Sizes are integers in bytes, durations integers in nanoseconds; a value that is not known
     is ``{"unavailable": reason, "status": …}``. ``top`` bounds the tables of lines and

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpuprobe.errors import DataError, UsageError
-from gpuprobe.model.recording import Recording
+from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
 if TYPE_CHECKING:
-    from gpuprobe.allocator.results import ReplayResult, TraceResult
+    from gpuprobe.allocator.replays.results import ReplayResult, TraceResult
 
 __all__ = ["replay"]
 
@@ -38,8 +38,8 @@ def replay(
     `gpuprobe.load` does, DataError where there is no CUDA trace, ConfigError for bad settings.
     """
     # 15 ms: the simulator, which commands that only print a recording do not need.
-    from gpuprobe.allocator.replay import replay_trace
-    from gpuprobe.allocator.results import ReplayResult, TraceResult
+    from gpuprobe.allocator.replays.replay import replay_trace
+    from gpuprobe.allocator.replays.results import ReplayResult, TraceResult
 
     path = ""
     if isinstance(settings, str):
@@ -107,7 +107,7 @@ def _ask(
     """The what-ifs of one trace."""
     from dataclasses import replace
 
-    from gpuprobe.allocator import whatif
+    from gpuprobe.allocator.replays import whatif
     from gpuprobe.allocator.settings import parse_conf
 
     recorded = result.recorded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpuprobe.errors import GpuprobeError, NotARecording
-from gpuprobe.model.glance import Glance, Run
+from gpuprobe.model.run.summary import Glance, Run
 from gpuprobe.model.values import Unavailable
 
 __all__ = ["Run", "runs"]

@@ -11,7 +11,7 @@ from gpuprobe.api.files import new_file
 from gpuprobe.errors import DataError
 
 if TYPE_CHECKING:
-    from gpuprobe.model.recording import RankRecording, Recording
+    from gpuprobe.model.run.recording import RankRecording, Recording
 
 __all__ = ["VIEWS", "write_flamegraph", "write_perfetto", "write_snapshot"]
 
@@ -27,11 +27,16 @@ def write_flamegraph(
     Returns what was written. Raises UsageError where ``path`` exists (unless ``force``) or
     cannot be written, DataError where the recording has no trace of the peak's device.
     """
-    from gpuprobe.analysis.flame import flame_tree
-    from gpuprobe.analysis.peaks import device_peaks, high_water_at, nearest_trace, overall_peak
+    from gpuprobe.analysis.peak.flame import flame_tree
+    from gpuprobe.analysis.peak.peaks import (
+        device_peaks,
+        high_water_at,
+        nearest_trace,
+        overall_peak,
+    )
     from gpuprobe.model.text import human_bytes
     from gpuprobe.model.values import Unavailable
-    from gpuprobe.reporters import flamegraph
+    from gpuprobe.reporters.viewers import flamegraph
 
     site = overall_peak(recording, device_peaks(recording))
     if site is None:
@@ -73,7 +78,7 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
     All ranks are in the one file. Returns what was written. Raises UsageError as
     `write_flamegraph` does, DataError where there is no trace.
     """
-    from gpuprobe.reporters import perfetto
+    from gpuprobe.reporters.viewers import perfetto
 
     with_traces = _ranks_with_traces(recording)
     several = len(recording.ranks) > 1
@@ -104,7 +109,7 @@ def write_snapshot(recording: Recording, path: StrPath, *, force: bool = False) 
     `write_flamegraph` does, or where no trace is of a CUDA device; DataError where there is no
     trace.
     """
-    from gpuprobe.reporters import torch_snapshot
+    from gpuprobe.reporters.viewers import torch_snapshot
 
     with_traces = _ranks_with_traces(recording)
     name = Path(path)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpuprobe.api.hazards import FindingsSoFar
     from gpuprobe.hazards.results import Hazards
     from gpuprobe.model.findings import Finding
-    from gpuprobe.model.session import Step
+    from gpuprobe.model.run.session import Step
     from gpuprobe.model.trace import MemoryTrace
     from gpuprobe.recording.writer import RecordingWriter
     from gpuprobe.sampler.program import Program
@@ -80,7 +80,7 @@ def record(
     from gpuprobe.recording.writer import RecordingWriter
     from gpuprobe.sampler.environment import ranks
     from gpuprobe.sampler.recorder import LEVELS, Recorder
-    from gpuprobe.sampler.traces import chosen_steps
+    from gpuprobe.sampler.tracing.traces import chosen_steps
 
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}", hint=f"one of: {', '.join(LEVELS)}")
@@ -120,7 +120,7 @@ class _Telling:
 
 
 def _convert(snapshot: dict[str, Any], device: int) -> MemoryTrace:
-    from gpuprobe.recording.snapshot import trace_from_snapshot
+    from gpuprobe.recording.snapshot.load import trace_from_snapshot
 
     return trace_from_snapshot(snapshot, device)
 
@@ -317,7 +317,7 @@ def summary(output: Path, width: int = 80) -> list[str]:
         return [where] if rank == 0 else []
     from gpuprobe.api.recordings import load, report
     from gpuprobe.reporters.terminal import Style
-    from gpuprobe.reporters.text import headline
+    from gpuprobe.reporters.text.report import headline
 
     document = report(load(output), top=3)
     style = Style(width=width, cwd=document["session"]["cwd"])

@@ -36,7 +36,7 @@ class Annotations:
     @staticmethod
     def of(text: str) -> Annotations:
         """``github``, ``gitlab``, ``gitlab=FILE`` or ``auto``. Raises ArgumentTypeError."""
-        from gpuprobe.reporters.annotations import GITLAB_FILE, SERVICES, service_of
+        from gpuprobe.reporters.ci.annotations import GITLAB_FILE, SERVICES, service_of
 
         name, equals, file = text.partition("=")
         wrong = name not in (*SERVICES, _AUTO) or (equals and (name != "gitlab" or not file))
@@ -60,7 +60,7 @@ class Annotations:
         """
         if self.service is None:
             return
-        from gpuprobe.reporters import annotations
+        from gpuprobe.reporters.ci import annotations
 
         stream = io.StringIO()
         places = annotations.Places.of(os.environ, project or self.project)

@@ -76,7 +76,7 @@ def dispatch(arguments: Sequence[str]) -> int:
         talk.error(f"no such command: {name}", hint)
         return exit_codes.USAGE
 
-    module = import_module(COMMANDS[name][0])
+    module = import_module(f"gpuprobe.cli.commands.{COMMANDS[name][0]}")
     parser = _Parser(prog=f"gpuprobe {name}", description=module.__doc__)
     module.add_arguments(parser)
     given = list(arguments[1:])

@@ -26,7 +26,7 @@ from gpuprobe.model.text import human_bytes, human_ns
 from gpuprobe.model.values import Unavailable
 
 if TYPE_CHECKING:
-    from gpuprobe.model.session import Step
+    from gpuprobe.model.run.session import Step
 
 __all__ = ["INTERVAL", "StatusLine", "text_of"]
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from gpuprobe.integrations.session import WatchedRun
-from gpuprobe.sampler.wrapping import in_context
+from gpuprobe.sampler.hooks.wrapping import in_context
 
 __all__ = ["watch_steps"]
 

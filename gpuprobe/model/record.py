@@ -1,10 +1,10 @@
 """Frozen dataclasses that are cheap to define.
 
 ``dataclasses.dataclass(frozen=True)`` compiles six methods for every class, 0.45 ms each time;
-the thirty classes of `gpuprobe.model.devices` would cost a fifth of the whole running time of
-``gpuprobe info``. `record` makes dataclasses (``fields``, ``replace`` and ``is_dataclass`` work)
-whose methods are shared instead. Creating an instance takes a few microseconds more: use the
-real thing for what is created by the thousand.
+the thirty classes of `gpuprobe.model.machine.devices` would cost a fifth of the whole running
+time of ``gpuprobe info``. `record` makes dataclasses (``fields``, ``replace`` and
+``is_dataclass`` work) whose methods are shared instead. Creating an instance takes a few
+microseconds more: use the real thing for what is created by the thousand.
 """
 
 from __future__ import annotations

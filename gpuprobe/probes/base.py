@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Literal, Protocol
 
-from gpuprobe.model.devices import (
+from gpuprobe.model.machine.devices import (
     Device,
     DriverInfo,
     GpuProcess,

@@ -12,7 +12,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from gpuprobe.model.devices import (
+from gpuprobe.model.machine.devices import (
     Device,
     DeviceIdentity,
     DeviceMemory,
@@ -24,7 +24,7 @@ from gpuprobe.model.devices import (
 )
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import Detail, SourceView
-from gpuprobe.probes.nvml_calls import pci_bus_id
+from gpuprobe.probes.nvml.calls import pci_bus_id
 
 __all__ = ["CudaDriverSource"]
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from gpuprobe.model.devices import Container, GpuProcess, HostInfo
+from gpuprobe.model.machine.devices import Container, GpuProcess, HostInfo
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 
 __all__ = [

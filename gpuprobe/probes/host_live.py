@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gpuprobe.model.devices import GpuProcess
-from gpuprobe.model.monitor import HostLoad, ProcessLoad
+from gpuprobe.model.machine.devices import GpuProcess
+from gpuprobe.model.machine.monitor import HostLoad, ProcessLoad
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.probes import host
 from gpuprobe.probes.host import ProcTree

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuprobe.model.devices import (
+from gpuprobe.model.machine.devices import (
     Device,
     DeviceIdentity,
     DeviceMemory,
@@ -17,7 +17,7 @@ from gpuprobe.model.devices import (
 )
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import Detail, SourceView
-from gpuprobe.probes.nvml_calls import pci_bus_id
+from gpuprobe.probes.nvml.calls import pci_bus_id
 
 __all__ = ["PycudaSource"]
 

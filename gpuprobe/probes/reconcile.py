@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from gpuprobe.model.devices import (
+from gpuprobe.model.machine.devices import (
     Device,
     DeviceIdentity,
     Disagreement,

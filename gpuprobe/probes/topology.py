@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpuprobe.model.devices import TopologyCell, TopologyMatrix
+from gpuprobe.model.machine.devices import TopologyCell, TopologyMatrix
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import SourceView
 

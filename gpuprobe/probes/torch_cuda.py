@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuprobe.model.devices import (
+from gpuprobe.model.machine.devices import (
     Device,
     DeviceIdentity,
     DeviceMemory,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 
-from gpuprobe.model.devices import Device, Visibility, VisibleEntry
+from gpuprobe.model.machine.devices import Device, Visibility, VisibleEntry
 from gpuprobe.model.record import record
 from gpuprobe.model.values import Unavailable
 

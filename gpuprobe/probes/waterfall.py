@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpuprobe.model.devices import Device, GpuProcess, MemoryWaterfall, WaterfallPart
+from gpuprobe.model.machine.devices import Device, GpuProcess, MemoryWaterfall, WaterfallPart
 from gpuprobe.model.values import Bytes, Unavailable
 
 __all__ = ["waterfall"]

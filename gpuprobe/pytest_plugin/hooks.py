@@ -36,7 +36,7 @@ def prepare(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 def _gpu(config: pytest.Config) -> tuple[str, str]:
     """The virtual GPU that is asked for, "" where none is, and the one to take without CUDA."""
     from gpuprobe.api.config import read_project
-    from gpuprobe.virtual.catalogue import parse_spec
+    from gpuprobe.virtual.catalogue.gpus import parse_spec
 
     asked = config.getoption("--gpuprobe-virtual")
     otherwise = asked or read_project(config.rootpath).gpu or "h100-80gb"

@@ -14,11 +14,11 @@ from typing import Generic, TypeVar
 
 from gpuprobe.errors import DataError, NotARecording
 from gpuprobe.model.gc_pause import gc_paused
-from gpuprobe.model.recording import SCHEMA_VERSION, RankRecording, Recording
-from gpuprobe.model.session import BlindSpot, Step
+from gpuprobe.model.run.recording import SCHEMA_VERSION, RankRecording, Recording
+from gpuprobe.model.run.session import BlindSpot, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.chunks import decode_chunk
-from gpuprobe.recording.layout import CHUNK_NAME, stream_names
+from gpuprobe.recording.files import CHUNK_NAME, stream_names
 from gpuprobe.recording.stream import StreamParser
 
 __all__ = ["RecordingTail", "StreamFile", "read_recording"]

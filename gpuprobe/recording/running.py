@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprobe.errors import DataError, NotARecording
-from gpuprobe.model.glance import Glance
+from gpuprobe.model.run.summary import Glance
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.recording.layout import rank_of_stream, stream_names
+from gpuprobe.recording.files import rank_of_stream, stream_names
 from gpuprobe.recording.stream import StreamParser
 
 __all__ = ["OpenRecording", "glance", "open_recordings"]

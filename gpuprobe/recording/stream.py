@@ -9,10 +9,10 @@ from typing import Any
 from gpuprobe.errors import DataError, NotARecording
 from gpuprobe.model.codec import from_plain
 from gpuprobe.model.findings import Finding
-from gpuprobe.model.recording import RankRecording
-from gpuprobe.model.session import BlindSpot, Environment, Session, SessionEnd, Step
+from gpuprobe.model.run.recording import RankRecording
+from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.recording.layout import MAX_LINE, Header, decode_header, looks_like_stream
+from gpuprobe.recording.files import MAX_LINE, Header, decode_header, looks_like_stream
 
 __all__ = ["StreamParser", "same_finding"]
 

@@ -14,8 +14,8 @@ from typing import Any
 from gpuprobe.errors import DataError, NotARecording
 from gpuprobe.model.codec import from_plain
 from gpuprobe.model.findings import Finding, Level
-from gpuprobe.model.session import AllocatorActivity, Collective, DeviceWindow, Step
-from gpuprobe.model.totals import (
+from gpuprobe.model.run.session import AllocatorActivity, Collective, DeviceWindow, Step
+from gpuprobe.model.run.totals import (
     CollectiveTotals,
     DeviceTotals,
     FindingTotals,
@@ -23,7 +23,7 @@ from gpuprobe.model.totals import (
     RankTotals,
 )
 from gpuprobe.model.values import Peak, Unavailable
-from gpuprobe.recording.layout import stream_names
+from gpuprobe.recording.files import stream_names
 from gpuprobe.recording.reader import StreamFile
 from gpuprobe.recording.stream import StreamParser, same_finding
 

@@ -11,10 +11,10 @@ from typing import Any
 from gpuprobe.errors import DataError, InternalError, UsageError
 from gpuprobe.model.codec import to_plain
 from gpuprobe.model.findings import Finding
-from gpuprobe.model.session import BlindSpot, Environment, Session, SessionEnd, Step
+from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.chunks import encode_chunk
-from gpuprobe.recording.layout import (
+from gpuprobe.recording.files import (
     CHUNK_NAME,
     STREAM_NAME,
     chunk_name,

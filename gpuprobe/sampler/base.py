@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
-from gpuprobe.model.session import (
+from gpuprobe.model.run.session import (
     AllocatorActivity,
     BlindSpot,
     DeviceWindow,

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from gpuprobe._version import __version__
-from gpuprobe.model.session import Environment, Session
+from gpuprobe.model.run.session import Environment, Session
 from gpuprobe.model.values import Bytes, Unavailable
 
 __all__ = ["allocator_conf", "describe", "ranks", "session"]

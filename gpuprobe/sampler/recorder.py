@@ -18,16 +18,16 @@ from typing import Any, Literal, TypeVar
 
 from gpuprobe.errors import UsageError
 from gpuprobe.model.findings import Finding
-from gpuprobe.model.session import BlindSpot, ProgramError, SessionEnd
+from gpuprobe.model.run.session import BlindSpot, ProgramError, SessionEnd
 from gpuprobe.sampler import environment
 from gpuprobe.sampler.base import Sink
+from gpuprobe.sampler.hooks.wrapping import in_context
 from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.sources import HostMemory, Reader
 from gpuprobe.sampler.step_end import StepEnd
 from gpuprobe.sampler.stepping import Primary, Running
 from gpuprobe.sampler.timeline import MANY_PHASES, OTHER, Segment, Timeline
-from gpuprobe.sampler.traces import Traces, chosen_steps, exact_peak
-from gpuprobe.sampler.wrapping import in_context
+from gpuprobe.sampler.tracing.traces import Traces, chosen_steps, exact_peak
 
 __all__ = ["LEVELS", "Recorder", "program_error"]
 
@@ -155,7 +155,7 @@ class Recorder:
         """
         import torch
 
-        from gpuprobe.sampler.recompute import in_engine
+        from gpuprobe.sampler.hooks.recompute import in_engine
 
         self._thread = threading.get_ident()
         self._in_engine = in_engine
@@ -187,8 +187,8 @@ class Recorder:
         return self
 
     def _start_watching(self, reader: Reader, *, cuda: bool) -> None:
-        from gpuprobe.sampler.extras import Extras
-        from gpuprobe.sampler.hooks import Hooks
+        from gpuprobe.sampler.hooks.extras import Extras
+        from gpuprobe.sampler.hooks.torch_hooks import Hooks
 
         if self._level == "trace" and not cuda:
             reader.sources.append(self._traces.start_cpu(self._timeline, self._fault))
@@ -453,7 +453,7 @@ class Recorder:
         self._timeline.leave()
 
     def _walk(self) -> dict[int, Any]:
-        from gpuprobe.sampler.tensors import walk
+        from gpuprobe.sampler.tracing.tensors import walk
 
         return walk(self._living(), self._optimizers)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpuprobe.model.memory import AllocatorCounts
-from gpuprobe.model.session import AllocatorActivity
+from gpuprobe.model.run.session import AllocatorActivity
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.sampler.base import AtEnd, DeviceMark, Mark, MemorySource
 from gpuprobe.sampler.interruptions import from_program

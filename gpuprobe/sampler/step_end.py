@@ -6,13 +6,13 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from gpuprobe.model.session import KnownTensors, Step
+from gpuprobe.model.run.session import KnownTensors, Step
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.sampler.background import Background
 from gpuprobe.sampler.base import AtEnd, Mark, Sink
 from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.timeline import Segment, assemble
-from gpuprobe.sampler.traces import Traces
+from gpuprobe.sampler.tracing.traces import Traces
 
 if TYPE_CHECKING:
     from gpuprobe.sampler.gpu_clock import GpuClock
@@ -42,7 +42,7 @@ class StepEnd:
         on_fault: Callable[[Exception], None],
     ) -> None:
         """``write`` runs what writes to ``sink``, and survives a full disk."""
-        from gpuprobe.sampler.census import Census
+        from gpuprobe.sampler.tracing.census import Census
 
         self._sink = sink
         self._write = write
@@ -86,7 +86,7 @@ class StepEnd:
         tensors: tuple[KnownTensors, ...]
         traces = earlier_traces
         if self._traces.on or out_of_memory:
-            from gpuprobe.sampler.tensors import walk
+            from gpuprobe.sampler.tracing.tensors import walk
 
             known = walk(models, optimizers)
             tensors = self._census.of_walk(known, allocated)

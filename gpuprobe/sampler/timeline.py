@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import NamedTuple
 
 from gpuprobe.model.memory import AllocatorCounts
-from gpuprobe.model.session import (
+from gpuprobe.model.run.session import (
     AllocatorActivity,
     BlindSpot,
     Collective,

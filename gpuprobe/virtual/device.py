@@ -14,7 +14,7 @@ from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.settings import memory_fraction
 from gpuprobe.allocator.simulator import Listener, Simulator
 from gpuprobe.model.trace import AllocatorSettings
-from gpuprobe.virtual.catalogue import GpuModel
+from gpuprobe.virtual.catalogue.gpus import GpuModel
 from gpuprobe.virtual.history import History
 from gpuprobe.virtual.statistics import Statistics
 

@@ -17,7 +17,7 @@ import torch
 
 from gpuprobe.allocator.blocks import Block
 from gpuprobe.model.trace import AllocatorSettings
-from gpuprobe.virtual.catalogue import GpuModel
+from gpuprobe.virtual.catalogue.gpus import GpuModel
 from gpuprobe.virtual.device import VirtualDevice
 
 __all__ = ["HOST", "PINNED", "Brand", "Local", "Machine", "is_meta", "parts"]

@@ -13,10 +13,11 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpuprobe.virtual import keys, room, values
+from gpuprobe.virtual import room, values
 from gpuprobe.virtual.calls import Call, Row
 from gpuprobe.virtual.machine import HOST, Machine, is_meta, parts
 from gpuprobe.virtual.refusals import refusal, two_places
+from gpuprobe.virtual.torch_patches import keys
 
 __all__ = ["Watch"]
 

@@ -17,10 +17,10 @@ import gpuprobe
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.layout import segments
 from gpuprobe.allocator.recorder import TraceRecorder
-from gpuprobe.allocator.replay import replay_trace
+from gpuprobe.allocator.replays.replay import replay_trace
+from gpuprobe.allocator.replays.start_state import live_before
 from gpuprobe.allocator.settings import parse_conf
 from gpuprobe.allocator.simulator import Simulator
-from gpuprobe.allocator.start_state import live_before
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import BlockState, TraceAction
 from gpuprobe.model.trace import EventColumns, MemoryTrace

@@ -16,17 +16,18 @@ from conftest import shared_snapshots
 import gpuprobe
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.recorder import TraceRecorder
-from gpuprobe.allocator.replay import replay_trace
+from gpuprobe.allocator.replays.replay import replay_trace
+from gpuprobe.allocator.replays.whatif import search, what_if
 from gpuprobe.allocator.settings import parse_conf, to_conf
 from gpuprobe.allocator.simulator import Simulator
-from gpuprobe.allocator.whatif import search, what_if
 from gpuprobe.cli import main
 from gpuprobe.errors import ConfigError, DataError, UsageError
 from gpuprobe.model.memory import TraceAction
-from gpuprobe.model.session import Environment, Session, SessionEnd, Step
+from gpuprobe.model.run.session import Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.writer import RecordingWriter
-from gpuprobe.reporters import replay_json, replay_text
+from gpuprobe.reporters.json import replay as replay_json
+from gpuprobe.reporters.text import replay as replay_text
 
 
 def fragmenting(conf: str = "") -> MemoryTrace:

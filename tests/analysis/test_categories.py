@@ -8,12 +8,12 @@ import pytest
 from analysis_programs import MIB, Script
 from conftest import shared_snapshots
 
-from gpuprobe.analysis.categories import categories
-from gpuprobe.analysis.highwater import by_category, high_water, live_at
-from gpuprobe.analysis.ledger import ledger
+from gpuprobe.analysis.peak.high_water import by_category, high_water, live_at
+from gpuprobe.analysis.trace.categories import categories
+from gpuprobe.analysis.trace.ledger import ledger
 from gpuprobe.model.memory import Category
 from gpuprobe.model.trace import Annotation
-from gpuprobe.recording.snapshot import read_snapshot
+from gpuprobe.recording.snapshot.load import read_snapshot
 
 TORCH = "/v/lib/python3.11/site-packages/torch"
 TRAIN = ("/home/u/train.py", 30, "main")

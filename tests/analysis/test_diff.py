@@ -15,16 +15,17 @@ from hypothesis import strategies as st
 from report_builders import environment, session
 
 import gpuprobe
-from gpuprobe.analysis.diff import BY, DiffRow, diff_marks, diff_recordings
-from gpuprobe.analysis.highwater import HighWater, high_water
-from gpuprobe.analysis.matching import match_modules
+from gpuprobe.analysis.compare.diff import BY, DiffRow, diff_marks, diff_recordings
+from gpuprobe.analysis.compare.matching import match_modules
+from gpuprobe.analysis.peak.high_water import HighWater, high_water
 from gpuprobe.cli import main
 from gpuprobe.model.memory import Category
-from gpuprobe.model.recording import SCHEMA_VERSION, RankRecording, Recording
-from gpuprobe.model.session import SessionEnd
+from gpuprobe.model.run.recording import SCHEMA_VERSION, RankRecording, Recording
+from gpuprobe.model.run.session import SessionEnd
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
-from gpuprobe.reporters import diff_json, diff_text
+from gpuprobe.reporters.json import diff as diff_json
+from gpuprobe.reporters.text import diff as diff_text
 
 SNAPSHOTS = shared_snapshots()
 LINEAR = ("/v/lib/python3.11/site-packages/torch/nn/functional.py", 5, "linear")

@@ -6,15 +6,8 @@ from analysis_programs import MIB, SETTINGS, Script, recorded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprobe.analysis.flame import FlameNode, flame_tree
-from gpuprobe.analysis.frames import (
-    AUTOGRAD_ENGINE,
-    BEFORE_THE_TRACE,
-    NO_USER_FRAME,
-    UNKNOWN,
-    is_user_frame,
-)
-from gpuprobe.analysis.highwater import (
+from gpuprobe.analysis.peak.flame import FlameNode, flame_tree
+from gpuprobe.analysis.peak.high_water import (
     by_category,
     by_line,
     by_module,
@@ -22,6 +15,13 @@ from gpuprobe.analysis.highwater import (
     by_stack,
     high_water,
     live_at,
+)
+from gpuprobe.analysis.trace.frames import (
+    AUTOGRAD_ENGINE,
+    BEFORE_THE_TRACE,
+    NO_USER_FRAME,
+    UNKNOWN,
+    is_user_frame,
 )
 from gpuprobe.model.memory import Category
 from gpuprobe.model.trace import Frame, MemoryTrace

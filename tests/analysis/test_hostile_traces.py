@@ -8,14 +8,14 @@ from analysis_programs import MIB, SETTINGS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprobe.analysis.flame import flame_tree
-from gpuprobe.analysis.fragmentation import Fragmentation, fragmentation
-from gpuprobe.analysis.highwater import by_category, by_line, high_water
-from gpuprobe.analysis.leaks import leaks, step_boundaries
-from gpuprobe.analysis.ledger import ledger
-from gpuprobe.analysis.moment import layout_at
-from gpuprobe.analysis.oom import oom_reports
-from gpuprobe.analysis.timeline import thin, timeline
+from gpuprobe.analysis.growth.leaks import leaks, step_boundaries
+from gpuprobe.analysis.peak.flame import flame_tree
+from gpuprobe.analysis.peak.high_water import by_category, by_line, high_water
+from gpuprobe.analysis.peak.oom import oom_reports
+from gpuprobe.analysis.reserved.fragmentation import Fragmentation, fragmentation
+from gpuprobe.analysis.trace.ledger import ledger
+from gpuprobe.analysis.trace.segments_at import layout_at
+from gpuprobe.analysis.trace.timeline import thin, timeline
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import Block, BlockState, Segment
 from gpuprobe.model.trace import Annotation, Frame, MemoryTrace

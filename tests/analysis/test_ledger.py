@@ -10,13 +10,13 @@ from conftest import shared_snapshots
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprobe.analysis.fragmentation import fragmentation
-from gpuprobe.analysis.ledger import ledger
-from gpuprobe.analysis.moment import layout_at
-from gpuprobe.analysis.timeline import thin, timeline
+from gpuprobe.analysis.reserved.fragmentation import fragmentation
+from gpuprobe.analysis.trace.ledger import ledger
+from gpuprobe.analysis.trace.segments_at import layout_at
+from gpuprobe.analysis.trace.timeline import thin, timeline
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
-from gpuprobe.recording.snapshot import read_snapshot
+from gpuprobe.recording.snapshot.load import read_snapshot
 
 SNAPSHOTS = shared_snapshots()
 

@@ -7,7 +7,7 @@ from analysis_programs import MIB, Script
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.allocator.simulator import Simulator
-from gpuprobe.analysis.oom import OomReport, oom_reports
+from gpuprobe.analysis.peak.oom import OomReport, oom_reports
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import AllocatorSettings, Frame, MemoryTrace
 from gpuprobe.model.values import Unavailable

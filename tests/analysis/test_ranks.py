@@ -15,11 +15,12 @@ import gpuprobe
 from gpuprobe.analysis.ranks import compare_ranks, merge_steps
 from gpuprobe.analysis.time_shares import time_shares
 from gpuprobe.model.memory import Category
-from gpuprobe.model.recording import RankRecording, Recording
-from gpuprobe.model.session import Collective, KnownTensors, Phase, Step
+from gpuprobe.model.run.recording import RankRecording, Recording
+from gpuprobe.model.run.session import Collective, KnownTensors, Phase, Step
 from gpuprobe.model.values import Bytes, Unavailable
-from gpuprobe.reporters import report_json, text
+from gpuprobe.reporters.json import report as report_json
 from gpuprobe.reporters.terminal import Style
+from gpuprobe.reporters.text import report as text
 
 MIB = build.MIB
 MS = 1_000_000

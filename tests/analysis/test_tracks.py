@@ -7,16 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_builders import recording, step, trace
 
-from gpuprobe.analysis.flame import FlameNode
-from gpuprobe.analysis.highwater import by_category, by_module, high_water
-from gpuprobe.analysis.ledger import ledger
-from gpuprobe.analysis.peak_tree import category_tree, module_tree, pruned
-from gpuprobe.analysis.timeline import timeline
-from gpuprobe.analysis.tracks import Track, bands, spans, tracks
+from gpuprobe.analysis.peak.flame import FlameNode
+from gpuprobe.analysis.peak.high_water import by_category, by_module, high_water
+from gpuprobe.analysis.peak.tree import category_tree, module_tree, pruned
+from gpuprobe.analysis.trace.ledger import ledger
+from gpuprobe.analysis.trace.timeline import timeline
+from gpuprobe.analysis.trace.tracks import Track, bands, spans, tracks
 from gpuprobe.model.memory import Category
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
-from gpuprobe.reporters.html_data import track_data
-from gpuprobe.reporters.html_payload import unpack
+from gpuprobe.reporters.html.data import track_data
+from gpuprobe.reporters.html.payload import unpack
 
 
 def program(seed: int, steps: int) -> MemoryTrace:

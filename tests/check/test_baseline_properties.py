@@ -8,9 +8,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprobe.analysis.accounts import Account, LineShare
 from gpuprobe.analysis.baseline import METRICS, Baseline, Tolerance, check_baseline, dumps, loads
-from gpuprobe.analysis.highwater import Share
+from gpuprobe.analysis.compare.accounts import Account, LineShare
+from gpuprobe.analysis.peak.high_water import Share
 
 FILES = ("shop/train.py", "shop/model.py", "shop/deep/data.py")
 FUNCTIONS = ("main", "forward", "step")

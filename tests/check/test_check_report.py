@@ -6,10 +6,11 @@ import io
 import re
 from dataclasses import replace
 
-from gpuprobe.analysis.accounts import Account, LineShare
 from gpuprobe.analysis.baseline import Baseline, CheckResult, Setting, check_baseline
-from gpuprobe.analysis.highwater import Share
-from gpuprobe.reporters import check_json, check_text
+from gpuprobe.analysis.compare.accounts import Account, LineShare
+from gpuprobe.analysis.peak.high_water import Share
+from gpuprobe.reporters.json import check as check_json
+from gpuprobe.reporters.text import check as check_text
 
 MIB = 1 << 20
 HOSTILE = "tr\x1b[31mai|n`.py"

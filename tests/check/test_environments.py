@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from check_programs import PROGRAM, measured
 
-from gpuprobe.analysis.accounts import Account, LineShare
 from gpuprobe.analysis.baseline import Baseline, CheckResult, check_baseline
-from gpuprobe.analysis.highwater import Share
+from gpuprobe.analysis.compare.accounts import Account, LineShare
+from gpuprobe.analysis.peak.high_water import Share
 from gpuprobe.api import watch
 from gpuprobe.api.check import compare, measure
 from gpuprobe.errors import ProgramFailed
-from gpuprobe.reporters import check_json
+from gpuprobe.reporters.json import check as check_json
 
 ENVIRONMENT = {
     "allocator": "",

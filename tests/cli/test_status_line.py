@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from gpuprobe.cli.status_line import INTERVAL, StatusLine, text_of
 from gpuprobe.model.memory import AllocatorCounts
-from gpuprobe.model.session import DeviceWindow, HostWindow, Step
+from gpuprobe.model.run.session import DeviceWindow, HostWindow, Step
 from gpuprobe.model.values import Bytes, Peak
 
 ERASE = "\r\x1b[K"

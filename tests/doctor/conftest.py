@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from doctor_machine import Machine, healthy
 
 from gpuprobe.api.devices import inventory
-from gpuprobe.model.devices import Inventory
+from gpuprobe.model.machine.devices import Inventory
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gpuprobe.model.devices import Device, Inventory, Visibility
 from gpuprobe.model.findings import Finding
+from gpuprobe.model.machine.devices import Device, Inventory, Visibility
 from gpuprobe.model.values import Bytes, Reading
 from gpuprobe.probes.health import RULES, Facts, Outcome, examine
 from gpuprobe.probes.health.base import LibraryFile, SharedMemory, TorchFacts

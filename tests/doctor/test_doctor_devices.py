@@ -9,7 +9,8 @@ import pytest
 from doctor_machine import GIB, Machine, of, only, outcome, passed, read, reasons
 
 from gpuprobe.api.devices import inventory
-from gpuprobe.model.devices import (
+from gpuprobe.model.findings import Level
+from gpuprobe.model.machine.devices import (
     Disagreement,
     GpuProcess,
     Inventory,
@@ -17,7 +18,6 @@ from gpuprobe.model.devices import (
     Visibility,
     VisibleEntry,
 )
-from gpuprobe.model.findings import Level
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.probes.health import Facts
 from gpuprobe.probes.health.base import KernelMessage

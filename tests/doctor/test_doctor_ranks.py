@@ -14,9 +14,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpuprobe.model.diagnosis import ClockSkew, RankDiagnosis
 from gpuprobe.model.findings import Level
-from gpuprobe.probes.distributed_rules import (
+from gpuprobe.model.machine.diagnosis import ClockSkew, RankDiagnosis
+from gpuprobe.probes.distributed.rules import (
     Job,
     Member,
     judge_members,
@@ -24,8 +24,9 @@ from gpuprobe.probes.distributed_rules import (
     missing_ranks,
     read_job,
 )
-from gpuprobe.reporters import doctor_json, doctor_text
+from gpuprobe.reporters.json import doctor as doctor_json
 from gpuprobe.reporters.terminal import Style
+from gpuprobe.reporters.text import doctor as doctor_text
 
 GOOD = {
     "RANK": "1",
@@ -134,7 +135,7 @@ def test_clock_skew(ahead_ms: int, error_ms: int, level: Level | None) -> None:
 
 
 def test_what_the_ranks_report_is_judged() -> None:
-    from gpuprobe.probes.distributed import _judge_results, _speeds
+    from gpuprobe.probes.distributed.benchmark import _judge_results, _speeds
 
     good = {"steps": ["barrier"], "error": "", "doing": "", "wrong": 0, "times": [(1024, 10, 5000)]}
     assert list(_judge_results({0: good, 1: good}, "gloo")) == []
@@ -296,7 +297,7 @@ def test_outside_of_a_job_it_says_what_is_missing(
 
 
 def test_the_text_report() -> None:
-    from gpuprobe.model.diagnosis import RankPlace, TransferSpeed
+    from gpuprobe.model.machine.diagnosis import RankPlace, TransferSpeed
     from gpuprobe.model.values import Bytes
 
     report = RankDiagnosis(

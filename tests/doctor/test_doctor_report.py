@@ -24,13 +24,15 @@ from gpuprobe.api.devices import demo_fleets
 from gpuprobe.api.doctor import _write_bundle, diagnose, doctor, redactor_for
 from gpuprobe.cli import main
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
-from gpuprobe.model.devices import GpuProcess
-from gpuprobe.model.diagnosis import Diagnosis
+from gpuprobe.model.machine.devices import GpuProcess
+from gpuprobe.model.machine.diagnosis import Diagnosis
 from gpuprobe.model.values import Bytes, Reading, Unavailable
 from gpuprobe.probes.health.base import KernelMessage
-from gpuprobe.reporters import doctor_bundle, doctor_json, doctor_text
-from gpuprobe.reporters.doctor_redact import Redactor
+from gpuprobe.reporters.json import doctor as doctor_json
+from gpuprobe.reporters.support_bundle import bundle as doctor_bundle
+from gpuprobe.reporters.support_bundle.redact import Redactor
 from gpuprobe.reporters.terminal import Style
+from gpuprobe.reporters.text import doctor as doctor_text
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -315,7 +317,7 @@ def test_the_rule_reference_is_current() -> None:
 
 def test_rule_ids_are_unique_and_well_formed() -> None:
 
-    from gpuprobe.probes.distributed_rules import RULES as RANK_RULES
+    from gpuprobe.probes.distributed.rules import RULES as RANK_RULES
     from gpuprobe.probes.health import RULES
 
     every = [*RULES, *RANK_RULES]

@@ -20,15 +20,15 @@ from urllib.request import Request, urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuprobe.api.export_http import MetricsServer, parse_listen
 from gpuprobe.cli import main
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
-from gpuprobe.model.session import Environment, Session, Step
+from gpuprobe.exporter.http import MetricsServer, parse_listen
+from gpuprobe.model.run.session import Environment, Session, Step
 from gpuprobe.recording.writer import RecordingWriter
-from gpuprobe.reporters.metrics import Family
-from gpuprobe.reporters.metrics_gpu import GPU_METRICS
-from gpuprobe.reporters.metrics_run import RUN_METRICS
-from gpuprobe.reporters.metrics_self import SELF_METRICS, self_families
+from gpuprobe.reporters.metrics.exporter import SELF_METRICS, self_families
+from gpuprobe.reporters.metrics.gpu import GPU_METRICS
+from gpuprobe.reporters.metrics.metrics import Family
+from gpuprobe.reporters.metrics.run import RUN_METRICS
 
 EXPORTED = {m.name for m in (*GPU_METRICS, *RUN_METRICS, *SELF_METRICS)}
 
@@ -261,7 +261,7 @@ def test_a_scrape_makes_no_cuda_context(tmp_path: Path) -> None:
 def test_nothing_of_a_device_library_but_nvml_is_loaded() -> None:
     code = (
         "import sys, io\n"
-        "from gpuprobe.api.export import ExportSettings, export_once\n"
+        "from gpuprobe.exporter.export import ExportSettings, export_once\n"
         "export_once(ExportSettings(demo='8xh100'), stream=io.StringIO())\n"
         "print('\\n'.join(sys.modules))"
     )

@@ -12,16 +12,16 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpuprobe.api.export_meter import ExportSettings, Measured, Meter, families_of
-from gpuprobe.api.export_reader import STALE, Reader
-from gpuprobe.api.export_runs import LINGER, MAX_RANKS, RunWatch
 from gpuprobe.errors import UsageError
-from gpuprobe.model.session import Environment, Session, SessionEnd, Step
+from gpuprobe.exporter.meter import ExportSettings, Measured, Meter, families_of
+from gpuprobe.exporter.reader import STALE, Reader
+from gpuprobe.exporter.runs import LINGER, MAX_RANKS, RunWatch
+from gpuprobe.model.run.session import Environment, Session, SessionEnd, Step
 from gpuprobe.model.values import Unavailable
 from gpuprobe.probes.health import facts
 from gpuprobe.probes.health.base import KernelMessage
 from gpuprobe.recording.writer import RecordingWriter
-from gpuprobe.reporters.metrics import Family
+from gpuprobe.reporters.metrics.metrics import Family
 from gpuprobe.testing import fake_fleet, load_fleet
 from gpuprobe.testing.fake_nvml import FakeNvml
 from gpuprobe.testing.fleet import Fleet
@@ -281,7 +281,7 @@ def labels(watch: RunWatch) -> dict[str, str]:
 
 
 def test_states_of_runs(tmp_path: Path) -> None:
-    from gpuprobe.model.session import ProgramError
+    from gpuprobe.model.run.session import ProgramError
 
     record(tmp_path / "alive.gpuprobe")
     record(tmp_path / "killed.gpuprobe", pid=NOBODY)
@@ -409,7 +409,7 @@ def test_what_cannot_be_read_is_said_at_every_look(tmp_path: Path) -> None:
 RECORDER = """
 import os, sys
 from pathlib import Path
-from gpuprobe.model.session import Environment, Session, Step
+from gpuprobe.model.run.session import Environment, Session, Step
 from gpuprobe.recording.writer import RecordingWriter
 import socket, time
 where = sys.argv[2]

@@ -15,11 +15,11 @@ import pytest
 
 from gpuprobe.cli import main
 from gpuprobe.errors import UsageError
-from gpuprobe.reporters.metrics import Metric, Otel
-from gpuprobe.reporters.metrics_gpu import GPU_METRICS
-from gpuprobe.reporters.metrics_run import RUN_METRICS
-from gpuprobe.reporters.metrics_self import SELF_METRICS
-from gpuprobe.reporters.otlp import attributes_of, metrics_url
+from gpuprobe.reporters.metrics.exporter import SELF_METRICS
+from gpuprobe.reporters.metrics.gpu import GPU_METRICS
+from gpuprobe.reporters.metrics.metrics import Metric, Otel
+from gpuprobe.reporters.metrics.otlp import attributes_of, metrics_url
+from gpuprobe.reporters.metrics.run import RUN_METRICS
 
 METRICS = (*GPU_METRICS, *RUN_METRICS, *SELF_METRICS)
 

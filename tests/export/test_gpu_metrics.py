@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuprobe.api.devices import inventory
-from gpuprobe.model.devices import Device, DeviceIdentity, Inventory
+from gpuprobe.model.machine.devices import Device, DeviceIdentity, Inventory
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
-from gpuprobe.probes.nvml_device import THROTTLE_REASONS
-from gpuprobe.reporters.metrics import MAX_LABEL, Family, Metric, Otel, Sample, family
-from gpuprobe.reporters.metrics_gpu import GPU_METRICS, GpuNames, gpu_families
-from gpuprobe.reporters.metrics_gpu_table import THROTTLE_LABELS
-from gpuprobe.reporters.prometheus import render
+from gpuprobe.probes.nvml.device import THROTTLE_REASONS
+from gpuprobe.reporters.metrics.gpu import GPU_METRICS, GpuNames, gpu_families
+from gpuprobe.reporters.metrics.gpu_table import THROTTLE_LABELS
+from gpuprobe.reporters.metrics.metrics import MAX_LABEL, Family, Metric, Otel, Sample, family
+from gpuprobe.reporters.metrics.prometheus import render
 from gpuprobe.testing import fleets
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -125,7 +125,7 @@ def test_throttle_reasons_are_those_the_probe_tells() -> None:
 
 
 def lost(device: Device) -> Device:
-    """As `gpuprobe.probes.nvml` has a GPU that gives no handle any more."""
+    """As `gpuprobe.probes.nvml.source` has a GPU that gives no handle any more."""
     gone = Unavailable("GPU is lost", ReadStatus.LOST)
     reading: Reading[object] = Reading(gone, "nvml")
     identity = DeviceIdentity(uuid=gone, pci_bus_id=gone, nvml_index=device.identity.nvml_index)
@@ -168,7 +168,7 @@ def test_processes_are_opt_in_and_capped() -> None:
 
 
 def test_a_refused_process_list_is_not_an_empty_one() -> None:
-    from gpuprobe.model.devices import ProbeError
+    from gpuprobe.model.machine.devices import ProbeError
 
     found = inventory(("nvml",), "8xh100")
     key = found.devices[1].key

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gpuprobe.reporters.metrics import Metric
-from gpuprobe.reporters.metrics_gpu import GPU_METRICS
-from gpuprobe.reporters.metrics_run import RUN_METRICS
-from gpuprobe.reporters.metrics_self import SELF_METRICS
+from gpuprobe.reporters.metrics.exporter import SELF_METRICS
+from gpuprobe.reporters.metrics.gpu import GPU_METRICS
+from gpuprobe.reporters.metrics.metrics import Metric
+from gpuprobe.reporters.metrics.run import RUN_METRICS
 
 PATH = Path(__file__).resolve().parents[2] / "docs" / "grafana" / "gpuprobe.json"
 DASHBOARD: dict[str, Any] = json.loads(PATH.read_text("utf-8"))
@@ -71,8 +71,8 @@ def test_what_a_panel_asks_for_is_exported(title: str, expression: str, legend: 
 def values_known(metric: Metric, label: str, values: str) -> bool:
     """Whether the metric really has the label with these values, on a fleet where all is there."""
     from gpuprobe.api.devices import inventory
-    from gpuprobe.reporters.metrics_gpu import GpuNames, gpu_families
-    from gpuprobe.reporters.metrics_run import STATES
+    from gpuprobe.reporters.metrics.gpu import GpuNames, gpu_families
+    from gpuprobe.reporters.metrics.run import STATES
 
     if metric in RUN_METRICS:
         return label == "state" and values in STATES

@@ -17,7 +17,7 @@ from gpuprobe.api.recordings import load, report
 from gpuprobe.errors import NotARecording
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.memory import AllocatorCounts, Category
-from gpuprobe.model.session import (
+from gpuprobe.model.run.session import (
     AllocatorActivity,
     Collective,
     DeviceWindow,
@@ -29,13 +29,15 @@ from gpuprobe.model.session import (
     SessionEnd,
     Step,
 )
-from gpuprobe.model.totals import RankTotals
+from gpuprobe.model.run.totals import RankTotals
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.recording.reader import read_recording
 from gpuprobe.recording.totals import MAX_NAMES, RankSum, TotalsTail
 from gpuprobe.recording.writer import RecordingWriter
-from gpuprobe.reporters.metrics_gpu import GPU_METRICS
-from gpuprobe.reporters.metrics_run import (
+from gpuprobe.reporters.metrics.gpu import GPU_METRICS
+from gpuprobe.reporters.metrics.otlp import metrics_data
+from gpuprobe.reporters.metrics.prometheus import render
+from gpuprobe.reporters.metrics.run import (
     HAZARDS,
     RUN_METRICS,
     STATES,
@@ -43,9 +45,7 @@ from gpuprobe.reporters.metrics_run import (
     run_families,
     run_name,
 )
-from gpuprobe.reporters.otlp import metrics_data
-from gpuprobe.reporters.prometheus import render
-from gpuprobe.tui.view_ranks import rank_facts
+from gpuprobe.tui.viewer.ranks import rank_facts
 
 ENVIRONMENT = Environment("0.1", "3.11", "Linux", "host", torch="2.13.0")
 MUCH = 1 << 40

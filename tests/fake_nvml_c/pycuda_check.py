@@ -30,7 +30,7 @@ PACKAGES = (
 CHECK = """
 import json, sys
 from gpuprobe.api.devices import inventory
-from gpuprobe.reporters.info_json import document
+from gpuprobe.reporters.json.info import document
 json.dump(document(inventory(("nvml", "pycuda"), require=("pycuda",))), sys.stdout)
 """
 

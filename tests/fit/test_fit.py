@@ -16,7 +16,7 @@ import gpuprobe
 from gpuprobe.api.fit import Way, _search, way
 from gpuprobe.api.fit_trial import with_constant, with_option
 from gpuprobe.errors import UsageError
-from gpuprobe.model.fit import Trial
+from gpuprobe.model.plans.fit import Trial
 from gpuprobe.model.values import Bytes
 
 SCRIPT = """

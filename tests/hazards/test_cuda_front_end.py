@@ -21,10 +21,10 @@ from torch.cuda import _gpu_trace
 
 import gpuprobe
 from gpuprobe.api import hazards
+from gpuprobe.hazard_watch.cuda import CudaFeed, _Watch
 from gpuprobe.hazards.results import Hazards
-from gpuprobe.virtual.hazard_cuda import CudaFeed, _Watch
 from gpuprobe.virtual.machine import PINNED
-from gpuprobe.virtual.patches import Patches
+from gpuprobe.virtual.torch_patches.patches import Patches
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

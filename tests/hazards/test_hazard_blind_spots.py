@@ -11,7 +11,7 @@ from torch import nn
 
 import gpuprobe
 from gpuprobe.hazards.results import Hazards
-from gpuprobe.reporters import hazards_text
+from gpuprobe.reporters.text import hazards as hazards_text
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -21,7 +21,9 @@ from gpuprobe.hazards.known import compare, known
 from gpuprobe.hazards.results import Hazards
 from gpuprobe.hazards.rules import RULES
 from gpuprobe.model.findings import Finding, Fix, Level, Location
-from gpuprobe.reporters import hazards_json, hazards_text, junit, sarif
+from gpuprobe.reporters.ci import junit, sarif
+from gpuprobe.reporters.json import hazards as hazards_json
+from gpuprobe.reporters.text import hazards as hazards_text
 
 PROGRAM = """\
 side = torch.cuda.Stream()

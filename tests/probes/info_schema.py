@@ -1,6 +1,6 @@
 """The JSON Schema of ``gpuprobe info --json``, made from the model's types.
 
-    python tests/probes/info_schema.py      writes gpuprobe/reporters/schemas/info-1.json
+    python tests/probes/info_schema.py      writes gpuprobe/reporters/json/schemas/info-1.json
 
 The file is what ships and what readers go by; a test checks that it is still what the types say.
 """
@@ -15,10 +15,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from gpuprobe.model.devices import Inventory
+from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 
-PATH = Path(__file__).parents[2] / "gpuprobe" / "reporters" / "schemas" / "info-1.json"
+PATH = Path(__file__).parents[2] / "gpuprobe" / "reporters" / "json" / "schemas" / "info-1.json"
 
 BASIC = {int: "integer", float: "number", str: "string", bool: "boolean"}
 

@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 from gpuprobe.model.codec import from_plain, to_plain
-from gpuprobe.model.devices import Container, DeviceIdentity, VisibleEntry
+from gpuprobe.model.machine.devices import Container, DeviceIdentity, VisibleEntry
 from gpuprobe.model.record import record
 
 

@@ -137,7 +137,7 @@ def test_the_c_library_serves_the_same_fleet(
     program = (
         "import sys, json\n"
         "from gpuprobe.api.devices import inventory\n"
-        "from gpuprobe.reporters.info_json import document\n"
+        "from gpuprobe.reporters.json.info import document\n"
         "demo = sys.argv[1] if len(sys.argv) > 1 else None\n"
         "d = document(inventory(('nvml',), demo))\n"
         "json.dump({k: d[k] for k in ('driver', 'devices', 'topology', 'errors')}, sys.stdout)\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprobe.model.devices import Container, GpuProcess
+from gpuprobe.model.machine.devices import Container, GpuProcess
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.probes.host import (
     ProcTree,

@@ -12,9 +12,11 @@ import jsonschema
 import pytest
 
 from gpuprobe.api.devices import demo_fleets, inventory
-from gpuprobe.model.devices import Inventory
+from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.values import Unavailable
-from gpuprobe.reporters import info_json, info_text, info_verbose
+from gpuprobe.reporters.json import info as info_json
+from gpuprobe.reporters.text import info as info_text
+from gpuprobe.reporters.text import info_verbose
 
 FLEETS = sorted(demo_fleets())
 GOLDEN = Path(__file__).parent / "golden"

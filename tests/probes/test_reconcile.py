@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprobe.model.devices import (
+from gpuprobe.model.machine.devices import (
     NOT_READ,
     Device,
     DeviceIdentity,
@@ -18,7 +18,7 @@ from gpuprobe.model.devices import (
 )
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import SourceView
-from gpuprobe.probes.nvml_calls import pci_bus_id
+from gpuprobe.probes.nvml.calls import pci_bus_id
 from gpuprobe.probes.reconcile import join
 
 NONE = Unavailable("not told", ReadStatus.UNSUPPORTED)

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprobe.model.devices import (
+from gpuprobe.model.machine.devices import (
     Device,
     DeviceIdentity,
     DeviceMemory,

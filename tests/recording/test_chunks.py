@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_strategies import UNDECODABLE, memory_traces, same_trace
 
-from gpuprobe.analysis.ledger import ledger
+from gpuprobe.analysis.trace.ledger import ledger
 from gpuprobe.errors import DataError, UnsupportedSchema
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import Frame, MemoryTrace

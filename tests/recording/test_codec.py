@@ -15,7 +15,7 @@ from gpuprobe.errors import DataError
 from gpuprobe.model.codec import from_plain, to_plain
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.memory import Category
-from gpuprobe.model.session import Environment, HostWindow, KnownTensors, Session, Step
+from gpuprobe.model.run.session import Environment, HostWindow, KnownTensors, Session, Step
 from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.model.values import Bytes, Peak, ReadStatus, Unavailable
 

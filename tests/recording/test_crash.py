@@ -14,7 +14,7 @@ from gpuprobe.recording.reader import read_recording
 PRELUDE = """
 import json, os, resource, sys
 from pathlib import Path
-from gpuprobe.model.session import *
+from gpuprobe.model.run.session import *
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.writer import RecordingWriter
 

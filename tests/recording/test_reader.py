@@ -15,7 +15,7 @@ from model_strategies import memory_traces, same_trace, values_of
 
 from gpuprobe.errors import DataError, NotARecording, UnsupportedSchema
 from gpuprobe.model.findings import Finding
-from gpuprobe.model.session import (
+from gpuprobe.model.run.session import (
     BlindSpot,
     Environment,
     ProgramError,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpuprobe.errors import InternalError, UsageError
-from gpuprobe.model.recording import FORMAT, SCHEMA_VERSION
-from gpuprobe.model.session import BlindSpot, Environment, Session, SessionEnd, Step
+from gpuprobe.model.run.recording import FORMAT, SCHEMA_VERSION
+from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.reader import read_recording
 from gpuprobe.recording.writer import RecordingWriter

@@ -16,8 +16,8 @@ from gpuprobe.cli.annotate import Annotations
 from gpuprobe.errors import UsageError
 from gpuprobe.model.findings import Finding, Fix, Level, Location
 from gpuprobe.model.text import visible
-from gpuprobe.reporters import annotations
-from gpuprobe.reporters.annotations import Places
+from gpuprobe.reporters.ci import annotations
+from gpuprobe.reporters.ci.annotations import Places
 
 HERE = Places("/work dir/repo/sub", "/work dir/repo")
 OUTSIDE = "/usr/lib/python3/site-packages/torch/nn/functional.py"

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from report_builders import MIB, recording, session, step, trace
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
-from gpuprobe.analysis.diff import DiffRow
+from gpuprobe.analysis.compare.diff import DiffRow
 from gpuprobe.api import html
 from gpuprobe.api.diff import diff
 from gpuprobe.api.recordings import report
@@ -29,10 +29,14 @@ from gpuprobe.hazards.results import Hazards, SyncRow
 from gpuprobe.model.findings import Finding, Fix, Level, Location
 from gpuprobe.model.memory import Category
 from gpuprobe.model.text import visible
-from gpuprobe.reporters import check_json, diff_json, hazards_json, html_compare, html_report
-from gpuprobe.reporters.html_hazards import excerpt
-from gpuprobe.reporters.html_markup import el, script_json
-from gpuprobe.reporters.html_payload import pack, unpack
+from gpuprobe.reporters.html import compare as html_compare
+from gpuprobe.reporters.html import report as html_report
+from gpuprobe.reporters.html.hazards import excerpt
+from gpuprobe.reporters.html.markup import el, script_json
+from gpuprobe.reporters.html.payload import pack, unpack
+from gpuprobe.reporters.json import check as check_json
+from gpuprobe.reporters.json import diff as diff_json
+from gpuprobe.reporters.json import hazards as hazards_json
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;\u202egnp\x1b[31m\0"

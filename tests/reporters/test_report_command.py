@@ -15,9 +15,9 @@ from report_builders import environment, session, step, trace
 import gpuprobe
 from gpuprobe.errors import DataError, NotARecording, UsageError
 from gpuprobe.model.memory import Category
-from gpuprobe.model.session import SessionEnd
+from gpuprobe.model.run.session import SessionEnd
 from gpuprobe.recording.writer import RecordingWriter
-from gpuprobe.reporters import report_json
+from gpuprobe.reporters.json import report as report_json
 
 
 def write(path: Path, *, ended: bool = True) -> Path:

@@ -30,8 +30,8 @@ from gpuprobe.analysis.summary import SCHEMA, VERSION, summarize
 from gpuprobe.errors import DataError
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import Block, BlockState, Category, Segment
-from gpuprobe.model.recording import RankRecording, Recording
-from gpuprobe.model.session import (
+from gpuprobe.model.run.recording import RankRecording, Recording
+from gpuprobe.model.run.session import (
     BlindSpot,
     Environment,
     HostWindow,
@@ -44,9 +44,10 @@ from gpuprobe.model.session import (
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Peak, Unavailable
-from gpuprobe.reporters import html_sections, report_json
+from gpuprobe.reporters.html import sections as html_sections
+from gpuprobe.reporters.json import report as report_json
 from gpuprobe.reporters.terminal import Style
-from gpuprobe.reporters.text import headline, render
+from gpuprobe.reporters.text.report import headline, render
 
 GIB = 1024 * MIB
 

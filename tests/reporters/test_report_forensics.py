@@ -15,8 +15,8 @@ from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.memory import Category
-from gpuprobe.model.recording import RankRecording, Recording
-from gpuprobe.model.session import KnownTensors, ProgramError, SessionEnd
+from gpuprobe.model.run.recording import RankRecording, Recording
+from gpuprobe.model.run.session import KnownTensors, ProgramError, SessionEnd
 from gpuprobe.model.trace import AllocatorSettings, Frame, MemoryTrace
 from gpuprobe.model.values import Bytes
 

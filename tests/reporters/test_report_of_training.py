@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpuprobe.reporters import report_json
+from gpuprobe.reporters.json import report as report_json
 
 pytest.importorskip("torch", reason="torch is not installed")
 

@@ -10,10 +10,12 @@ import jsonschema
 import pytest
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
-from gpuprobe.model.estimate import FITS, Estimate, Share
-from gpuprobe.model.fit import Fit, Suggestion, Trial
+from gpuprobe.model.plans.estimate import FITS, Estimate, Share
+from gpuprobe.model.plans.fit import Fit, Suggestion, Trial
 from gpuprobe.model.values import Bytes
-from gpuprobe.reporters import check_json, estimate_json, fit_json
+from gpuprobe.reporters.json import check as check_json
+from gpuprobe.reporters.json import estimate as estimate_json
+from gpuprobe.reporters.json import fit as fit_json
 
 SCHEMAS = Path(check_json.__file__).parent / "schemas"
 

@@ -13,7 +13,7 @@ from report_builders import recording, step
 
 from gpuprobe.analysis.summary import summarize
 from gpuprobe.reporters.terminal import Style
-from gpuprobe.reporters.text import headline, render, write
+from gpuprobe.reporters.text.report import headline, render, write
 
 CWD = os.path.join(os.sep, "home", "u")  # noqa: PTH118 - as a program would record it
 

@@ -9,12 +9,14 @@ from pathlib import Path
 import jsonschema
 from report_builders import recording, step, trace
 
-from gpuprobe.analysis.diff import diff_recordings
+from gpuprobe.analysis.compare.diff import diff_recordings
 from gpuprobe.api.views import write_flamegraph
 from gpuprobe.model.memory import Category
-from gpuprobe.model.recording import Recording
+from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.values import Unavailable
-from gpuprobe.reporters import diff_json, diff_text, html_compare
+from gpuprobe.reporters.html import compare as html_compare
+from gpuprobe.reporters.json import diff as diff_json
+from gpuprobe.reporters.text import diff as diff_text
 
 
 def run(sizes: tuple[int, ...], *traced: int) -> Recording:

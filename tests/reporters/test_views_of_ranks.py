@@ -14,7 +14,7 @@ from gpuprobe.api.views import write_perfetto, write_snapshot
 from gpuprobe.cli import main
 from gpuprobe.errors import UsageError
 from gpuprobe.model.memory import Category
-from gpuprobe.model.recording import Recording
+from gpuprobe.model.run.recording import Recording
 from gpuprobe.recording.writer import RecordingWriter
 
 MIB = build.MIB

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 from gpuprobe.model.findings import Finding
-from gpuprobe.model.session import BlindSpot, Environment, Session, SessionEnd, Step
+from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
 
 

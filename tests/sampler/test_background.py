@@ -14,7 +14,7 @@ import torch
 from models import Mlp, seeded, train
 from sinks import KeepingSink
 
-from gpuprobe.model.session import Step
+from gpuprobe.model.run.session import Step
 from gpuprobe.sampler import background, step_end
 from gpuprobe.sampler.background import Background
 from gpuprobe.sampler.recorder import Recorder

@@ -14,10 +14,10 @@ from models import Mlp, seeded, train
 from torch import nn
 
 from gpuprobe.model.memory import Category
-from gpuprobe.model.session import KnownTensors
+from gpuprobe.model.run.session import KnownTensors
 from gpuprobe.model.values import Unavailable
-from gpuprobe.sampler.census import FIRST_STEPS, INTERVAL, Census
-from gpuprobe.sampler.tensors import category_sums, known_tensors, walk
+from gpuprobe.sampler.tracing.census import FIRST_STEPS, INTERVAL, Census
+from gpuprobe.sampler.tracing.tensors import category_sums, known_tensors, walk
 
 _ALLOCATED: dict[str, int | Unavailable] = {"cpu": Unavailable("not counted")}
 

@@ -14,10 +14,10 @@ from sinks import KeepingSink
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Peak
-from gpuprobe.sampler import traces
-from gpuprobe.sampler.cpu_trace import CpuTrace
-from gpuprobe.sampler.discover import live_tensors
+from gpuprobe.sampler.hooks.discover import live_tensors
 from gpuprobe.sampler.recorder import Recorder
+from gpuprobe.sampler.tracing import traces
+from gpuprobe.sampler.tracing.cpu import CpuTrace
 
 
 def unexpected(error: Exception) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpuprobe.model.session import AllocatorActivity
+from gpuprobe.model.run.session import AllocatorActivity
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.sampler.sources import CudaCounters, HostMemory
 

@@ -7,9 +7,9 @@ import torch
 
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.sampler import notes
-from gpuprobe.sampler.cuda_trace import CudaTrace, _categorise, layout_now
-from gpuprobe.sampler.tensors import Known
+from gpuprobe.sampler.tracing import notes
+from gpuprobe.sampler.tracing.cuda import CudaTrace, _categorise, layout_now
+from gpuprobe.sampler.tracing.tensors import Known
 
 ALLOC, FREE = TraceAction.ALLOC.code, TraceAction.FREE_COMPLETED.code
 
@@ -71,7 +71,7 @@ def test_without_cuda_there_is_nothing_to_trace() -> None:
 
 @pytest.mark.gpu
 def test_a_step_on_a_gpu_is_traced_and_the_history_switched_off_again() -> None:
-    from gpuprobe.recording.snapshot import trace_from_snapshot
+    from gpuprobe.recording.snapshot.load import trace_from_snapshot
 
     trace = CudaTrace(trace_from_snapshot)
     keep = torch.zeros(1 << 20, device="cuda")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from gpuprobe.sampler.discover import compile_in_use, live_roots, live_tensors
+from gpuprobe.sampler.hooks.discover import compile_in_use, live_roots, live_tensors
 
 
 class Lazy:

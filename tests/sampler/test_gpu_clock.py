@@ -12,9 +12,9 @@ from models import Mlp, seeded, train
 from sinks import KeepingSink
 
 import gpuprobe
-from gpuprobe.analysis.beside import beside, pinned_memory
+from gpuprobe.analysis.reserved.non_tensor import beside, pinned_memory
 from gpuprobe.analysis.time_shares import time_shares
-from gpuprobe.model.session import Step
+from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import Unavailable
 from gpuprobe.sampler.gpu_clock import BEHIND, GpuClock
 from gpuprobe.sampler.recorder import Recorder

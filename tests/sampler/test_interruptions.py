@@ -16,9 +16,9 @@ import torch
 from models import Mlp, seeded, train
 from sinks import KeepingSink
 
-from gpuprobe.sampler import cpu_trace
 from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.recorder import Recorder
+from gpuprobe.sampler.tracing import cpu as cpu_trace
 
 LEVELS = pytest.mark.parametrize("level", ["counters", "trace"])
 

@@ -14,8 +14,10 @@ from models import Checkpointed, Mlp, seeded, train
 from sinks import Broken, FullDisk, KeepingSink
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from gpuprobe.sampler import cpu_trace, recorder, traces
+from gpuprobe.sampler import recorder
 from gpuprobe.sampler.recorder import Recorder
+from gpuprobe.sampler.tracing import cpu as cpu_trace
+from gpuprobe.sampler.tracing import traces
 
 LEVELS = pytest.mark.parametrize("level", ["counters", "trace"])
 
@@ -336,7 +338,7 @@ def test_the_step_that_ran_out_of_memory_is_traced() -> None:
 
 @LEVELS
 def test_a_fault_while_starting_is_one_warning(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpuprobe.sampler import hooks
+    from gpuprobe.sampler.hooks import torch_hooks as hooks
 
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("while starting")
@@ -355,7 +357,7 @@ def test_a_fault_while_starting_is_one_warning(level: str, monkeypatch: pytest.M
 def test_a_fault_at_the_first_call_of_a_model_is_one_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from gpuprobe.sampler import hooks
+    from gpuprobe.sampler.hooks import torch_hooks as hooks
 
     def fail(*_: object) -> list[object]:
         raise ZeroDivisionError("while looking for models")

@@ -13,7 +13,7 @@ from sinks import KeepingSink
 from torch import nn
 
 from gpuprobe.sampler.recorder import Recorder
-from gpuprobe.sampler.tensors import modules_of
+from gpuprobe.sampler.tracing.tensors import modules_of
 
 LEVELS = pytest.mark.parametrize("level", ["counters", "trace"])
 

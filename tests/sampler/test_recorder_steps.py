@@ -12,9 +12,9 @@ from sinks import KeepingSink
 
 from gpuprobe.errors import UsageError
 from gpuprobe.model.memory import Category
-from gpuprobe.model.session import Step
+from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import Unavailable
-from gpuprobe.sampler.hooks import LOOKS
+from gpuprobe.sampler.hooks.torch_hooks import LOOKS
 from gpuprobe.sampler.recorder import Recorder
 
 LEVELS = pytest.mark.parametrize("level", ["counters", "trace"])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprobe.model.memory import AllocatorCounts
-from gpuprobe.model.session import AllocatorActivity
+from gpuprobe.model.run.session import AllocatorActivity
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.sampler import timeline as timelines
 from gpuprobe.sampler.base import DeviceMark, Mark

@@ -20,9 +20,9 @@ from gpuprobe.api.recordings import load
 from gpuprobe.api.views import write_snapshot
 from gpuprobe.errors import UsageError
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.recording.snapshot import trace_from_snapshot
-from gpuprobe.recording.snapshot_decode import decode
-from gpuprobe.reporters import torch_snapshot
+from gpuprobe.recording.snapshot.decode import decode
+from gpuprobe.recording.snapshot.load import trace_from_snapshot
+from gpuprobe.reporters.viewers import torch_snapshot
 from tests.conftest import shared_snapshots
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from snapshot_samples import FRAMES, SEGMENT, modern, torch_2_0, without_frames
 
-from gpuprobe.analysis.highwater import high_water
-from gpuprobe.analysis.ledger import ledger
+from gpuprobe.analysis.peak.high_water import high_water
+from gpuprobe.analysis.trace.ledger import ledger
 from gpuprobe.errors import NotARecording, SnapshotError
 from gpuprobe.model.memory import BlockState, TraceAction
-from gpuprobe.model.recording import Recording
+from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.trace import Annotation, Frame, MemoryTrace, parse_tag, phase_tag
 from gpuprobe.model.values import Unavailable
-from gpuprobe.recording.snapshot import read_snapshot, trace_from_snapshot
+from gpuprobe.recording.snapshot.load import read_snapshot, trace_from_snapshot
 from tests.conftest import shared_snapshots
 
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from snapshot_samples import FRAMES, modern, torch_2_0
 
 from gpuprobe.errors import SnapshotError
-from gpuprobe.recording.snapshot import read_snapshot, trace_from_snapshot
-from gpuprobe.recording.snapshot_decode import decode
-from gpuprobe.recording.snapshot_worker import decode_stream
+from gpuprobe.recording.snapshot.decode import decode
+from gpuprobe.recording.snapshot.load import read_snapshot, trace_from_snapshot
+from gpuprobe.recording.snapshot.worker import decode_stream
 
 
 class Runs:

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from snapshot_samples import modern, without_frames
 
-from gpuprobe.analysis.flame import FlameNode, flame_tree
-from gpuprobe.analysis.highwater import high_water
+from gpuprobe.analysis.peak.flame import FlameNode, flame_tree
+from gpuprobe.analysis.peak.high_water import high_water
 from gpuprobe.api.recordings import load
 from gpuprobe.api.views import write_flamegraph, write_perfetto
 from gpuprobe.cli import exit_codes, main
 from gpuprobe.errors import UsageError
-from gpuprobe.recording.snapshot import trace_from_snapshot
-from gpuprobe.reporters import flamegraph, perfetto
+from gpuprobe.recording.snapshot.load import trace_from_snapshot
+from gpuprobe.reporters.viewers import flamegraph, perfetto
 from tests.conftest import shared_snapshots
 
 HOSTILE = [

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from gpuprobe.api.live import StepPeak
 from gpuprobe.model.memory import AllocatorCounts, Category
-from gpuprobe.model.recording import RankRecording, Recording
-from gpuprobe.model.session import (
+from gpuprobe.model.run.recording import RankRecording, Recording
+from gpuprobe.model.run.session import (
     DeviceWindow,
     Environment,
     HostWindow,
@@ -20,8 +20,8 @@ from gpuprobe.model.session import (
     Step,
 )
 from gpuprobe.model.values import Bytes, Peak, Unavailable
-from gpuprobe.tui.plot import draw
-from gpuprobe.tui.run_model import detail_lines, model_of
+from gpuprobe.tui.viewer.run_model import detail_lines, model_of
+from gpuprobe.tui.widgets.plot import draw
 
 MIB = 1 << 20
 

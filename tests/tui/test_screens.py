@@ -16,12 +16,12 @@ from textual.pilot import Pilot
 
 from gpuprobe.api.live import Followed
 from gpuprobe.model.memory import AllocatorCounts
-from gpuprobe.model.session import DeviceWindow, Environment, Phase, Session, SessionEnd, Step
+from gpuprobe.model.run.session import DeviceWindow, Environment, Phase, Session, SessionEnd, Step
 from gpuprobe.model.values import Bytes, Peak
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.sampler.environment import describe
-from gpuprobe.tui.view_app import ViewApp
-from gpuprobe.tui.view_rows import Rows
+from gpuprobe.tui.viewer.app import ViewApp
+from gpuprobe.tui.widgets.rows import Rows
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20

@@ -16,19 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprobe.api.doctor import diagnose
-from gpuprobe.api.moment_log import MomentLog
 from gpuprobe.api.monitor import Monitor
 from gpuprobe.errors import DataError
 from gpuprobe.model.codec import from_plain
-from gpuprobe.model.devices import Device, GpuProcess
-from gpuprobe.model.diagnosis import Diagnosis
-from gpuprobe.model.glance import Run
-from gpuprobe.model.monitor import Moment
+from gpuprobe.model.machine.devices import Device, GpuProcess
+from gpuprobe.model.machine.diagnosis import Diagnosis
+from gpuprobe.model.machine.monitor import Moment
+from gpuprobe.model.run.summary import Run
+from gpuprobe.recording.monitor_log import MomentLog
 from gpuprobe.testing import fleets
-from gpuprobe.tui.doctor_model import diagnosis_lines, headline, summary
-from gpuprobe.tui.top_feed import Crashed, Done, Ended, Failed, Feed, Reader, Taken
-from gpuprobe.tui.top_model import TopModel
-from gpuprobe.tui.top_paint import line_width, text_of
+from gpuprobe.tui.monitor.doctor_model import diagnosis_lines, headline, summary
+from gpuprobe.tui.monitor.feed import Crashed, Done, Ended, Failed, Feed, Reader, Taken
+from gpuprobe.tui.monitor.model import TopModel
+from gpuprobe.tui.widgets.paint import line_width, text_of
 
 
 def moments(fleet: str = "8xh100", count: int = 2) -> list[Moment]:
@@ -312,7 +312,7 @@ def test_a_log_is_printed_and_wrong_options_are_refused(tmp_path: Path) -> None:
 
 QUIET = """
 import sys
-from gpuprobe.tui.top_app import TopApp
+from gpuprobe.tui.monitor.app import TopApp
 import asyncio
 
 async def main():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprobe.api.monitor import Monitor
-from gpuprobe.model.devices import (
+from gpuprobe.model.machine.devices import (
     Container,
     Device,
     DeviceIdentity,
@@ -19,16 +19,22 @@ from gpuprobe.model.devices import (
     GpuProcess,
     Inventory,
 )
-from gpuprobe.model.monitor import Moment, ProcessLoad, XidNote
+from gpuprobe.model.machine.monitor import Moment, ProcessLoad, XidNote
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.testing import fleets
-from gpuprobe.tui.devices_lines import PLOTS, detail, table, waterfall_bar, waterfall_legend
-from gpuprobe.tui.devices_model import device_rows
-from gpuprobe.tui.processes_lines import heading, layout, process_line
-from gpuprobe.tui.processes_model import SORTS, Wish, age_text, process_rows
-from gpuprobe.tui.themes import PALETTES, default_palette
-from gpuprobe.tui.top_history import GONE_AFTER, History, numbers
-from gpuprobe.tui.top_paint import bar, fit, left, line_width, right, spark, text_of
+from gpuprobe.tui.monitor.history import GONE_AFTER, History, numbers
+from gpuprobe.tui.monitor.tables.devices_lines import (
+    PLOTS,
+    detail,
+    table,
+    waterfall_bar,
+    waterfall_legend,
+)
+from gpuprobe.tui.monitor.tables.devices_model import device_rows
+from gpuprobe.tui.monitor.tables.processes_lines import heading, layout, process_line
+from gpuprobe.tui.monitor.tables.processes_model import SORTS, Wish, age_text, process_rows
+from gpuprobe.tui.widgets.paint import bar, fit, left, line_width, right, spark, text_of
+from gpuprobe.tui.widgets.themes import PALETTES, default_palette
 
 MIB = 1 << 20
 words = st.text(max_size=40)

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprobe.api.moment_log import (
+from gpuprobe.api.monitor import Monitor
+from gpuprobe.cli import main
+from gpuprobe.errors import DataError, UnsupportedSchema, UsageError
+from gpuprobe.model.machine.devices import GpuProcess, NvLink
+from gpuprobe.model.values import Reading, ReadStatus, Unavailable
+from gpuprobe.probes.host import ProcTree
+from gpuprobe.probes.host_live import HostWatch, parse_stat
+from gpuprobe.probes.nvml.live import RENEW, link_rate
+from gpuprobe.recording.monitor_log import (
     WHOLE_EVERY,
     MomentLog,
     ReplayedLog,
@@ -19,16 +27,8 @@ from gpuprobe.api.moment_log import (
     changes,
     read_moments,
 )
-from gpuprobe.api.monitor import Monitor
-from gpuprobe.cli import main
-from gpuprobe.errors import DataError, UnsupportedSchema, UsageError
-from gpuprobe.model.devices import GpuProcess, NvLink
-from gpuprobe.model.values import Reading, ReadStatus, Unavailable
-from gpuprobe.probes.host import ProcTree
-from gpuprobe.probes.host_live import HostWatch, parse_stat
-from gpuprobe.probes.nvml_live import RENEW, link_rate
 from gpuprobe.testing import fleets
-from gpuprobe.tui.processes_model import Wish, process_rows
+from gpuprobe.tui.monitor.tables.processes_model import Wish, process_rows
 
 
 class Clock:

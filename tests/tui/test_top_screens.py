@@ -20,21 +20,21 @@ from screen_svg import screen_svg, screen_text
 from textual.pilot import Pilot
 
 from gpuprobe.api.doctor import diagnose
-from gpuprobe.api.moment_log import MomentLog, ReplayedLog
 from gpuprobe.api.monitor import Monitor
 from gpuprobe.errors import DataError, EnvironmentUnavailable
-from gpuprobe.model.devices import GpuProcess, HostInfo, Inventory
-from gpuprobe.model.monitor import HostLoad, Moment, ProcessLoad
+from gpuprobe.model.machine.devices import GpuProcess, HostInfo, Inventory
+from gpuprobe.model.machine.monitor import HostLoad, Moment, ProcessLoad
 from gpuprobe.model.values import Bytes, Reading, Unavailable
 from gpuprobe.probes.host_live import parse_stat
-from gpuprobe.tui import settings
-from gpuprobe.tui.doctor_screen import DoctorScreen
-from gpuprobe.tui.processes_model import SORTS
-from gpuprobe.tui.settings import Settings
-from gpuprobe.tui.top_app import TopApp
-from gpuprobe.tui.top_feed import Reader
-from gpuprobe.tui.top_layout import plan
-from gpuprobe.tui.top_screens import EndProcess, FilterLine, TextScreen
+from gpuprobe.recording.monitor_log import MomentLog, ReplayedLog
+from gpuprobe.tui.monitor import settings
+from gpuprobe.tui.monitor.app import TopApp
+from gpuprobe.tui.monitor.doctor_screen import DoctorScreen
+from gpuprobe.tui.monitor.feed import Reader
+from gpuprobe.tui.monitor.screen_layout import plan
+from gpuprobe.tui.monitor.screens import EndProcess, FilterLine, TextScreen
+from gpuprobe.tui.monitor.settings import Settings
+from gpuprobe.tui.monitor.tables.processes_model import SORTS
 
 SIZES = [(60, 16), (100, 30), (200, 60)]
 GOLDEN = Path(__file__).parent / "screens"
@@ -577,7 +577,7 @@ async def test_pictures(
 ) -> None:
     """GPUPROBE_UPDATE_SCREENS=1 writes them anew; then look at each one."""
     script = fixed(fleet)
-    monkeypatch.setattr("gpuprobe.reporters.info_text.__version__", "0.0")
+    monkeypatch.setattr("gpuprobe.reporters.text.info.__version__", "0.0")
     app = TopApp(interval=1.0, source=Script([script[-1]]).open)
     for one in script[:-1]:
         app.model.history.add(one)

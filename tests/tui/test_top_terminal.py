@@ -92,14 +92,14 @@ async def test_from_a_training_run_to_its_end(terminal: Terminal, tmp_path: Path
 
 BROKEN = """
 import sys
-from gpuprobe.tui.top_app import TopApp
+from gpuprobe.tui.monitor.app import TopApp
 from contextlib import contextmanager
 
 class Broken:
     reads = 0
     def read(self):
         from gpuprobe.api.devices import inventory
-        from gpuprobe.model.monitor import Moment
+        from gpuprobe.model.machine.monitor import Moment
         self.reads += 1
         if self.reads > 2:
             raise ZeroDivisionError("on purpose")

@@ -7,8 +7,8 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 
-from gpuprobe.tui.view_find import FindLine
-from gpuprobe.tui.view_rows import Rows
+from gpuprobe.tui.widgets.find import FindLine
+from gpuprobe.tui.widgets.rows import Rows
 
 NAMES = ("conv1 forward", "conv2 forward", "linear backward", "conv3 Forward", "\x1b[31mevil")
 

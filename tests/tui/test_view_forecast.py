@@ -7,9 +7,9 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprobe.analysis.forecast import LEAST_STEPS, Forecast, forecast, forecast_of_steps
+from gpuprobe.analysis.growth.forecast import LEAST_STEPS, Forecast, forecast, forecast_of_steps
 from gpuprobe.model.memory import AllocatorCounts
-from gpuprobe.model.session import DeviceWindow, Step
+from gpuprobe.model.run.session import DeviceWindow, Step
 from gpuprobe.model.values import Peak, Unavailable
 
 MIB = 1 << 20

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gpuprobe.api.live import Followed
 from gpuprobe.model.findings import Finding, Level, Location
-from gpuprobe.model.recording import RankRecording
-from gpuprobe.model.session import Session
+from gpuprobe.model.run.recording import RankRecording
+from gpuprobe.model.run.session import Session
 from gpuprobe.recording.totals import RankSum
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.sampler.environment import describe

@@ -7,9 +7,9 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprobe.analysis.highwater import live_at
-from gpuprobe.analysis.instants import _BLOCK, Instants
-from gpuprobe.analysis.ledger import ledger
+from gpuprobe.analysis.peak.high_water import live_at
+from gpuprobe.analysis.trace.ledger import ledger
+from gpuprobe.analysis.trace.positions import _BLOCK, Instants
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import MemoryTrace
 

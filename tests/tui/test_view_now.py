@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from view_recordings import MIB, Run
 
-from gpuprobe.analysis.forecast import Forecast
+from gpuprobe.analysis.growth.forecast import Forecast
 from gpuprobe.api.live import Followed, Insight, Neighbours, insight, neighbours, out_of_memory
-from gpuprobe.model.recording import RankRecording
-from gpuprobe.model.session import Collective, SessionEnd
+from gpuprobe.model.run.recording import RankRecording
+from gpuprobe.model.run.session import Collective, SessionEnd
 from gpuprobe.model.values import Bytes, Unavailable
-from gpuprobe.tui.view_now import Surroundings, now_lines
+from gpuprobe.tui.viewer.now import Surroundings, now_lines
 
 GIB = 1 << 30
 BESIDE = Neighbours("H100", 80 * GIB, 20 * GIB, 2 * GIB, 58 * GIB, 3)

@@ -13,12 +13,12 @@ from textual.pilot import Pilot
 from view_recordings import Run as Training
 
 from gpuprobe.api.live import Followed
-from gpuprobe.model.glance import Glance, Run
-from gpuprobe.model.session import Environment, HostWindow, Session, Step
+from gpuprobe.model.run.session import Environment, HostWindow, Session, Step
+from gpuprobe.model.run.summary import Glance, Run
 from gpuprobe.model.values import Peak, Unavailable
-from gpuprobe.tui.view_app import ViewApp
-from gpuprobe.tui.view_block import BlockScreen
-from gpuprobe.tui.view_runs import RunsScreen
+from gpuprobe.tui.runs import RunsScreen
+from gpuprobe.tui.viewer.app import ViewApp
+from gpuprobe.tui.viewer.block import BlockScreen
 
 GOLDEN = Path(__file__).parent / "screens"
 

@@ -13,18 +13,18 @@ import pytest
 from textual.pilot import Pilot
 
 from gpuprobe.api.runs import runs
-from gpuprobe.model.glance import Glance, Run
-from gpuprobe.model.session import Session, SessionEnd, Step
+from gpuprobe.model.run.session import Session, SessionEnd, Step
+from gpuprobe.model.run.summary import Glance, Run
 from gpuprobe.model.values import Unavailable
-from gpuprobe.recording.layout import stream_name
+from gpuprobe.recording.files import stream_name
 from gpuprobe.recording.running import glance
 from gpuprobe.recording.writer import RecordingWriter
-from gpuprobe.reporters.runs_text import line
+from gpuprobe.reporters.text.runs import line
 from gpuprobe.sampler.environment import describe
-from gpuprobe.tui.view_app import ViewApp
-from gpuprobe.tui.view_rows import Rows
-from gpuprobe.tui.view_runs import RunsScreen
-from gpuprobe.tui.view_screen import ViewScreen
+from gpuprobe.tui.runs import RunsScreen
+from gpuprobe.tui.viewer.app import ViewApp
+from gpuprobe.tui.viewer.screen import ViewScreen
+from gpuprobe.tui.widgets.rows import Rows
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:

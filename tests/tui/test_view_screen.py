@@ -15,13 +15,13 @@ from view_recordings import Run
 
 from gpuprobe.api.live import Followed
 from gpuprobe.api.recordings import load, report
-from gpuprobe.model.session import Placed
+from gpuprobe.model.run.session import Placed
 from gpuprobe.model.values import Bytes
-from gpuprobe.tui.view_app import ViewApp
-from gpuprobe.tui.view_block import BlockScreen
-from gpuprobe.tui.view_rows import Rows
-from gpuprobe.tui.view_screen import PANES, ViewScreen
-from gpuprobe.tui.view_trace import TracePane
+from gpuprobe.tui.viewer.app import ViewApp
+from gpuprobe.tui.viewer.block import BlockScreen
+from gpuprobe.tui.viewer.screen import PANES, ViewScreen
+from gpuprobe.tui.viewer.trace import TracePane
+from gpuprobe.tui.widgets.rows import Rows
 
 SIZES = [(60, 16), (100, 30), (200, 60)]
 

@@ -16,7 +16,7 @@ from gpuprobe.api.live import Followed
 from gpuprobe.api.recordings import load
 from gpuprobe.api.views import write_snapshot
 from gpuprobe.errors import GpuprobeError, SnapshotError
-from gpuprobe.tui.view_app import ViewApp
+from gpuprobe.tui.viewer.app import ViewApp
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from view_recordings import Run
 
-from gpuprobe.analysis.highwater import by_category, by_line, by_module, high_water
+from gpuprobe.analysis.peak.high_water import by_category, by_line, by_module, high_water
 from gpuprobe.api.live import StepPeak
 from gpuprobe.api.look import GROUPINGS, TraceName, excerpt, trace_names
 from gpuprobe.api.recordings import load
 from gpuprobe.model.gc_pause import gc_paused
-from gpuprobe.model.recording import RankRecording
+from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Unavailable
-from gpuprobe.tui.view_traces import MOST, OpenTraces
+from gpuprobe.tui.viewer.traces import MOST, OpenTraces
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpuprobe.model.findings import Finding, Fix, Level, Location
 from gpuprobe.model.memory import AllocatorCounts, Block, BlockState, Category, Segment, TraceAction
-from gpuprobe.model.session import (
+from gpuprobe.model.run.session import (
     AllocatorActivity,
     DeviceWindow,
     Environment,

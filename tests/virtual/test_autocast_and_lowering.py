@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import gpuprobe
-from gpuprobe.virtual.autocast import BANNED, LOWER, PROMOTE, SET_DTYPE
 from gpuprobe.virtual.lowering import attention, rows, table
+from gpuprobe.virtual.torch_patches.autocast import BANNED, LOWER, PROMOTE, SET_DTYPE
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 MIB = 1 << 20

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from gpuprobe.errors import ConfigError, DriverUnavailable
 from gpuprobe.model.values import Unavailable
-from gpuprobe.virtual import catalogue
-from gpuprobe.virtual.catalogue import (
+from gpuprobe.virtual.catalogue import gpus as catalogue
+from gpuprobe.virtual.catalogue.file import NUMBERS, key_of
+from gpuprobe.virtual.catalogue.gpus import (
     GpuModel,
     all_models,
     cublas_workspace,
@@ -22,7 +23,6 @@ from gpuprobe.virtual.catalogue import (
     load_user_catalogue,
     parse_spec,
 )
-from gpuprobe.virtual.catalogue_file import NUMBERS, key_of
 
 MIB = 1 << 20
 BUILT_IN = {model.name: model for model in all_models()}

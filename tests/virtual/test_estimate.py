@@ -18,7 +18,7 @@ import gpuprobe
 from gpuprobe.api import watch
 from gpuprobe.api.estimate import estimate_program
 from gpuprobe.errors import ConfigError, UsageError, ValueNeeded
-from gpuprobe.model.estimate import FITS, NOT, WITHIN_MARGIN
+from gpuprobe.model.plans.estimate import FITS, NOT, WITHIN_MARGIN
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 MIB = 1 << 20

@@ -8,19 +8,19 @@ A command module has two functions:
   `gpuprobe.errors.GpuprobeError` pass: ``gpuprobe.cli`` prints it and picks the exit code.
 """
 
-# name -> (module, one line for ``gpuprobe --help``), in the order they are listed.
+# name -> (module below this package, one line for ``gpuprobe --help``), in their listed order.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "info": ("gpuprobe.cli.commands.info", "list the GPUs and what is known of each"),
-    "doctor": ("gpuprobe.cli.commands.doctor", "say what is wrong here, and how to fix it"),
-    "top": ("gpuprobe.cli.commands.top", "live screen of devices"),
-    "export": ("gpuprobe.cli.commands.export", "export metrics, for Prometheus"),
-    "run": ("gpuprobe.cli.commands.run", "run a training script and record its memory"),
-    "report": ("gpuprobe.cli.commands.report", "say where the memory of a recording went"),
-    "view": ("gpuprobe.cli.commands.view", "open a recording on the screen"),
-    "diff": ("gpuprobe.cli.commands.diff", "compare the peaks of two recordings"),
-    "check": ("gpuprobe.cli.commands.check", "compare a run's memory with a baseline, for CI"),
-    "baseline": ("gpuprobe.cli.commands.baseline", "write the baseline of a run"),
-    "estimate": ("gpuprobe.cli.commands.estimate", "say whether a script would fit on a GPU"),
-    "fit": ("gpuprobe.cli.commands.fit", "find the largest batch size that fits on a GPU"),
-    "replay": ("gpuprobe.cli.commands.replay", "check a trace exactly; try other settings"),
+    "info": ("machine.info", "list the GPUs and what is known of each"),
+    "doctor": ("machine.doctor", "say what is wrong here, and how to fix it"),
+    "top": ("machine.top", "live screen of devices"),
+    "export": ("machine.export", "export metrics, for Prometheus"),
+    "run": ("recordings.run", "run a training script and record its memory"),
+    "report": ("recordings.report", "say where the memory of a recording went"),
+    "view": ("recordings.view", "open a recording on the screen"),
+    "diff": ("recordings.diff", "compare the peaks of two recordings"),
+    "check": ("gate.check", "compare a run's memory with a baseline, for CI"),
+    "baseline": ("gate.baseline", "write the baseline of a run"),
+    "estimate": ("planning.estimate", "say whether a script would fit on a GPU"),
+    "fit": ("planning.fit", "find the largest batch size that fits on a GPU"),
+    "replay": ("recordings.replay", "check a trace exactly; try other settings"),
 }

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from inspect import cleandoc
 
-from gpuprobe.model.devices import Device, Inventory
-from gpuprobe.model.diagnosis import NotChecked, RuleInfo
 from gpuprobe.model.findings import Finding, Fix, Level
+from gpuprobe.model.machine.devices import Device, Inventory
+from gpuprobe.model.machine.diagnosis import NotChecked, RuleInfo
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, T, Unavailable
 
 __all__ = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gpuprobe.model.devices import Device, Inventory
 from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.machine.devices import Device, Inventory
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.probes.health.base import Facts, Rule, name_of, rule, unread
 from gpuprobe.probes.health.driver import driver_status

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gpuprobe.model.devices import Inventory, SourceStatus
 from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.machine.devices import Inventory, SourceStatus
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.probes.health.base import Facts, Rule, name_of, rule
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpuprobe.model.devices import Inventory
+from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.probes.health.base import (
     Facts,

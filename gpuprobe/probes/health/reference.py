@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuprobe.probes.distributed_rules import RULES as RANK_RULES
+from gpuprobe.probes.distributed.rules import RULES as RANK_RULES
 from gpuprobe.probes.health import RULES
 from gpuprobe.probes.health.base import RuleText
 from gpuprobe.probes.health.xid import XIDS

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpuprobe.model.diagnosis import Advice
 from gpuprobe.model.findings import Level
+from gpuprobe.model.machine.diagnosis import Advice
 from gpuprobe.probes.health.base import KernelMessage
 
 __all__ = ["UNKNOWN", "XIDS", "XidEvent", "parse_xids"]

@@ -17,7 +17,7 @@ from gpuprobe.virtual.cuda_api import (
     streams,
 )
 from gpuprobe.virtual.machine import Machine
-from gpuprobe.virtual.patches import Patches
+from gpuprobe.virtual.torch_patches.patches import Patches
 
 __all__ = ["install"]
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from gpuprobe.hazards.rules import ALSO_WRITTEN
-from gpuprobe.virtual import keys
 from gpuprobe.virtual.machine import Machine, is_meta
-from gpuprobe.virtual.patches import Patches
+from gpuprobe.virtual.torch_patches import keys
+from gpuprobe.virtual.torch_patches.patches import Patches
 
 __all__ = ["Capture", "install"]
 

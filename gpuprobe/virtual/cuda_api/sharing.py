@@ -15,7 +15,7 @@ import torch
 
 from gpuprobe.errors import NotModelled
 from gpuprobe.virtual.machine import Machine
-from gpuprobe.virtual.patches import Patches
+from gpuprobe.virtual.torch_patches.patches import Patches
 
 __all__ = ["install"]
 

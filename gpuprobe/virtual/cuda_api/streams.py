@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.virtual.machine import Machine
-from gpuprobe.virtual.patches import Patches
+from gpuprobe.virtual.torch_patches.patches import Patches
 
 __all__ = ["install"]
 

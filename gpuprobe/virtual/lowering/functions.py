@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from gpuprobe.virtual.keys import DEVICE, Kernels, below, transformed
 from gpuprobe.virtual.lowering import attention
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.refusals import two_places
+from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, transformed
 
 __all__ = ["APART", "given", "install", "ran", "unseen"]
 

@@ -14,10 +14,10 @@ import torch
 import torch.backends.cudnn.rnn
 
 from gpuprobe.virtual import refusals
-from gpuprobe.virtual.keys import DEVICE, Kernels, below, transformed
 from gpuprobe.virtual.lowering.functions import APART, given, ran, unseen
 from gpuprobe.virtual.machine import Machine
-from gpuprobe.virtual.patches import Patches
+from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, transformed
+from gpuprobe.virtual.torch_patches.patches import Patches
 
 __all__ = ["flatten_weights", "install"]
 

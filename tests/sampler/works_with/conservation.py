@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gpuprobe.analysis.highwater import by_category, high_water
-from gpuprobe.model.session import DeviceWindow, Step
+from gpuprobe.analysis.peak.high_water import by_category, high_water
+from gpuprobe.model.run.session import DeviceWindow, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Peak, Unavailable
 

@@ -13,12 +13,12 @@ from programs import Net
 from sinks import KeepingSink
 
 import gpuprobe
-from gpuprobe.analysis.categories import categories
-from gpuprobe.analysis.ledger import ledger
+from gpuprobe.analysis.trace.categories import categories
+from gpuprobe.analysis.trace.ledger import ledger
 from gpuprobe.api.watch import _convert
 from gpuprobe.model.memory import Category
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.sampler import recompute
+from gpuprobe.sampler.hooks import recompute
 from gpuprobe.sampler.recorder import Recorder
 
 WEIGHTS = sum(p.numel() for p in Net().parameters())

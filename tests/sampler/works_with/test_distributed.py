@@ -15,9 +15,9 @@ from programs import Net
 
 import gpuprobe
 from gpuprobe.model.memory import Category
-from gpuprobe.model.recording import Recording
+from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.values import Unavailable
-from gpuprobe.sampler.collectives import DDP
+from gpuprobe.sampler.hooks.collectives import DDP
 
 HERE = Path(__file__).resolve().parent
 PARAMETERS = sum(p.nbytes for p in Net().parameters())

@@ -1,0 +1,1 @@
+"""Replaying recorded allocations exactly, and under other settings."""

@@ -1,0 +1,515 @@
+"""A simulator whose driver is a recorded trace.
+
+What the allocator decides is simulated; what the world decided is taken from the trace: where
+the driver put a segment, whether it was out of memory, and which streams were done. Every
+device operation the rules ask for must be the trace's next one; otherwise `Diverged`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final, NoReturn
+
+from gpuprobe.allocator import expandable, release
+from gpuprobe.allocator.blocks import (
+    KEY_SHIFT,
+    Block,
+    ExpandableRange,
+    FreeList,
+    PrivatePool,
+)
+from gpuprobe.allocator.replays.ties import TieEvidence
+from gpuprobe.allocator.rules import SMALL_LIMIT, expandable_span, round_size
+from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.trace import AllocatorSettings, EventColumns
+
+__all__ = ["Diverged", "TraceSimulator"]
+
+_FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
+_SEGMENT_ALLOC: Final = TraceAction.SEGMENT_ALLOC.code
+_SEGMENT_FREE: Final = TraceAction.SEGMENT_FREE.code
+_MAP: Final = TraceAction.SEGMENT_MAP.code
+_UNMAP: Final = TraceAction.SEGMENT_UNMAP.code
+_OOM: Final = TraceAction.OOM.code
+_NONE: Final = -1
+
+_WORDS: Final = {
+    _FREE_COMPLETED: "completes the free of the block at {0:#x}",
+    _SEGMENT_ALLOC: "gets a new segment at {0:#x} of {1}",
+    _SEGMENT_FREE: "frees the segment at {0:#x} of {1}",
+    _MAP: "maps {1} at {0:#x}",
+    _UNMAP: "unmaps {1} at {0:#x}",
+}
+
+
+class Diverged(Exception):
+    """The rules and the trace disagree at event ``index``. ``block`` is what the rules chose."""
+
+    def __init__(
+        self,
+        index: int,
+        rules: str,
+        trace: str,
+        why: str,
+        block: Block | None = None,
+    ) -> None:
+        super().__init__(why)
+        self.index = index
+        self.rules = rules
+        self.trace = trace
+        self.why = why
+        self.block = block
+
+
+class TraceSimulator(Simulator):
+    """The allocator, with the trace in the driver's place.
+
+    ``trust_ages``: the ages of cached segments are known, which garbage collection goes by
+    (they are not for segments from before the trace).
+    """
+
+    def __init__(
+        self,
+        settings: AllocatorSettings,
+        events: EventColumns,
+        pools: Sequence[int],
+        *,
+        device_memory: int | None,
+        tie_by_address: bool,
+    ) -> None:
+        super().__init__(settings, tie_by_address=tie_by_address)
+        if device_memory is not None:
+            self.device_memory = device_memory
+        # Whether memory was short is the trace's to say: no allowed maximum of our own.
+        self.allowed_maximum = None
+        self.gc_enabled = settings.garbage_collection_threshold > 0
+        self.plain_search = self.plain_search and not self.gc_enabled
+        self.trust_ages = True
+        self.private_pools = any(pools)
+        self.ties = TieEvidence()
+        self.flushes: list[int] = []
+        self.memory_limit: int | None = None
+        self.recent: list[int] = []  # blocks that came back since the last allocation
+        self._miss_once = False
+        self.events = events
+        self._pools = pools
+        self._batch: list[int] = []
+        self._at = 0
+        self.at_event = _NONE  # index of the request being served, which ends the batch
+        self.driver = _TraceDriver(self)
+
+    # -- batches: the events between two requests of the program ------------------------------
+
+    def add(self, index: int) -> None:
+        """One more event that is not a request."""
+        self._batch.append(index)
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._batch)
+
+    def settle(self, index: int) -> None:
+        """The batch was not part of an allocation; ``index`` is the event after it."""
+        self.at_event = index
+        while (code := self.peek()) != _NONE:
+            if code == _FREE_COMPLETED:
+                self.synchronize_events()
+            elif code in (_SEGMENT_FREE, _UNMAP):
+                self._flush_as_recorded()
+            else:
+                self.disagree("no allocation follows, so none is made")
+        self._clear()
+
+    def malloc_in_batch(self, index: int, requested: int, stream: int, pool: int) -> Block | None:
+        """The batch came before the allocation (or out-of-memory) event ``index``."""
+        self.at_event = index
+        if self.peek() == _MAP or _MAP in self._codes():
+            self._know_range(requested, stream, pool)
+        polled = self._poll(requested, stream, pool)
+        codes = self._codes()
+        releases = _SEGMENT_FREE in codes or _UNMAP in codes
+        flushed = releases and not self._explains_release(requested, stream, pool, polled)
+        if flushed:
+            free_list, size, growable = self._request(requested, stream, pool)
+            cached = self.find(free_list, size, growable)
+            try:
+                self._flush_as_recorded()
+            except Diverged as diverged:
+                # It was taken for an ``empty_cache`` because this block would have fitted.
+                diverged.block = cached
+                raise
+        plain = self.plain_search
+        self._miss_once = self._missed_before(requested, stream, pool) or (
+            flushed and self._grew_into_place(index, requested, stream, pool)
+        )
+        self.plain_search = plain and not self._miss_once
+        block = self.malloc(requested, stream, pool)
+        self.plain_search = plain
+        if self.peek() != _NONE:
+            if block is not None:
+                rules = f"uses the cached block at {block.address:#x} of {human_bytes(block.size)}"
+                why = "a cached block fits by the rules, so memory from the driver is not needed"
+                self.disagree(rules, why, block)
+            self.disagree("is out of memory", "the trace goes on to make room")
+        self._clear()
+        return block
+
+    def _codes(self) -> list[int]:
+        """The actions of the rest of the batch."""
+        return [self.events.action[i] for i in self._batch[self._at :]]
+
+    def _clear(self) -> None:
+        self.recent.clear()
+        self._batch.clear()
+        self._at = 0
+        self.at_event = _NONE
+
+    def peek(self) -> int:
+        """The action code of the next device event of the batch, -1 at its end."""
+        if self._at == len(self._batch):
+            return _NONE
+        return self.events.action[self._batch[self._at]]
+
+    def _next_pool(self) -> int:
+        return self._pools[self._batch[self._at]]
+
+    def take(self, action: int, address: int, size: int) -> None:
+        """The rules do this: it must be what the trace has next."""
+        events = self.events
+        if self._at < len(self._batch):
+            index = self._batch[self._at]
+            if (
+                events.action[index] == action
+                and events.address[index] == address
+                and events.size[index] == size
+            ):
+                self._at += 1
+                return
+        self.disagree(_WORDS[action].format(address, human_bytes(size)))
+
+    def disagree(self, rules: str, why: str = "", block: Block | None = None) -> NoReturn:
+        """Raise Diverged at the batch's next event, or at the one that ended the batch."""
+        events = self.events
+        if self._at < len(self._batch):
+            index = self._batch[self._at]
+            size = human_bytes(events.size[index])
+            trace = _WORDS[events.action[index]].format(events.address[index], size)
+        else:
+            index = self.at_event
+            trace = "does not"
+        why = why or "the order of device operations differs"
+        raise Diverged(index, rules, trace, why, block)
+
+    def next_event(self) -> tuple[int, int]:
+        """(address, size) of the batch's next event."""
+        index = self._batch[self._at]
+        return self.events.address[index], self.events.size[index]
+
+    @property
+    def out_of_memory(self) -> bool:
+        """The batch ends with torch giving up."""
+        return 0 <= self.at_event < len(self.events) and self.events.action[self.at_event] == _OOM
+
+    def learn_limit(self, index: int) -> None:
+        """What the process could have had when it ran out of memory at event ``index``: what
+        it held, and what torch noted that the driver had left."""
+        free = self.events.column("device_free")[index]
+        if free:
+            limit = self.reserved + free
+            self.memory_limit = min(limit, self.memory_limit or limit)
+
+    # -- what the trace decides ---------------------------------------------------------------
+
+    def synchronize_events(self, owner: PrivatePool | None = None) -> None:
+        """The streams were done with these blocks: the trace says so."""
+        while self.peek() == _FREE_COMPLETED:
+            block = self._next_completed()
+            self._at += 1
+            self.recent.append(block.address)
+            self.complete(block)
+
+    def _next_completed(self) -> Block:
+        """The block whose free completes next."""
+        address, size = self.next_event()
+        block = self.live.get(address)
+        if block is None or block.allocated or block.requested != size:
+            self.disagree(
+                "has no block there that waits for a stream",
+                "a block can only come back after its owner freed it",
+            )
+        return block
+
+    def _must_miss(self) -> bool:
+        """Whether the trace shows that no cached block was found."""
+        codes = self._codes()
+        return self.out_of_memory or _SEGMENT_ALLOC in codes or _MAP in codes
+
+    def _missed_before(self, requested: int, stream: int, pool: int) -> bool:
+        """Whether the search missed what is there now: a block that came back only when the
+        allocation waited for all streams, which is after it searched. Torch does not search
+        again then (``malloc`` goes on to ``alloc_block``)."""
+        if not self.recent or not self._must_miss():
+            return False
+        free_list, size, growable = self._request(requested, stream, pool)
+        found = self.find(free_list, size, growable)
+        if found is None:
+            return False
+        whole = found.prev is None and found.next is None and found.expandable is None
+        if whole and found.free_list.pool.owner.index == 0:
+            # Making room releases whole cached segments: the trace must do that to it.
+            frees = [i for i in self._batch if self.events.action[i] == _SEGMENT_FREE]
+            if all(self.events.address[i] != found.address for i in frees):
+                return False
+        end = found.address + found.size
+        return any(found.address <= address < end for address in self.recent)
+
+    def _grew_into_place(self, index: int, requested: int, stream: int, pool: int) -> bool:
+        """Whether what looks like an ``empty_cache`` was an allocation making room: with
+        expandable segments it then takes the lowest place with room, which need not be the
+        best fit, nor need new pages."""
+        free_list, size, growable = self._request(requested, stream, pool)
+        found = self.find(free_list, size, growable) if growable else None
+        if found is None:
+            return False
+        if self.peek() == _MAP:
+            return True
+        lowest = expandable.lowest_room(free_list, size)
+        address = self.events.address[index]
+        return lowest is not None and found.address != address == lowest.address
+
+    def _know_range(self, requested: int, stream: int, pool: int) -> None:
+        """Pages are mapped into an address range that no event has shown yet: one reserved
+        now, or earlier by an allocation that then failed."""
+        at = next(i for i in self._batch[self._at :] if self.events.action[i] == _MAP)
+        events = self.events
+        address = events.address[at]
+        for i in self._batch[self._at :]:
+            if events.action[i] == _UNMAP and 0 <= address - events.address[i] < events.size[i]:
+                return  # these pages were given back just before
+        free_list, _, _ = self._request(requested, stream, pool)
+        if any(b.address <= address < b.address + b.size for b in free_list.unmapped):
+            return
+        page = expandable.page_size(free_list.pool.small, self.settings.large_segment_size)
+        span = expandable_span(self.device_memory, page)
+        expandable.new_range(self, free_list, ExpandableRange(address, span, page))
+
+    def _poll(self, requested: int, stream: int, pool: int) -> bool:
+        """Completions that an allocation finds when it polls, before it searches.
+
+        Others are found later, when it waits for all streams to make room. Where the search
+        must have missed, a completion that would have made room for it is one of those.
+        False: such completions are left.
+        """
+        if not self._must_miss():
+            self.synchronize_events()
+            return True
+        free_list, size, _ = self._request(requested, stream, pool)
+        while self.peek() == _FREE_COMPLETED:
+            block = self._next_completed()
+            if block.free_list is free_list and self._would_fit(block, size):
+                return False
+            self._at += 1
+            self.complete(block)
+        return True
+
+    def _would_fit(self, block: Block, size: int) -> bool:
+        """Whether a search for ``size`` bytes would take the block once it is free."""
+        room = block.size
+        for neighbour in (block.prev, block.next):
+            if neighbour is not None and not neighbour.active and neighbour.mapped:
+                room += neighbour.size
+        if room < size:
+            return False
+        keys = block.free_list.keys
+        at = bisect_left(keys, size << KEY_SHIFT)
+        if at < len(keys) and keys[at] >> KEY_SHIFT < room:
+            return False  # the one candidate is another block, which was refused
+        if size < self.max_split:
+            return room < self.max_split
+        return room < size + self.settings.max_non_split_rounding
+
+    def _request(self, requested: int, stream: int, pool: int) -> tuple[FreeList, int, bool]:
+        """(free list, rounded size, whether expandable segments serve it) of a request."""
+        size = round_size(requested, self.settings)
+        owner = self.pool(pool)
+        half = owner.small if size <= SMALL_LIMIT else owner.large
+        growable = self.settings.expandable_segments and not owner.own_allocator
+        return half.stream(stream), size, growable
+
+    def _explains_release(self, requested: int, stream: int, pool: int, polled: bool) -> bool:
+        """Whether the frees are the allocation's own (garbage collection, making room, a
+        retry) rather than an ``empty_cache`` just before it.
+
+        Both give the same layout where torch would have released everything anyway; then the
+        stacks tell: torch stamps its own releases with the allocation's stack.
+        """
+        free_list, size, growable = self._request(requested, stream, pool)
+        if self.find(free_list, size, growable) is not None:
+            return False
+        if not polled:
+            return True
+        if self.out_of_memory or self.gc_enabled:
+            return True
+        self._learn_release_order()
+        planned = release.available_to_release(self, free_list, size)
+        if planned and self._frees_next(planned):
+            return True
+        stacks = self.events.column("stack")
+        return 0 < stacks[self.at_event] == stacks[self._batch[self._at]]
+
+    def _frees_next(self, blocks: list[Block]) -> bool:
+        """The batch goes on to free exactly these first."""
+        events = self.events
+        wanted = self._batch[self._at : self._at + len(blocks)]
+        return len(wanted) == len(blocks) and all(
+            events.action[i] == _SEGMENT_FREE and events.address[i] == block.address
+            for i, block in zip(wanted, blocks, strict=True)
+        )
+
+    def forget_fresh(self, size: int) -> bool:
+        """The trace begins between a new segment and the allocation it was made for: take
+        the segment out of the start state, so that it can be made."""
+        address = self.events.address[0]
+        for half in self.halves():
+            for block in half.free_blocks():
+                whole = block.prev is None and block.next is None
+                if block.address == address and block.size == size and whole:
+                    block.free_list.remove(block)
+                    self.reserved -= size
+                    self.segments_alive -= 1
+                    self.device_allocs -= 1
+                    return True
+        return False
+
+    def search(self, free_list: FreeList, size: int, growable: bool) -> Block | None:
+        if self._miss_once:
+            self._miss_once = False
+            if self.gc_enabled:
+                free_list.pool.searches += 1
+            return None
+        if not self.ties.unknown:
+            return super().search(free_list, size, growable)
+        if self.gc_enabled:
+            free_list.pool.searches += 1
+        block = self.find(free_list, size, growable)
+        if block is None:
+            return None
+        if block.order <= self.ties.unknown and self.at_event < len(self.events):
+            block = self.ties.first_of(free_list, block, self.events.address[self.at_event])
+        free_list.remove(block)
+        return block
+
+    def _learn_release_order(self) -> None:
+        """Equal blocks from before the trace are released in the order of the batch."""
+        if self.ties.unknown:
+            self.ties.order_by(self.halves(), [self.events.address[i] for i in self._batch])
+
+    def _collect(self) -> None:
+        self._learn_release_order()
+        half = self.pools[0].large
+        while self.peek() == _SEGMENT_FREE:
+            whole = [b for b in half.free_blocks() if b.prev is None and b.next is None]
+            if not whole:
+                return
+            if self.trust_ages:
+                total = sum(half.searches - b.gc_base for b in whole)
+                freed = release.garbage_round(half, total, len(whole))
+                if not freed or not self._frees_next(freed):
+                    return
+            else:
+                address, _ = self.next_event()
+                freed = [b for b in whole if b.address == address and b.expandable is None]
+                if not freed:
+                    return
+            for block in freed:
+                release.release_segment(self, block)
+
+    def _release_available(self, free_list: FreeList, size: int) -> bool:
+        self._learn_release_order()
+        planned = release.available_to_release(self, free_list, size)
+        if not planned or not self._frees_next(planned):
+            return False
+        return super()._release_available(free_list, size)
+
+    def _may_flush(self, free_list: FreeList) -> bool:
+        # Giving up without releasing anything is what torch does within a capture; whether
+        # one was underway is not recorded, but without private pools there was none.
+        return self.peek() != _NONE or not self.private_pools
+
+    def _flush_as_recorded(self) -> None:
+        self.flushes.append(self._batch[self._at])
+        self._flush()
+
+    def _flush(self) -> None:
+        """Release all cached memory, of the pools that the trace does it for: whether a
+        graph still holds its pool is not recorded."""
+        before = self._at
+        self.synchronize_events()
+        self._learn_release_order()
+        # A retry that goes straight on to a new segment had nothing (more) to release.
+        if self.peek() in (_NONE, _SEGMENT_ALLOC, _MAP) or self._next_pool() == 0:
+            default = self.pools[0]
+            release.release_half(self, default.large)
+            release.release_half(self, default.small)
+        while self.peek() in (_SEGMENT_FREE, _UNMAP):
+            owner = self.pools.get(self._next_pool())
+            at = self._at
+            if owner is not None and owner.index != 0:
+                release.release_pool(self, owner)
+            if at == self._at:
+                break
+        if before == self._at and self.peek() in (_SEGMENT_FREE, _UNMAP):
+            self.disagree(
+                "has nothing there to release",
+                "only whole cached segments and empty pages go back to the driver",
+            )
+
+
+class _TraceDriver:
+    """The driver as the trace shows it."""
+
+    def __init__(self, sim: TraceSimulator) -> None:
+        self._sim = sim
+
+    def allocate(self, size: int, stream: int, pool: int) -> int | None:
+        sim = self._sim
+        code = sim.peek()
+        if code == _SEGMENT_ALLOC:
+            address, _ = sim.next_event()
+            sim.take(_SEGMENT_ALLOC, address, size)
+            return address
+        if code == _NONE and sim.at_event == 0 and sim.forget_fresh(size):
+            return sim.events.address[0]
+        self._must_fail(f"asks the driver for a new segment of {human_bytes(size)}")
+        return None
+
+    def release(self, address: int, size: int) -> None:
+        self._sim.take(_SEGMENT_FREE, address, size)
+
+    def reserve(self, span: int, stream: int, pool: int) -> int | None:
+        sim = self._sim
+        if sim.peek() == _MAP:
+            return sim.next_event()[0]
+        self._must_fail("reserves addresses for a new expandable segment")
+        return None
+
+    def map(self, address: int, size: int) -> bool:
+        sim = self._sim
+        if sim.peek() == _MAP:
+            sim.take(_MAP, address, size)
+            return True
+        self._must_fail(f"maps {human_bytes(size)} at {address:#x}")
+        return False
+
+    def unmap(self, address: int, size: int) -> None:
+        self._sim.take(_UNMAP, address, size)
+
+    def _must_fail(self, what: str) -> None:
+        """Out of memory, where the trace goes on to make room or gives up."""
+        sim = self._sim
+        code = sim.peek()
+        if code in (_SEGMENT_ALLOC, _MAP) or (code == _NONE and not sim.out_of_memory):
+            sim.disagree(what, "no cached block fits by the rules")

@@ -1,0 +1,481 @@
+"""Replay: a recorded trace against the rules, event by event.
+
+Each allocation goes through the simulator, and its address must be the recorded one; so must
+the size of every new segment, the order and place of every release, and at the end the whole
+layout. Exact replay is the proof that the rules, the settings and the start state are right
+for this program, which is what makes a what-if worth believing.
+"""
+
+from __future__ import annotations
+
+import gc
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NoReturn
+
+from gpuprobe.allocator.blocks import Block
+from gpuprobe.allocator.layout import adopt, segments
+from gpuprobe.allocator.replays.oracle import Diverged, TraceSimulator
+from gpuprobe.allocator.replays.start_state import StartState, pool_indices, start_state
+from gpuprobe.allocator.rules import round_size
+from gpuprobe.errors import DataError, InternalError
+from gpuprobe.model.memory import Block as BlockRow
+from gpuprobe.model.memory import BlockState, Segment, TraceAction
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
+
+__all__ = ["Divergence", "TraceReplay", "event_pools", "replay_trace"]
+
+_ALLOC: Final = TraceAction.ALLOC.code
+_FREE_REQUESTED: Final = TraceAction.FREE_REQUESTED.code
+_FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
+_SNAPSHOT: Final = TraceAction.SNAPSHOT.code
+_OOM: Final = TraceAction.OOM.code
+
+_MAX_REPAIRS = 200  # of block sizes the events leave open; each costs one more replay
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first place where rules and trace disagree.
+
+    ``event`` is the index in the trace, or the number of events where the layout after the
+    last one differs. ``expected`` is what the rules do, ``observed`` what the trace shows.
+    """
+
+    event: int
+    action: str
+    expected: str
+    observed: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TraceReplay:
+    """What came of replaying one device's trace. Sizes in bytes.
+
+    Where it is not ``exact``, the numbers are of the part before the divergence. ``flushes``
+    are the indices of events that an ``empty_cache`` of the program explains. ``tie_rule``:
+    by what equal free blocks were ordered, "address" or "registration".
+    """
+
+    device: str
+    exact: bool
+    first_divergence: Divergence | None
+    events: int
+    allocations: int
+    peak_allocated: int
+    peak_reserved: int
+    active_at_peak: int
+    final_allocated: int
+    final_reserved: int
+    device_allocs: int
+    device_frees: int
+    retries: int
+    ooms: int
+    complete: bool
+    start_reserved: int
+    memory_limit: int | None  # what could be reserved, where an out-of-memory event tells
+    settings: AllocatorSettings
+    step: int | None = None
+    tie_rule: str = "address"
+    notes: tuple[str, ...] = ()
+    flushes: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Run:
+    """One attempt."""
+
+    sim: TraceSimulator
+    start_reserved: int = 0
+    allocations: int = 0
+    divergence: Divergence | None = None
+    chosen: tuple[int, int, int] | None = None  # hole the rules took: address, size, wanted
+    notes: list[str] = field(default_factory=list)
+
+
+def replay_trace(
+    trace: MemoryTrace,
+    settings: AllocatorSettings | None = None,
+    device_memory: int | None = None,
+) -> TraceReplay:
+    """Replay ``trace`` under ``settings`` (default: the recorded ones, else torch's).
+
+    ``device_memory`` in bytes; only the address ranges of expandable segments depend on it.
+    """
+    chosen = settings if settings is not None else trace.settings
+    if chosen is None:
+        chosen = AllocatorSettings()
+    was_enabled = gc.isenabled()
+    gc.disable()  # a million short-lived blocks: collecting them costs a third of the time
+    try:
+        run = _best_run(trace, chosen, device_memory)
+    finally:
+        if was_enabled:
+            gc.enable()
+    return _result(trace, chosen, run)
+
+
+def _best_run(trace: MemoryTrace, settings: AllocatorSettings, device_memory: int | None) -> _Run:
+    run = _attempt(trace, settings, device_memory, tie_by_address=True)
+    if run.divergence is None:
+        return run
+    # The trace does not say which torch made it: the newer order of equal blocks is tried.
+    other = _attempt(trace, settings, device_memory, tie_by_address=False)
+    if other.divergence is None or other.divergence.event > run.divergence.event:
+        return other
+    return run
+
+
+def _attempt(
+    trace: MemoryTrace,
+    settings: AllocatorSettings,
+    device_memory: int | None,
+    *,
+    tie_by_address: bool,
+) -> _Run:
+    """Replay once; where a block whose size the events left open is in the way, make it
+    larger and replay again."""
+    state = start_state(trace, settings, device_memory)
+    repairs = 0
+    while True:
+        run = _run(trace, settings, state, device_memory, tie_by_address)
+        if run.divergence is None or run.chosen is None:
+            break
+        address, size, wanted = run.chosen
+        if repairs == _MAX_REPAIRS or not _shrink_hole(state, address, size, wanted):
+            break
+        repairs += 1
+    if repairs:
+        run.notes.append(
+            f"{repairs} block sizes from before the trace were inferred from later allocations"
+        )
+    if state.homeless:
+        run.notes.append(
+            f"{len(state.homeless)} blocks from before the trace lie in no known segment"
+        )
+    return run
+
+
+def _shrink_hole(state: StartState, address: int, size: int, wanted: int) -> bool:
+    """The rules took the hole at ``address`` for ``wanted`` bytes and the trace did not: if
+    the block before it may be larger than its request, the hole may be too small."""
+    for segment in state.segments:
+        if not segment.address <= address < segment.address + segment.size:
+            continue
+        for block in segment.blocks:
+            if block.address + block.size == address and block.address in state.open_slack:
+                more = size - wanted + 512
+                if more > state.open_slack[block.address]:
+                    return False
+                state.open_slack[block.address] -= more
+                block.size += more
+                return True
+    return False
+
+
+def _run(
+    trace: MemoryTrace,
+    settings: AllocatorSettings,
+    state: StartState,
+    device_memory: int | None,
+    tie_by_address: bool,
+) -> _Run:
+    events = trace.events
+    pools = event_pools(trace)
+    sim = TraceSimulator(
+        settings, events, pools, device_memory=device_memory, tie_by_address=tie_by_address
+    )
+    _mark_own_allocators(trace, settings, sim, pools)
+    run = _Run(sim)
+    try:
+        adopt(sim, state.segments, state.ranges)
+    except DataError as error:
+        run.divergence = Divergence(
+            0, "start state", "has no such layout", str(error), "the trace contradicts itself"
+        )
+        return run
+    run.start_reserved = sim.reserved
+    if not tie_by_address and sim.orders:
+        sim.ties.unknown = sim.orders
+        sim.plain_search = False
+    sim.trust_ages = not any(half.free_blocks() for half in sim.halves())
+    try:
+        run.allocations = _drive(trace, sim, pools)
+        _check_layout(trace, sim)
+    except Diverged as diverged:
+        index = diverged.index
+        action = "final layout"
+        if index < len(events):
+            action = TraceAction.from_code(events.action[index]).value
+        run.divergence = Divergence(index, action, diverged.rules, diverged.trace, diverged.why)
+        block = diverged.block
+        if block is not None and 0 <= sim.at_event < len(events):
+            hole = block.size
+            rest = block.next
+            if rest is not None and rest.mapped and not rest.active:
+                hole += rest.size
+            wanted = round_size(events.size[sim.at_event], settings)
+            run.chosen = (block.address, hole, wanted)
+    except (InternalError, KeyError) as error:
+        # A trace that puts two segments in one place, as no driver does, breaks the layout.
+        at = max(sim.at_event, 0)
+        action = TraceAction.from_code(events.action[at]).value
+        run.divergence = Divergence(
+            at, action, "cannot go on", str(error), "the trace contradicts itself"
+        )
+    return run
+
+
+def _drive(trace: MemoryTrace, sim: TraceSimulator, pools: Sequence[int]) -> int:
+    """All events. Returns the number of allocations. The hot loop of replay."""
+    events = trace.events
+    live = sim.live
+    malloc = sim.malloc
+    complete = sim.complete
+    waiting = False
+    freed = None
+    allocations = 0
+    for index, code, address, size, stream, pool in zip(
+        range(len(events)),
+        events.action,
+        events.address,
+        events.size,
+        events.column("stream"),
+        pools,
+        strict=True,
+    ):
+        if code == _ALLOC:
+            if waiting:
+                block = sim.malloc_in_batch(index, size, stream, pool)
+                waiting = False
+            else:
+                sim.at_event = index
+                block = malloc(size, stream, pool)
+            freed = None
+            if block is None or block.address != address:
+                _wrong_place(trace, sim, index, block)
+            allocations += 1
+        elif code == _FREE_REQUESTED:
+            if waiting:
+                sim.settle(index)
+                waiting = False
+            freed = live.get(address)
+            if freed is None or not freed.allocated:
+                raise Diverged(
+                    index,
+                    "has no allocated block there",
+                    f"frees the block at {address:#x}",
+                    "the block was never allocated, or was freed already",
+                )
+            if freed.requested != size:
+                raise Diverged(
+                    index,
+                    f"has a block of {freed.requested} requested bytes there",
+                    f"frees {size} requested bytes at {address:#x}",
+                    "the sizes of an allocation and its free differ",
+                )
+            freed.allocated = False
+            sim.allocated -= freed.size
+        elif code == _FREE_COMPLETED and freed is not None and freed.address == address:
+            # No other stream used the block: its free completes at once.
+            complete(freed)
+            sim.recent[:] = (freed.address,)
+            freed = None
+        elif code == _SNAPSHOT:
+            if waiting:
+                sim.settle(index)
+                waiting = False
+        elif code == _OOM:
+            if sim.malloc_in_batch(index, size, stream, pool) is not None:
+                raise Diverged(
+                    index,
+                    f"finds room for {human_bytes(size)}",
+                    "is out of memory",
+                    "a cached block fits by the rules",
+                )
+            sim.learn_limit(index)
+            waiting = False
+            freed = None
+        else:
+            sim.add(index)
+            waiting = True
+            freed = None
+    if waiting:
+        sim.settle(len(events))
+    return allocations
+
+
+def _wrong_place(
+    trace: MemoryTrace, sim: TraceSimulator, index: int, block: Block | None
+) -> NoReturn:
+    """Raise Diverged for an allocation that went elsewhere, saying why as far as is known."""
+    events = trace.events
+    address, size = events.address[index], events.size[index]
+    trace_says = f"allocates {human_bytes(size)} at {address:#x}"
+    if block is None:
+        raise Diverged(index, "is out of memory", trace_says, "no room by the rules")
+    rules = f"allocates it at {block.address:#x}"
+    there = sim.live.get(address)
+    if there is not None:
+        why = "the recorded address is still in use by the rules"
+    else:
+        why = _why_not(sim, block, address)
+    raise Diverged(index, rules, trace_says, why, block)
+
+
+def _why_not(sim: TraceSimulator, chosen: Block, address: int) -> str:
+    """What the rules know about the place the trace chose."""
+    hole = chosen.size
+    rest = chosen.next
+    if rest is not None and rest.mapped and not rest.active:
+        hole += rest.size
+    for half in sim.halves():
+        for block in half.free_blocks():
+            if block.address <= address < block.address + block.size:
+                if block.address != address:
+                    return (
+                        "the recorded address is inside a free block, and an allocation "
+                        "always starts at a block's low end"
+                    )
+                if block.size == hole:
+                    return "two free blocks fit equally well, and the order differs"
+                there, here = human_bytes(block.size), human_bytes(hole)
+                return f"the free block there has {there}, the one the rules take {here}"
+    return "the rules know no free block at the recorded address"
+
+
+def event_pools(trace: MemoryTrace) -> Sequence[int]:
+    """The pool index of every event; older traces lack pool ids, and the layout gives them."""
+    column = trace.events.column("pool")
+    private = [s for s in trace.segments if s.pool_id != (0, 0)]
+    if not private or any(column):
+        return column
+    indices = pool_indices(trace)
+    private.sort(key=lambda segment: segment.address)
+    starts = [segment.address for segment in private]
+    found = []
+    for address in trace.events.address:
+        at = bisect_right(starts, address) - 1
+        inside = at >= 0 and address < starts[at] + private[at].total_size
+        found.append(indices[private[at].pool_id] if inside else 0)
+    return found
+
+
+def _mark_own_allocators(
+    trace: MemoryTrace, settings: AllocatorSettings, sim: TraceSimulator, pools: Sequence[int]
+) -> None:
+    """With expandable segments on, a private pool that gets plain segments has an allocator
+    of its own (``is_expandable_segments_active`` in torch's ``malloc``)."""
+    if not settings.expandable_segments:
+        return
+    indices = pool_indices(trace)
+    own = {indices[s.pool_id] for s in trace.segments if not s.is_expandable}
+    code = TraceAction.SEGMENT_ALLOC.code
+    own.update(p for p, c in zip(pools, trace.events.action, strict=True) if c == code)
+    for index in own - {0}:
+        sim.pool(index).own_allocator = True
+
+
+def _check_layout(trace: MemoryTrace, sim: TraceSimulator) -> None:
+    """The layout after the last event must be the recorded one. Raises Diverged."""
+    if not trace.segments:
+        return
+    indices = pool_indices(trace)
+    ids = {index: pool for pool, index in indices.items()}
+    names = [ids.get(i, (0, i)) for i in range(max(*ids, 0) + 1)]
+    ours = {s.address: s for s in segments(sim, names)}
+    end = len(trace.events)
+    for theirs in sorted(trace.segments, key=lambda s: s.address):
+        mine = ours.pop(theirs.address, None)
+        where = f"a segment at {theirs.address:#x} of {human_bytes(theirs.total_size)}"
+        if mine is None:
+            raise Diverged(end, "has none there", f"has {where}", "a segment is missing")
+        difference = _difference(mine, theirs)
+        if difference is not None:
+            raise Diverged(end, difference[0], difference[1], f"the blocks differ in {where}")
+    if ours:
+        extra = min(ours.values(), key=lambda s: s.address)
+        raise Diverged(
+            end,
+            f"has a segment at {extra.address:#x} of {human_bytes(extra.total_size)}",
+            "has none there",
+            "a segment is left over",
+        )
+
+
+def _difference(mine: Segment, theirs: Segment) -> tuple[str, str] | None:
+    """(ours, theirs) of the first difference between two segments, None for none."""
+    for name in ("total_size", "stream", "segment_type", "pool_id", "is_expandable"):
+        a, b = getattr(mine, name), getattr(theirs, name)
+        if a != b:
+            return f"has {name} {a}", f"has {name} {b}"
+    ours = [_block_key(block) for block in mine.blocks]
+    recorded = [_block_key(block) for block in theirs.blocks]
+    for a_key, b_key in zip(ours, recorded, strict=False):
+        if a_key != b_key:
+            return f"has block {_shown(a_key)}", f"has block {_shown(b_key)}"
+    if len(ours) != len(recorded):
+        return f"has {len(ours)} blocks", f"has {len(recorded)} blocks"
+    return None
+
+
+def _block_key(block: BlockRow) -> tuple[int, int, str, int]:
+    # Torch leaves the last request's size on a free block: only active ones count.
+    active = block.state is not BlockState.INACTIVE
+    return block.address, block.size, block.state.value, block.requested_size if active else 0
+
+
+def _shown(key: tuple[int, int, str, int]) -> str:
+    return f"{key[0]:#x} of {key[1]} bytes, {key[2]}, {key[3]} requested"
+
+
+def _result(trace: MemoryTrace, settings: AllocatorSettings, run: _Run) -> TraceReplay:
+    sim = run.sim
+    notes = list(run.notes)
+    if sim.ties.learnt:
+        notes.append(
+            f"{sim.ties.learnt} ties between equal blocks from before the trace were decided "
+            "as the trace did: their order of registration is not recorded"
+        )
+    exact = run.divergence is None
+    if not trace.complete:
+        notes.append(
+            "the recorder's buffer overflowed and the earliest events are lost: what was "
+            "replayed begins at the first kept event"
+        )
+    if not trace.segments and len(trace.events):
+        notes.append("the trace has no final layout: only its events were checked")
+    if sim.gc_enabled and not sim.trust_ages:
+        notes.append(
+            "the ages of segments from before the trace are not recorded: that garbage "
+            "collection took the right ones was not checked"
+        )
+    if run.divergence is not None:
+        notes.append("numbers are of the part before the divergence")
+    return TraceReplay(
+        device=trace.device,
+        exact=exact,
+        first_divergence=run.divergence,
+        events=len(trace.events),
+        allocations=run.allocations,
+        peak_allocated=sim.peak_allocated,
+        peak_reserved=sim.peak_reserved,
+        active_at_peak=sim.active_at_peak,
+        final_allocated=sim.allocated,
+        final_reserved=sim.reserved,
+        device_allocs=sim.device_allocs,
+        device_frees=sim.device_frees,
+        retries=sim.retries,
+        ooms=sim.ooms,
+        complete=trace.complete,
+        start_reserved=run.start_reserved,
+        memory_limit=sim.memory_limit,
+        settings=settings,
+        step=trace.step,
+        tie_rule="address" if sim.tie_by_address else "registration",
+        notes=tuple(notes),
+        flushes=tuple(sim.flushes),
+    )

@@ -1,0 +1,81 @@
+"""What `gpuprobe.replay` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuprobe.allocator.replays.replay import Divergence, TraceReplay
+from gpuprobe.allocator.replays.whatif import Advice, Outcome
+
+__all__ = ["ReplayResult", "TraceResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceResult:
+    """One device's trace (one step's, in a recording), and what was asked about it.
+
+    ``baseline`` is the recorded settings simulated the way ``what_if`` is: compare with it.
+    """
+
+    recorded: TraceReplay
+    baseline: Outcome | None = None
+    what_if: Outcome | None = None
+    advice: Advice | None = None
+    capacity: int | None = None
+    capacity_source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """All traces that were replayed. Sizes in bytes."""
+
+    path: str
+    traces: tuple[TraceResult, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Every trace was reproduced: all addresses, segments and final layouts."""
+        return all(t.recorded.exact for t in self.traces)
+
+    @property
+    def first_divergence(self) -> Divergence | None:
+        """Of the first trace that has one."""
+        found = (t.recorded.first_divergence for t in self.traces)
+        return next((d for d in found if d is not None), None)
+
+    @property
+    def peak_allocated(self) -> int:
+        """The most on any one device; with other settings, theirs (in the worst order of
+        addresses)."""
+        return max(
+            t.recorded.peak_allocated if t.what_if is None else t.what_if.peak_allocated.most
+            for t in self.traces
+        )
+
+    @property
+    def peak_reserved(self) -> int:
+        """The most on any one device; with other settings, theirs (in the worst order of
+        addresses)."""
+        return max(
+            t.recorded.peak_reserved if t.what_if is None else t.what_if.peak_reserved.most
+            for t in self.traces
+        )
+
+    @property
+    def final_reserved(self) -> int:
+        """As recorded, on the device with most."""
+        return max(t.recorded.final_reserved for t in self.traces)
+
+    @property
+    def device_allocs(self) -> int:
+        """``cudaMalloc`` and page-mapping calls within the traces, as recorded."""
+        return sum(t.recorded.device_allocs for t in self.traces)
+
+    @property
+    def events(self) -> int:
+        return sum(t.recorded.events for t in self.traces)
+
+    @property
+    def would_oom(self) -> bool:
+        """A what-if fails a request that the recording served, in some order of addresses."""
+        return any(t.what_if is not None and t.what_if.would_oom > 0 for t in self.traces)

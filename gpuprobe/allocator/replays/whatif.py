@@ -1,0 +1,373 @@
+"""What-if: the requests of a trace under other allocator settings.
+
+The program's requests (sizes, streams, pools, the order of allocations and frees, and its calls
+of ``empty_cache``) are kept; where memory lands is simulated anew. What a real run would do
+differently and this cannot know: addresses, which are simulated in several orders; the history
+before the trace, which is replaced by re-allocating what was alive, lowest address first, into
+an empty allocator; and a program that reacts to memory pressure.
+
+Because of the second point every number is compared with the recorded settings simulated in
+the same way, not with the recording itself.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gpuprobe.allocator.blocks import Block
+from gpuprobe.allocator.driver import ADDRESS_ORDERS, SimulatedDriver
+from gpuprobe.allocator.replays.replay import TraceReplay, event_pools
+from gpuprobe.allocator.replays.start_state import StartState, start_state
+from gpuprobe.allocator.rules import MIB
+from gpuprobe.allocator.settings import differences, memory_fraction, to_conf
+from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
+
+__all__ = ["LIMITS", "Advice", "Outcome", "Range", "search", "what_if"]
+
+_ALLOC: Final = TraceAction.ALLOC.code
+_FREE_REQUESTED: Final = TraceAction.FREE_REQUESTED.code
+_FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
+_OOM: Final = TraceAction.OOM.code
+
+LIMITS: Final = (
+    "addresses of new segments are simulated: where results depend on their order, a range "
+    "over several orders is given",
+    "blocks alive before the trace are re-allocated first, lowest address first, into an empty "
+    "allocator: what was cached before the trace is not carried over",
+    "the program is taken to ask for the same memory in the same order",
+)
+"""What every what-if leaves out; printed with its numbers."""
+
+_WORTH = 0.02
+_WORTH_BYTES = 20 * MIB
+_WORTH_MORE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A number that may depend on the order of addresses: its least and its most."""
+
+    least: int
+    most: int
+
+    @property
+    def exact(self) -> bool:
+        return self.least == self.most
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What some settings would have done. Sizes in bytes, calls counted within the trace.
+
+    ``fragmentation`` is in millionths: the part of reserved memory that was not in use when
+    reserved memory first reached its peak. ``would_oom``: number of address orders, out of
+    ``orders``, in which a request failed that the recording served.
+    """
+
+    settings: AllocatorSettings
+    change: str
+    peak_allocated: Range
+    peak_reserved: Range
+    fragmentation: Range
+    device_allocs: Range
+    device_frees: Range
+    retries: Range
+    ooms: Range
+    would_oom: int
+    served_after_all: Range  # requests that failed in the recording and were served here
+    orders: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The smallest change that helps, or ``best`` None where nothing tried does.
+
+    ``gain`` is what peak reserved shrinks by, in the worst address order. ``fits``: the
+    recorded settings run out of memory at the capacity and this change does not.
+    """
+
+    baseline: Outcome
+    tried: tuple[Outcome, ...]
+    best: Outcome | None
+    gain: int
+    fits: bool
+
+
+@dataclass(slots=True)
+class _Measured:
+    """One simulation."""
+
+    peak_allocated: int
+    peak_reserved: int
+    fragmentation: int
+    device_allocs: int
+    device_frees: int
+    retries: int
+    ooms: int
+    failed: int
+    served_after_all: int
+
+
+def what_if(
+    trace: MemoryTrace,
+    recorded: TraceReplay,
+    settings: AllocatorSettings,
+    *,
+    capacity: int | None = None,
+    orders: Sequence[str] = ADDRESS_ORDERS,
+) -> Outcome:
+    """The trace under ``settings``, on a device with ``capacity`` bytes for the allocator
+    (None: unlimited). ``recorded`` is the replay that found where ``empty_cache`` was called.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()  # see replay_trace
+    try:
+        state = start_state(trace, recorded.settings)
+        runs = [_simulate(trace, recorded, state, settings, capacity, order) for order in orders]
+    finally:
+        if was_enabled:
+            gc.enable()
+    return Outcome(
+        settings=settings,
+        change=differences(recorded.settings, settings),
+        peak_allocated=_range([r.peak_allocated for r in runs]),
+        peak_reserved=_range([r.peak_reserved for r in runs]),
+        fragmentation=_range([r.fragmentation for r in runs]),
+        device_allocs=_range([r.device_allocs for r in runs]),
+        device_frees=_range([r.device_frees for r in runs]),
+        retries=_range([r.retries for r in runs]),
+        ooms=_range([r.ooms for r in runs]),
+        would_oom=sum(r.failed > 0 for r in runs),
+        served_after_all=_range([r.served_after_all for r in runs]),
+        orders=len(runs),
+    )
+
+
+def _range(values: list[int]) -> Range:
+    return Range(min(values), max(values))
+
+
+def _simulate(
+    trace: MemoryTrace,
+    recorded: TraceReplay,
+    state: StartState,
+    settings: AllocatorSettings,
+    capacity: int | None,
+    order: str,
+) -> _Measured:
+    sim = Simulator(
+        settings,
+        SimulatedDriver(capacity, order),
+        device_memory=capacity,
+        tie_by_address=recorded.tie_rule == "address",
+    )
+    live = _allocate_old(sim, state)
+    failed = len(state.homeless) + _count(state) - len(live)
+    before = (sim.device_allocs, sim.device_frees, sim.retries, sim.ooms)
+    served = 0
+    events = trace.events
+    flushes = set(recorded.flushes)
+    pools = event_pools(trace)
+    # Recorded address -> where the block is now. A request that failed has no entry: its
+    # free is skipped too.
+    for index, code, address, size, stream, pool in zip(
+        range(len(events)),
+        events.action,
+        events.address,
+        events.size,
+        events.column("stream"),
+        pools,
+        strict=True,
+    ):
+        if code == _ALLOC:
+            block = _request(sim, size, stream, pool)
+            if block is None:
+                failed += 1
+            else:
+                live[address] = block
+        elif code == _FREE_REQUESTED:
+            block = live.get(address)
+            if block is not None:
+                sim.request_free(block)
+        elif code == _FREE_COMPLETED:
+            block = live.pop(address, None)
+            if block is not None:
+                sim.complete(block)
+        elif code == _OOM:
+            block = _request(sim, size, stream, pool)
+            if block is not None:
+                # What the program would have done with it is not known: it gives it back.
+                served += 1
+                sim.free(block)
+        elif index in flushes:
+            sim.empty_cache()
+    idle = sim.peak_reserved - min(sim.active_at_peak, sim.peak_reserved)
+    return _Measured(
+        peak_allocated=sim.peak_allocated,
+        peak_reserved=sim.peak_reserved,
+        fragmentation=idle * 1_000_000 // sim.peak_reserved if sim.peak_reserved else 0,
+        device_allocs=sim.device_allocs - before[0],
+        device_frees=sim.device_frees - before[1],
+        retries=sim.retries - before[2],
+        ooms=sim.ooms - before[3],
+        failed=failed,
+        served_after_all=served,
+    )
+
+
+def _request(sim: Simulator, size: int, stream: int, pool: int) -> Block | None:
+    """One allocation. Into a private pool it is as if within a capture: nothing is released
+    to make room then."""
+    if pool == 0:
+        return sim.malloc(size, stream)
+    sim.begin_capture(pool)
+    try:
+        return sim.malloc(size, stream, pool)
+    finally:
+        sim.end_capture(pool)
+
+
+def _count(state: StartState) -> int:
+    parts = [*state.segments, *(part for where in state.ranges for part in where.parts)]
+    return sum(len(part.blocks) for part in parts)
+
+
+def _allocate_old(sim: Simulator, state: StartState) -> dict[int, Block]:
+    """Allocate what was alive before the trace, lowest address first."""
+    parts = [*state.segments, *(part for where in state.ranges for part in where.parts)]
+    parts.sort(key=lambda part: part.address)
+    live = {}
+    for part in parts:
+        for old in part.blocks:
+            block = _request(sim, old.requested, part.stream, part.pool)
+            if block is not None:
+                live[old.address] = block
+                if old.pending:
+                    sim.request_free(block)
+    for old in state.homeless:
+        block = _request(sim, old.requested, 0, 0)
+        if block is not None:
+            live[old.address] = block
+            if old.pending:
+                sim.request_free(block)
+    return live
+
+
+def search(trace: MemoryTrace, recorded: TraceReplay, *, capacity: int | None = None) -> Advice:
+    """Try the sensible settings and find the smallest change that helps.
+
+    Helping means: no out-of-memory where the recorded settings have one, else a peak of
+    reserved memory at least 2% and 20 MiB lower in the worst address order. Two keys are
+    advised over one only where they fit and one does not, or gain 5% more.
+    """
+    baseline = what_if(trace, recorded, recorded.settings, capacity=capacity)
+    singles = _candidates(recorded.settings)
+    # One order for the first look: the promising ones are then run under all.
+    quick = [
+        what_if(trace, recorded, s, capacity=capacity, orders=ADDRESS_ORDERS[:1]) for s in singles
+    ]
+    quick.sort(key=_rank)
+    tried = [what_if(trace, recorded, o.settings, capacity=capacity) for o in quick[:4]]
+    best = _best(baseline, tried)
+    quick_pairs = [
+        what_if(trace, recorded, settings, capacity=capacity, orders=ADDRESS_ORDERS[:1])
+        for settings in _pairs(recorded.settings, [o.settings for o in quick[:4]])
+    ]
+    quick_pairs.sort(key=_rank)
+    pairs = [what_if(trace, recorded, o.settings, capacity=capacity) for o in quick_pairs[:2]]
+    best_pair = _best(baseline, pairs)
+    if best_pair is not None and (best is None or _much_better(baseline, best, best_pair)):
+        best = best_pair
+    everything = [*tried, *quick[4:], *pairs, *quick_pairs[2:]]
+    gain = 0
+    if best is not None:
+        gain = baseline.peak_reserved.least - best.peak_reserved.most
+    return Advice(
+        baseline=baseline,
+        tried=tuple(everything),
+        best=best,
+        gain=gain,
+        fits=best is not None and baseline.would_oom > 0 and best.would_oom == 0,
+    )
+
+
+def _rank(outcome: Outcome) -> tuple[int, int]:
+    return outcome.would_oom, outcome.peak_reserved.most
+
+
+def _best(baseline: Outcome, outcomes: list[Outcome]) -> Outcome | None:
+    """The best of the outcomes that help at all."""
+    helping = [o for o in outcomes if _helps(baseline, o)]
+    return min(helping, key=_rank, default=None)
+
+
+def _helps(baseline: Outcome, outcome: Outcome) -> bool:
+    if outcome.would_oom:
+        return False
+    if baseline.would_oom:
+        return True
+    gain = baseline.peak_reserved.least - outcome.peak_reserved.most
+    return gain >= max(_WORTH_BYTES, _WORTH * baseline.peak_reserved.least)
+
+
+def _much_better(baseline: Outcome, single: Outcome, pair: Outcome) -> bool:
+    more = single.peak_reserved.most - pair.peak_reserved.most
+    return more >= max(_WORTH_BYTES, _WORTH_MORE * baseline.peak_reserved.least)
+
+
+def _candidates(now: AllocatorSettings) -> list[AllocatorSettings]:
+    """Every sensible change of one key, none of them on already."""
+    found = []
+    if not now.expandable_segments:
+        found.append(replace(now, expandable_segments=True))
+    least = now.large_segment_size // MIB
+    for megabytes in (20, 64, 128, 256, 512):
+        if megabytes >= least:
+            found.append(replace(now, max_split_size=megabytes * MIB))
+    for divisions in (4, 8, 16):
+        table = {1 << i: divisions for i in range(16)}
+        found.append(replace(now, roundup_power2_divisions=table))
+    if memory_fraction(now) < 1.0:
+        found.extend(replace(now, garbage_collection_threshold=t) for t in (0.6, 0.8))
+    for megabytes in (12, 32, 64):
+        size = megabytes * MIB
+        if now.max_split_size < 0 or now.max_split_size >= size:
+            rounding = max(now.max_non_split_rounding, size)
+            if now.max_non_split_rounding == now.large_segment_size:
+                rounding = size
+            found.append(replace(now, large_segment_size=size, max_non_split_rounding=rounding))
+    on = to_conf(now)
+    return [s for s in found if to_conf(s) != on]
+
+
+def _pairs(now: AllocatorSettings, singles: list[AllocatorSettings]) -> list[AllocatorSettings]:
+    """Combinations of two single changes to different keys."""
+    fields = (
+        "expandable_segments",
+        "max_split_size",
+        "roundup_power2_divisions",
+        "garbage_collection_threshold",
+        "large_segment_size",
+    )
+
+    def changed(settings: AllocatorSettings) -> str:
+        return next(f for f in fields if getattr(settings, f) != getattr(now, f))
+
+    found = []
+    for at, first in enumerate(singles):
+        for second in singles[at + 1 :]:
+            key = changed(second)
+            if key == changed(first):
+                continue
+            both = replace(first, **{key: getattr(second, key)})
+            if key == "large_segment_size":
+                both = replace(both, max_non_split_rounding=second.max_non_split_rounding)
+            if 0 <= both.max_split_size < both.large_segment_size:
+                continue  # torch refuses a max_split_size below the segment size
+            found.append(both)
+    return found

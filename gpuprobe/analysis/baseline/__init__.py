@@ -1,0 +1,35 @@
+"""A baseline of a training run's memory, and what changed since.
+
+A baseline keeps what a check compares (metrics, and the peak of each phase and kind of step) and
+an account of each, so that a check can say what grew; the lines of an account sum to its amount.
+As text it is small, and reviewed by people in pull requests.
+"""
+
+from __future__ import annotations
+
+from gpuprobe.analysis.baseline.check import check_baseline
+from gpuprobe.analysis.baseline.measure import baseline_of
+from gpuprobe.analysis.baseline.model import (
+    METRICS,
+    Baseline,
+    CheckResult,
+    MetricResult,
+    Setting,
+    Tolerance,
+)
+from gpuprobe.analysis.baseline.text import SCHEMA, VERSION, dumps, loads
+
+__all__ = [
+    "METRICS",
+    "SCHEMA",
+    "VERSION",
+    "Baseline",
+    "CheckResult",
+    "MetricResult",
+    "Setting",
+    "Tolerance",
+    "baseline_of",
+    "check_baseline",
+    "dumps",
+    "loads",
+]

@@ -1,0 +1,288 @@
+"""Comparing a run with its baseline."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from gpuprobe.analysis.baseline.model import (
+    ACCOUNT_OF,
+    METRICS,
+    PEAK,
+    Baseline,
+    CheckResult,
+    MetricResult,
+    Tolerance,
+)
+from gpuprobe.analysis.compare.accounts import Account
+from gpuprobe.analysis.compare.causes import Context, explain
+from gpuprobe.analysis.compare.diff import DiffRow, join_rows
+from gpuprobe.analysis.compare.matching import LineInfo, match_lines, match_modules
+from gpuprobe.analysis.peak.high_water import Share
+
+__all__ = ["check_baseline"]
+
+_PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?: in (?P<function>.*))?", re.DOTALL)
+_REFUSED = ("device", "torch", "allocator")
+"""What of the environment must be the same: sizes differ with each, whatever the program does."""
+
+_NOUNS = {
+    "device_allocs_after_warm_up": "calls of cudaMalloc",
+    "implicit_syncs_per_step": "implicit synchronisations in the run",
+    "races": "races",
+}
+
+
+def check_baseline(
+    before: Baseline,
+    after: Baseline,
+    tolerances: Mapping[str, Tolerance] | None = None,
+    sources: Mapping[str, str] | None = None,
+) -> CheckResult:
+    """Compare a run with its baseline. Tolerances: the call's, else the baseline's, else those
+    of `METRICS`. ``sources``: in words, where the call's come from."""
+    chosen = {name: tolerance for name, (_, tolerance) in METRICS.items()}
+    told = dict.fromkeys(METRICS, "default")
+    for given, source in ((before.tolerances or {}, "baseline"), (tolerances or {}, "call")):
+        chosen.update(given)
+        told.update(dict.fromkeys(given, source))
+    told.update(sources or {})
+    lines = _matched_lines(before, after)
+    context = _context(before, after)
+
+    def result(name: str, unit: str, one: int, two: int, rule: str, account: str) -> MetricResult:
+        tolerance = chosen[rule]
+        # What a small phase may take more is a share of the whole peak, not of its own.
+        more = tolerance.limit(before.metrics.get(rule, one)) - before.metrics.get(rule, one)
+        found = MetricResult(name, unit, one, two, one + more, tolerance.text(unit), told[rule])
+        if found.regressed and account in before.accounts and account in after.accounts:
+            old, new = before.accounts[account], after.accounts[account]
+            rows = join_rows(_shares(old), _shares(new), lines)
+            here = replace(context, evaluation=name == "phase evaluation")
+            cause = explain(rows, old, new, here, _NOUNS.get(name, ""))
+            if cause is not None:
+                found = replace(found, cause=cause.text, place=cause.place)
+            found = replace(found, rows=rows)
+        return found
+
+    metrics = []
+    for name, (unit, _) in METRICS.items():
+        if name in before.metrics and name in after.metrics:
+            one, two = before.metrics[name], after.metrics[name]
+            metrics.append(result(name, unit, one, two, name, ACCOUNT_OF[name]))
+    phases = [
+        result(name, "bytes", size, after.phases[name], "peak_allocated", name)
+        for name, size in sorted(before.phases.items(), key=lambda item: _order(item[0]))
+        if name in after.phases
+    ]
+    rows = _rows(before, after, lines)
+    regressed = [item for item in (*metrics, *phases) if item.regressed]
+    return CheckResult(
+        metrics=tuple(metrics),
+        phases=tuple(phases),
+        rows=rows,
+        cause=next((item.cause for item in regressed if item.cause), ""),
+        mismatches=(*_mismatches(before, after), *_another_model(rows)),
+        cautions=tuple(_cautions(before, after, rows is not None)),
+    )
+
+
+def _order(name: str) -> tuple[bool, str]:
+    """Phases before kinds of step: what a phase is blamed on says more."""
+    return not name.startswith("phase "), name
+
+
+def _mismatches(before: Baseline, after: Baseline) -> Iterable[str]:
+    for key in _REFUSED:
+        one, two = before.environment.get(key, ""), after.environment.get(key, "")
+        if one != two and not (key == "device" and _some_gpu(one, two)):
+            yield f"{key}: {one!r} in the baseline, {two!r} now"
+
+
+def _some_gpu(one: str, two: str) -> bool:
+    """Whether both are GPUs, and of one only that is known: a recording does not say which."""
+    return "cuda" in (one, two) and "cpu" not in (one, two)
+
+
+def _another_model(rows: Mapping[str, Sequence[DiffRow]] | None) -> Iterable[str]:
+    """Whether what lies at the two peaks has nothing to do with each other: then a size that is
+    smaller is no good news either. Two programs have no line in common; one program with two
+    models has no module, nor a name of one: three names that are all others are no renaming, as
+    are three lines of one file.
+    """
+    if rows is None:
+        return
+    lines, modules = (_Strangers(rows[by]) for by in ("line", "module"))
+    ours, theirs = modules.names()
+    apart = min(len(ours), len(theirs)) >= 3 and not ours & theirs
+    one_file = lines.files(lines.gone) & lines.files(lines.new)
+    few = one_file and min(len(lines.gone), len(lines.new)) < 3
+    if (lines.alone and not few and not modules.common) or (modules.alone and apart):
+        one, two = (modules if modules.alone else lines).largest()
+        yield f"model: {one!r} in the baseline, {two!r} now, and nothing in common"
+
+
+class _Strangers:
+    """The named rows of a comparison: only before, only now, and ``common``."""
+
+    def __init__(self, rows: Iterable[DiffRow]) -> None:
+        named = [row for row in rows if not row.key.startswith("(")]
+        self.gone = [row for row in named if row.status == "removed"]
+        self.new = [row for row in named if row.status == "added"]
+        self.common = len(self.gone) + len(self.new) < len(named)
+        self.alone = bool(self.gone and self.new) and not self.common
+
+    def largest(self) -> tuple[str, str]:
+        """The model's class or the file with the most bytes, on each side."""
+        one, two = Counter[str](), Counter[str]()
+        for row in (*self.gone, *self.new):
+            side = one if row.status == "removed" else two
+            side[re.split(r"[.](?!py\b)|:", row.key)[0]] += row.before + row.after
+        return _most(one), _most(two)
+
+    def files(self, rows: Iterable[DiffRow]) -> set[str]:
+        """The files of the rows."""
+        return {row.key.rpartition(":")[0] for row in rows}
+
+    def names(self) -> tuple[set[str], set[str]]:
+        """Of submodules, without the numbers of those in lists."""
+        one, two = (
+            {name for row in side for name in row.key.split(".")[1:] if not name.isdigit()}
+            for side in (self.gone, self.new)
+        )
+        return one, two
+
+
+def _cautions(before: Baseline, after: Baseline, traced: bool) -> Iterable[str]:
+    for name in METRICS:
+        if name in before.metrics and name not in after.metrics:
+            yield f"{name} is in the baseline, and was not measured now"
+    gone = [name for name in before.phases if name not in after.phases]
+    if gone and after.phases:
+        yield f"not seen now, so not compared: {', '.join(gone)}"
+    elif gone or (after.phases and not before.phases):
+        yield (
+            "phases are not compared: on one side not every step has a trace (record with "
+            "--trace-steps all)"
+        )
+    devices = [side.environment.get("device", "") for side in (before, after)]
+    if _some_gpu(*devices) and devices[0] != devices[1]:
+        known = next(name for name in devices if name != "cuda")
+        side = "the baseline" if devices[0] == "cuda" else "the recording"
+        yield f"device: {side} does not say which GPU it is of; compared with {known!r}"
+    one, two = (side.environment.get("precision", "") for side in (before, after))
+    if one != two:
+        yield (
+            f"precision: {one or 'not known'} in the baseline, {two or 'not known'} now; compared "
+            "all the same"
+        )
+    if before.steps != after.steps:
+        yield f"{before.steps} steps in the baseline, {after.steps} now"
+    if not traced:
+        yield "no trace on one side: what grew is not known (use level trace)"
+
+
+def _context(before: Baseline, after: Baseline) -> Context:
+    one, two = (side.environment.get("precision", "") for side in (before, after))
+    starts: Counter[str] = Counter()
+    models: Counter[str] = Counter()
+    for name, account in after.accounts.items():
+        for line in account.lines:
+            if account.unit == "bytes" and line.calls.endswith("backward"):
+                starts[line.key] = max(starts[line.key], line.bytes)
+            if name == "phase forward":
+                for path, size in line.paths:
+                    if len(path) > 1:
+                        models[path[-1]] += size
+    freed = frozenset(
+        line.key
+        for account in before.accounts.values()
+        for line in account.lines
+        if line.until == "backward"
+    )
+    return Context(
+        (one, two) if one and two and one != two else None,
+        _most(models),
+        _most(starts),
+        freed,
+        growing=_growing(before, after),
+    )
+
+
+def _growing(before: Baseline, after: Baseline) -> frozenset[str]:
+    """The lines that leave more behind over the steps now than before."""
+    name = ACCOUNT_OF["growth_per_step"]
+    if after.metrics.get("growth_per_step", 0) <= before.metrics.get("growth_per_step", 0):
+        return frozenset()
+    was = {line.key: line.bytes for line in before.accounts.get(name, Account(0)).lines}
+    return frozenset(
+        line.key
+        for line in after.accounts.get(name, Account(0)).lines
+        if line.bytes > max(0, was.get(line.key, 0))
+    )
+
+
+def _most(counter: Counter[str]) -> str:
+    return min(counter, key=lambda key: (-counter[key], key), default="")
+
+
+# -- pairing what moved
+
+
+def _matched_lines(before: Baseline, after: Baseline) -> dict[str, str]:
+    """Keys of lines before to those after: one pairing for all accounts."""
+    pairs = match_lines(_infos(before), _infos(after))
+    for account in before.accounts.values():
+        for line in account.lines:
+            if line.key.startswith("("):
+                pairs[line.key] = line.key
+    # What only counts (a synchronisation) has no stack to be known by: it has the lines' shift.
+    taken = set(pairs.values())
+    there = {line.key for account in after.accounts.values() for line in account.lines}
+    for account in before.accounts.values():
+        for line in account.lines:
+            if line.key not in pairs and line.key in there - taken:
+                pairs[line.key] = line.key
+    return pairs
+
+
+def _infos(side: Baseline) -> list[LineInfo]:
+    found: dict[str, LineInfo] = {}
+    for name, account in side.accounts.items():
+        # Only where it is what the line itself allocated does its amount tell lines apart.
+        tells = account.unit == "bytes" and name not in ("growth", "reserved")
+        for line in account.lines:
+            match = None if line.key.startswith("(") else _PLACE.fullmatch(line.key)
+            if match is None:
+                continue
+            known = found.get(line.key)
+            size = max(line.bytes if tells else 0, known.bytes if known is not None else 0)
+            place = match["file"], int(match["line"]), match["function"] or ""
+            found[line.key] = LineInfo(line.key, *place, tuple(line.calls.split()), size)
+    return list(found.values())
+
+
+def _shares(account: Account) -> list[Share]:
+    return [Share(line.key, line.bytes, line.blocks) for line in account.lines]
+
+
+def _rows(
+    before: Baseline, after: Baseline, lines: dict[str, str]
+) -> dict[str, tuple[DiffRow, ...]] | None:
+    if PEAK not in before.accounts or PEAK not in after.accounts:
+        return None
+    one, two = before.accounts[PEAK], after.accounts[PEAK]
+    named = [
+        {share.key: share.bytes for share in side.modules if not share.key.startswith("(")}
+        for side in (one, two)
+    ]
+    same = {share.key: share.key for share in one.modules if share.key.startswith("(")}
+    return {
+        "category": join_rows(
+            one.categories, two.categories, {share.key: share.key for share in one.categories}
+        ),
+        "module": join_rows(one.modules, two.modules, same | match_modules(*named)),
+        "line": join_rows(_shares(one), _shares(two), lines),
+    }

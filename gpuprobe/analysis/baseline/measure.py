@@ -1,0 +1,185 @@
+"""The baseline that a recording stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final
+
+from gpuprobe.analysis.baseline.model import ACCOUNT_OF, PEAK, Baseline
+from gpuprobe.analysis.compare.accounts import (
+    Account,
+    Naming,
+    account_at,
+    counted,
+    device_allocs,
+    growth,
+    reserved_at,
+)
+from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks
+from gpuprobe.analysis.trace.frames import UserFrame, is_user_frame
+from gpuprobe.analysis.trace.parts import AFTER, FIRST, LATER, Moment, Traced, traced
+from gpuprobe.errors import DataError
+from gpuprobe.model.run.recording import Recording
+from gpuprobe.model.run.session import DeviceWindow, Step
+from gpuprobe.model.values import Unavailable
+
+__all__ = ["baseline_of"]
+
+WARM_UP: Final = 2  # steps: optimizer state is born in the first, caches settle by the second
+
+_KINDS = {FIRST: "first step", LATER: "later steps", AFTER: "after the last step"}
+
+
+def baseline_of(
+    recording: Recording,
+    *,
+    device: str = "",
+    syncs: Mapping[str, int] | None = None,
+    races: Mapping[str, int] | None = None,
+    precision: str = "",
+    root: str = "",
+    is_user: UserFrame = is_user_frame,
+) -> Baseline:
+    """The baseline that a recording stands for. ``device`` names the GPU in words; ``syncs``
+    and ``races`` are counts of the whole run by place (``file:line in function``), where hazards
+    were looked for; ``precision`` the number formats, in words; ``root`` is the project's folder,
+    default the program's working directory.
+
+    Raises DataError for a recording without full steps or without device memory.
+    """
+    sites = [site for site in device_peaks(recording) if not isinstance(site.amount, Unavailable)]
+    if not sites:
+        raise DataError(
+            "no GPU memory was allocated: nothing to check",
+            hint="is the model on the GPU? torch.cuda.is_available() is true on a virtual one",
+        )
+    site = max(sites, key=lambda found: found.amount.at_least)  # type: ignore[union-attr]
+    steps = [step for step in site.rank.steps if step.ended_by != "end"]
+    if not steps:
+        raise DataError(
+            "no training step was made: nothing to check",
+            hint="a step ends with optimizer.step(), or at the end of `with rec.step():`",
+        )
+    naming = Naming(root or site.rank.session.cwd, is_user)
+    environment = site.rank.environment
+    torch = "" if isinstance(environment.torch, Unavailable) else environment.torch
+    metrics = _metrics(site, steps)
+    accounts: dict[str, Account] = {}
+    for name, places in (("implicit_syncs_per_step", syncs), ("races", races)):
+        if places is not None:
+            total = sum(places.values())
+            metrics[name] = -(-total // len(steps)) if name != "races" else total
+            named = {naming.file(place): count for place, count in places.items()}
+            accounts[ACCOUNT_OF[name]] = counted(named, total)
+    found = traced(site, is_user=is_user)
+    return Baseline(
+        environment={
+            "allocator": environment.allocator_conf,
+            "device": device or site.device.partition(":")[0],
+            "level": site.rank.session.level,
+            "torch": ".".join(torch.partition("+")[0].split(".")[:2]),
+            **({"precision": precision} if precision else {}),
+        },
+        steps=len(steps),
+        metrics=metrics,
+        phases={name: moment.bytes for name, moment in _moments(found)},
+        accounts=_one_way_to_call(accounts | _accounts(found, steps, metrics, naming)),
+    )
+
+
+def _one_way_to_call(accounts: Mapping[str, Account]) -> dict[str, Account]:
+    """A line calls into several functions, and each account has that of most of its bytes. Kept is
+    one for all, so that a line is known again in another run whatever account it is in."""
+    calls: dict[str, str] = {}
+    for name in sorted(accounts, key=lambda name: (name != PEAK, name)):
+        for line in accounts[name].lines:
+            if line.calls:
+                calls.setdefault(line.key, line.calls)
+    return {
+        name: replace(
+            account,
+            lines=tuple(replace(line, calls=calls.get(line.key, "")) for line in account.lines),
+        )
+        for name, account in accounts.items()
+    }
+
+
+def _moments(found: Traced) -> list[tuple[str, Moment]]:
+    """The highest moments of phases and kinds of step; none where a step has no trace, since it
+    may have been higher."""
+    if not found.complete:
+        return []
+    phases = [(f"phase {name}", moment) for name, moment in sorted(found.phases().items())]
+    kinds = found.kinds_of_step()
+    return phases + [(_KINDS[kind], kinds[kind]) for kind in _KINDS if kind in kinds]
+
+
+def _window(step: Step, device: str) -> DeviceWindow | None:
+    return next((window for window in step.windows if window.device == device), None)
+
+
+def _metrics(site: PeakSite, steps: list[Step]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    assert not isinstance(site.amount, Unavailable)
+    found["peak_allocated"] = site.amount.at_least
+    if not isinstance(site.reserved, Unavailable):
+        found["peak_reserved"] = site.reserved.at_least
+    windows = [window for step in steps if (window := _window(step, site.device)) is not None]
+    ends = [window.end.allocated for window in windows]
+    known = [int(end) for end in ends if not isinstance(end, Unavailable)]
+    if known:
+        found["steady_allocated"] = known[-1]
+    settled = known[WARM_UP:]
+    if len(settled) > 1:
+        # Every step's growth: one that frees now and then does not hide one that leaks.
+        changes = sorted(two - one for one, two in pairwise(settled))
+        found["growth_per_step"] = max(0, changes[len(changes) // 2])
+    counts = [window.activity for window in windows[WARM_UP:]]
+    allocs = [item.device_allocs for item in counts if not isinstance(item, Unavailable)]
+    if allocs:
+        found["device_allocs_after_warm_up"] = sum(allocs)
+    return found
+
+
+def _accounts(
+    found: Traced, steps: list[Step], metrics: Mapping[str, int], naming: Naming
+) -> dict[str, Account]:
+    """Those that the traces can give."""
+    accounts: dict[str, Account] = {}
+    peak = found.peak()
+    # The peak's own step may be one without a trace: then what was alive then is not known.
+    if peak is None or (not found.complete and not _is_the_peak(found, peak)):
+        return accounts
+    accounts[PEAK] = account_at(found, peak, naming, metrics["peak_allocated"], whole=True)
+    if not found.complete:
+        return accounts
+    by_moment = {peak: replace(accounts[PEAK], categories=(), modules=())}
+    for name, moment in _moments(found):
+        if moment not in by_moment:
+            by_moment[moment] = account_at(found, moment, naming, moment.bytes)
+        accounts[name] = by_moment[moment]
+    ends = {
+        step.index: moment
+        for step, moment in zip(found.steps, found.ends, strict=True)
+        if step.ended_by != "end"
+    }
+    last = account_at(found, ends[steps[-1].index], naming, metrics.get("steady_allocated", 0))
+    if "steady_allocated" in metrics:
+        accounts["steady"] = last
+    if "growth_per_step" in metrics:
+        start = ends[steps[WARM_UP].index]
+        accounts["growth"] = growth(account_at(found, start, naming, start.bytes), last)
+    if "device_allocs_after_warm_up" in metrics:
+        accounts["device allocs"] = device_allocs(
+            found, WARM_UP, metrics["device_allocs_after_warm_up"], naming
+        )
+    if "peak_reserved" in metrics:
+        accounts["reserved"] = reserved_at(found, metrics["peak_reserved"], naming)
+    return accounts
+
+
+def _is_the_peak(found: Traced, peak: Moment) -> bool:
+    amount = found.site.amount
+    return not isinstance(amount, Unavailable) and peak.bytes >= amount.at_least

@@ -1,0 +1,150 @@
+"""What a baseline holds, and what a check against it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpuprobe.analysis.compare.accounts import Account
+from gpuprobe.analysis.compare.diff import DiffRow
+from gpuprobe.model.text import human_bytes
+
+__all__ = [
+    "ACCOUNT_OF",
+    "METRICS",
+    "PEAK",
+    "Baseline",
+    "CheckResult",
+    "MetricResult",
+    "Setting",
+    "Tolerance",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How much more than the baseline is accepted: the larger of a share and an amount."""
+
+    relative: float = 0.0
+    absolute: int = 0
+
+    def limit(self, value: int) -> int:
+        """The largest accepted value."""
+        return value + max(int(value * self.relative), self.absolute)
+
+    def text(self, unit: str) -> str:
+        """In words: ``2%``, ``64.0 MiB``, ``2% or 64.0 MiB``, ``nothing``."""
+        parts = [f"{self.relative * 100:g}%"] if self.relative else []
+        if self.absolute:
+            parts.append(human_bytes(self.absolute) if unit == "bytes" else str(self.absolute))
+        return " or ".join(parts) or "nothing"
+
+
+METRICS: Final[dict[str, tuple[str, Tolerance]]] = {
+    "growth_per_step": ("bytes", Tolerance()),
+    "peak_allocated": ("bytes", Tolerance(relative=0.01)),
+    "steady_allocated": ("bytes", Tolerance(relative=0.01)),
+    "peak_reserved": ("bytes", Tolerance(relative=0.02, absolute=2 << 20)),
+    "device_allocs_after_warm_up": ("count", Tolerance()),
+    "implicit_syncs_per_step": ("count", Tolerance()),
+    "races": ("count", Tolerance()),
+}
+"""What is compared, in which unit, and what is accepted where nothing else is said. In the order
+in which a cause is looked for: what grows with every step also raises the peak. Reserved memory
+moves in segments of 2 MiB and more. The peak of a phase or a kind of step may take as many bytes
+more as ``peak_allocated`` may."""
+
+PEAK: Final = "peak"
+ACCOUNT_OF: Final = {
+    "growth_per_step": "growth",
+    "peak_allocated": PEAK,
+    "steady_allocated": "steady",
+    "peak_reserved": "reserved",
+    "device_allocs_after_warm_up": "device allocs",
+    "implicit_syncs_per_step": "syncs",
+    "races": "races",
+}
+"""The account that says what a metric is made of. Those of phases and of kinds of step have the
+metric's own name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """``metrics``: name to value, bytes or counts. ``phases``: peak allocated of each phase
+    (``phase forward``) over all steps, and of each kind of step (``first step``). ``accounts``: by
+    `ACCOUNT_OF`. ``stopped_after``: the optimizer steps that the program was ended after, None
+    where it ran to its end.
+    """
+
+    environment: Mapping[str, str]
+    steps: int
+    metrics: Mapping[str, int]
+    phases: Mapping[str, int]
+    accounts: Mapping[str, Account] = field(default_factory=dict)
+    tolerances: Mapping[str, Tolerance] | None = None
+    stopped_after: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Something a check was told: in words, and by whom (``command line``, ``baseline``,
+    ``pyproject.toml``, ``default``)."""
+
+    name: str
+    value: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetricResult:
+    """One metric of a check. ``limit`` is the largest accepted value; ``accepted`` the tolerance
+    in words, and ``source`` where that comes from. Of a regression, ``cause`` says what to look
+    at first, ``place`` is its line (``file:line in function``, "" where none is known), and
+    ``rows`` are the lines of its account, summing to the account's change; None without one.
+    """
+
+    name: str
+    unit: str
+    before: int
+    after: int
+    limit: int
+    accepted: str = ""
+    source: str = "default"
+    cause: str = ""
+    place: str = ""
+    rows: tuple[DiffRow, ...] | None = None
+
+    @property
+    def regressed(self) -> bool:
+        return self.after > self.limit
+
+    @property
+    def delta(self) -> int:
+        return self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What a check found. ``rows``: by ``category``, ``module`` and ``line``, each summing to
+    the change of the peak; None where a side has no trace. ``cause``: the first thing to look
+    at, in words. ``mismatches``: how the environments differ; such a check is not passed.
+    ``settings``: what the check was told, and by whom.
+    """
+
+    metrics: tuple[MetricResult, ...]
+    phases: tuple[MetricResult, ...]
+    rows: Mapping[str, tuple[DiffRow, ...]] | None
+    cause: str
+    mismatches: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
+    settings: tuple[Setting, ...] = ()
+
+    @property
+    def regressions(self) -> tuple[MetricResult, ...]:
+        """In the order in which they are to be looked at."""
+        return tuple(item for item in (*self.metrics, *self.phases) if item.regressed)
+
+    @property
+    def ok(self) -> bool:
+        return not self.regressions and not self.mismatches

@@ -1,0 +1,1 @@
+"""Two recordings compared: what changed, and why."""

@@ -1,0 +1,398 @@
+"""Accounts of memory: what an amount is made of, line by line, small enough to be kept.
+
+An account's lines sum exactly to its total, and so do its categories and its modules, where it
+has them. What a trace cannot tell is a line of its own, in brackets, never left out.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Final
+
+from gpuprobe.analysis.peak.high_water import HighWater, Share, live_at
+from gpuprobe.analysis.trace.evidence import Marks, Runs
+from gpuprobe.analysis.trace.frames import (
+    Lines,
+    UserFrame,
+    is_cpp,
+    module_row,
+    short_name,
+)
+from gpuprobe.analysis.trace.ledger import Ledger, ledger
+from gpuprobe.analysis.trace.parts import Moment, Traced
+from gpuprobe.model.memory import Category, TraceAction
+from gpuprobe.model.trace import Frame
+
+__all__ = [
+    "NOT_TRACED",
+    "Account",
+    "LineShare",
+    "Naming",
+    "account_at",
+    "counted",
+    "device_allocs",
+    "growth",
+    "merged_shares",
+    "reserved_at",
+]
+
+NOT_TRACED: Final = "(not in the trace)"
+"""The row of what a counter says beyond what the trace explains; may be negative."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineShare:
+    """A line's part of an amount: ``bytes`` in ``blocks`` blocks (of counts: that many times).
+
+    ``categories``: its bytes by category, most first. ``calls``: the functions it called into,
+    innermost first, repeats once; they stay when lines shift. ``until``: ``backward`` where most
+    of it is freed in the backward pass of its step, ``later`` where it outlives the step, else "".
+    ``paths``: the user's lines that led here, innermost first, up to the one that calls the model,
+    the optimizer or the autograd engine, each with its bytes; kept in memory only.
+    """
+
+    key: str
+    bytes: int
+    blocks: int
+    categories: tuple[tuple[str, int], ...] = ()
+    until: str = ""
+    calls: str = ""
+    paths: tuple[tuple[tuple[str, ...], int], ...] = ()
+
+    @property
+    def category(self) -> str:
+        """That of most of its bytes; "" where none is known."""
+        return self.categories[0][0] if self.categories else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """``unit`` is ``bytes`` or ``count``."""
+
+    total: int
+    lines: tuple[LineShare, ...] = ()
+    categories: tuple[Share, ...] = ()
+    modules: tuple[Share, ...] = ()
+    unit: str = "bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """How files are named: relative to the project's folder ``root``."""
+
+    root: str
+    is_user: UserFrame
+
+    def file(self, name: str) -> str:
+        """A path below the project without the project's folder; of others, the last parts."""
+        name = name.replace("\\", "/")
+        folder = self.root.replace("\\", "/").rstrip("/") + "/"
+        if len(folder) > 1 and name.startswith(folder):
+            return name[len(folder) :]
+        if name.startswith("/"):
+            return posixpath.join("...", *name.strip("/").split("/")[-2:])
+        return name
+
+    def line(self, frame: Frame) -> str:
+        return short_name(frame._replace(filename=self.file(frame.filename)))
+
+
+@dataclass(slots=True)
+class _Row:
+    """What is gathered of one line."""
+
+    bytes: int = 0
+    blocks: int = 0
+    categories: Counter[str] = field(default_factory=Counter)
+    until: Counter[str] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)
+    paths: Counter[tuple[str, ...]] = field(default_factory=Counter)
+
+
+class _Gathered:
+    """Blocks by line."""
+
+    def __init__(self, naming: Naming) -> None:
+        self._naming = naming
+        self._rows: dict[str, _Row] = defaultdict(_Row)
+
+    def add(
+        self,
+        lines: Lines,
+        frames: tuple[Frame, ...],
+        stack: int,
+        size: int,
+        blocks: int = 1,
+        *,
+        before: bool = False,
+        category: str = "",
+        until: str = "",
+    ) -> None:
+        frame = lines.frame(stack)
+        calls = ""
+        path: tuple[str, ...] = ()
+        if frame is None:
+            key = lines.line(stack, before=before)
+        else:
+            naming = self._naming
+            key = naming.line(frame)
+            inner = frames[: frames.index(frame)]
+            calls = " ".join(name for name, _ in groupby(f.name for f in inner if not is_cpp(f)))
+            mine = frames[: _entry(frames, naming.is_user)]
+            path = tuple(naming.line(f) for f in mine if naming.is_user(f)) or (key,)
+        row = self._rows[key]
+        row.bytes += size
+        row.blocks += blocks
+        row.categories[category] += size
+        row.until[until] += size
+        row.calls[calls] += size
+        row.paths[path] += size
+
+    def lines(self, total: int) -> tuple[LineShare, ...]:
+        """All of it, most bytes first, with a line for what is missing to ``total``."""
+        found = [
+            LineShare(
+                key,
+                row.bytes,
+                row.blocks,
+                _sorted(row.categories),
+                _most(row.until),
+                _most(row.calls),
+                tuple(sorted(row.paths.items(), key=lambda item: (-item[1], item[0]))),
+            )
+            for key, row in self._rows.items()
+        ]
+        rest = total - sum(line.bytes for line in found)
+        if rest:
+            found.append(LineShare(NOT_TRACED, rest, 0))
+        return tuple(sorted(found, key=lambda line: (-line.bytes, line.key)))
+
+
+_ENTRIES = (
+    ("nn/modules/module.py", ("_call_impl", "_wrapped_call_impl")),
+    ("torch/_tensor.py", ("backward",)),
+    ("torch/autograd/__init__.py", ("backward", "grad")),
+    ("torch/optim/optimizer.py", ("wrapper",)),
+)
+"""The functions of torch (2.6 to 2.13) through which a program's loop calls the model, the
+autograd engine and the optimizer."""
+
+
+def _entry(frames: tuple[Frame, ...], is_user: UserFrame) -> int:
+    """The index after the user's line that calls the outermost of `_ENTRIES`; where there is none,
+    after the innermost user's line."""
+    outermost = -1
+    for index, frame in enumerate(frames):
+        name = frame.filename.replace("\\", "/")
+        if any(name.endswith(file) and frame.name in names for file, names in _ENTRIES):
+            outermost = index
+    user = (i for i, frame in enumerate(frames) if i > outermost and is_user(frame))
+    return next(user, len(frames) - 1) + 1
+
+
+def _sorted(counter: Counter[str]) -> tuple[tuple[str, int], ...]:
+    """Most bytes first, then by name; what has no name is left out."""
+    named = ((key, size) for key, size in counter.items() if key)
+    return tuple(sorted(named, key=lambda item: (-item[1], item[0])))
+
+
+def _most(counter: Counter[str]) -> str:
+    """The key with most bytes, of equals the smallest: the same from run to run."""
+    return min(counter, key=lambda key: (-counter[key], key), default="")
+
+
+def account_at(
+    found: Traced, moment: Moment, naming: Naming, total: int, *, whole: bool = False
+) -> Account:
+    """What was allocated at a moment. ``total``: what the counter said. ``whole``: with its
+    categories and modules too."""
+    book = ledger(found.trace(moment.trace))
+    mark = live_at(book, moment.event)
+    here = _Table(mark, naming)
+    origins = _Origins(found, moment.trace, naming)
+    # Alike blocks together: a mark may have a million, of a hundred stacks.
+    groups: dict[tuple[int, int, int, int, int, str], list[int]] = {}
+    for index, until in enumerate(_ends(book, moment.event)):
+        stack, before = mark.stack[index], mark.is_baseline[index]
+        known = None
+        if before and not stack:
+            known = origins.of(mark.address[index], mark.size[index])
+        if known is None:
+            group = (0, stack, before, mark.category[index], mark.module[index], until)
+        else:
+            group = (1, *known, until)
+        groups.setdefault(group, []).append(mark.size[index])
+    gathered = _Gathered(naming)
+    categories, modules = [], []
+    for (earlier, stack, before, code, module, until), sizes in sorted(groups.items()):
+        table = origins.table if earlier else here
+        assert table is not None
+        category = Category.from_code(code).value
+        size, blocks = sum(sizes), len(sizes)
+        gathered.add(
+            table.lines,
+            table.stacks.frames_of(stack),
+            stack,
+            size,
+            blocks,
+            before=bool(before),
+            category=category,
+            until=until,
+        )
+        name = module_row(table.stacks.strings[module], stack, before=bool(before))
+        categories.append(Share(category, size, blocks))
+        modules.append(Share(name, size, blocks))
+    shares = gathered.lines(total)
+    if not whole:
+        return Account(total, shares)
+    rest = [Share(NOT_TRACED, total - mark.allocated, 0)] if total != mark.allocated else []
+    return Account(
+        total, shares, merged_shares([*categories, *rest]), merged_shares([*modules, *rest])
+    )
+
+
+class _Table:
+    """The stacks of one trace."""
+
+    def __init__(self, mark: HighWater, naming: Naming) -> None:
+        self.stacks = mark.stacks
+        self.lines = Lines(mark.stacks, naming.is_user)
+
+
+class _Origins:
+    """Where blocks come from that were alive before a trace, and freed in it: no stack of theirs
+    is in that trace. The one before may have them among what lived at its end."""
+
+    def __init__(self, found: Traced, number: int, naming: Naming) -> None:
+        self._found = found
+        self._number = number
+        self._naming = naming
+        self._rows: dict[tuple[int, int], tuple[int, int, int, int]] | None = None
+        self.table: _Table | None = None
+
+    def of(self, address: int, size: int) -> tuple[int, int, int, int] | None:
+        """(stack, is_baseline, category, module) in `table`."""
+        if self._rows is None:
+            self._rows = {}
+            steps = self._found.steps
+            number = self._number
+            if number and steps[number].index - steps[number - 1].index <= 1:
+                book = ledger(self._found.trace(number - 1))
+                mark = live_at(book, book.events - 1)
+                self.table = _Table(mark, self._naming)
+                columns = (mark.stack, mark.is_baseline, mark.category, mark.module)
+                keys = zip(mark.address, mark.size, strict=True)
+                self._rows = dict(zip(keys, zip(*columns, strict=True), strict=True))
+        return self._rows.get((address, size))
+
+
+def _ends(book: Ledger, event: int) -> Iterator[str]:
+    """How each block that is alive after ``event`` ends, in `live_at`'s order."""
+    runs = Runs(book, Marks(book.trace.stacks))
+    for row in book.alive(event):
+        freed = book.freed[row]
+        if freed >= book.events or row >= book.made:  # of an earlier step
+            yield "later"
+        else:
+            yield "backward" if runs.kind(runs.at(freed)) == "backward" else ""
+
+
+def merged_shares(shares: Iterable[Share]) -> tuple[Share, ...]:
+    """Shares of one name as one, most bytes first."""
+    found: dict[str, tuple[int, int]] = {}
+    for share in shares:
+        size, blocks = found.get(share.key, (0, 0))
+        found[share.key] = (size + share.bytes, blocks + share.blocks)
+    return tuple(
+        Share(key, size, blocks)
+        for key, (size, blocks) in sorted(found.items(), key=lambda item: (-item[1][0], item[0]))
+    )
+
+
+def growth(first: Account, last: Account) -> Account:
+    """What the lines of ``last`` have more than ``first``, of the same run; the rest left out."""
+    before = {line.key: line for line in first.lines}
+    nothing = LineShare("", 0, 0)
+    found = []
+    for line in last.lines:
+        found.append(_minus(line, before.pop(line.key, nothing)))
+    found += [
+        _minus(replace(nothing, key=old.key, calls=old.calls), old) for old in before.values()
+    ]
+    lines = [line for line in found if line.bytes]
+    lines.sort(key=lambda line: (-line.bytes, line.key))
+    return Account(last.total - first.total, tuple(lines))
+
+
+def _minus(line: LineShare, old: LineShare) -> LineShare:
+    sizes = Counter(dict(line.categories))
+    sizes.subtract(dict(old.categories))
+    return replace(
+        line,
+        bytes=line.bytes - old.bytes,
+        blocks=line.blocks - old.blocks,
+        categories=_sorted(Counter({key: size for key, size in sizes.items() if size})),
+    )
+
+
+_TAKEN = (TraceAction.SEGMENT_ALLOC.code, TraceAction.SEGMENT_MAP.code)
+_GIVEN = (TraceAction.SEGMENT_FREE.code, TraceAction.SEGMENT_UNMAP.code)
+
+
+def device_allocs(found: Traced, warm_up: int, total: int, naming: Naming) -> Account:
+    """The calls of cudaMalloc from step number ``warm_up`` on, by the line that caused each."""
+    gathered = _Gathered(naming)
+    full = [index for index, step in enumerate(found.steps) if step.ended_by != "end"]
+    for number in full[warm_up:]:
+        trace = found.trace(number)
+        events = trace.events
+        lines = Lines(trace.stacks, naming.is_user)
+        for action, stack in zip(events.action, events.column("stack"), strict=True):
+            if action in _TAKEN:
+                gathered.add(lines, trace.stacks.frames_of(stack), stack, 1)
+    return Account(total, gathered.lines(total), unit="count")
+
+
+def reserved_at(found: Traced, total: int, naming: Naming) -> Account:
+    """What was reserved from the driver when that was most, by the line that caused each
+    segment to be taken."""
+    alive: dict[int, tuple[int, int, int]] = {}  # address -> trace, stack, size
+    best: dict[int, tuple[int, int, int]] = {}
+    most = now = 0
+    tables = []
+    for number in range(len(found.steps)):
+        trace = found.trace(number)
+        tables.append((trace.stacks, Lines(trace.stacks, naming.is_user)))
+        events = trace.events
+        stacks = events.column("stack")
+        for event, action in enumerate(events.action):
+            address, size = events.address[event], events.size[event]
+            if action in _TAKEN:
+                alive[address] = (number, stacks[event], size)
+                now += size
+                if now > most:
+                    most, best = now, {}
+            elif action in _GIVEN and address in alive:
+                if now == most and not best:
+                    best = dict(alive)
+                now -= alive.pop(address)[2]
+    gathered = _Gathered(naming)
+    for number, stack, size in (best or alive).values():
+        table, lines = tables[number]
+        gathered.add(lines, table.frames_of(stack), stack, size)
+    return Account(total, gathered.lines(total))
+
+
+def counted(places: Mapping[str, int], total: int) -> Account:
+    """An account of things counted by place."""
+    lines = [LineShare(key, count, count) for key, count in places.items()]
+    rest = total - sum(places.values())
+    if rest:
+        lines.append(LineShare(NOT_TRACED, rest, 0))
+    return Account(
+        total, tuple(sorted(lines, key=lambda line: (-line.bytes, line.key))), unit="count"
+    )

@@ -1,0 +1,249 @@
+"""Which change of the program made an amount grow: the first thing to look at.
+
+A change of one line often grows the memory of many: without an activation checkpoint, every line
+of a block keeps what it made. So the lines' growth is followed from the training loop inwards, as
+long as nearly all of it goes the same way; where it parts is the line to look at.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuprobe.analysis.compare.accounts import Account, LineShare
+from gpuprobe.analysis.compare.diff import DiffRow
+from gpuprobe.model.text import human_bytes, human_delta
+
+__all__ = ["Cause", "Context", "explain"]
+
+_NEARLY_ALL = 0.8
+"""Of an amount: what must go on to one line for it to be followed."""
+
+_MOST = 0.5
+"""Of the growth: what a rule must explain to be the cause."""
+
+_ALIKE = 0.25
+"""How far a line's own factor may be from that of the inputs: some of what a line makes does not
+depend on them, and blocks are rounded up."""
+
+_NOTHING = LineShare("", 0, 0)
+
+_WORDS = {
+    "activation": "activations saved for backward",
+    "temporary": "",
+    "autograd_detail": "autograd's own",
+    "optimizer_state": "optimizer state",
+    "gradient_bucket": "gradient buckets",
+    "unknown": "",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """``place`` is a line, ``file:line in function``; "" where none is known."""
+
+    text: str
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What is known beside one account: ``precision`` before and after, where that changed; the
+    lines that call the model and that start the backward pass; the lines of which that freed
+    something before; those that leave more behind with every step now."""
+
+    precision: tuple[str, str] | None = None
+    forward: str = ""
+    backward: str = ""
+    freed_in_backward: frozenset[str] = frozenset()
+    growing: frozenset[str] = frozenset()
+    evaluation: bool = False  # it is the account of a phase without a backward pass
+
+
+def explain(
+    rows: Sequence[DiffRow], before: Account, after: Account, context: Context, noun: str = ""
+) -> Cause | None:
+    """The cause of what grew in ``rows``; None where nothing did. ``noun``: what a count counts."""
+    grown = [row for row in rows if row.delta > 0 and not row.key.startswith("(")]
+    if not grown:
+        rest = next((row for row in rows if row.delta > 0), None)
+        return None if rest is None else Cause(f"{_amount(rest.delta, after, noun)} in {rest.key}")
+    lines = {line.key: line for line in after.lines}
+    if after.unit == "count":
+        row = grown[0]
+        return Cause(f"{_amount(row.delta, after, noun)} at {row.key}", row.key)
+    was = {line.key: line for line in before.lines}
+    for rule in (_precision, _retained, _inputs):
+        found = rule(grown, was, lines, context)
+        if found is not None:
+            return found
+    return _where_it_parts(grown, was, lines, context)
+
+
+def _amount(delta: int, account: Account, noun: str) -> str:
+    return f"{delta:+d} {noun}".rstrip() if account.unit == "count" else human_delta(delta)
+
+
+def _total(rows: Iterable[DiffRow]) -> int:
+    return sum(row.delta for row in rows)
+
+
+def _precision(
+    grown: Sequence[DiffRow],
+    was: Mapping[str, LineShare],
+    lines: Mapping[str, LineShare],
+    context: Context,
+) -> Cause | None:
+    """Other number formats: most of what grew is made by the model's own lines, no more blocks
+    than before. Look where the model is called."""
+    if context.precision is None:
+        return None
+    computed = [row for row in grown if _category(row, lines) not in ("parameter", "input")]
+    if _total(computed) < _MOST * _total(grown) or not context.forward:
+        return None
+    old, new = context.precision
+    text = f"{human_delta(_total(computed))} at {context.forward}: {new}, before {old}"
+    return Cause(f"{text}; most of it made at {computed[0].key}", context.forward)
+
+
+def _retained(
+    grown: Sequence[DiffRow],
+    was: Mapping[str, LineShare],
+    lines: Mapping[str, LineShare],
+    context: Context,
+) -> Cause | None:
+    """What the backward pass freed in its step, and now outlives it."""
+    kept = [
+        row
+        for row in grown
+        if row.key in lines
+        and row.key not in context.growing
+        and lines[row.key].until == "later"
+        and lines[row.key].category in ("activation", "temporary", "autograd_detail")
+        and (row.moved_from or row.key) in context.freed_in_backward
+        and was.get(row.moved_from or row.key, _NOTHING).until != "later"
+    ]
+    if not context.backward or _total(kept) < _MOST * _total(grown):
+        return None
+    return Cause(
+        f"{human_delta(_total(kept))} at {context.backward}: activations are kept after it (the "
+        f"graph is retained, or something still refers to it); most of them made at {kept[0].key}",
+        context.backward,
+    )
+
+
+def _inputs(
+    grown: Sequence[DiffRow],
+    was: Mapping[str, LineShare],
+    lines: Mapping[str, LineShare],
+    context: Context,
+) -> Cause | None:
+    """A larger batch, or longer inputs: most lines have grown by one factor, and so has a line
+    of the training loop itself, outside the model."""
+    best: tuple[int, DiffRow, float] | None = None
+    for row in grown:
+        if row.before <= 0 or not _in_the_loop(lines.get(row.key)):
+            continue
+        factor = row.after / row.before
+        alike = sum(
+            other.delta
+            for other in grown
+            if other.before > 0 and abs(other.after / other.before / factor - 1) <= _ALIKE
+        )
+        if best is None or (alike, row.delta) > (best[0], best[1].delta):
+            best = alike, row, factor
+    if best is None or best[0] < _MOST * _total(grown) or best[0] == best[1].delta:
+        return None
+    amount, row, factor = best
+    return Cause(
+        f"{human_delta(amount)} with inputs {factor:.2f} times as large at {row.key}: "
+        f"{human_bytes(row.before)} before, {human_bytes(row.after)} now",
+        row.key,
+    )
+
+
+def _in_the_loop(line: LineShare | None) -> bool:
+    """Whether a line calls neither the model nor autograd nor an optimizer."""
+    if line is None or line.category in ("parameter", "gradient", "optimizer_state", "workspace"):
+        return False
+    if not all(len(path) == 1 for path, _ in line.paths):
+        return False
+    return not {"_call_impl", "backward", "_engine_run_backward", "step"} & set(line.calls.split())
+
+
+def _where_it_parts(
+    grown: Sequence[DiffRow],
+    was: Mapping[str, LineShare],
+    lines: Mapping[str, LineShare],
+    context: Context,
+) -> Cause:
+    """Follow the growth inwards, from the call that has most of it."""
+    ways = [(path, weight, row) for row in grown for path, weight in _weighted(row, lines)]
+    depth = 0
+    place = ""
+    while True:
+        groups: dict[str, int] = defaultdict(int)
+        for path, weight, _ in ways:
+            if len(path) > depth:
+                groups[path[depth]] += weight
+        if not groups:
+            break
+        best = min(groups, key=lambda key: (-groups[key], key))
+        if place and groups[best] < _NEARLY_ALL * sum(weight for _, weight, _ in ways):
+            break
+        place = best
+        ways = [way for way in ways if len(way[0]) > depth and way[0][depth] == best]
+        depth += 1
+    amount = sum(weight for _, weight, _ in ways)
+    rows = {row.key: row for _, _, row in ways}
+    category = _grown_category(list(rows.values()), was, lines)
+    text = f"{human_delta(amount)} at {place}"
+    words = _WORDS.get(category, category)
+    if category == "activation" and all(lines[key].until == "later" for key in rows):
+        words = "kept from step to step"
+    blocks = sum(row.blocks_after - row.blocks_before for row in rows.values())
+    if context.evaluation and blocks > 0 and len(rows) > 1:
+        words = "kept though no backward pass follows (is torch.no_grad() missing?)"
+    if words:
+        text += f": {words}"
+    if blocks:
+        text += f"; {abs(blocks)} {'more' if blocks > 0 else 'fewer'} block" + "s" * (
+            abs(blocks) != 1
+        )
+    first = max(rows.values(), key=lambda row: (row.delta, row.key))
+    if first.key != place:
+        text += f"; most of it made at {first.key}"
+    return Cause(text, place)
+
+
+def _category(row: DiffRow, lines: Mapping[str, LineShare]) -> str:
+    return lines[row.key].category if row.key in lines else ""
+
+
+def _grown_category(
+    rows: Sequence[DiffRow], was: Mapping[str, LineShare], lines: Mapping[str, LineShare]
+) -> str:
+    """The category that grew most in these lines."""
+    sizes: Counter[str] = Counter()
+    for row in rows:
+        sizes.update(dict(lines.get(row.key, _NOTHING).categories))
+        sizes.subtract(dict(was.get(row.moved_from or row.key, _NOTHING).categories))
+    return min(sizes, key=lambda key: (-sizes[key], key), default="")
+
+
+def _weighted(
+    row: DiffRow, lines: Mapping[str, LineShare]
+) -> Iterable[tuple[tuple[str, ...], int]]:
+    """The ways to a line, outermost first, each with its part of the line's growth."""
+    paths = lines[row.key].paths if row.key in lines else ()
+    whole = sum(size for _, size in paths)
+    if whole <= 0:
+        yield (row.key,), row.delta
+        return
+    left = row.delta
+    for path, size in paths[1:]:
+        part = row.delta * size // whole
+        left -= part
+        yield path[::-1], part
+    yield paths[0][0][::-1], left

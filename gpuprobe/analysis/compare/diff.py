@@ -1,0 +1,297 @@
+"""What changed between the peaks of two runs, so that the rows add up.
+
+Compared are the blocks alive at either peak, those alive before the trace included. So for
+each breakdown (by category, module, line) the rows' changes sum exactly to the change of the
+peak; a diff of the allocations recorded alone would miss what was there from the start.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpuprobe.analysis.compare.matching import LineInfo, match_lines, match_modules
+from gpuprobe.analysis.peak.high_water import HighWater, Share, by_category, by_line, by_module
+from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, high_water_at, nearest_trace
+from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_cpp, is_user_frame, short_name
+from gpuprobe.model.run.recording import RankRecording, Recording
+from gpuprobe.model.values import Peak, Unavailable
+
+__all__ = [
+    "BY",
+    "Diff",
+    "DiffRow",
+    "PeakDiff",
+    "diff_marks",
+    "diff_recordings",
+    "join_rows",
+    "line_infos",
+]
+
+BY = ("category", "module", "line")
+"""The breakdowns, in the order they are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiffRow:
+    """One name at both peaks. Bytes and blocks; ``delta`` is ``after - before``.
+
+    ``status``: ``same``, ``changed``, ``added``, ``removed``, or ``moved``: the same memory
+    under another name, ``moved_from`` (a shifted line, a renamed module), bytes changed or not.
+    """
+
+    key: str
+    before: int
+    after: int
+    blocks_before: int
+    blocks_after: int
+    status: str
+    moved_from: str = ""
+
+    @property
+    def delta(self) -> int:
+        return self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The moment that the rows have of one side: the high water mark of its highest step with a
+    trace (None in a snapshot). ``below_peak``: bytes between it and the peak.
+    """
+
+    step: int | None
+    allocated: int
+    below_peak: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeakDiff:
+    """The peaks of one device in one rank. ``rows[by]`` are sorted by size of the change; they
+    sum to ``after - before`` of the peaks or, where a peak has no trace, of ``compared``.
+    `Unavailable` where a side has no trace at all.
+    """
+
+    rank: int
+    device: str  # of the later run; "a -> b" where the two differ
+    before: Peak | Unavailable
+    after: Peak | Unavailable
+    phase_before: str
+    phase_after: str
+    rows: dict[str, tuple[DiffRow, ...] | Unavailable]
+    compared: tuple[Compared, Compared] | None = None
+
+    @property
+    def delta(self) -> int | Unavailable:
+        """The change of the peak in bytes; `Unavailable` where a peak is only bounded."""
+        for peak in (self.before, self.after):
+            if isinstance(peak, Unavailable):
+                return peak
+            if not peak.exact:
+                return Unavailable("the peak is known only between two bounds")
+        assert isinstance(self.before, Peak)
+        assert isinstance(self.after, Peak)
+        return self.after.at_least - self.before.at_least
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """Two recordings compared. ``cautions`` say what makes the comparison less than exact."""
+
+    before: str  # paths
+    after: str
+    peaks: tuple[PeakDiff, ...]
+    cautions: tuple[str, ...] = ()
+
+
+def diff_recordings(
+    before: Recording, after: Recording, *, is_user: UserFrame = is_user_frame
+) -> Diff:
+    """Compare rank by rank and device by device.
+
+    Where each side has one rank or one device and their names differ, they are compared all
+    the same, and a caution says so.
+    """
+    cautions = list(_cautions(before, after))
+    ours = {(site.rank.session.rank, site.device): site for site in device_peaks(before)}
+    theirs = {(site.rank.session.rank, site.device): site for site in device_peaks(after)}
+    pairs: list[tuple[PeakSite | None, PeakSite | None]]
+    if len(ours) == len(theirs) == 1:
+        (one,), (two,) = ours.values(), theirs.values()
+        pairs = [(one, two)]
+        if one.device != two.device:
+            cautions.append(
+                f"different devices: {one.device} and {two.device}; sizes differ by rounding "
+                "and by what each allocator adds, not only by what the program does"
+            )
+    else:
+        pairs = [(ours.get(key), theirs.get(key)) for key in sorted(ours.keys() | theirs.keys())]
+        for key in sorted(ours.keys() ^ theirs.keys()):
+            side = "first" if key in ours else "second"
+            cautions.append(f"rank {key[0]}, {key[1]}: only in the {side} recording")
+    return Diff(
+        before=before.path,
+        after=after.path,
+        peaks=tuple(_of_sites(one, two, is_user) for one, two in pairs),
+        cautions=tuple(cautions),
+    )
+
+
+def _of_sites(one: PeakSite | None, two: PeakSite | None, is_user: UserFrame) -> PeakDiff:
+    missing = Unavailable("the other recording does not have this device")
+    marks = [missing if site is None else high_water_at(site) for site in (one, two)]
+    rows: dict[str, tuple[DiffRow, ...] | Unavailable]
+    compared = None
+    if isinstance(marks[0], HighWater) and isinstance(marks[1], HighWater):
+        rows = dict(diff_marks(marks[0], marks[1], is_user=is_user))
+    elif (found := _traced(one, marks[0])) and (other := _traced(two, marks[1])):
+        rows = dict(diff_marks(found[0], other[0], is_user=is_user))
+        compared = (found[1], other[1])
+    else:
+        reason = next(mark for mark in marks if isinstance(mark, Unavailable))
+        rows = dict.fromkeys(BY, reason)
+    peaks = [_peak(site, mark) for site, mark in zip((one, two), marks, strict=True)]
+    phases = [_phase(site, mark) for site, mark in zip((one, two), marks, strict=True)]
+    names = dict.fromkeys(site.device for site in (one, two) if site is not None)
+    return PeakDiff(
+        rank=next(site.rank.session.rank for site in (two, one) if site is not None),
+        device=" -> ".join(names),
+        before=peaks[0],
+        after=peaks[1],
+        phase_before=phases[0],
+        phase_after=phases[1],
+        rows=rows,
+        compared=compared,
+    )
+
+
+def _traced(
+    site: PeakSite | None, mark: HighWater | Unavailable
+) -> tuple[HighWater, Compared] | None:
+    """The peak where it has a trace, else the highest moment that has one."""
+    if site is None:
+        return None
+    if isinstance(mark, HighWater):
+        step = None if site.step is None else site.step.index
+        return mark, Compared(step, mark.allocated, 0)
+    nearest = nearest_trace(site)
+    if nearest is None or isinstance(site.amount, Unavailable):
+        return None
+    below = max(0, site.amount.at_least - nearest[1].allocated)
+    return nearest[1], Compared(nearest[0].index, nearest[1].allocated, below)
+
+
+def _peak(site: PeakSite | None, mark: HighWater | Unavailable) -> Peak | Unavailable:
+    """The trace's peak where there is a trace: its blocks are what the rows add up."""
+    if isinstance(mark, HighWater):
+        return Peak.exactly(mark.allocated)
+    return mark if site is None else site.amount
+
+
+def _phase(site: PeakSite | None, mark: HighWater | Unavailable) -> str:
+    if isinstance(mark, HighWater) and mark.phase:
+        return mark.phase
+    return site.phase if site is not None else ""
+
+
+def _cautions(before: Recording, after: Recording) -> Iterable[str]:
+    if before.kind != after.kind:
+        yield f"a {before.kind} is compared with a {after.kind}"
+    if not before.ranks or not after.ranks:
+        yield "a recording has no rank in it"
+        return
+    one, two = before.ranks[0], after.ranks[0]
+    if before.kind == after.kind == "recording":
+        if one.session.level != two.session.level:
+            yield f"different levels: {one.session.level} and {two.session.level}"
+        for name in ("torch", "allocator_conf"):
+            values = [_text(getattr(rank.environment, name)) for rank in (one, two)]
+            if values[0] != values[1]:
+                yield f"different {name}: {values[0] or 'not set'} and {values[1] or 'not set'}"
+    if len(before.ranks) != len(after.ranks):
+        yield f"different numbers of ranks: {len(before.ranks)} and {len(after.ranks)}"
+    for name, rank in (("first", one), ("second", two)):
+        if _unfinished(before if name == "first" else after, rank):
+            yield f"the {name} recording has no end: its peak may still have risen"
+
+
+def _text(value: object) -> str:
+    return value.reason if isinstance(value, Unavailable) else str(value)
+
+
+def _unfinished(recording: Recording, rank: RankRecording) -> bool:
+    return recording.kind == "recording" and rank.end is None
+
+
+def diff_marks(
+    before: HighWater, after: HighWater, *, is_user: UserFrame = is_user_frame
+) -> dict[str, tuple[DiffRow, ...]]:
+    """The rows of each breakdown in `BY`; each sums to ``after.allocated - before.allocated``."""
+    categories = by_category(before), by_category(after)
+    modules = by_module(before), by_module(after)
+    lines = by_line(before, is_user), by_line(after, is_user)
+    infos = [list(line_infos(mark, is_user)) for mark in (before, after)]
+    in_lines = match_lines(infos[0], infos[1])
+    # The rows in brackets, such as "(unknown)", are no places in the code.
+    for row in lines[0]:
+        in_lines.setdefault(row.key, row.key)
+    by_bytes = [{s.key: s.bytes for s in side if not s.key.startswith("(")} for side in modules]
+    return {
+        "category": join_rows(*categories, {s.key: s.key for s in categories[0]}),
+        "module": join_rows(
+            *modules, {s.key: s.key for s in modules[0]} | match_modules(*by_bytes)
+        ),
+        "line": join_rows(*lines, in_lines),
+    }
+
+
+def join_rows(
+    before: Iterable[Share], after: Iterable[Share], pairs: dict[str, str]
+) -> tuple[DiffRow, ...]:
+    """Join two sides by ``pairs`` (keys of ``before`` to keys of ``after``)."""
+    rest = {share.key: share for share in after}
+    rows = []
+    for share in before:
+        other = rest.pop(pairs.get(share.key, ""), None)
+        if other is None:
+            rows.append(DiffRow(share.key, share.bytes, 0, share.blocks, 0, "removed"))
+            continue
+        moved = other.key != share.key
+        same = other.bytes == share.bytes and other.blocks == share.blocks
+        rows.append(
+            DiffRow(
+                key=other.key,
+                before=share.bytes,
+                after=other.bytes,
+                blocks_before=share.blocks,
+                blocks_after=other.blocks,
+                status="moved" if moved else "same" if same else "changed",
+                moved_from=share.key if moved else "",
+            )
+        )
+    rows += [DiffRow(s.key, 0, s.bytes, 0, s.blocks, "added") for s in rest.values()]
+    rows.sort(key=lambda row: (-abs(row.delta), -max(row.before, row.after), row.key))
+    return tuple(rows)
+
+
+def line_infos(mark: HighWater, is_user: UserFrame) -> Iterable[LineInfo]:
+    """The user's lines at a peak, each with the shape of its largest stack."""
+    stacks, lines = mark.stacks, Lines(mark.stacks, is_user)
+    sizes: Counter[int] = Counter()
+    for stack, size in zip(mark.stack, mark.size, strict=True):
+        sizes[stack] += size
+    total: Counter[str] = Counter()
+    largest: dict[str, tuple[int, int]] = {}
+    for stack, size in sorted(sizes.items()):
+        frame = lines.frame(stack)
+        if frame is not None:
+            key = short_name(frame)
+            total[key] += size
+            largest[key] = max(largest.get(key, (-1, 0)), (size, stack))
+    for key, (_, stack) in largest.items():
+        frame = lines.frame(stack)
+        assert frame is not None
+        frames = stacks.frames_of(stack)
+        inner = frames[: frames.index(frame)]
+        shape = tuple(f.name for f in inner if not is_cpp(f))
+        yield LineInfo(key, frame.filename, frame.line, frame.name, shape, total[key])

@@ -1,0 +1,1 @@
+"""What grows from step to step, and when memory runs out."""

@@ -1,0 +1,1 @@
+"""What was allocated when memory was highest, and when it ran out."""

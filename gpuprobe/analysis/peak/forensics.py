@@ -1,0 +1,253 @@
+"""The report's sections on what the allocator did with its memory: how it was cut up, what
+outlived its steps, and why an allocation failed. Plain data, ready for JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpuprobe.analysis.growth.leaks import Leaks, leaks, leaks_over_steps
+from gpuprobe.analysis.peak.high_water import high_water
+from gpuprobe.analysis.peak.oom import OomReport, oom_reports
+from gpuprobe.analysis.peak.peaks import PeakSite, nearest_trace, window_of
+from gpuprobe.analysis.reserved.fragmentation import Fragmentation, PoolSpace, fragmentation
+from gpuprobe.analysis.trace.ledger import Ledger, ledger
+from gpuprobe.analysis.trace.segments_at import layout_at
+from gpuprobe.errors import DataError
+from gpuprobe.model.codec import to_plain
+from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
+
+__all__ = ["forensics"]
+
+_MOST = 10
+"""Rows of pools, pins and leaking lines. All of them are in the trace."""
+
+Plain = dict[str, Any]
+
+
+def forensics(site: PeakSite | None, sites: Sequence[PeakSite] = ()) -> Plain:
+    """``fragmentation`` (at the end and at the peak) and ``leaks`` of the peak's ``site``, and
+    ``out_of_memory`` there and on the others of ``sites``: what ran out need not be what had the
+    highest peak.
+    """
+    if site is None:
+        return _nothing(Unavailable("nothing was measured", ReadStatus.NOT_COLLECTED))
+    others = [_failures(other, _last_books(other)) for other in sites if other is not site]
+    elsewhere = [failure for failures in others for failure in failures]
+    try:
+        books = _books(site)
+        if not books and elsewhere:
+            nothing = _nothing(Unavailable("no step was traced", ReadStatus.NOT_COLLECTED))
+            return {**nothing, "out_of_memory": elsewhere}
+        if not books:
+            return _nothing(Unavailable("no step was traced", ReadStatus.NOT_COLLECTED))
+        book = max(books, key=lambda b: high_water(b).allocated)
+        return {
+            "fragmentation": _fragmentation(book),
+            "leaks": _leaks(site, book),
+            "out_of_memory": [*_failures(site, books), *elsewhere],
+        }
+    except DataError as error:
+        return {**_nothing(Unavailable(str(error))), "out_of_memory": elsewhere}
+
+
+def _failures(site: PeakSite, books: Sequence[Ledger]) -> list[Plain]:
+    return [
+        {"rank": site.rank.session.rank, **_failure(report)}
+        for book in books
+        for report in oom_reports(book, not_torch=_not_torch(site, book), what_if=WouldHaveFitted())
+    ]
+
+
+def _last_books(site: PeakSite) -> list[Ledger]:
+    """The traces in which a program that ran out of memory did: of the last step; all of a
+    snapshot. None of a recording that did not run out, and of what cannot be read.
+    """
+    rank = site.rank
+    error = None if rank.end is None else rank.end.error
+    try:
+        if not rank.steps:
+            traces = list(rank.load_traces())
+        elif error is not None and error.out_of_memory:
+            traces = list(rank.traces_of(rank.steps[-1]))
+        else:
+            return []
+    except DataError:
+        return []
+    return [ledger(trace) for trace in traces if trace.device == site.device]
+
+
+class WouldHaveFitted:
+    """Other allocator settings, tried on a trace that ran out of memory: a `WhatIf`.
+
+    Believed only where the simulator reproduces the recorded trace exactly, and tried only on
+    traces of moderate length: a report has to be quick, and ``gpuprobe replay --search`` is there
+    for the others.
+    """
+
+    MOST_EVENTS = 200_000
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[tuple[str, bool], ...] | Unavailable] = {}
+
+    def __call__(
+        self, trace: MemoryTrace, event: int
+    ) -> tuple[tuple[str, bool], ...] | Unavailable:
+        found = self._known.get(id(trace))
+        if found is None:
+            found = self._known[id(trace)] = self._try(trace)
+        return found
+
+    def _try(self, trace: MemoryTrace) -> tuple[tuple[str, bool], ...] | Unavailable:
+        # 15 ms: the simulator, which only a report of a failure needs.
+        from gpuprobe.allocator.replays.replay import replay_trace
+        from gpuprobe.allocator.replays.whatif import search
+
+        if len(trace.events) > self.MOST_EVENTS:
+            return Unavailable(
+                f"more than {self.MOST_EVENTS:,} events: gpuprobe replay --search tries them",
+                ReadStatus.NOT_COLLECTED,
+            )
+        recorded = replay_trace(trace)
+        if not recorded.exact:
+            return Unavailable("the trace cannot be replayed exactly, so no what-if is believed")
+        if recorded.memory_limit is None:
+            return Unavailable("the trace does not tell how much memory there was")
+        advice = search(trace, recorded, capacity=recorded.memory_limit)
+        return tuple(
+            (outcome.change, outcome.would_oom == 0 and outcome.ooms.most == 0)
+            for outcome in advice.tried
+        )
+
+
+def _nothing(reason: Unavailable) -> Plain:
+    plain = to_plain(reason)
+    return {"fragmentation": plain, "leaks": plain, "out_of_memory": []}
+
+
+def _books(site: PeakSite) -> list[Ledger]:
+    """The traces that tell: of the peak's step and of the last one, or where they have none of
+    the highest step that has; all of a snapshot.
+    """
+    steps = site.rank.steps
+    if not steps:
+        traces = list(site.rank.load_traces())
+    else:
+        chosen = {step.index: step for step in (site.step, steps[-1]) if step is not None}
+        if not any(step.traces for step in chosen.values()):
+            nearest = nearest_trace(site)
+            chosen = {} if nearest is None else {nearest[0].index: nearest[0]}
+        traces = [trace for step in chosen.values() for trace in site.rank.traces_of(step)]
+    return [ledger(trace) for trace in traces if trace.device == site.device]
+
+
+def _not_torch(site: PeakSite, book: Ledger) -> Bytes | Unavailable | None:
+    """What others than torch held of the device in the trace's step; None where nobody asked."""
+    step = next((s for s in site.rank.steps if s.index == book.trace.step), None)
+    window = None if step is None else window_of(step.windows, site.device)
+    if window is None or isinstance(window.device_used, Unavailable):
+        return None
+    return window.not_torch
+
+
+def _fragmentation(book: Ledger) -> Plain:
+    layout = layout_at(book, high_water(book).event)
+    peak = (
+        layout
+        if isinstance(layout, Unavailable)
+        else fragmentation(book.trace, layout, moment="peak")
+    )
+    end = fragmentation(book.trace)
+    if isinstance(end, Unavailable):
+        return to_plain(end)  # type: ignore[no-any-return]
+    return {"step": book.trace.step, "end": _account(end), "peak": _account(peak)}
+
+
+def _account(found: Fragmentation | Unavailable) -> Plain:
+    if isinstance(found, Unavailable):
+        return to_plain(found)  # type: ignore[no-any-return]
+    return {
+        "total": _space(found.total),
+        "pools": [
+            {
+                "pool": list(pool.pool),
+                "segment_type": pool.segment_type,
+                "stream": pool.stream,
+                **_space(pool),
+            }
+            for pool in found.pools[:_MOST]
+        ],
+        "pins": [
+            {
+                "segment_bytes": pin.total,
+                "free": pin.free,
+                "held": pin.held,
+                "blocks": len(pin.blocks),
+                "lines": [{"key": s.key, "bytes": s.bytes} for s in pin.by_line[:3]],
+            }
+            for pin in found.pins[:_MOST]
+        ],
+        "why_it_stays": list(found.why_it_stays),
+    }
+
+
+def _space(space: PoolSpace) -> Plain:
+    """``allocated + pending + free = reserved``; ``returnable + pinned = free``."""
+    return {
+        "segments": space.segments,
+        "reserved": space.reserved,
+        "allocated": space.allocated,
+        "rounding": space.rounding,
+        "pending": space.pending,
+        "free": space.free,
+        "largest_hole": space.largest_hole,
+        "returnable": space.returnable,
+        "pinned": space.pinned,
+    }
+
+
+def _leaks(site: PeakSite, book: Ledger) -> Plain:
+    found: Leaks | Unavailable
+    if site.rank.steps:
+        traces = (t for s in site.rank.steps for t in site.rank.traces_of(s))
+        found = leaks_over_steps(t for t in traces if t.device == site.device)
+    else:
+        found = leaks(book)
+    if isinstance(found, Unavailable):
+        return to_plain(found)  # type: ignore[no-any-return]
+    return {
+        "boundaries": found.source,
+        "steps": found.steps,
+        "survive": found.survive,
+        "rows": [
+            {
+                "key": line.line,
+                "bytes": line.bytes,
+                "blocks": line.blocks,
+                "bytes_per_step": line.per_step,
+                "seen_in_steps": list(line.steps[:_MOST]),
+            }
+            for line in found.leaking[:_MOST]
+        ],
+    }
+
+
+def _failure(report: OomReport) -> Plain:
+    return {
+        "device": report.device,
+        "line": report.line,
+        "asked": report.asked,
+        "needed": report.needed,
+        "device_free": report.device_free,
+        "allocated": report.allocated,
+        "reserved": to_plain(report.reserved),
+        "largest_hole": to_plain(report.largest_hole),
+        "usable_hole": to_plain(report.usable_hole),
+        "private_pools": to_plain(report.private_pools),
+        "fits_with": to_plain(report.fits_with)
+        if isinstance(report.fits_with, Unavailable)
+        else list(report.fits_with),
+        "sentences": list(report.sentences),
+    }

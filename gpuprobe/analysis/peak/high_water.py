@@ -1,0 +1,187 @@
+"""The high water mark: the most memory that was allocated at once, and what it was.
+
+Conservation: the rows of each ``by_…`` function sum exactly to ``HighWater.allocated``. Memory
+of unknown origin, and memory alive before the trace began, have rows of their own.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from gpuprobe.analysis.trace.categories import categories
+from gpuprobe.analysis.trace.columns import picked
+from gpuprobe.analysis.trace.frames import (
+    BEFORE_THE_TRACE,
+    UNKNOWN,
+    Lines,
+    UserFrame,
+    folded,
+    is_user_frame,
+    module_row,
+)
+from gpuprobe.analysis.trace.ledger import Ledger, ledger
+from gpuprobe.model.memory import Category
+from gpuprobe.model.trace import MemoryTrace, StackTable
+
+__all__ = [
+    "HighWater",
+    "Share",
+    "by_category",
+    "by_line",
+    "by_module",
+    "by_origin",
+    "by_stack",
+    "high_water",
+    "live_at",
+    "shares",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of an amount of memory: ``bytes`` in ``blocks`` blocks, under one name."""
+
+    key: str
+    bytes: int
+    blocks: int
+
+
+@dataclass(slots=True)
+class HighWater:
+    """What was allocated at one instant, block by block (columns of equal length).
+
+    ``event`` is the index of the event after which it was so; -1 is the baseline, before the
+    first event. ``size`` is the block's bytes, ``requested`` what the program asked for.
+    ``category`` holds ``Category.code``, ``module`` and ``phase`` indices of
+    ``stacks.strings``, ``is_baseline`` 1 for blocks alive before the trace.
+    """
+
+    device: str
+    allocated: int  # bytes; the sum of ``size``
+    requested_bytes: int
+    event: int
+    phase: str  # the phase of that event; "" where none was recorded
+    time_us: int  # since the Unix epoch; 0 where unknown
+    baseline_bytes: int  # the part that was alive before the trace
+    stacks: StackTable
+    address: array[int]
+    size: array[int]
+    requested: array[int]
+    stack: array[int]
+    category: array[int]
+    module: array[int]
+    block_phase: array[int]  # the phase each block was made in
+    is_baseline: array[int]
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+
+def high_water(trace: MemoryTrace | Ledger) -> HighWater:
+    """The first instant at which allocated bytes were at their most, and what was live.
+
+    A block counts from its alloc until its free is requested. The baseline itself is an
+    instant: where nothing rises above it, ``event`` is -1.
+    """
+    book = ledger(trace)
+    totals = book.allocated_after()
+    return live_at(book, totals.index(max(totals)) - 1)
+
+
+def live_at(trace: MemoryTrace | Ledger, event: int) -> HighWater:
+    """What was allocated just after ``event`` (-1: before the first)."""
+    book = ledger(trace)
+    rows = book.alive(event)
+    events = book.trace.events
+    strings = book.trace.stacks.strings
+    size = array("Q", picked(book.size, rows))
+    requested = array("Q", picked(book.requested, rows))
+    first_baseline = next((i for i, row in enumerate(rows) if row >= book.made), len(rows))
+    at = max(event, 0)
+    return HighWater(
+        device=book.trace.device,
+        allocated=sum(size),
+        requested_bytes=sum(requested),
+        event=event,
+        phase=strings[events.column("phase")[event]] if event >= 0 else "",
+        time_us=events.column("time_us")[at] if book.events else 0,
+        baseline_bytes=sum(size[first_baseline:]),
+        stacks=book.trace.stacks,
+        address=array("Q", book.values("address", rows)),
+        size=size,
+        requested=requested,
+        stack=array("I", picked(book.stack, rows)),
+        category=array("B", categories(book, rows)),
+        module=array("I", book.values("module", rows)),
+        block_phase=array("I", book.values("phase", rows)),
+        is_baseline=array("B", bytes(first_baseline) + b"\1" * (len(rows) - first_baseline)),
+    )
+
+
+def by_category(mark: HighWater) -> tuple[Share, ...]:
+    """By `Category`; ``unknown`` is a row like any other."""
+    return shares(mark.category, mark.size, lambda code: Category.from_code(code).value)
+
+
+def by_module(mark: HighWater) -> tuple[Share, ...]:
+    """By the module that was running when the block was made; needs recorded modules."""
+    strings = mark.stacks.strings
+    keys = zip(mark.module, map(bool, mark.stack), mark.is_baseline, strict=True)
+    return shares(
+        keys,
+        mark.size,
+        lambda key: module_row(strings[key[0]], key[1], before=bool(key[2])),
+    )
+
+
+def by_line(mark: HighWater, is_user: UserFrame = is_user_frame) -> tuple[Share, ...]:
+    """By the first user frame of the stack, ``file:line in function``."""
+    lines = Lines(mark.stacks, is_user)
+    keys = zip(mark.stack, mark.is_baseline, strict=True)
+    return shares(keys, mark.size, lambda key: lines.line(key[0], before=bool(key[1])))
+
+
+def by_stack(mark: HighWater) -> tuple[Share, ...]:
+    """By whole stack, folded: outermost first, frames joined by ``;``."""
+    stacks = mark.stacks
+    keys = zip(mark.stack, mark.is_baseline, strict=True)
+    return shares(
+        keys,
+        mark.size,
+        lambda key: folded(stacks, key[0]) or (BEFORE_THE_TRACE if key[1] else UNKNOWN),
+    )
+
+
+def by_origin(mark: HighWater) -> tuple[Share, ...]:
+    """Two rows: what was there before the trace, and what was made during it."""
+    return shares(
+        mark.is_baseline,
+        mark.size,
+        lambda flag: BEFORE_THE_TRACE if flag else "during the trace",
+    )
+
+
+def shares(
+    keys: Iterable[object], sizes: Sequence[int], name: Callable[..., str]
+) -> tuple[Share, ...]:
+    """Sum ``sizes`` by ``name(key)``; most bytes first, then by name.
+
+    ``name`` is called once per different key, not once per block.
+    """
+    found: dict[object, list[int]] = {}
+    for key, size in zip(keys, sizes, strict=True):
+        if key in found:
+            found[key].append(size)
+        else:
+            found[key] = [size]
+    merged: dict[str, tuple[int, int]] = {}
+    for key, values in found.items():
+        text = name(key)
+        total, blocks = merged.get(text, (0, 0))
+        merged[text] = (total + sum(values), blocks + len(values))
+    return tuple(
+        Share(text, total, blocks)
+        for text, (total, blocks) in sorted(merged.items(), key=lambda i: (-i[1][0], i[0]))
+    )

@@ -1,0 +1,236 @@
+"""Why an allocation failed: the allocator's state at an ``oom`` event, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gpuprobe.allocator.rules import SMALL_LIMIT, allocation_size
+from gpuprobe.analysis.peak.high_water import HighWater, by_category, by_line, live_at
+from gpuprobe.analysis.reserved.fragmentation import Fragmentation, PoolSpace, fragmentation
+from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_user_frame
+from gpuprobe.analysis.trace.ledger import Ledger, ledger
+from gpuprobe.analysis.trace.segments_at import layout_at
+from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
+from gpuprobe.model.values import ReadStatus, Unavailable
+
+__all__ = ["OomReport", "WhatIf", "oom_reports"]
+
+WhatIf = Callable[[MemoryTrace, int], Iterable[tuple[str, bool]] | Unavailable]
+"""(trace, event) -> settings tried and whether the allocation would have fitted."""
+
+_OOM = TraceAction.OOM.code
+
+
+@dataclass(slots=True)
+class OomReport:
+    """One failed allocation. Bytes; `Unavailable` where the trace does not tell.
+
+    ``asked`` is the rounded request, ``needed`` the new segment it would have taken.
+    ``usable_hole`` is the largest hole that this request could have used: of its pool, its
+    stream and its size class; ``largest_hole`` the largest of all. ``non_torch`` is device
+    memory held by anything but this allocator: the CUDA context, libraries, other processes.
+    ``sentences`` say all of it in plain words.
+    """
+
+    device: str
+    event: int
+    time_us: int
+    asked: int
+    needed: int
+    stream: int
+    pool: tuple[int, int]
+    line: str
+    stack: int
+    device_free: int
+    allocated: int
+    active: int
+    reserved: int | Unavailable
+    usable_hole: int | Unavailable
+    largest_hole: int | Unavailable
+    private_pools: int | Unavailable  # reserved by graphs and MemPools
+    non_torch: int | Unavailable
+    live: HighWater
+    layout: Fragmentation | Unavailable
+    fits_with: tuple[str, ...] | Unavailable
+    sentences: tuple[str, ...] = ()
+
+
+def oom_reports(
+    trace: MemoryTrace | Ledger,
+    *,
+    device_memory: int | None = None,
+    not_torch: int | Unavailable | None = None,
+    what_if: WhatIf | None = None,
+    is_user: UserFrame = is_user_frame,
+) -> tuple[OomReport, ...]:
+    """One report per ``oom`` event, in order; empty where nothing failed.
+
+    ``device_memory`` is the device's total in bytes, which no trace records; ``not_torch`` what
+    others than torch held of it, where that was read instead. ``what_if`` answers which other
+    settings would have fitted; without it that is `Unavailable`.
+    """
+    book = ledger(trace)
+    events = book.trace.events
+    if _OOM not in events.action:
+        return ()
+    lines = Lines(book.trace.stacks, is_user)
+    found = [i for i, action in enumerate(events.action) if action == _OOM]
+    made = (_report(book, event, device_memory, not_torch, what_if, lines) for event in found)
+    return tuple(made)
+
+
+def _report(
+    book: Ledger,
+    event: int,
+    device_memory: int | None,
+    not_torch: int | Unavailable | None,
+    what_if: WhatIf | None,
+    lines: Lines,
+) -> OomReport:
+    trace, events = book.trace, book.trace.events
+    asked, stream = events.size[event], events.column("stream")[event]
+    pool = trace.pools[events.column("pool")[event]]
+    stack = events.column("stack")[event]
+    device_free = events.column("device_free")[event]
+    settings = trace.settings or AllocatorSettings()
+    layout = layout_at(book, event)
+    account = (
+        layout if isinstance(layout, Unavailable) else fragmentation(trace, layout, moment="oom")
+    )
+    reserved: int | Unavailable
+    usable: int | Unavailable
+    largest: int | Unavailable
+    private: int | Unavailable
+    if isinstance(account, Unavailable):
+        reserved = usable = largest = private = account
+    else:
+        reserved = account.total.reserved
+        largest = account.total.largest_hole
+        usable = max(
+            (p.largest_hole for p in account.pools if _serves(p, asked, stream, pool)), default=0
+        )
+        private = sum(p.reserved for p in account.pools if p.pool != (0, 0))
+    report = OomReport(
+        device=trace.device,
+        event=event,
+        time_us=events.column("time_us")[event],
+        asked=asked,
+        needed=allocation_size(asked, settings.large_segment_size),
+        stream=stream,
+        pool=pool,
+        line=lines.line(stack),
+        stack=stack,
+        device_free=device_free,
+        allocated=book.allocated_after()[event + 1],
+        active=book.active_after()[event + 1],
+        reserved=reserved,
+        usable_hole=usable,
+        largest_hole=largest,
+        private_pools=private,
+        non_torch=_non_torch(device_memory, device_free, reserved)
+        if not_torch is None
+        else not_torch,
+        live=live_at(book, event),
+        layout=account,
+        fits_with=_fits_with(trace, event, what_if),
+    )
+    report.sentences = tuple(_sentences(report))
+    return report
+
+
+def _fits_with(
+    trace: MemoryTrace, event: int, what_if: WhatIf | None
+) -> tuple[str, ...] | Unavailable:
+    if what_if is None:
+        return Unavailable("no what-if was asked for", ReadStatus.NOT_COLLECTED)
+    tried = what_if(trace, event)
+    if isinstance(tried, Unavailable):
+        return tried
+    return tuple(name for name, fits in tried if fits)
+
+
+def _serves(space: PoolSpace, asked: int, stream: int, pool: tuple[int, int]) -> bool:
+    """Whether a hole of these segments could serve the request (the allocator's search)."""
+    kind = "small" if asked <= SMALL_LIMIT else "large"
+    return space.pool == pool and space.stream == stream and space.segment_type == kind
+
+
+def _non_torch(
+    device_memory: int | None, device_free: int, reserved: int | Unavailable
+) -> int | Unavailable:
+    if device_memory is None:
+        return Unavailable("the device's total memory is not known", ReadStatus.NOT_COLLECTED)
+    if isinstance(reserved, Unavailable):
+        return reserved
+    return device_memory - device_free - reserved
+
+
+def _sentences(report: OomReport) -> Iterable[str]:
+    """The report in words, most important first."""
+    yield f"An allocation of {human_bytes(report.asked)} failed at {report.line}."
+    yield (
+        f"It needed {human_bytes(report.needed)} from the driver, which had "
+        f"{human_bytes(report.device_free)} free."
+    )
+    account = report.layout
+    if isinstance(account, Unavailable):
+        yield (
+            f"{human_bytes(report.allocated)} were allocated; what was reserved and how it was "
+            f"cut up is not known: {account.reason}."
+        )
+    else:
+        yield from _about_layout(report, account)
+    if report.live.allocated:
+        rows = [f"{s.key} {human_bytes(s.bytes)}" for s in by_category(report.live)[:3]]
+        yield f"By category, most was: {', '.join(rows)}."
+        rows = [f"{s.key} {human_bytes(s.bytes)}" for s in by_line(report.live)[:3]]
+        yield f"By line, most was: {', '.join(rows)}."
+    if isinstance(report.non_torch, Unavailable):
+        yield f"How much memory others held is not known: {report.non_torch.reason}."
+    else:
+        yield (
+            f"{human_bytes(report.non_torch)} of the device were held outside this allocator "
+            "(CUDA context, libraries, other processes)."
+        )
+    if not isinstance(report.fits_with, Unavailable):
+        yield (
+            f"It would have fitted with: {'; '.join(report.fits_with)}."
+            if report.fits_with
+            else "No other allocator setting that was tried would have made it fit."
+        )
+
+
+def _about_layout(report: OomReport, account: Fragmentation) -> Iterable[str]:
+    total = account.total
+    yield (
+        f"The allocator held {human_bytes(total.reserved)}: {human_bytes(total.allocated)} "
+        f"allocated, {human_bytes(total.pending)} waiting for a stream, "
+        f"{human_bytes(total.free)} free."
+    )
+    if not isinstance(report.usable_hole, Unavailable):
+        yield (
+            f"The largest hole it could have used (same pool, stream and size class) was "
+            f"{human_bytes(report.usable_hole)}."
+        )
+        if total.largest_hole >= report.asked > report.usable_hole:
+            yield (
+                f"A hole of {human_bytes(total.largest_hole)} existed, but in another pool, "
+                "stream or size class."
+            )
+    if total.free >= report.asked > total.largest_hole:
+        yield "The free bytes would have been enough, but no single hole was: fragmentation."
+    for pin in account.pins[:3]:
+        holders = ", ".join(f"{s.key} ({human_bytes(s.bytes)})" for s in pin.by_line[:2])
+        blocks = "1 block" if len(pin.blocks) == 1 else f"{len(pin.blocks)} blocks"
+        yield (
+            f"A segment of {human_bytes(pin.total)} had {human_bytes(pin.free)} free, kept by "
+            f"{blocks} of {holders}."
+        )
+    if not isinstance(report.private_pools, Unavailable) and report.private_pools:
+        yield (
+            f"{human_bytes(report.private_pools)} belonged to private pools (CUDA graphs or "
+            "MemPools), which the default pool cannot use."
+        )

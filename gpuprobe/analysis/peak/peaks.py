@@ -1,0 +1,226 @@
+"""Where the peak of a recording is: rank, device, step and phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from gpuprobe.analysis.peak.high_water import HighWater, high_water
+from gpuprobe.errors import DataError
+from gpuprobe.model.memory import AllocatorCounts
+from gpuprobe.model.run.recording import RankRecording, Recording
+from gpuprobe.model.run.session import DeviceWindow, Phase, Step
+from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.values import Bytes, Peak, ReadStatus, Unavailable
+
+__all__ = [
+    "PeakSite",
+    "device_peaks",
+    "high_water_at",
+    "host_peak",
+    "nearest_trace",
+    "overall_peak",
+    "window_of",
+]
+
+_NO_STEP = Unavailable("no step was recorded", ReadStatus.NOT_COLLECTED)
+_NOT_IN_A_TRACE = Unavailable("a trace alone does not tell", ReadStatus.NOT_COLLECTED)
+
+
+@dataclass(frozen=True, slots=True)
+class PeakSite:
+    """The peak of one device (or, with an empty ``device``, of the process) in one rank.
+
+    ``amount`` is the peak in bytes. ``step`` is the step that it was in, None where the
+    recording has no steps; ``phase`` the innermost phase, "" where none is known. ``certain``
+    is False where another step or phase may have been higher, because its peak is known only
+    between bounds. ``mark`` is the high water mark where it was found in a trace without steps.
+    """
+
+    rank: RankRecording
+    device: str
+    amount: Peak | Unavailable
+    step: Step | None = None
+    phase: str = ""
+    certain: bool = True
+    reserved: Peak | Unavailable = _NO_STEP  # the largest of the whole recording
+    end: AllocatorCounts = field(default_factory=AllocatorCounts)  # at the last instant seen
+    mark: HighWater | None = None
+
+
+def overall_peak(recording: Recording, sites: Iterable[PeakSite]) -> PeakSite | None:
+    """The highest of ``sites`` (from `device_peaks`); the highest peak of resident memory
+    where allocated memory was not measured; None where nothing was.
+    """
+    return _highest(sites) or _highest(
+        site for rank in recording.ranks if (site := host_peak(rank)) is not None
+    )
+
+
+def device_peaks(recording: Recording) -> list[PeakSite]:
+    """One site per rank and device, in that order; ``amount`` may be `Unavailable`.
+
+    Reads every trace of a recording without steps; raises DataError where one is damaged.
+    """
+    sites = []
+    for rank in recording.ranks:
+        devices = dict.fromkeys(window.device for step in rank.steps for window in step.windows)
+        if rank.steps:
+            sites += [_of_device(rank, device) for device in devices]
+        else:
+            sites += list(_of_traces(rank))
+    return sites
+
+
+def host_peak(rank: RankRecording) -> PeakSite | None:
+    """The peak of the process's resident memory; None where no step has it."""
+    found = _highest_step((step, step.host.rss_peak) for step in rank.steps)
+    if found is None:
+        return None
+    step, amount, certain = found
+    phase, sure = _phase((phase, phase.host.rss_peak) for phase in step.phases)
+    return PeakSite(rank, "", amount, step, phase, certain and sure)
+
+
+def high_water_at(site: PeakSite) -> HighWater | Unavailable:
+    """What was live at the peak, from the trace of its step, read now."""
+    if site.mark is not None:
+        return site.mark
+    if site.rank.session.level != "trace":
+        return Unavailable(
+            "needs a recording at level 'trace'; this one counts only totals",
+            ReadStatus.NOT_COLLECTED,
+        )
+    if site.step is None or not site.device:
+        return Unavailable("no step was traced", ReadStatus.NOT_COLLECTED)
+    try:
+        # A step that a second optimizer's step was found to belong to has several.
+        marks = [
+            high_water(trace)
+            for trace in site.rank.traces_of(site.step)
+            if trace.device == site.device
+        ]
+    except DataError as error:
+        return Unavailable(str(error))
+    if marks:
+        return max(marks, key=lambda mark: mark.allocated)
+    number = site.step.index
+    return Unavailable(
+        f"step {number} has no trace: gpuprobe run --trace-steps {number} (or all) makes one",
+        ReadStatus.NOT_COLLECTED,
+    )
+
+
+def nearest_trace(site: PeakSite) -> tuple[Step, HighWater] | None:
+    """The highest of the steps that do have a trace of the site's device, and what was live at
+    its high water mark; None where there is none, or it cannot be read. For a peak in a step
+    without a trace (`high_water_at`): its tables say less than the peak's own would.
+    """
+    found = _highest_step(
+        (step, window.peak_allocated)
+        for step in site.rank.steps
+        if step.traces and (window := window_of(step.windows, site.device))
+    )
+    if found is None:
+        return None
+    step = found[0]
+    try:
+        marks = [high_water(t) for t in site.rank.traces_of(step) if t.device == site.device]
+    except DataError:
+        return None
+    return (step, max(marks, key=lambda mark: mark.allocated)) if marks else None
+
+
+def window_of(windows: Iterable[DeviceWindow], device: str) -> DeviceWindow | None:
+    """The window of one device."""
+    return next((window for window in windows if window.device == device), None)
+
+
+def _of_device(rank: RankRecording, device: str) -> PeakSite:
+    windows = [(step, w) for step in rank.steps if (w := window_of(step.windows, device))]
+    reserved: Peak | Unavailable = windows[0][1].peak_reserved
+    for _, later in windows[1:]:
+        reserved = _joined(reserved, later.peak_reserved)
+    end = windows[-1][1].end
+    found = _highest_step((step, window.peak_allocated) for step, window in windows)
+    if found is None:
+        return PeakSite(rank, device, windows[0][1].peak_allocated, reserved=reserved, end=end)
+    step, amount, certain = found
+    phase, sure = _phase(
+        (phase, window.peak_allocated)
+        for phase in step.phases
+        if (window := window_of(phase.windows, device))
+    )
+    return PeakSite(rank, device, amount, step, phase, certain and sure, reserved, end)
+
+
+def _of_traces(rank: RankRecording) -> Iterator[PeakSite]:
+    """A recording without steps, such as a snapshot: each trace has a high water mark."""
+    highest: dict[str, tuple[HighWater, AllocatorCounts]] = {}
+    for trace in rank.load_traces():
+        mark = high_water(trace)
+        if trace.device not in highest or mark.allocated > highest[trace.device][0].allocated:
+            highest[trace.device] = (mark, _counts_of(trace))
+    for device, (mark, end) in highest.items():
+        amount = Peak.exactly(mark.allocated)
+        yield PeakSite(
+            rank, device, amount, phase=mark.phase, reserved=_NOT_IN_A_TRACE, end=end, mark=mark
+        )
+
+
+def _counts_of(trace: MemoryTrace) -> AllocatorCounts:
+    """The allocator's counters after the last event, from the layout where that is known."""
+    if not trace.segments:
+        return AllocatorCounts()
+    allocated = sum(segment.allocated_size for segment in trace.segments)
+    pending = sum(segment.pending_size for segment in trace.segments)
+    return AllocatorCounts(
+        allocated=Bytes(allocated),
+        active=Bytes(allocated + pending),
+        reserved=Bytes(sum(segment.total_size for segment in trace.segments)),
+    )
+
+
+def _joined(one: Peak | Unavailable, two: Peak | Unavailable) -> Peak | Unavailable:
+    if isinstance(one, Unavailable):
+        return two
+    return one if isinstance(two, Unavailable) else one.joined(two)
+
+
+def _highest(sites: Iterable[PeakSite]) -> PeakSite | None:
+    best: PeakSite | None = None
+    level = -1
+    for site in sites:
+        if not isinstance(site.amount, Unavailable) and site.amount.at_least > level:
+            best, level = site, site.amount.at_least
+    return best
+
+
+def _highest_step(
+    candidates: Iterable[tuple[Step, Peak | Unavailable]],
+) -> tuple[Step, Peak, bool] | None:
+    """The step whose peak is at least as high as any is known to be, the peak of all of them,
+    and whether no other step can have been higher.
+    """
+    known = [(step, peak) for step, peak in candidates if not isinstance(peak, Unavailable)]
+    if not known:
+        return None
+    # The first of the highest; of those, one that is exact tells more.
+    step, best = max(known, key=lambda item: (item[1].at_least, item[1].exact, -item[0].index))
+    total = best
+    for _, peak in known:
+        total = total.joined(peak)
+    certain = all(peak.at_most <= best.at_least for other, peak in known if other is not step)
+    return step, total, certain
+
+
+def _phase(candidates: Iterable[tuple[Phase, Peak | Unavailable]]) -> tuple[str, bool]:
+    """The path of the phase with the highest peak, of a parent and its child the child; and
+    whether no other phase can have been higher.
+    """
+    known = [(phase.path, peak) for phase, peak in candidates if not isinstance(peak, Unavailable)]
+    if not known:
+        return "", True
+    path, best = max(known, key=lambda item: (item[1].at_least, item[1].exact, item[0].count("/")))
+    others = (peak for other, peak in known if not f"{path}/".startswith(f"{other}/"))
+    return path, all(peak.at_most <= best.at_least for peak in others)

@@ -1,0 +1,117 @@
+"""What was live at the peak as trees: for treemaps, which show parts within parts.
+
+Conservation: as in `flame`, a node's bytes are its own and its children's; the root is the
+peak. Pruning joins small nodes under one name and loses no byte.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from gpuprobe.analysis.peak.flame import FlameNode
+from gpuprobe.analysis.peak.high_water import HighWater
+from gpuprobe.analysis.trace.frames import Lines, module_row
+from gpuprobe.model.memory import Category
+
+__all__ = ["category_tree", "module_tree", "pruned"]
+
+
+def category_tree(mark: HighWater) -> FlameNode:
+    """Categories, and in each the user's lines."""
+    lines = Lines(mark.stacks)
+    keys = zip(mark.category, mark.stack, mark.is_baseline, mark.size, strict=True)
+    return _grown(
+        (
+            (Category.from_code(code).value, lines.line(stack, before=bool(baseline))),
+            size,
+        )
+        for code, stack, baseline, size in keys
+    )
+
+
+def module_tree(mark: HighWater) -> FlameNode:
+    """Modules within modules, by their dotted paths; without one, by category."""
+    strings = mark.stacks.strings
+    keys = zip(mark.module, mark.stack, mark.category, mark.is_baseline, mark.size, strict=True)
+    return _grown(
+        (_module_path(strings[module], stack, code, base), size)
+        for module, stack, code, base, size in keys
+    )
+
+
+def _module_path(module: str, stack: int, code: int, baseline: int) -> tuple[str, ...]:
+    if module:
+        return tuple(module.split("."))
+    return module_row("", stack, before=bool(baseline)), Category.from_code(code).value
+
+
+def _grown(blocks: Iterable[tuple[tuple[str, ...], int]]) -> FlameNode:
+    """A tree of blocks, each given as (path, bytes)."""
+    totals: dict[tuple[str, ...], tuple[int, int]] = {}
+    for path, size in blocks:
+        held, count = totals.get(path, (0, 0))
+        totals[path] = (held + size, count + 1)
+    root = FlameNode("peak")
+    known: dict[tuple[int, str], FlameNode] = {}
+    for path, (size, count) in totals.items():
+        node = root
+        node.bytes += size
+        node.blocks += count
+        for name in path:
+            child = known.get((id(node), name))
+            if child is None:
+                child = known[id(node), name] = FlameNode(name)
+                node.children.append(child)
+            child.bytes += size
+            child.blocks += count
+            node = child
+        node.own += size
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        node.children.sort(key=lambda child: (-child.bytes, child.name))
+        pending.extend(node.children)
+    return root
+
+
+def pruned(tree: FlameNode, most: int) -> FlameNode:
+    """The tree with its ``most`` largest nodes (of equal ones, the outer); below each, what was
+    left out is one node, ``(N smaller)``. A tree that is small enough is returned as it is.
+    """
+    sizes: list[tuple[int, int, int]] = []  # bytes, -depth, -number: larger goes first
+    pending = [(tree, 0)]
+    while pending:
+        node, depth = pending.pop()
+        sizes.append((node.bytes, -depth, -len(sizes)))
+        pending.extend((child, depth + 1) for child in node.children)
+    if len(sizes) <= most:
+        return tree
+    kept = {-number for _, _, number in heapq.nlargest(max(most, 1), sizes)}
+    # The same walk again: nodes have the same numbers. A parent is never smaller than its
+    # child, and less deep, so no node is kept without it.
+    number = 0
+    root = FlameNode(tree.name, tree.bytes, tree.blocks, tree.own)
+    walk: list[tuple[FlameNode, FlameNode | None]] = [(tree, None)]
+    left: dict[int, tuple[FlameNode, int, int, int]] = {}
+    while walk:
+        node, parent = walk.pop()
+        inside = None
+        if parent is None and number == 0:
+            inside = root
+        elif parent is not None and number in kept:
+            inside = FlameNode(node.name, node.bytes, node.blocks, node.own)
+            parent.children.append(inside)
+        elif parent is not None:
+            _, count, size, blocks = left.get(id(parent), (parent, 0, 0, 0))
+            left[id(parent)] = (parent, count + 1, size + node.bytes, blocks + node.blocks)
+        number += 1
+        walk.extend((child, inside) for child in node.children)
+    for parent, count, size, blocks in left.values():
+        parent.children.append(FlameNode(f"({count} smaller)", size, blocks, size))
+    pending = [(root, 0)]
+    while pending:
+        node, _ = pending.pop()
+        node.children.sort(key=lambda child: (-child.bytes, child.name))
+        pending.extend((child, 0) for child in node.children)
+    return root

@@ -1,0 +1,1 @@
+"""One allocation trace: its ledger, lifetimes, categories, frames and curves."""

@@ -1,0 +1,209 @@
+"""What each block is for, without a profiler: from stacks, lifetimes and sizes.
+
+A recorded category always wins. Otherwise a block is judged by what its stack says
+(`evidence`) and by the work that was going on when it was made and when it was freed:
+
+=====================================  ==========================================
+made                                   and then
+=====================================  ==========================================
+by a library for its own use           workspace
+to exchange gradients between ranks    gradient_bucket
+by FSDP2, to put a parameter together  parameter
+by a checkpointed forward, run again   freed while that went on: temporary;
+                                       else activation
+inside an optimizer's step             freed in that step: temporary;
+                                       else optimizer_state
+by the autograd engine                 freed in that backward: autograd_detail;
+                                       outlived it: gradient
+while a module is built or moved       outlived that: parameter (or buffer: the
+                                       stack cannot tell them apart)
+by a data loader, or copied to the     input
+device outside any module
+otherwise                              freed in the same stretch of work: temporary;
+                                       freed in a backward: activation; made in a
+                                       module's forward and kept: activation
+=====================================  ==========================================
+
+Everything else is ``unknown``. Memory alive before the trace that has no stack is judged by
+what becomes of it: replaced during an optimizer step: optimizer_state; never freed, and of a
+size that no more such blocks have than there are gradients: parameter.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from gpuprobe.analysis.trace import evidence
+from gpuprobe.analysis.trace.evidence import Marks, Runs
+from gpuprobe.analysis.trace.ledger import Ledger
+from gpuprobe.model.memory import Category
+
+__all__ = ["Judge", "categories"]
+
+_UNKNOWN = Category.UNKNOWN.code
+_PARAMETER = Category.PARAMETER.code
+_GRADIENT = Category.GRADIENT.code
+_STATE = Category.OPTIMIZER_STATE.code
+_ACTIVATION = Category.ACTIVATION.code
+_TEMPORARY = Category.TEMPORARY.code
+_INPUT = Category.INPUT.code
+_DETAIL = Category.AUTOGRAD_DETAIL.code
+_WORKSPACE = Category.WORKSPACE.code
+_BUCKET = Category.GRADIENT_BUCKET.code
+
+
+def categories(book: Ledger, rows: Sequence[int]) -> tuple[int, ...]:
+    """The `Category.code` of each of ``rows``, in their order."""
+    recorded = book.values("category", rows)
+    if _UNKNOWN not in recorded:
+        return tuple(recorded)
+    judge = Judge(book)
+    return tuple(known or judge.category(row) for known, row in zip(recorded, rows, strict=True))
+
+
+class Judge:
+    """The evidence of one trace, gathered once; `category` judges a row by it."""
+
+    def __init__(self, book: Ledger) -> None:
+        self._book = book
+        self._marks = Marks(book.trace.stacks)
+        self._runs = Runs(book, self._marks)
+        self._parameter_sizes: set[int] | None = None
+        self._fates: dict[tuple[int, int], int] | None = None
+        self._recomputed_until: array[int] | None = None
+
+    def category(self, row: int) -> int:
+        """The `Category.code` of a row; the recorded one where there is one."""
+        book = self._book
+        recorded = book.value("category", row)
+        if recorded:
+            return recorded
+        stack = book.stack[row]
+        if not stack and row >= book.made:
+            return self._without_stack(row)
+        if not self._runs.seen:
+            # Lifetimes alone say nothing where no stretch of work can be told from another.
+            return self._workspace_by_size(row)
+        marks = self._marks.of(stack)
+        if marks & evidence.WORKSPACE:
+            return _WORKSPACE
+        if self._workspace_by_size(row):
+            return _WORKSPACE
+        if marks & evidence.BUCKET:
+            return _BUCKET
+        if marks & evidence.UNSHARDED:
+            return _PARAMETER
+        if marks & evidence.RECOMPUTE and row < book.made:
+            return _TEMPORARY if book.freed[row] <= self._recomputation_of(row) else _ACTIVATION
+        runs = self._runs
+        made_in = runs.at(book.start[row]) if row < book.made else -1
+        freed = book.freed[row]
+        alive = freed >= book.events
+        freed_in = runs.at(freed)
+        kind = runs.kind(made_in)
+        if kind == "optimizer" or (kind == "" and marks & evidence.OPTIMIZER):
+            return _TEMPORARY if not alive and freed_in == made_in else _STATE
+        if kind == "backward" or (kind == "" and marks & evidence.BACKWARD):
+            return self._from_backward(row, marks, made_in, freed_in, alive)
+        died_at_once = not alive and freed_in == made_in
+        if marks & evidence.INIT and not marks & evidence.MODULE_CALL:
+            return _TEMPORARY if died_at_once else _PARAMETER
+        if kind == "data" or marks & evidence.DATA:
+            return _INPUT
+        if marks & evidence.COPY and not marks & evidence.MODULE_CALL:
+            return _INPUT
+        if died_at_once:
+            return _TEMPORARY
+        if not alive and runs.kind(freed_in) == "backward":
+            return _ACTIVATION
+        return _ACTIVATION if marks & evidence.MODULE_CALL else _UNKNOWN
+
+    def _workspace_by_size(self, row: int) -> int:
+        book = self._book
+        kept = book.freed[row] >= book.events
+        odd = book.requested[row] == evidence.CUBLAS_WORKSPACE_BYTES
+        return _WORKSPACE if kept and odd else _UNKNOWN
+
+    def _recomputation_of(self, row: int) -> int:
+        """The event with which the recomputation that made ``row`` gives way to other work."""
+        if self._recomputed_until is None:
+            book, marks = self._book, self._marks
+            until = array("q", [book.events]) * book.made
+            end = book.events
+            for i in range(book.made - 1, -1, -1):
+                if not marks.of(book.stack[i]) & evidence.RECOMPUTE:
+                    end = book.start[i]
+                until[i] = end
+            self._recomputed_until = until
+        return self._recomputed_until[row]
+
+    def _from_backward(self, row: int, marks: int, made_in: int, freed_in: int, alive: bool) -> int:
+        if not alive:
+            return _DETAIL if freed_in == made_in else _GRADIENT
+        if made_in < len(self._runs) - 1 or marks & evidence.ACCUMULATE:
+            return _GRADIENT
+        # The trace ends inside this backward: what became of its like before?
+        if self._fates is None:
+            self._fates = self._fates_in_backward()
+        book = self._book
+        return self._fates.get((book.stack[row], book.requested[row]), _UNKNOWN)
+
+    def _fates_in_backward(self) -> dict[tuple[int, int], int]:
+        """(stack, size) -> category, where all earlier blocks of the kind ended alike."""
+        book, runs = self._book, self._runs
+        fates: dict[tuple[int, int], int] = {}
+        for row in range(book.made):
+            if book.freed[row] >= book.events:
+                continue
+            made_in = runs.at(book.start[row])
+            if runs.kind(made_in) != "backward":
+                continue
+            key = (book.stack[row], book.requested[row])
+            fate = _DETAIL if runs.at(book.freed[row]) == made_in else _GRADIENT
+            fates[key] = fate if fates.get(key, fate) == fate else _UNKNOWN
+        return fates
+
+    def _without_stack(self, row: int) -> int:
+        book, runs = self._book, self._runs
+        freed = book.freed[row]
+        if freed < book.events:
+            run = runs.at(freed)
+            return _STATE if runs.kind(run) == "optimizer" else _UNKNOWN
+        if self._workspace_by_size(row):
+            return _WORKSPACE
+        if self._parameter_sizes is None:
+            self._parameter_sizes = self._sizes_of_parameters()
+        return _PARAMETER if book.requested[row] in self._parameter_sizes else _UNKNOWN
+
+    def _sizes_of_parameters(self) -> set[int]:
+        """Requested sizes that the unexplained baseline has no more often than gradients do."""
+        book = self._book
+        if not self._runs.seen:
+            return set()
+        kept = Counter(
+            book.requested[row]
+            for row in range(book.made, len(book))
+            if not book.stack[row]
+            and not book.value("category", row)
+            and book.freed[row] >= book.events
+        )
+        gradients: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for row in range(book.made):
+            if book.requested[row] in kept and self.category(row) == _GRADIENT:
+                span = (book.start[row], book.freed[row])
+                gradients[book.requested[row]].append(span)
+        return {size for size, spans in gradients.items() if kept[size] <= _most_at_once(spans)}
+
+
+def _most_at_once(spans: Iterable[tuple[int, int]]) -> int:
+    """The largest number of ``[start, end)`` spans that overlap at one point."""
+    ends = sorted(
+        edge for start, end in spans for edge in ((start, 1), (end, -1))
+    )  # at a tie the end (-1) comes first
+    most = now = 0
+    for _, change in ends:
+        now += change
+        most = max(most, now)
+    return most

@@ -1,0 +1,264 @@
+"""Every allocation of a trace as one row: when it began, when it ended, how big it was.
+
+The one pass that all other analysis starts from. Two sizes are kept apart:
+
+* ``requested``: what the program asked for, as torch's trace records it;
+* ``size``: the block the caching allocator gave. It is the requested size rounded up, plus the
+  *slack* of a large block whose remainder was too small to split off. Torch's trace does not
+  record it, so it is worked out from the allocator's rules and the addresses (`layout`), and
+  for blocks alive at the end it is read from the final layout.
+
+**allocated** below means bytes of blocks (``size``), as ``torch.cuda.memory_allocated`` counts.
+At the end of a trace it equals the bytes of the ``active_allocated`` blocks of its segments.
+Traces that do not come from the caching allocator (no segments, no settings, no segment
+events: the CPU) have neither rounding nor slack.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, compress
+from operator import sub
+
+from gpuprobe.analysis.trace.block_sizes import BlockSizes
+from gpuprobe.analysis.trace.columns import selector
+from gpuprobe.errors import DataError
+from gpuprobe.model.memory import BlockState, TraceAction
+from gpuprobe.model.trace import COLUMNS, EventColumns, LiveColumns, MemoryTrace
+
+__all__ = ["Checks", "Ledger", "ledger"]
+
+_MOST_BYTES = 1 << 61
+"""Beyond this, sums could leave the 8 bytes of a column."""
+
+_ALLOC = TraceAction.ALLOC.code
+_FREE_REQUESTED = TraceAction.FREE_REQUESTED.code
+_FREE_COMPLETED = TraceAction.FREE_COMPLETED.code
+_SEGMENT_ACTIONS = frozenset(
+    a.code
+    for a in (
+        TraceAction.SEGMENT_ALLOC,
+        TraceAction.SEGMENT_FREE,
+        TraceAction.SEGMENT_MAP,
+        TraceAction.SEGMENT_UNMAP,
+    )
+)
+
+
+@dataclass(slots=True)
+class Checks:
+    """Where a trace contradicts itself, or its rows rest on an assumption. Counts of rows.
+
+    All zero for a trace that a caching allocator wrote and nobody cut.
+    """
+
+    unlisted: int = 0  # alive before the trace, found from a free or from the final layout
+    implied_frees: int = 0  # an address was given out again without a free
+    lost: int = 0  # alive at the end by the events, not in the final layout
+    resized: int = 0  # the final layout has another size than the rules gave
+    assumed_slack: int = 0  # slack taken to be 0: the hole behind it hides what it was
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The allocations of one trace: rows, in columns of equal length.
+
+    Rows ``0 … made - 1`` were made by events, in order; the rest are the baseline: alive
+    before the first event, ``start`` -1. ``freed`` is the event at which *allocated* drops
+    (the free was requested), ``done`` the one at which *active* drops (it completed); both
+    are ``events`` for what was still alive at the end. A baseline row with ``freed`` -1 was
+    already pending: active, not allocated. Sizes in bytes.
+
+    ``stack`` is a column like these; what few ask for is looked up by `values`.
+    """
+
+    trace: MemoryTrace
+    events: int
+    made: int
+    start: array[int]
+    freed: list[int]
+    done: list[int]
+    requested: array[int]
+    size: array[int]
+    stack: array[int]
+    baseline: LiveColumns  # the trace's, with what else was found to be alive before it
+    by_allocator: bool  # the caching allocator's rules were applied
+    checks: Checks
+    _allocated: array[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def alive(self, event: int) -> list[int]:
+        """The rows allocated just after ``event``; -1 means before the first one."""
+        last = bisect_right(self.start, event, 0, self.made)
+        made = [row for row, freed in enumerate(self.freed[:last]) if freed > event]
+        base = self.made
+        return made + [row for row, freed in enumerate(self.freed[base:], base) if freed > event]
+
+    def value(self, name: str, row: int) -> int:
+        """A row's value of a trace column, such as ``address`` or ``phase``."""
+        if row < self.made:
+            return self.trace.events.column(name)[self.start[row]]
+        return self.baseline.column(name)[row - self.made]
+
+    def values(self, name: str, rows: Sequence[int]) -> list[int]:
+        """`value` for many rows."""
+        made, start = self.made, self.start
+        recorded, before = self.trace.events.column(name), self.baseline.column(name)
+        return [recorded[start[row]] if row < made else before[row - made] for row in rows]
+
+    def allocated_after(self) -> array[int]:
+        """Allocated bytes: at 0 before the first event, at ``i + 1`` after event ``i``."""
+        if self._allocated is None:
+            self._allocated = self.running(self.freed)
+        return self._allocated
+
+    def active_after(self) -> array[int]:
+        """Active bytes likewise: allocated, and freed blocks that a stream still uses."""
+        waited = list(map(sub, self.done, self.freed))
+        if not set(waited) <= {0, 1} or -1 in self.freed[self.made :]:
+            return self.running(self.done)
+        # No event lies between request and completion, so the two curves differ only there.
+        allocated = self.allocated_after()
+        active = allocated[:]
+        for freed in compress(self.freed, waited):
+            active[freed + 1] = allocated[freed]
+        return active
+
+    def running(self, ends: Sequence[int]) -> array[int]:
+        """The running total of ``size`` over rows that each last from ``start`` to their end."""
+        # One place more than there are events: blocks that stay alive end there.
+        delta = [0] * (self.events + 1)
+        for start, end, size in zip(self.start[: self.made], ends, self.size, strict=False):
+            delta[start] += size  # an end may be there already: of a free that was implied
+            delta[end] -= size
+        held = 0
+        for end, size in zip(ends[self.made :], self.size[self.made :], strict=True):
+            if end >= 0:
+                held += size
+                delta[end] -= size
+        delta.pop()
+        return array("q", accumulate(delta, initial=held))
+
+
+def ledger(trace: MemoryTrace | Ledger) -> Ledger:
+    """Match every free with its allocation. A ledger is returned as it is.
+
+    Functions that take a trace also take its ledger, so that several of them share the pass.
+    Raises DataError for sizes that no device has (more than 2 EiB in all).
+    """
+    if isinstance(trace, Ledger):
+        return trace
+    events = trace.events
+    count = len(events)
+    held = sum(trace.baseline.size) + sum(segment.total_size for segment in trace.segments)
+    blocks = sum(b.size + b.requested_size for s in trace.segments for b in s.blocks)
+    if max(held, blocks) + sum(events.size) > _MOST_BYTES:
+        raise DataError("damaged memory trace: its sizes add up to more than any device has")
+    checks = Checks()
+    is_alloc = selector(events.action, _ALLOC)
+    start = array("q", compress(range(count), is_alloc))
+    requested = array("Q", compress(events.size, is_alloc))
+    made = len(start)
+    baseline = LiveColumns()
+    for name in COLUMNS:
+        getattr(baseline, name).extend(trace.baseline.column(name))
+    listed = len(baseline)
+    by_allocator = (
+        bool(trace.segments)
+        or trace.settings is not None
+        or any(code in events.action for code in _SEGMENT_ACTIONS)
+    )
+
+    freed = [count] * (made + listed)
+    done = [count] * (made + listed)
+    # Address -> row. The later of two baseline rows with one address counts as the live one.
+    opened = dict(zip(baseline.address, range(made, made + listed), strict=True))
+
+    def unlisted(address: int, size: int, until: int, **known: int) -> int:
+        """Add a baseline row for memory that only its end gave away."""
+        checks.unlisted += 1
+        baseline.append(_ALLOC, address, size, **known)
+        freed.append(until)
+        done.append(count)
+        return made + len(baseline) - 1
+
+    row = 0
+    for event, action, at in zip(range(count), events.action, events.address, strict=True):
+        if action == _ALLOC:
+            if at in opened:  # given out again: the free was not seen, or did not complete
+                old = opened[at]
+                done[old] = event
+                if freed[old] == count:
+                    freed[old] = event
+                    checks.implied_frees += 1
+            opened[at] = row
+            row += 1
+        elif action == _FREE_REQUESTED:
+            try:
+                freed[opened[at]] = event
+            except KeyError:
+                opened[at] = unlisted(at, events.size[event], event, **_where(events, event))
+        elif action == _FREE_COMPLETED:
+            if at in opened:
+                old = opened.pop(at)
+                done[old] = event
+                if freed[old] == count:
+                    freed[old] = event
+            else:
+                # Torch records both halves of a free. Where only the second is in the trace,
+                # the block was already pending when the trace began.
+                when = -1 if by_allocator else event
+                done[unlisted(at, events.size[event], when, **_where(events, event))] = event
+
+    final: dict[int, int] = {}  # row -> size of its block
+    if trace.segments:
+        pool_index = {pool: index for index, pool in enumerate(trace.pools)}
+        for segment in trace.segments:
+            for block in segment.blocks:
+                if block.state is BlockState.INACTIVE:
+                    continue
+                at = block.address
+                if at not in opened:
+                    opened[at] = unlisted(
+                        at,
+                        block.requested_size or block.size,
+                        -1 if block.state is BlockState.PENDING_FREE else count,
+                        stack=block.stack,
+                        stream=segment.stream,
+                        pool=pool_index.get(segment.pool_id, 0),
+                    )
+                final[opened[at]] = block.size
+        checks.lost = len(opened) - len(final)
+
+    stack = array("I", compress(events.column("stack"), is_alloc))
+    stack.extend(baseline.stack)
+    start.extend([-1] * len(baseline))
+    requested.extend(baseline.size)
+    book = Ledger(
+        trace=trace,
+        events=count,
+        made=made,
+        start=start,
+        freed=freed,
+        done=done,
+        requested=requested,
+        size=requested,
+        stack=stack,
+        baseline=baseline,
+        by_allocator=by_allocator,
+        checks=checks,
+    )
+    if by_allocator:
+        sizes = BlockSizes(trace, start, done, requested, baseline.address, final)
+        book.size = sizes.size
+        checks.resized, checks.assumed_slack = sizes.resized, sizes.assumed
+    return book
+
+
+def _where(events: EventColumns, event: int) -> dict[str, int]:
+    return {"stream": events.column("stream")[event], "pool": events.column("pool")[event]}

@@ -1,0 +1,204 @@
+"""Where in a recording memory was highest: overall, in each phase, and in each kind of step.
+
+A recording's own phase windows know a peak only between bounds, because the allocator has one
+counter for the whole process (see ``docs/explanation/phases-and-peaks.md``). Traces know it to
+the byte, and tell what was alive. So this reads the traces, and cuts them into *parts*:
+
+``setup``       until the first module is called
+``forward``     a module is called and what it saves is freed in a backward pass
+``evaluation``  a module is called and nothing that it makes is: under ``no_grad``, or forgotten
+``backward``    inside the autograd engine
+``optimizer``   inside ``Optimizer.step``
+``data``        inside a data loader
+
+Which of the two a forward pass is depends on the line that calls the model, over all steps: a
+line whose activations a backward pass frees in one step is ``forward`` in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from gpuprobe.analysis.peak.peaks import PeakSite
+from gpuprobe.analysis.trace.evidence import Marks, Runs
+from gpuprobe.analysis.trace.frames import UserFrame, is_user_frame
+from gpuprobe.analysis.trace.ledger import Ledger, ledger
+from gpuprobe.model.run.session import Step
+from gpuprobe.model.trace import Frame, MemoryTrace, StackTable
+
+__all__ = ["AFTER", "FIRST", "LATER", "Moment", "Part", "Traced", "traced"]
+
+FIRST, LATER, AFTER = "first", "later", "after the last"
+"""The kinds of step: the first is where optimizer state is born; what follows the last full step
+(an evaluation at the end) is no step of its own."""
+
+
+@dataclass(slots=True)
+class Part:
+    """A stretch of one trace, events ``[first, end)``. ``peak`` bytes were allocated after
+    ``event``. ``site``: the line that called the model."""
+
+    trace: int
+    kind: str
+    site: Frame | None
+    first: int
+    end: int = 0
+    peak: int = -1
+    event: int = -1
+    saved: bool = False  # some of it was freed in a backward pass
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """An instant: after ``event`` of trace number ``trace``, with ``bytes`` allocated."""
+
+    trace: int
+    event: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class Traced:
+    """The traces of one device, step by step, and their highest moments. ``steps[i]`` is the step
+    of trace number i, ``parts[i]`` its parts."""
+
+    site: PeakSite
+    steps: list[Step] = field(default_factory=list)
+    names: list[int] = field(default_factory=list)  # which of the step's traces
+    parts: list[list[Part]] = field(default_factory=list)
+    ends: list[Moment] = field(default_factory=list)  # the last instant of each trace
+    complete: bool = True  # every step has a trace
+
+    def trace(self, number: int) -> MemoryTrace:
+        """Read one trace again."""
+        traces = list(_of_device(self.site, self.steps[number]))
+        return traces[self.names[number]]
+
+    def labels(self) -> list[list[str]]:
+        """The phase of each part."""
+        every = [part for parts in self.parts for part in parts]
+        trained = {part.site for part in every if part.saved}
+        return [[_label(part, trained) for part in parts] for parts in self.parts]
+
+    def peak(self) -> Moment | None:
+        """The first of the highest moments of all."""
+        return _highest(part for parts in self.parts for part in parts)
+
+    def phases(self) -> dict[str, Moment]:
+        """The highest moment of each phase."""
+        groups: dict[str, list[Part]] = {}
+        for names, parts in zip(self.labels(), self.parts, strict=True):
+            for name, part in zip(names, parts, strict=True):
+                groups.setdefault(name, []).append(part)
+        found = ((name, _highest(parts)) for name, parts in groups.items())
+        return {name: moment for name, moment in found if moment is not None}
+
+    def kinds_of_step(self) -> dict[str, Moment]:
+        """The highest moment of each kind of step."""
+        groups: dict[str, list[Part]] = {}
+        first = self.site.rank.steps[0].index if self.site.rank.steps else 0
+        for step, parts in zip(self.steps, self.parts, strict=True):
+            kind = AFTER if step.ended_by == "end" else FIRST if step.index == first else LATER
+            groups.setdefault(kind, []).extend(parts)
+        found = ((name, _highest(parts)) for name, parts in groups.items())
+        return {name: moment for name, moment in found if moment is not None}
+
+
+def _label(part: Part, trained: set[Frame | None]) -> str:
+    if part.kind != "forward":
+        return part.kind
+    return "forward" if part.site is None or part.site in trained else "evaluation"
+
+
+def _highest(parts: Iterable[Part]) -> Moment | None:
+    best = max(parts, key=lambda part: (part.peak, -part.trace, -part.event), default=None)
+    return None if best is None else Moment(best.trace, best.event, best.peak)
+
+
+def _of_device(site: PeakSite, step: Step) -> Iterator[MemoryTrace]:
+    return (trace for trace in site.rank.traces_of(step) if trace.device == site.device)
+
+
+def traced(site: PeakSite, *, is_user: UserFrame = is_user_frame) -> Traced:
+    """Read every trace of the device that ``site`` is on, once.
+
+    Raises DataError where a trace is missing or damaged.
+    """
+    found = Traced(site)
+    for step in site.rank.steps:
+        if site.rank.session.level != "trace":
+            break
+        number = -1
+        for number, trace in enumerate(_of_device(site, step)):
+            book = ledger(trace)
+            found.steps.append(step)
+            found.names.append(number)
+            index = len(found.parts)
+            found.parts.append(_parts(book, index, is_user))
+            totals = book.allocated_after()
+            found.ends.append(Moment(index, book.events - 1, totals[-1]))
+        if number < 0 and step.ended_by != "end":
+            found.complete = False
+    found.complete = found.complete and bool(found.parts)
+    return found
+
+
+def _parts(book: Ledger, number: int, is_user: UserFrame) -> list[Part]:
+    runs = Runs(book, Marks(book.trace.stacks))
+    sites = _Sites(book.trace.stacks, is_user)
+    parts: list[Part] = []
+    for row in range(book.made):
+        kind = runs.kind(runs.at(book.start[row])) or "forward"
+        site = sites.of(book.stack[row]) if kind == "forward" else None
+        now = parts[-1] if parts else None
+        if number == 0 and kind == "forward" and site is None and (not now or now.kind == "setup"):
+            kind = "setup"
+        if now is None or now.kind != kind or (site is not None and site != now.site):
+            parts.append(Part(number, kind, site, book.start[row]))
+    totals = book.allocated_after()
+    for index, part in enumerate(parts):
+        part.end = parts[index + 1].first if index + 1 < len(parts) else book.events
+        span = totals[part.first + 1 : part.end + 1]
+        part.peak = max(span)
+        part.event = part.first + span.index(part.peak)
+    if not parts:
+        parts.append(Part(number, "forward", None, 0, book.events, max(totals)))
+        parts[0].event = totals.index(max(totals)) - 1
+    at = 0
+    for row in range(book.made):
+        while at + 1 < len(parts) and parts[at + 1].first <= book.start[row]:
+            at += 1
+        freed = book.freed[row]
+        if not parts[at].saved and freed < book.events:
+            parts[at].saved = runs.kind(runs.at(freed)) == "backward"
+    return parts
+
+
+class _Sites:
+    """From stack ids to the line that calls the outermost module, each stack looked at once."""
+
+    def __init__(self, stacks: StackTable, is_user: UserFrame) -> None:
+        self._stacks = stacks
+        self._is_user = is_user
+        self._found: dict[int, Frame | None] = {}
+
+    def of(self, stack: int) -> Frame | None:
+        if stack not in self._found:
+            frames = self._stacks.frames_of(stack)
+            outermost = max(
+                (i for i, frame in enumerate(frames) if _is_module_call(frame)), default=None
+            )
+            found = None
+            if outermost is not None:
+                rest = frames[outermost + 1 :]
+                found = next((f for f in rest if self._is_user(f)), None)
+            self._found[stack] = found
+        return self._found[stack]
+
+
+def _is_module_call(frame: Frame) -> bool:
+    name = frame.filename.replace("\\", "/")
+    return frame.name in ("_call_impl", "_wrapped_call_impl") and name.endswith(
+        "torch/nn/modules/module.py"
+    )

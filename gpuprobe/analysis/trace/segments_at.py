@@ -1,0 +1,160 @@
+"""The allocator's layout at any moment of a trace, not only at its end.
+
+The final segments, with the segment events after the moment undone, hold exactly the blocks
+that were active then; what lies between is free. Nothing is simulated.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import compress
+
+from gpuprobe.allocator.rules import SMALL_LIMIT, SMALL_SEGMENT
+from gpuprobe.analysis.trace.columns import selector
+from gpuprobe.analysis.trace.ledger import Ledger, ledger
+from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
+from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
+from gpuprobe.model.values import ReadStatus, Unavailable
+
+__all__ = ["layout_at"]
+
+_ALLOC = TraceAction.SEGMENT_ALLOC.code
+_FREE = TraceAction.SEGMENT_FREE.code
+_MAP = TraceAction.SEGMENT_MAP.code
+_UNMAP = TraceAction.SEGMENT_UNMAP.code
+
+
+def layout_at(trace: MemoryTrace | Ledger, event: int) -> tuple[Segment, ...] | Unavailable:
+    """The segments and blocks just after ``event`` (-1: before the first), by address.
+
+    The type of a segment that is gone by the end is told by its size (2 MiB is the small
+    pool's), that of unmapped pages by the blocks that were in them. `Unavailable` without
+    final segments, and where the trace contradicts them.
+    """
+    book = ledger(trace)
+    if not book.trace.segments:
+        return Unavailable("no segments were recorded", ReadStatus.NOT_COLLECTED)
+    segments = sorted(_segments_at(book, event), key=lambda s: s.address)
+    starts = [segment.address for segment in segments]
+    rows = [
+        row
+        for row, (start, done) in enumerate(zip(book.start, book.done, strict=True))
+        if start <= event < done
+    ]
+    blocks: list[list[Block]] = [[] for _ in segments]
+    addresses = book.values("address", rows)
+    for address, row in sorted(zip(addresses, rows, strict=True)):
+        index = bisect_right(starts, address) - 1
+        size = book.size[row]
+        if index < 0 or address + size > segments[index].address + segments[index].total_size:
+            return Unavailable(f"the block at {address:#x} lies in no segment of that moment")
+        inside = blocks[index]
+        end = inside[-1].address + inside[-1].size if inside else segments[index].address
+        if address < end:
+            return Unavailable(f"two blocks of that moment overlap at {address:#x}")
+        if address > end:
+            inside.append(Block(end, address - end, 0, BlockState.INACTIVE))
+        state = BlockState.ALLOCATED if event < book.freed[row] else BlockState.PENDING_FREE
+        inside.append(Block(address, size, book.requested[row], state, book.stack[row]))
+    return tuple(_filled(segment, inside) for segment, inside in zip(segments, blocks, strict=True))
+
+
+def _filled(segment: Segment, blocks: list[Block]) -> Segment:
+    """The segment with these blocks, and the hole after the last."""
+    end = segment.address + segment.total_size
+    at = blocks[-1].address + blocks[-1].size if blocks else segment.address
+    if at < end:
+        blocks.append(Block(at, end - at, 0, BlockState.INACTIVE))
+    return _like(segment, segment.address, segment.total_size, tuple(blocks))
+
+
+def _like(segment: Segment, address: int, size: int, blocks: tuple[Block, ...] = ()) -> Segment:
+    return Segment(
+        device=segment.device,
+        address=address,
+        total_size=size,
+        stream=segment.stream,
+        segment_type=segment.segment_type,
+        pool_id=segment.pool_id,
+        is_expandable=segment.is_expandable,
+        blocks=blocks,
+        stack=segment.stack,
+    )
+
+
+def _segments_at(book: Ledger, event: int) -> list[Segment]:
+    """The final segments with all later segment events undone, without their blocks."""
+    events, trace = book.trace.events, book.trace
+    found = {segment.address: segment for segment in trace.segments}
+    device = trace.segments[0].device
+    marked = compress(range(book.events), selector(events.action, _ALLOC, _FREE, _MAP, _UNMAP))
+    streams, pools = events.column("stream"), events.column("pool")
+    kinds: _Kinds | None = None
+    for index in reversed([i for i in marked if i > event]):
+        action, address, size = events.action[index], events.address[index], events.size[index]
+        if action == _ALLOC:
+            found.pop(address, None)
+        elif action == _FREE:
+            kind = "small" if size <= SMALL_SEGMENT else "large"
+            pool = trace.pools[pools[index]]
+            found[address] = Segment(device, address, size, streams[index], kind, pool)
+        elif action == _MAP:
+            _cut(found, address, size)
+        else:
+            kinds = kinds or _Kinds(book)
+            kind = kinds.of(address, address + size)
+            pool = trace.pools[pools[index]]
+            added = Segment(device, address, size, streams[index], kind, pool, True)
+            _join(found, added)
+    return list(found.values())
+
+
+class _Kinds:
+    """Which pool a range of pages belonged to, told by a block that was ever in it."""
+
+    def __init__(self, book: Ledger) -> None:
+        addresses = book.values("address", range(len(book)))
+        self._rows = sorted(zip(addresses, book.size, strict=True))
+        settings = book.trace.settings or AllocatorSettings()
+        self._page = settings.large_segment_size
+
+    def of(self, start: int, end: int) -> str:
+        rows = self._rows
+        index = bisect_right(rows, (start, 0))
+        near = rows[max(0, index - 1) : index + 1]
+        for address, size in reversed(near):
+            if address < end and address + size > start:
+                return "small" if size <= SMALL_LIMIT else "large"
+        # Never used: pages of the large pool are the larger ones.
+        return "large" if (end - start) % self._page == 0 else "small"
+
+
+def _cut(found: dict[int, Segment], address: int, size: int) -> None:
+    """Take a mapped range out of the expandable segment that has it."""
+    for segment in [s for s in found.values() if s.is_expandable]:
+        start, end = segment.address, segment.address + segment.total_size
+        if start <= address and address + size <= end:
+            del found[start]
+            if start < address:
+                found[start] = _like(segment, start, address - start)
+            if address + size < end:
+                found[address + size] = _like(segment, address + size, end - address - size)
+            return
+
+
+def _join(found: dict[int, Segment], added: Segment) -> None:
+    """Put a mapped range back, joined with the ranges it touches."""
+    address, end = added.address, added.address + added.total_size
+    for segment in [s for s in found.values() if s.is_expandable]:
+        if segment.stream != added.stream or segment.pool_id != added.pool_id:
+            continue
+        if segment.address + segment.total_size == address:
+            address = segment.address
+            added = segment
+        elif segment.address == end:
+            end = segment.address + segment.total_size
+            added = segment
+        else:
+            continue
+        del found[segment.address]
+    found[address] = _like(added, address, end - address)

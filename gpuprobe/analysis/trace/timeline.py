@@ -1,0 +1,113 @@
+"""Allocated, active and reserved bytes over a trace, event by event."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import compress
+
+from gpuprobe.analysis.trace.columns import selector
+from gpuprobe.analysis.trace.ledger import Ledger, ledger
+from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.values import ReadStatus, Unavailable
+
+__all__ = ["Timeline", "thin", "timeline"]
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Columns of equal length. Point 0 is before the first event; bytes throughout.
+
+    ``event[i]`` is the event after which point *i* was so (-1 for the first point);
+    ``time_us[i]`` its time, where events have one (the first point takes the first event's).
+    allocated ≤ active; and active ≤ reserved where ``reserved`` is known.
+    """
+
+    device: str
+    event: Sequence[int]
+    time_us: Sequence[int]
+    allocated: Sequence[int]
+    active: Sequence[int]
+    reserved: Sequence[int] | Unavailable
+
+    def __len__(self) -> int:
+        return len(self.allocated)
+
+
+def timeline(trace: MemoryTrace | Ledger) -> Timeline:
+    """Every point of the trace. `thin` makes fewer of them for a screen."""
+    book = ledger(trace)
+    events = book.trace.events
+    times = array("q", events.time_us) or array("q", bytes(8 * book.events))
+    return Timeline(
+        device=book.trace.device,
+        event=range(-1, book.events),
+        time_us=times[:1] + times if times else array("q", [0]),
+        allocated=book.allocated_after(),
+        active=book.active_after(),
+        reserved=_reserved(book),
+    )
+
+
+_GROWS = {TraceAction.SEGMENT_ALLOC.code: 1, TraceAction.SEGMENT_MAP.code: 1}
+_SHRINKS = {TraceAction.SEGMENT_FREE.code: -1, TraceAction.SEGMENT_UNMAP.code: -1}
+_SIGN = _GROWS | _SHRINKS
+
+
+def _reserved(book: Ledger) -> Sequence[int] | Unavailable:
+    """Worked out backwards from the final segments, which alone tell the absolute level."""
+    trace = book.trace
+    if not trace.segments:
+        return Unavailable(
+            "the trace has no segments, so the reserved level is not known",
+            ReadStatus.NOT_COLLECTED,
+        )
+    events = trace.events
+    marked = list(compress(range(book.events), selector(events.action, *_SIGN)))
+    changes = [_SIGN[events.action[event]] * events.size[event] for event in marked]
+    level = sum(segment.total_size for segment in trace.segments) - sum(changes)
+    found = array("q")
+    for event, change in zip(marked, changes, strict=True):
+        found += array("q", [level]) * (event + 1 - len(found))
+        level += change
+    found += array("q", [level]) * (book.events + 1 - len(found))
+    return found
+
+
+def thin(line: Timeline, points: int) -> Timeline:
+    """At most ``points`` of the points (but never fewer than 8), every extreme kept.
+
+    The trace is cut into equal stretches; of each, the first lowest and first highest point of
+    each column stays, and the first and last point of the whole.
+    """
+    length = len(line)
+    if length <= max(points, 8):
+        return line
+    columns = [line.allocated, line.active]
+    if not isinstance(line.reserved, Unavailable):
+        columns.append(line.reserved)
+    stretches = max(1, (points - 2) // (2 * len(columns)))
+    keep = {0, length - 1}
+    for stretch in range(stretches):
+        low, high = stretch * length // stretches, (stretch + 1) * length // stretches
+        if low == high:
+            continue
+        for column in columns:
+            part = column[low:high]
+            keep.add(low + part.index(min(part)))
+            keep.add(low + part.index(max(part)))
+    chosen = sorted(keep)
+
+    def pick(column: Sequence[int]) -> array[int]:
+        return array("q", map(column.__getitem__, chosen))
+
+    return Timeline(
+        device=line.device,
+        event=pick(line.event),
+        time_us=pick(line.time_us),
+        allocated=pick(line.allocated),
+        active=pick(line.active),
+        reserved=line.reserved if isinstance(line.reserved, Unavailable) else pick(line.reserved),
+    )

@@ -1,0 +1,262 @@
+"""The memory of a whole recording as curves to draw: one track per rank and device.
+
+A track joins the traces of all traced steps. It is thinned to a number of points that a screen
+can take, and every extreme is kept: the highest and the lowest point of each curve in every
+stretch that was thinned are points of the track, with the values they had.
+
+Conservation: at every point the bands of a track sum to its allocated bytes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, compress
+from operator import ne
+
+from gpuprobe.analysis.trace.categories import categories
+from gpuprobe.analysis.trace.evidence import Marks, Runs
+from gpuprobe.analysis.trace.ledger import Ledger, ledger
+from gpuprobe.analysis.trace.timeline import Timeline, thin, timeline
+from gpuprobe.errors import DataError
+from gpuprobe.model.memory import Category
+from gpuprobe.model.run.recording import RankRecording, Recording
+from gpuprobe.model.values import Unavailable
+
+__all__ = ["Chunk", "Span", "Track", "bands", "spans", "tracks"]
+
+POINTS = 60_000
+"""Points of all tracks together. A screen is 1,000 to 4,000 of them wide: zoomed in some
+twenty times, a million events still have a point for every place on it."""
+
+MOST_TRACKS = 16
+MOST_SPANS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of a track, from position ``first`` up to, not including, ``end``."""
+
+    first: int
+    end: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The trace of one step in a track. Position ``first`` is before its first event, and
+    ``first + i + 1`` after event *i*. ``step`` is None where the trace is of no single step.
+    """
+
+    step: int | None
+    first: int
+    events: int
+
+
+@dataclass(slots=True)
+class Track:
+    """Curves of one rank and device: columns of equal length, bytes.
+
+    ``at[i]`` is the position of a point, counted in events over all chunks; ``time_us[i]`` its
+    time since the Unix epoch, 0 where unknown. ``bands``: allocated bytes by category.
+    ``phases_from`` says where ``phases`` come from: ``"recorded"``, ``"stacks"`` (worked out
+    from what was on the stack) or ``""`` where nothing tells. ``problems``: traces that could
+    not be read.
+    """
+
+    rank: int
+    device: str
+    at: array[int] = field(default_factory=lambda: array("q"))
+    time_us: array[int] = field(default_factory=lambda: array("q"))
+    allocated: array[int] = field(default_factory=lambda: array("q"))
+    active: array[int] = field(default_factory=lambda: array("q"))
+    reserved: array[int] | Unavailable = field(default_factory=lambda: array("q"))
+    bands: dict[Category, array[int]] = field(default_factory=dict)
+    chunks: list[Chunk] = field(default_factory=list)
+    phases: list[Span] = field(default_factory=list)
+    phases_from: str = ""
+    events: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every event has its point: nothing was thinned."""
+        return len(self.at) == self.events + len(self.chunks)
+
+    def add(self, book: Ledger, points: int) -> None:
+        """Put a trace at the end. Raises DataError where it is damaged."""
+        line = thin(timeline(book), points)
+        first = self.chunks[-1].first + self.chunks[-1].events + 1 if self.chunks else 0
+        self.chunks.append(Chunk(book.trace.step, first, book.events))
+        self.events += book.events
+        before = len(self)
+        self.at.extend(event + 1 + first for event in line.event)
+        self.time_us.extend(line.time_us)
+        self.allocated.extend(line.allocated)
+        self.active.extend(line.active)
+        if isinstance(line.reserved, Unavailable):
+            self.reserved = line.reserved
+        elif not isinstance(self.reserved, Unavailable):
+            self.reserved.extend(line.reserved)
+        found = bands(book, line.event)
+        for category in found.keys() - self.bands.keys():
+            self.bands[category] = array("q", bytes(8 * before))
+        nothing = array("q", bytes(8 * len(line)))
+        for category, column in self.bands.items():
+            column.extend(found.get(category, nothing))
+        phases, source = spans(book)
+        self.phases.extend(Span(s.first + first, s.end + first, s.name) for s in phases)
+        self.phases_from = self.phases_from or source
+
+    def thinned(self, points: int) -> None:
+        """Keep at most ``points`` of the points, every extreme among them."""
+        if len(self) <= points:
+            return
+        whole = Timeline(
+            self.device,
+            range(len(self)),
+            self.time_us,
+            self.allocated,
+            self.active,
+            self.reserved,
+        )
+        keep = thin(whole, points).event
+        for name in ("at", "time_us", "allocated", "active", "reserved"):
+            column = getattr(self, name)
+            if not isinstance(column, Unavailable):
+                setattr(self, name, array("q", map(column.__getitem__, keep)))
+        for category, column in self.bands.items():
+            self.bands[category] = array("q", map(column.__getitem__, keep))
+
+
+def tracks(
+    recording: Recording, *, points: int = POINTS, most: int = MOST_TRACKS
+) -> tuple[list[Track], list[str]]:
+    """The tracks, and in words what was left out. Reads every trace, one at a time."""
+    found: dict[tuple[int, str], Track] = {}
+    left_out: dict[tuple[int, str], None] = {}
+    problems: list[str] = []
+    for rank in recording.ranks:
+        for book in _books(rank, problems):
+            key = (rank.session.rank, book.trace.device)
+            track = found.get(key)
+            if track is None:
+                if len(found) >= most:
+                    left_out[key] = None
+                    continue
+                track = found[key] = Track(*key)
+            track.add(book, points)
+            if len(track) > 2 * points:
+                track.thinned(points)
+    total = sum(len(track) for track in found.values())
+    for track in found.values():
+        if total > points:
+            track.thinned(max(500, points * len(track) // total))
+        track.phases = _fewer(track.phases)
+        if not all(chunk.events for chunk in track.chunks):
+            track.chunks = [chunk for chunk in track.chunks if chunk.events] or track.chunks[:1]
+    if left_out:
+        names = ", ".join(f"rank {rank} {device}" for rank, device in list(left_out)[:8])
+        more = f" and {len(left_out) - 8} more" if len(left_out) > 8 else ""
+        problems.append(f"not drawn, for their number: {names}{more}")
+    return list(found.values()), problems
+
+
+def _books(rank: RankRecording, problems: list[str]) -> Iterator[Ledger]:
+    """The traces of a rank in the order of its steps; what cannot be read is said."""
+    if not rank.steps:
+        for trace in rank.load_traces():
+            yield ledger(trace)
+        return
+    for step in rank.steps:
+        try:
+            for trace in rank.traces_of(step):
+                yield ledger(trace)
+        except DataError as error:
+            problems.append(f"rank {rank.session.rank}, step {step.index}: {error}")
+
+
+def bands(book: Ledger, events: Sequence[int]) -> dict[Category, array[int]]:
+    """Allocated bytes by category just after each of ``events`` (rising; -1: before the first).
+
+    At every one of them the bands sum to the allocated bytes.
+    """
+    codes = categories(book, range(len(book)))
+    # place[e + 1]: the first of the asked events that is not before event e.
+    place = array("q", [0]) * (book.events + 2)
+    count = len(events)
+    low = -1
+    for index, event in enumerate(events):
+        place[low + 1 : event + 2] = array("q", [index]) * (event + 1 - low)
+        low = event + 1
+    place[low + 1 :] = array("q", [count]) * (book.events + 1 - low)
+    deltas: dict[int, list[int]] = {code: [0] * (count + 1) for code in set(codes)}
+    for code, start, freed, size in zip(codes, book.start, book.freed, book.size, strict=True):
+        delta = deltas[code]
+        delta[place[start + 1]] += size
+        delta[place[freed + 1]] -= size
+    return {
+        Category.from_code(code): array("q", list(accumulate(deltas[code]))[:count])
+        for code in sorted(deltas)
+    }
+
+
+def spans(book: Ledger) -> tuple[list[Span], str]:
+    """The phases of a trace, and where they come from (`Track.phases_from`).
+
+    As recorded with the events; else as forward, backward, optimizer and data, by the stacks.
+    """
+    column = book.trace.events.phase
+    if len(column) == book.events and any(column):
+        strings = book.trace.stacks.strings
+        starts = [0, *compress(range(1, book.events), map(ne, column, column[1:]))]
+        ends = [*starts[1:], book.events]
+        found = [
+            Span(first + 1, end + 1, strings[column[first]])
+            for first, end in zip(starts, ends, strict=True)
+            if column[first]
+        ]
+        return found, "recorded"
+    runs = Runs(book, Marks(book.trace.stacks))
+    if not runs.seen:
+        return [], ""
+    return [Span(first + 1, end + 1, kind) for first, end, kind in _stretches(book, runs)], "stacks"
+
+
+def _stretches(book: Ledger, runs: Runs) -> Iterator[tuple[int, int, str]]:
+    """(first event, end, kind) of every stretch of work."""
+    starts = book.start[: book.made]
+    event = 0
+    while event < book.events:
+        run = runs.at(event)
+        if run + 1 >= len(runs):
+            end = book.events
+        else:
+            # The next stretch begins with the first allocation that is in it.
+            end = starts[bisect_left(starts, run + 1, key=runs.at)]
+        if run >= 0:
+            yield event, end, runs.kind(run)
+        event = end
+
+
+def _fewer(phases: list[Span]) -> list[Span]:
+    """At most `MOST_SPANS`: nested ones by their outermost name, then the longest."""
+    if len(phases) <= MOST_SPANS:
+        return phases
+    joined: list[Span] = []
+    for span in phases:
+        name = span.name.partition("/")[0]
+        last = joined[-1] if joined else None
+        if last is not None and last.name == name and last.end == span.first:
+            joined[-1] = Span(last.first, span.end, name)
+        else:
+            joined.append(Span(span.first, span.end, name))
+    if len(joined) > MOST_SPANS:
+        joined.sort(key=lambda span: span.first - span.end)
+        joined = sorted(joined[:MOST_SPANS], key=lambda span: span.first)
+    return joined

@@ -1,0 +1,61 @@
+"""Write the baseline that `gpuprobe check` compares with."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from gpuprobe.cli import exit_codes, talk
+from gpuprobe.cli.commands.gate import check
+from gpuprobe.errors import UsageError
+
+_USAGE = (
+    "gpuprobe baseline update [RECORDING | SCRIPT | -m MODULE] [--baseline FILE] [--virtual GPU] "
+    "[--stop-after N] [--hazards] [--tolerance METRIC=AMOUNT] [--] [ARGS ...]"
+)
+
+_UPDATE = (
+    "Run a script or read a recording, and write what gpuprobe check is to compare with. What is "
+    "not given comes from [tool.gpuprobe] in pyproject.toml, then from the old baseline. Commit "
+    "the file: it is small and sorted, so that a change of it can be reviewed."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = _USAGE
+    # What follows has options of its own, and then the script's: read in two goes. One argument, as
+    # a second one would take a -- away.
+    parser.add_argument(
+        "words",
+        nargs=argparse.REMAINDER,
+        metavar="update ...",
+        help="write it, or write it anew; options as for gpuprobe check",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from gpuprobe.api.check import ensure_writable, read_baseline, write_baseline
+    from gpuprobe.api.check_plan import baseline_path, tolerances
+    from gpuprobe.api.config import read_project
+    from gpuprobe.cli.parser import _Parser, own_options_first
+
+    if not args.words:
+        raise UsageError("what is to be done with the baseline?", hint="gpuprobe baseline update")
+    action, *rest = args.words
+    if action != "update":
+        raise UsageError(f"invalid choice: {action!r}", hint="gpuprobe baseline --help")
+    parser = _Parser(prog="gpuprobe baseline update", usage=_USAGE, description=_UPDATE)
+    check.add_target(parser)
+    check.add_script(parser)
+    wanted = parser.parse_args(own_options_first(parser, rest))
+    accepted = tolerances(wanted.tolerance)
+    project = read_project()
+    path = baseline_path(wanted.baseline, project)
+    before = read_baseline(path) if path.exists() else None
+    ensure_writable(path)
+    plan = check.planned(wanted, before=before, project=project, writing=True)
+    write_baseline(check.measured(plan), path, accepted)
+    for setting in plan.settings:
+        talk.say(f"gpuprobe: {setting.name}: {setting.value} ({setting.source})")
+    talk.say(f"gpuprobe: baseline written: {os.path.relpath(path)}")
+    return exit_codes.OK

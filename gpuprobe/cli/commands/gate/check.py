@@ -1,0 +1,161 @@
+"""Check a training run's memory against a baseline; a regression is exit code 1.
+
+TARGET is a recording, or a script that is run and recorded. gpuprobe's options stand before or
+after it; what follows -- is the script's own. What is not given comes from the baseline, then
+from [tool.gpuprobe] in pyproject.toml: run, gpu, steps, hazards, baseline and tolerance. Without
+TARGET, what follows -- is added to what the project runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpuprobe.cli import annotate, exit_codes, talk
+from gpuprobe.cli.after_script import PROJECTS_OWN
+from gpuprobe.errors import ProgramFailed
+
+OPTIONS_AFTER_SCRIPT = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "gpuprobe check [RECORDING | SCRIPT | -m MODULE] [--baseline FILE] [--virtual GPU] "
+        "[--stop-after N] [--hazards] [--tolerance METRIC=AMOUNT] [--json | --markdown] [--] "
+        "[ARGS ...]"
+    )
+    add_target(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--markdown", action="store_true", help="print Markdown")
+    parser.add_argument("--sarif", type=Path, metavar="FILE", help="also write SARIF 2.1.0")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="also write JUnit XML")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write an HTML page")
+    annotate.add_option(parser, "--annotations")
+    add_script(parser)
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """What `check` and `baseline` have in common."""
+    parser.add_argument(
+        "--baseline",
+        type=Path,
+        metavar="FILE",
+        help="the baseline (JSON, kept in the repository)",
+    )
+    parser.add_argument(
+        "--virtual", metavar="GPU", help="run the script on this GPU in software: none is needed"
+    )
+    parser.add_argument(
+        "--stop-after",
+        type=_positive,
+        metavar="N",
+        help="end the script after so many optimizer steps (default: its own end)",
+    )
+    parser.add_argument(
+        "--hazards",
+        action=argparse.BooleanOptionalAction,
+        help="also count races and implicit synchronisations",
+    )
+    parser.add_argument(
+        "--tolerance",
+        action="append",
+        default=[],
+        metavar="METRIC=AMOUNT",
+        help="accept this much more, such as peak_allocated=2%% or peak_reserved=64MiB",
+    )
+
+
+def _positive(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, found {text!r}")
+    return number
+
+
+def add_script(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module"
+    )
+    parser.set_defaults(projects_own=True)
+    parser.add_argument("target", nargs="?", metavar="TARGET")
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
+
+
+def planned(args: argparse.Namespace, *, before: Any, project: Any, **more: Any) -> Any:
+    """What is to be run or read, from the options, the baseline and the project's file."""
+    from gpuprobe.api.check_plan import plan
+
+    own = args.target == PROJECTS_OWN
+    command = [] if args.target is None or own else [args.target, *args.args]
+    return plan(
+        args.module if args.module is not None else command,
+        more=args.args if own else (),
+        module=args.module is not None,
+        gpu=args.virtual,
+        steps=args.stop_after,
+        hazards=args.hazards,
+        before=before,
+        project=project,
+        **more,
+    )
+
+
+def measured(plan: Any) -> Any:
+    """Run or read what is to be compared. What a script prints goes to stderr."""
+    from gpuprobe.api import watch
+    from gpuprobe.api.check import measure_as_planned
+
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            return measure_as_planned(plan)
+    except ProgramFailed as error:
+        if error.__cause__ is not None:
+            talk.raw(watch.own_traceback(error.__cause__))
+        raise
+
+
+def run(args: argparse.Namespace) -> int:
+    from gpuprobe.api.check import compare_as_planned, ensure_writable, read_baseline
+    from gpuprobe.api.check_plan import baseline_path, tolerances
+    from gpuprobe.api.config import read_project
+
+    accepted = tolerances(args.tolerance)
+    project = read_project()
+    before = read_baseline(baseline_path(args.baseline, project))
+    plan = planned(args, before=before, project=project, accepted=accepted)
+    ensure_writable(args.sarif, args.junit, args.html)
+    result = compare_as_planned(before, measured(plan), plan)
+    from gpuprobe.reporters.ci import junit, sarif
+    from gpuprobe.reporters.json import check as check_json
+    from gpuprobe.reporters.text import check as check_text
+
+    found = check_json.findings(result)
+    if args.sarif is not None:
+        with args.sarif.open("w", encoding="utf-8") as stream:
+            sarif.write(found, stream, project.root or str(Path.cwd()))
+    if args.junit is not None:
+        passed = [metric.name for metric in result.metrics if not metric.regressed]
+        with args.junit.open("w", encoding="utf-8") as stream:
+            junit.write(found, stream, suite="memory", passed=passed)
+    if args.html is not None:
+        from gpuprobe.api.html import write_check
+
+        write_check(result, args.html, title=args.target or args.html.name)
+    if args.annotations is not None:
+        path = baseline_path(args.baseline, project).absolute()
+        args.annotations.write(found, str(path), project=project.root)
+    if args.json:
+        check_json.write(result, sys.stdout)
+    elif args.markdown:
+        check_text.markdown(result, sys.stdout)
+    else:
+        check_text.write(result, sys.stdout)
+    if result.mismatches:
+        return exit_codes.USAGE
+    return exit_codes.OK if result.ok else exit_codes.FINDINGS

@@ -1,0 +1,83 @@
+"""Say what is wrong with this machine's GPUs, driver, torch and settings, and how to fix it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from gpuprobe.cli import exit_codes, talk
+from gpuprobe.errors import UsageError
+from gpuprobe.model.values import Unavailable
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON")
+    parser.add_argument(
+        "--bundle", metavar="FILE.zip", help="also write what a maintainer asks for, redacted"
+    )
+    parser.add_argument("--demo", metavar="FLEET", help="look at a fake fleet instead")
+    parser.add_argument(
+        "--distributed",
+        action="store_true",
+        help="check the ranks of a job: torchrun ... -m gpuprobe doctor --distributed",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=30.0,
+        metavar="S",
+        help="with --distributed: seconds to wait for the ranks (default: 30)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.distributed:
+        if args.bundle or args.demo:
+            raise UsageError("--distributed goes with neither --bundle nor --demo")
+        return _run_ranks(args)
+    from gpuprobe.api.doctor import diagnose
+
+    diagnosis = diagnose(args.demo, bundle=args.bundle)
+    if args.json:
+        from gpuprobe.reporters.json import doctor as doctor_json
+
+        doctor_json.write(doctor_json.document(diagnosis), sys.stdout)
+    else:
+        from gpuprobe.reporters.text import doctor as doctor_text
+
+        doctor_text.write(diagnosis, sys.stdout)
+    if args.bundle:
+        talk.say(f"wrote {args.bundle}; look through it before you share it")
+    if isinstance(diagnosis.driver, Unavailable):
+        return exit_codes.ENVIRONMENT
+    return exit_codes.OK if diagnosis.healthy else exit_codes.FINDINGS
+
+
+def _run_ranks(args: argparse.Namespace) -> int:
+    from gpuprobe.api.doctor import diagnose_ranks
+
+    # Torch writes C++ stacks about every time-out; the report says the same in one line.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    diagnosis = diagnose_ranks(args.timeout)
+    if diagnosis.speaks and args.json and diagnosis.rank == 0:
+        from gpuprobe._version import __version__
+        from gpuprobe.reporters.json import doctor as doctor_json
+
+        doctor_json.write(doctor_json.ranks_document(diagnosis, __version__), sys.stdout)
+    elif diagnosis.speaks:
+        from gpuprobe.reporters.text import doctor as doctor_text
+
+        # The report is rank 0's; another rank that speaks only says why there is none.
+        doctor_text.write_ranks(diagnosis, sys.stdout if diagnosis.rank == 0 else sys.stderr)
+    return exit_codes.OK if diagnosis.healthy else exit_codes.FINDINGS
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, found {text!r}")
+    return seconds

@@ -1,0 +1,114 @@
+"""Export the metrics of GPUs and runs: for Prometheus to scrape, for node_exporter's textfile
+collector, or to an OpenTelemetry collector.
+
+Until Ctrl-C or SIGTERM, or with --once a single time. NVML is asked; no CUDA context is created.
+A value that cannot be read is left out. --once exits with 3 where there is no driver and no run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from gpuprobe.cli import exit_codes, talk
+from gpuprobe.errors import UsageError
+
+_LISTEN = "127.0.0.1:9400"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--prometheus", action="store_true", help="serve the metrics in Prometheus' text format"
+    )
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", help=f"where to serve them (default: {_LISTEN})"
+    )
+    parser.add_argument(
+        "--textfile", metavar="FILE.prom", help="write them to a file, for node_exporter"
+    )
+    parser.add_argument(
+        "--otlp",
+        metavar="ENDPOINT",
+        help="push them by OTLP over HTTP, as in http://localhost:4318 (extra: otel)",
+    )
+    parser.add_argument("--once", action="store_true", help="read once; print, write or push; exit")
+    parser.add_argument(
+        "--interval",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="shortest time between two readings (default: 10)",
+    )
+    parser.add_argument(
+        "--runs",
+        metavar="PATH",
+        nargs="+",
+        default=[],
+        help="also these recordings, or directories whose recordings are exported while they are "
+        "written (by default: those that processes of this user are writing; for root, of all)",
+    )
+    parser.add_argument(
+        "--no-discovery", action="store_true", help="export only the runs that --runs names"
+    )
+    parser.add_argument(
+        "--max-runs", type=int, default=16, metavar="N", help="export at most N runs (default: 16)"
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=0,
+        metavar="N",
+        help="also the memory of the N largest processes of each GPU (default: 0)",
+    )
+    parser.add_argument(
+        "--demo",
+        metavar="FLEET",
+        nargs="?",
+        const="8xh100",
+        help="look at a fake fleet instead of this machine (default: 8xh100)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from gpuprobe.exporter.export import ExportSettings, export, export_once
+
+    if not (args.prometheus or args.textfile or args.otlp):
+        raise UsageError(
+            "nothing to export to",
+            hint="gpuprobe export --prometheus, --textfile FILE.prom or --otlp ENDPOINT",
+        )
+    if args.listen is not None and (args.once or not args.prometheus):
+        raise UsageError("--listen is for serving: --prometheus without --once")
+    if not 0.1 <= args.interval <= 3600:
+        raise UsageError("--interval takes 0.1 to 3600 seconds")
+    if not 0 <= args.processes <= 100:
+        raise UsageError("--processes takes 0 to 100")
+    if not 1 <= args.max_runs <= 100:
+        raise UsageError("--max-runs takes 1 to 100")
+    settings = ExportSettings(
+        runs=tuple(args.runs),
+        discover=not args.no_discovery,
+        max_runs=args.max_runs,
+        processes=args.processes,
+        interval=args.interval,
+        demo=args.demo,
+    )
+    if args.once:
+        done = export_once(
+            settings,
+            stream=sys.stdout if args.prometheus else None,
+            textfile=args.textfile,
+            otlp=args.otlp,
+        )
+        for message in done.messages:
+            talk.warning(message)
+        return exit_codes.OK if done.anything else exit_codes.ENVIRONMENT
+    export(
+        settings,
+        listen=(args.listen or _LISTEN) if args.prometheus else None,
+        textfile=args.textfile,
+        otlp=args.otlp,
+        say=lambda text: talk.say(f"gpuprobe: {text}"),
+        warn=talk.warning,
+    )
+    return exit_codes.OK

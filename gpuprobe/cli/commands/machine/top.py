@@ -1,0 +1,78 @@
+"""Watch the GPUs, their processes and the host on the screen.
+
+NVML is asked; no CUDA context is created. Press ? for the keys. Piped, or with --once, prints
+what ``gpuprobe info`` would, and exits with 3 where there is no driver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+
+from gpuprobe.cli import exit_codes, talk
+from gpuprobe.cli.screen import can_show
+from gpuprobe.errors import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--once", action="store_true", help="print text and exit")
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="SECONDS", help="time between readings"
+    )
+    parser.add_argument(
+        "--demo",
+        metavar="FLEET",
+        nargs="?",
+        const="8xh100",
+        help="look at a fake fleet instead of this machine (default: 8xh100)",
+    )
+    parser.add_argument(
+        "--log", metavar="FILE", help="write every reading to a new file, to be replayed"
+    )
+    parser.add_argument("--replay", metavar="FILE", help="show the readings of such a file")
+    parser.add_argument(
+        "--readonly",
+        action="store_true",
+        help="end no process, write no file, remember no setting",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from gpuprobe.api.devices import demo_fleets, inventory
+
+    if not 0.05 <= args.interval <= 3600:
+        raise UsageError("--interval takes 0.05 to 3600 seconds")
+    if args.demo is not None and args.demo not in demo_fleets():
+        raise UsageError(f"no such fleet: {args.demo}", hint=f"fleets: {', '.join(demo_fleets())}")
+    if args.replay is not None and (args.demo is not None or args.log is not None):
+        raise UsageError("--replay goes with neither --demo nor --log")
+    if args.readonly and args.log is not None:
+        raise UsageError("--readonly writes no file, so no --log either")
+    if args.once or not can_show():
+        if args.log is not None:
+            raise UsageError("--log needs the screen", hint="gpuprobe info --json prints a reading")
+        from gpuprobe.reporters.text import info as info_text
+
+        if args.replay is not None:
+            from gpuprobe.recording.monitor_log import last_moment
+
+            found = last_moment(args.replay).inventory
+        else:
+            found = inventory(("nvml",), args.demo, detail="table")
+        info_text.write(found, sys.stdout)
+        if any(source.available for source in found.sources):
+            return exit_codes.OK
+        talk.say("gpuprobe: no GPU can be asked: is there an NVIDIA driver on this machine?")
+        talk.say("  hint: gpuprobe top --demo shows a fake fleet")
+        return exit_codes.ENVIRONMENT
+
+    # Nothing of what is imported is garbage: a tenth of the way to the first paint is saved by
+    # not looking for any. The screen turns the collector on again when it has painted.
+    gc.disable()
+    try:
+        from gpuprobe.tui.monitor.start import show  # 150 ms: Textual
+
+        return show(args) or exit_codes.OK
+    finally:
+        gc.enable()

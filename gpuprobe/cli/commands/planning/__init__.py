@@ -1,0 +1,1 @@
+"""Commands about GPUs that are not here."""

@@ -1,0 +1,55 @@
+"""Compare the peaks of two recordings or torch snapshots: what grew, shrank or moved."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from gpuprobe.api.diff import diff
+from gpuprobe.cli import exit_codes, talk
+from gpuprobe.model.text import visible
+
+_BY = ("category", "module", "line")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("before", help="a recording (directory) or a torch snapshot (.pickle)")
+    parser.add_argument("after", help="the one to compare with it")
+    parser.add_argument("--by", choices=_BY, help="only this breakdown (default: all three)")
+    parser.add_argument("--json", action="store_true", help="print the diff as JSON")
+    parser.add_argument(
+        "--top", type=_positive, default=15, metavar="N", help="rows per table (default: 15)"
+    )
+    parser.add_argument(
+        "--html", metavar="FILE.html", help="write all of it as one page instead, with the curves"
+    )
+    parser.add_argument("--force", action="store_true", help="replace the page if it exists")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.html is not None:
+        from gpuprobe.api.html import write_diff
+        from gpuprobe.api.recordings import load
+
+        written = write_diff(load(args.before), load(args.after), args.html, force=args.force)
+        talk.say(f"wrote {visible(str(written))}")
+        if not args.json:
+            return exit_codes.OK
+    found = diff(args.before, args.after)
+    by = (args.by,) if args.by else _BY
+    if args.json:
+        from gpuprobe.reporters.json import diff as diff_json
+
+        diff_json.write(found, sys.stdout, by)
+    else:
+        from gpuprobe.reporters.text import diff as diff_text
+
+        diff_text.write(found, sys.stdout, by, args.top)
+    return exit_codes.OK
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1, found {text!r}")
+    return number

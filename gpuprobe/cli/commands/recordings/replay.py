@@ -1,0 +1,67 @@
+"""Replay a snapshot's allocations exactly, and say what other allocator settings would do."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+
+from gpuprobe.api.replay import replay
+from gpuprobe.cli import exit_codes
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("snapshot", help="a torch snapshot (.pickle) or a recording (directory)")
+    parser.add_argument(
+        "--what-if",
+        metavar="CONF",
+        help="settings to add, as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True,…",
+    )
+    parser.add_argument(
+        "--search", action="store_true", help="try sensible settings, recommend the smallest change"
+    )
+    parser.add_argument(
+        "--capacity",
+        type=_size,
+        metavar="SIZE",
+        help="memory the allocator can have, such as 80GiB (default: unlimited, or what an "
+        "out-of-memory event in the trace shows)",
+    )
+    parser.add_argument("--device", type=_index, metavar="N", help="only this CUDA device")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(args: argparse.Namespace) -> int:
+    result = replay(
+        args.snapshot,
+        args.what_if,
+        device=args.device,
+        capacity=args.capacity,
+        search=args.search,
+    )
+    if args.json:
+        from gpuprobe.reporters.json import replay as replay_json
+
+        replay_json.write(result, sys.stdout)
+    else:
+        from gpuprobe.reporters.text import replay as replay_text
+
+        replay_text.write(result, sys.stdout)
+    return exit_codes.OK if result.exact and not result.would_oom else exit_codes.FINDINGS
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    if size <= 0:
+        raise argparse.ArgumentTypeError(f"expected a size such as 80GiB, found {text!r}")
+    return size
+
+
+def _index(text: str) -> int:
+    digits = text.removeprefix("cuda:")
+    if not digits.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a device such as 0 or cuda:0, found {text!r}")
+    return int(digits)

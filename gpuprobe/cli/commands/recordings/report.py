@@ -1,0 +1,68 @@
+"""Say where the memory of a recording, or of a torch memory snapshot, went."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from gpuprobe.api.recordings import load, report
+from gpuprobe.api.views import VIEWS
+from gpuprobe.cli import exit_codes, talk
+from gpuprobe.errors import UsageError
+from gpuprobe.model.text import visible
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recording", help="a recording (directory) or a torch snapshot (.pickle)")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument(
+        "--top", type=_positive, default=10, metavar="N", help="rows per table (default: 10)"
+    )
+    views = parser.add_argument_group("other formats, written to a file instead of the report")
+    views.add_argument("--html", metavar="FILE.html", help="all of it as one page, with charts")
+    views.add_argument(
+        "--hazards",
+        metavar="FILE.json",
+        help="with --html: show these hazards too (from run --hazards-json)",
+    )
+    views.add_argument("--flamegraph", metavar="FILE.html", help="the peak as a flame graph")
+    views.add_argument("--perfetto", metavar="FILE.json[.gz]", help="the trace for ui.perfetto.dev")
+    views.add_argument(
+        "--snapshot", metavar="FILE.pickle", help="a torch memory snapshot for torch's viewer"
+    )
+    views.add_argument("--force", action="store_true", help="replace files that exist")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.hazards is not None and args.html is None:
+        raise UsageError("--hazards is for the page that --html writes")
+    recording = load(args.recording)
+    if args.html is not None:
+        from gpuprobe.api import html
+
+        hazards = None if args.hazards is None else html.read_hazards(args.hazards)
+        for written in html.write_report(recording, args.html, hazards=hazards, force=args.force):
+            talk.say(f"wrote {visible(str(written))}")
+    wanted = [(write, getattr(args, name)) for name, write in VIEWS.items() if getattr(args, name)]
+    for write, path in wanted:
+        for written in write(recording, path, force=args.force):
+            talk.say(f"wrote {visible(str(written))}")
+    if (wanted or args.html is not None) and not args.json:
+        return exit_codes.OK
+    document = report(recording, top=args.top)
+    if args.json:
+        from gpuprobe.reporters.json import report as report_json
+
+        report_json.write(document, sys.stdout)
+    else:
+        from gpuprobe.reporters.text import report as text
+
+        text.write(document, sys.stdout)
+    return exit_codes.OK
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1, found {text!r}")
+    return number

@@ -1,0 +1,244 @@
+"""Run a training script (or, with -m, a module) as Python would, and record its memory.
+
+Options for gpuprobe come before the script; everything after it is the script's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuprobe.cli import annotate, exit_codes, talk
+from gpuprobe.cli.output import flush_stdout
+from gpuprobe.cli.status_line import StatusLine
+from gpuprobe.errors import GpuprobeError, UsageError
+from gpuprobe.model.text import visible
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuprobe.hazards.known import KnownFinding
+    from gpuprobe.hazards.results import Hazards
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "gpuprobe run [--level counters|trace] [--trace-steps STEPS] "
+        "[--virtual GPU [--compute real|shapes]] [--hazards] [-o DIR] [--force] [--quiet] "
+        "(SCRIPT | -m MODULE) [ARGS ...]"
+    )
+    parser.add_argument(
+        "--level",
+        choices=("counters", "trace"),
+        default="counters",
+        help="counters: next to no cost (default); trace: every allocation, with its line",
+    )
+    parser.add_argument(
+        "--trace-steps",
+        default="",
+        metavar="STEPS",
+        help="trace these steps, counted from 0: 3,100-102 or all (implies --level trace)",
+    )
+    parser.add_argument(
+        "--virtual",
+        metavar="GPU",
+        help="run on a GPU in software, such as h100-80gb or 2xa100-40gb; none is needed",
+    )
+    parser.add_argument(
+        "--compute",
+        choices=("real", "shapes"),
+        default="real",
+        help="with --virtual: compute values on the CPU (default), or only shapes and memory",
+    )
+    parser.add_argument(
+        "--hazards",
+        action="store_true",
+        help="look for races between CUDA streams and hidden synchronisations, on a virtual "
+        "GPU where there is no CUDA",
+    )
+    for name, what in (("sarif", "SARIF 2.1.0"), ("junit", "JUnit XML"), ("json", "JSON")):
+        parser.add_argument(
+            f"--hazards-{name}",
+            metavar="FILE",
+            type=Path,
+            help=f"write the findings as {what} (implies --hazards)",
+        )
+    annotate.add_option(parser, "--hazards-annotations", " (implies --hazards)")
+    parser.add_argument(
+        "--hazards-baseline",
+        metavar="FILE",
+        type=Path,
+        help="known findings: exit code 1 only where there are others (implies --hazards)",
+    )
+    parser.add_argument(
+        "--hazards-baseline-update",
+        action="store_true",
+        help="write this run's findings to the baseline in place of comparing",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="DIR",
+        type=Path,
+        help="the recording to write (default: SCRIPT.gpuprobe in the current directory)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace the recording if it exists")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no status line, and no summary")
+    parser.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module"
+    )
+    parser.add_argument("script", nargs="?", metavar="SCRIPT")
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
+
+
+def run(args: argparse.Namespace) -> int:
+    from gpuprobe.api import watch
+
+    if args.module is not None:
+        if not args.module:
+            raise UsageError("-m needs the name of a module")
+        target, *arguments = args.module
+    elif args.script is not None:
+        target, arguments = args.script, args.args
+    else:
+        raise UsageError("nothing to run", hint="gpuprobe run SCRIPT, or gpuprobe run -m MODULE")
+    hazards = args.hazards or any(
+        (
+            args.hazards_sarif,
+            args.hazards_junit,
+            args.hazards_json,
+            args.hazards_baseline,
+            args.hazards_annotations,
+        )
+    )
+    if args.compute == "shapes" and args.virtual is None:
+        raise UsageError("--compute shapes needs --virtual GPU", hint="--virtual h100-80gb")
+    if hazards:
+        _fix_files(args)
+    known = _known(args)
+    program = watch.program(target, arguments, module=args.module is not None)
+    output = args.output or watch.default_output(target)
+    where = output.absolute()  # the program may go to another directory
+
+    status = StatusLine()
+    silent = args.quiet or watch.rank_count() > 1  # ranks share a terminal
+    with contextlib.nullcontext() if silent else status:
+        result = watch.run(
+            program,
+            output,
+            level=args.level,
+            force=args.force,
+            warn=talk.warning,
+            virtual=args.virtual,
+            compute=args.compute,
+            hazards=hazards,
+            trace_steps=args.trace_steps,
+            on_step=None if silent else status.step,
+        )
+
+    if isinstance(result.error, KeyboardInterrupt):
+        code = exit_codes.INTERRUPTED
+    elif result.error is not None:
+        code = exit_codes.PROGRAM_FAILED
+    else:
+        code = result.exit_code
+    if not flush_stdout() and code == exit_codes.OK:
+        code = 120  # as Python's own, where what was printed could not be written
+    if result.error is not None:
+        if not watch.show_error(result.error):
+            talk.raw(watch.own_traceback(result.error))
+        if isinstance(result.error, GpuprobeError) and result.error.hint:
+            talk.say(f"  hint: {visible(result.error.hint)}")
+    if not args.quiet:
+        _summarize(where)
+    if result.hazards is not None:
+        code = _judge_hazards(args, result.hazards, known, code)
+    return code
+
+
+def _judge_hazards(
+    args: argparse.Namespace, found: Hazards, known: Sequence[KnownFinding] | None, code: int
+) -> int:
+    from gpuprobe.api import hazards_baseline
+
+    if known is not None:
+        found.comparison = hazards_baseline.compare(known, found.findings)
+    _report_hazards(args, found)
+    if args.hazards_baseline_update:
+        shown = os.path.relpath(args.hazards_baseline)
+        if code != exit_codes.OK:
+            talk.warning(f"{shown} is left as it is: the program failed")
+            return code
+        hazards_baseline.write_known(found.findings, args.hazards_baseline)
+        talk.say(f"gpuprobe: {len(found.findings)} findings are known now: {shown}")
+        return code
+    bad = found.races if found.comparison is None else found.comparison.new
+    return exit_codes.FINDINGS if code == exit_codes.OK and bad else code
+
+
+def _fix_files(args: argparse.Namespace) -> None:
+    """Of the files to write: their absolute names, as the program may go to another directory.
+
+    Raises UsageError for one that cannot be written: before the program has run for it.
+    """
+    from gpuprobe.api.check import ensure_writable
+
+    for name in ("hazards_sarif", "hazards_junit", "hazards_json", "hazards_baseline"):
+        path = getattr(args, name)
+        written = name != "hazards_baseline" or args.hazards_baseline_update
+        if path is not None and written:
+            ensure_writable(path)
+            setattr(args, name, path.absolute())
+
+
+def _known(args: argparse.Namespace) -> Sequence[KnownFinding] | None:
+    """The baseline, read before anything is run."""
+    if args.hazards_baseline is None:
+        if args.hazards_baseline_update:
+            raise UsageError("--hazards-baseline-update needs --hazards-baseline FILE")
+        return None
+    from gpuprobe.api.hazards_baseline import ensure_replaceable, read_known
+
+    if args.hazards_baseline_update:
+        ensure_replaceable(args.hazards_baseline)
+        return None
+    return read_known(args.hazards_baseline)
+
+
+def _report_hazards(args: argparse.Namespace, found: Hazards) -> None:
+    from gpuprobe.reporters.ci import junit, sarif
+    from gpuprobe.reporters.json import hazards as hazards_json
+    from gpuprobe.reporters.text import hazards as hazards_text
+
+    root = str(Path.cwd())
+    known = None if found.comparison is None else found.comparison.known
+    if args.hazards_sarif is not None:
+        with args.hazards_sarif.open("w", encoding="utf-8") as stream:
+            sarif.write(found.findings, stream, root, known)
+    if args.hazards_junit is not None:
+        with args.hazards_junit.open("w", encoding="utf-8") as stream:
+            new = found.races if found.comparison is None else found.comparison.new
+            junit.write(new, stream, suite="hazards", known=known or ())
+    if args.hazards_json is not None:
+        with args.hazards_json.open("w", encoding="utf-8") as stream:
+            hazards_json.write(found, stream)
+    if args.hazards_annotations is not None:
+        new = found.findings if found.comparison is None else found.comparison.new
+        # Every hazard has a place; one outside of the checkout is shown at the program.
+        program = args.script if args.module is None else args.module[0].replace(".", "/") + ".py"
+        args.hazards_annotations.write(new, program)
+    hazards_text.write(found, sys.stderr, root)
+
+
+def _summarize(output: Path) -> None:
+    from gpuprobe.api import watch
+
+    try:
+        for line in watch.summary(output):
+            talk.say(f"gpuprobe: {line}")
+    except Exception as error:  # noqa: BLE001 - the program has run: its exit code stands
+        talk.warning(f"no summary of {output}: {type(error).__name__}: {error}")

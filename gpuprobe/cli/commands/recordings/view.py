@@ -1,0 +1,68 @@
+"""Open a recording, or a torch memory snapshot, on the screen; without one, a list of the runs
+that are being recorded on this machine.
+
+A recording that is still being written is followed. Piped, or with --once, prints its report
+(or the list) as text instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from gpuprobe.cli import exit_codes
+from gpuprobe.cli.screen import can_show
+
+if TYPE_CHECKING:
+    from gpuprobe.api.live import Followed
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "recording",
+        nargs="?",
+        help="a recording (directory) or a torch snapshot (.pickle); default: list what is running",
+    )
+    parser.add_argument("--once", action="store_true", help="print text and exit")
+    parser.add_argument(
+        "--interval", type=float, default=0.5, metavar="SECONDS", help="how often to read anew"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.recording is None:
+        return _runs(args)
+    if args.once or not can_show():
+        from gpuprobe.api.recordings import load, report
+        from gpuprobe.reporters.text import report as text
+
+        text.write(report(load(args.recording)), sys.stdout)
+        return exit_codes.OK
+
+    from gpuprobe.api.live import Followed
+
+    followed = Followed(args.recording)
+    if followed.cheap:
+        followed.poll()  # what is wrong with it is said before a screen opens
+    return _show(followed, args)
+
+
+def _show(followed: Followed | None, args: argparse.Namespace) -> int:
+    from gpuprobe.tui.viewer.app import ViewApp  # 190 ms: Textual
+
+    app = ViewApp(followed, interval=max(0.05, args.interval))
+    app.run()
+    if app.failure is not None:
+        raise app.failure
+    return app.return_code or exit_codes.OK
+
+
+def _runs(args: argparse.Namespace) -> int:
+    if not args.once and can_show():
+        return _show(None, args)
+    from gpuprobe.api.runs import runs
+    from gpuprobe.reporters.text import runs as runs_text
+
+    runs_text.write(runs(), sys.stdout)
+    return exit_codes.OK

@@ -1,0 +1,176 @@
+"""The HTTP server that Prometheus scrapes: one page of text, from the standard library."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import socketserver
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from gpuprobe._version import __version__
+from gpuprobe.errors import EnvironmentUnavailable, UsageError
+from gpuprobe.exporter.reader import READ_TIMEOUT
+
+if TYPE_CHECKING:
+    from gpuprobe.reporters.metrics.metrics import Family
+
+__all__ = ["MetricsServer", "parse_listen"]
+
+_MOST = 32  # connections at a time; more are closed at once
+_IDLE = 5.0  # seconds after which a connection that sends nothing is closed
+
+_INDEX = """<!doctype html><html lang="en"><meta charset="utf-8"><title>gpuprobe</title>
+<p><a href="metrics">metrics</a> of this machine's GPUs and runs, for Prometheus</p></html>
+"""
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """``HOST:PORT``, ``[IPv6]:PORT``, ``PORT`` (loopback) or ``:PORT`` (every address).
+
+    Raises UsageError for anything else. Port 0 is any free one.
+    """
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if bracketed:
+        host = host[1:-1]
+    if not port.isdecimal() or int(port) > 65535 or (":" in host and not bracketed):
+        raise UsageError(
+            f"not an address to listen on: {text!r}", hint="as in --listen 127.0.0.1:9400"
+        )
+    return (host or "0.0.0.0") if colon else "127.0.0.1", int(port)
+
+
+class MetricsServer:
+    """Serves ``/metrics`` on ``host`` and ``port`` from `start` to `close`.
+
+    The address is taken at once: raises EnvironmentUnavailable where it is in use, is none of
+    this machine's, or needs more rights.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            (family, _, _, _, address), *_ = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            self._server = _Server(address[:2], family)
+        except OSError as error:
+            raise EnvironmentUnavailable(
+                f"cannot listen on {shown}: {error.strerror or error}",
+                hint="choose another address or port: --listen 127.0.0.1:9401",
+            ) from error
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="gpuprobe-http", daemon=True
+        )
+
+    @property
+    def host(self) -> str:
+        """The address that it listens on, as a number."""
+        return str(self._server.server_address[0])
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        return ipaddress.ip_address(self.host.partition("%")[0]).is_loopback
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self._server.server_address[1]}/metrics"
+
+    def start(
+        self, families: Callable[[float], list[Family]], report: Callable[[str], None]
+    ) -> None:
+        """Answer requests with what ``families`` gives; it is told how many seconds it may take,
+        and called from several threads. ``report`` is told of a request that failed.
+        """
+        self._server.families = families
+        self._server.report = report
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening. Requests under way are not waited for."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 4 * _MOST
+    block_on_close = False  # a scrape that waits for the driver must not hold up the end
+    families: Callable[[float], list[Family]]
+    report: Callable[[str], None]
+
+    def __init__(self, address: Any, family: socket.AddressFamily) -> None:
+        self.address_family = family
+        self._free = threading.BoundedSemaphore(_MOST)
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        # HTTPServer's own asks the name service who we are, which may take seconds.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = "gpuprobe", int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        import sys
+
+        error = sys.exc_info()[1]
+        if not isinstance(error, (ConnectionError, TimeoutError)):  # the client went away
+            self.report(f"a request failed: {type(error).__name__}: {error}")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version = f"gpuprobe/{__version__}"
+    sys_version = ""
+    timeout = _IDLE
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            from gpuprobe.reporters.metrics.prometheus import CONTENT_TYPE, render
+
+            families = self.server.families(self._patience())
+            self._answer(200, CONTENT_TYPE, render(families))
+        elif path == "/":
+            self._answer(200, "text/html; charset=utf-8", _INDEX)
+        else:
+            self._answer(404, "text/plain; charset=utf-8", "not found; see /metrics\n")
+
+    do_HEAD = do_GET
+
+    def _patience(self) -> float:
+        """Seconds that this scrape may wait: less than Prometheus says it will."""
+        given = self.headers.get("X-Prometheus-Scrape-Timeout-Seconds", "")
+        try:
+            return min(READ_TIMEOUT, max(0.1, 0.8 * float(given)))
+        except ValueError:
+            return READ_TIMEOUT
+
+    def _answer(self, code: int, kind: str, text: str) -> None:
+        body = text.encode("utf-8")
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a line for every scrape helps nobody."""

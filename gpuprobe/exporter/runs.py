@@ -1,0 +1,203 @@
+"""The runs that are exported: those being recorded here, and recordings that are named."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuprobe.errors import DataError, NotARecording, UsageError
+
+if TYPE_CHECKING:
+    from gpuprobe.model.run.totals import RankTotals
+    from gpuprobe.recording.totals import TotalsTail
+    from gpuprobe.reporters.metrics.run import RunReading
+
+__all__ = ["LINGER", "MAX_RANKS", "RunWatch", "RunsReading"]
+
+LINGER = 600.0
+"""Seconds for which a run that was found, and not named, is still exported after its end: long
+enough that its last values are fetched."""
+
+MAX_RANKS = 64
+"""Ranks of one run that are exported at most."""
+
+_BUDGET = 32 << 20
+"""Bytes of recordings that one reading parses at most, three quarters of a second's worth; a
+longer recording is exported once all of it was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunsReading:
+    """The runs at one moment. ``runs`` counts those in ``readings``, ``left_out`` the others;
+    ``problems``: path -> why it cannot be read.
+    """
+
+    readings: tuple[RunReading, ...]
+    runs: int
+    left_out: int
+    problems: dict[str, str]
+
+
+class RunWatch:
+    """Follows the runs in ``paths``; not for several threads at a time.
+
+    A path is a recording (which may not be there yet), or a directory: then the recordings in it
+    (``*.gpuprobe``) are followed that are being written, or ended less than `LINGER` seconds ago.
+    With ``discover``, so are all that a process of this user (for root: of any) is writing. Of
+    more than ``most`` runs, running ones come first, then the newest. Raises UsageError for a
+    path that is a file.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str | os.PathLike[str]],
+        *,
+        most: int = 16,
+        discover: bool = False,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.most = most
+        self._paths = [Path(path).resolve() for path in paths]
+        for path in self._paths:
+            if path.exists() and not path.is_dir():
+                raise UsageError(
+                    f"{path} is not a directory",
+                    hint="give recordings, or directories that hold recordings",
+                )
+        self._discover = discover
+        self._now = now
+        self._tails: dict[Path, TotalsTail] = {}
+        self._over: dict[Path, float] = {}  # ended long ago -> when its files last changed
+
+    def read(self) -> RunsReading:
+        """What is new of all runs. What is wrong with one is in ``problems``."""
+        from gpuprobe.recording.totals import TotalsTail
+        from gpuprobe.reporters.metrics.run import RunReading, run_name
+
+        found, problems = self._found()
+        open_now = self._open_now()
+        # One that was found stays for a while after nobody has it open any more.
+        for path in open_now | self._tails.keys():
+            if path not in found:
+                try:
+                    found[path] = (_changed(path) or 0.0, False)
+                except OSError as error:
+                    problems[str(path)] = f"cannot read {path}: {error.strerror or error}"
+        for gone in self._tails.keys() - found.keys():
+            del self._tails[gone]
+        self._over = {path: at for path, at in self._over.items() if path in found}
+        budget = _BUDGET
+        waiting = 0
+        runs: list[tuple[bool, float, Path, list[RunReading]]] = []
+        for path, (changed, named) in sorted(found.items(), key=lambda item: -item[1][0]):
+            if self._over.get(path) == changed:
+                continue
+            tail = self._tails.setdefault(path, TotalsTail(path))
+            try:
+                totals, read = tail.poll(budget)
+            except NotARecording:
+                self._tails.pop(path)
+                if named:  # else it was removed meanwhile
+                    problems[str(path)] = f"no recording is there (yet): {path}"
+                continue
+            except DataError as error:
+                problems[str(path)] = str(error)
+                continue
+            budget = max(0, budget - read)
+            written = path in open_now
+            states = [(_state(one, written, len(totals) == 1), one) for one in _local(totals)]
+            running = any(state == "running" for state, _ in states)
+            if not (named or running or self._now() - changed < LINGER):
+                self._over[path] = changed
+                del self._tails[path]
+            elif tail.behind or not states:
+                waiting += 1
+            else:
+                label = run_name(str(path))
+                ranks = [RunReading(label, str(path), *pair) for pair in states[:MAX_RANKS]]
+                runs.append((running, changed, path, ranks))
+        runs.sort(key=lambda run: (not run[0], -run[1], run[2]))
+        kept = runs[: self.most]
+        return RunsReading(
+            readings=tuple(reading for run in kept for reading in run[3]),
+            runs=len(kept),
+            left_out=len(runs) - len(kept) + waiting + len(problems),
+            problems=problems,
+        )
+
+    def _open_now(self) -> set[Path]:
+        if not self._discover:
+            return set()
+        from gpuprobe.recording.running import open_recordings
+
+        return {Path(recording.path) for recording in open_recordings()}
+
+    def _found(self) -> tuple[dict[Path, tuple[float, bool]], dict[str, str]]:
+        """Recordings -> when their streams last changed, and whether they were named; and
+        the paths that cannot be looked into, with the reason.
+        """
+        found: dict[Path, tuple[float, bool]] = {}
+        problems: dict[str, str] = {}
+        for path in self._paths:
+            try:
+                changed = _changed(path)
+                if changed is not None or path.suffix == ".gpuprobe" or not path.is_dir():
+                    found[path] = (changed or 0.0, True)
+                    continue
+                for child in path.iterdir():
+                    if child.suffix == ".gpuprobe" and child not in found:
+                        at = _changed(child)
+                        if at is not None:
+                            found[child] = (at, False)
+            except OSError as error:
+                problems[str(path)] = f"cannot read {path}: {error.strerror or error}"
+        return found, problems
+
+
+def _changed(path: Path) -> float | None:
+    """When a stream of the recording was last written to, in seconds since the Unix epoch; None
+    where this is no recording. Raises OSError where it may not be looked into.
+    """
+    from gpuprobe.recording.files import STREAM_NAME
+
+    newest: float | None = None
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if STREAM_NAME.fullmatch(entry.name):
+                    newest = max(newest or 0.0, entry.stat().st_mtime)
+    except (FileNotFoundError, NotADirectoryError):  # removed while it was looked at
+        return None
+    return newest
+
+
+def _local(ranks: Sequence[RankTotals]) -> Sequence[RankTotals]:
+    """The ranks of this machine, where any is: those of other machines, on a shared file system,
+    are for the exporters there.
+    """
+    here = socket.gethostname()
+    local = [rank for rank in ranks if rank.environment.hostname == here]
+    return local or ranks
+
+
+def _state(totals: RankTotals, written: bool, alone: bool) -> str:
+    """One of `gpuprobe.reporters.metrics.run.STATES`.
+
+    ``written``: a process of this machine has the recording open. That tells where its session
+    does not, as a container has its own names for machine and process; but not which rank it is,
+    unless there is one ``alone``.
+    """
+    from gpuprobe.api.recordings import _is_running
+    from gpuprobe.model.run.recording import RankRecording
+
+    if totals.end is not None:
+        return "complete" if totals.end.error is None else "failed"
+    alive = _is_running(RankRecording(totals.session, totals.environment))
+    if alive or (written and (alone or alive is None)):
+        return "running"
+    return "unknown" if alive is None else "killed"

@@ -1,0 +1,1 @@
+"""Feeds the hazard engine, on CUDA and on the virtual GPU."""

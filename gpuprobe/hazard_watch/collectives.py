@@ -1,0 +1,233 @@
+"""Collectives of torch.distributed, as the hazard engine sees them.
+
+A collective that a program starts with ``async_op=True`` runs on a stream of its process group:
+that stream waits for the caller's current one first, and ``work.wait()`` makes the stream that is
+current then wait for it (NCCL: ``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp``, ``collective``
+and ``synchronizeStream``; gloo does the same for CUDA tensors, ``ProcessGroupGloo.cpp``). Its
+tensors are kept until it is done. All others run on the current stream, or are waited for by
+torch itself (DDP's reducer, functional collectives at the first use of their result).
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from gpuprobe.hazards.footprint import Footprint, of_tensor
+from gpuprobe.virtual.machine import HOST
+from gpuprobe.virtual.torch_patches.patches import Patches
+
+__all__ = ["Collectives"]
+
+_OURS: Final = str(Path(__file__).resolve().parent.parent)
+_TORCH: Final = Path(torch.__file__).resolve().parent
+_DISTRIBUTED: Final = str(_TORCH / "distributed" / "distributed_c10d.py")
+# Between a Python call and its operator: torch.compile's guards, the dispatcher.
+_BETWEEN: Final = tuple(
+    str(_TORCH / name) for name in ("_dynamo", "_compile.py", "_ops.py", "utils", "autograd")
+)
+_HOST_SPACE: Final = 1 << 61  # addresses of host tensors that collectives work on
+_NO_DEVICE: Final = -1
+
+
+class Collectives:
+    """The work handles of one watch."""
+
+    def __init__(self, feed: Any) -> None:
+        self._feed = feed
+        self._groups: dict[Any, int] = {}
+        self._events: dict[int, tuple[weakref.ref[Any], int, int]] = {}
+        self._newest: Any = None  # until the program has it: Python would make another object
+        self._count = 0
+        self.waiting: Any = None  # the frame that waits for a handle
+        # Host storages that a group's thread works on, with how many collectives each.
+        self.flying: dict[int, int] = {}
+        self._host: dict[int, tuple[weakref.ref[Any], int, list[int]]] = {}
+
+    def install(self, patches: Patches) -> None:
+        """Follow the handles' waits, where this torch has torch.distributed."""
+        import torch.distributed as dist
+
+        if not dist.is_available():
+            return
+        from torch._C._distributed_c10d import Work
+
+        waited = self._waited
+
+        def following(name: str) -> Any:
+            original = getattr(Work, name)
+
+            def method(work: Any, *args: Any, **kwargs: Any) -> Any:
+                before, self.waiting = self.waiting, sys._getframe(1)
+                try:
+                    result = original(work, *args, **kwargs)
+                finally:
+                    self.waiting = before
+                if name != "is_completed" or result:
+                    waited(work)
+                return result
+
+            method.__name__ = name
+            return method
+
+        # A future can be waited for from C++, out of sight: who asks for it is taken to wait.
+        for name in ("wait", "synchronize", "is_completed", "get_future"):
+            patches.set(Work, name, following(name))
+
+    def launched(self, func: Any, args: tuple[Any, ...], result: Any) -> int | None:
+        """The stream number that a collective runs on, and None for the caller's own.
+
+        Numbers of process groups are negative. Call `started` when it is launched.
+        """
+        names = [argument.name for argument in func._schema.arguments]
+        if "async_op" in names:
+            at = names.index("async_op")
+            if at < len(args) and not args[at]:
+                return None
+        if not self._from_python():
+            return None
+        group = args[names.index("process_group")]
+        try:
+            key: Any = group.name()  # a boxed process group
+        except (AttributeError, RuntimeError):
+            key = None
+        return self._groups.setdefault(key, -1 - len(self._groups))
+
+    def started(self, actor: int, index: int, result: Any, site: Any) -> None:
+        """The collective is on its stream: what waits for its handle waits for this."""
+        from torch._C._distributed_c10d import Work
+
+        work = Work.unbox(result[-1] if isinstance(result, (tuple, list)) else result)
+        self._count += 1
+        event = -self._count  # those of the program are positive
+        self._feed.judge.event_record(event, actor, site)
+
+        def gone(_: Any, key: int = id(work)) -> None:
+            found = self._events.pop(key, None)
+            if found is not None:
+                self._feed.judge.event_destroyed(found[1])
+
+        self._events[id(work)] = (weakref.ref(work, gone), event, index)
+        self._newest = work
+
+    def finishing(self) -> bool:
+        """Whether the operator at hand is a handle's own, which finishes its collective where it
+        is waited for (``ProcessGroupGloo.cpp`` copies the part of a reduce-scatter).
+        """
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith((_OURS, *_BETWEEN)):
+            frame = frame.f_back
+        return frame is self.waiting
+
+    def operator(self) -> None:
+        """Another operator ran: the program has the newest handle, if it wants it."""
+        self._newest = None
+
+    def _waited(self, work: Any) -> None:
+        feed = self._feed
+        machine = feed.machine
+        host = self._host.pop(id(work), None)
+        if host is not None:
+            self._landed(host[1], host[2])
+            return
+        found = self._events.get(id(work))
+        if found is not None and found[0]() is work:
+            _, event, index = found
+            feed.event_wait(event, index, machine.stream(index))
+            return
+        # A handle of several collectives (coalesced), or of one from before the watch.
+        for index in range(len(machine.devices)):
+            waiter = feed.judge.stream(index, machine.stream(index))
+            for number in self._groups.values():
+                feed.judge.order(waiter, feed.judge.stream(index, number))
+
+    # -- host tensors
+
+    def on_host(
+        self, func: Any, args: tuple[Any, ...], written: Sequence[bool], result: Any, site: Any
+    ) -> None:
+        """A collective of host tensors: a thread of the group's works on them until the handle
+        is waited for (``ProcessGroupGloo.cpp``: ``AsyncWork``, ``runLoop``).
+        """
+        number = self.launched(func, args, result)
+        if number is None:
+            return
+        engine, machine = self._feed.engine, self._feed.machine
+        accesses, keys = [], []
+        for value, write in zip(args, written, strict=False):
+            for tensor in _tensors(value):
+                where = None if machine.place_of(tensor) != HOST else _footprint(tensor)
+                if where is None:
+                    continue
+                key = tensor.untyped_storage()._cdata
+                if key not in self.flying:
+                    engine.alloc(key + _HOST_SPACE, tensor.untyped_storage().nbytes())
+                self.flying[key] = self.flying.get(key, 0) + 1
+                keys.append(key)
+                accesses.append((key + _HOST_SPACE, where, write))
+        if not accesses:
+            return
+        from torch._C._distributed_c10d import Work
+
+        actor = engine.stream(_NO_DEVICE, number)
+        engine.launch(actor, func._schema.name.rpartition("::")[2], accesses, site)
+        work = Work.unbox(result[-1] if isinstance(result, (tuple, list)) else result)
+
+        def gone(_: Any, key: int = id(work)) -> None:
+            found = self._host.pop(key, None)
+            if found is not None:
+                self._landed(None, found[2])
+
+        self._host[id(work)] = (weakref.ref(work, gone), actor, keys)
+        self._newest = work
+
+    def host_use(self, tensor: Any, write: bool, op: str, site: Any) -> None:
+        """The host uses a tensor that a collective may be working on."""
+        key = tensor.untyped_storage()._cdata
+        where = _footprint(tensor) if key in self.flying else None
+        if where is not None:
+            self._feed.engine.host_access(key + _HOST_SPACE, where, write, op, site)
+
+    def _landed(self, actor: int | None, keys: list[int]) -> None:
+        """The host has waited for a collective, or nobody can any more (no ``actor``)."""
+        engine = self._feed.engine
+        if actor is not None:
+            engine.stream_synchronize(actor, self._feed.site())
+        for key in keys:
+            self.flying[key] -= 1
+            if not self.flying[key]:
+                del self.flying[key]
+                engine.free(key + _HOST_SPACE)
+
+    def _from_python(self) -> bool:
+        """Whether a function of ``torch.distributed`` started it, which gives its handle to the
+        program, and not C++ code of torch (DDP's reducer), which waits for it itself.
+        """
+        frame: Any = sys._getframe(2)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if name == _DISTRIBUTED:
+                return True
+            if not name.startswith((_OURS, *_BETWEEN)):
+                return False
+            frame = frame.f_back
+        return False
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _footprint(tensor: torch.Tensor) -> Footprint | None:
+    item = tensor.element_size()
+    start = tensor.untyped_storage()._cdata + _HOST_SPACE + tensor.storage_offset() * item
+    return of_tensor(start, tensor.size(), tensor.stride(), item)

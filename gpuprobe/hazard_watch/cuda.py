@@ -1,0 +1,414 @@
+"""The hazard engine's feed on real CUDA: the same judge, with torch's own reports.
+
+Three sources: torch's GPU trace callbacks (events, streams, synchronisation, the caching
+allocator's blocks; ``torch/cuda/_gpu_trace.py``), a dispatch mode (what every operator reads and
+writes), and the few Python methods that neither shows. Callbacks run under locks of torch's: they
+only put a line into a queue, which is read at the next operator. A failure of this code switches
+it off and is reported; the program goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpuprobe.hazard_watch import host_access as host_watch
+from gpuprobe.hazard_watch.feed import Feed
+from gpuprobe.hazards.footprint import Footprint, of_tensor
+from gpuprobe.virtual.machine import HOST, PINNED
+from gpuprobe.virtual.torch_patches.patches import Patches
+
+__all__ = ["CudaFeed"]
+
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+_REPORTS: Final = (
+    ("EventRecordCallbacks", "_recorded"),
+    ("EventWaitCallbacks", "_waited"),
+    ("EventDeletionCallbacks", "_event_gone"),
+    ("MemoryAllocationCallbacks", "_allocated"),
+    ("MemoryDeallocationCallbacks", "_block_freed"),
+    ("DeviceSynchronizationCallbacks", "_device_waited"),
+    ("StreamSynchronizationCallbacks", "_stream_waited"),
+    ("EventSynchronizationCallbacks", "_event_waited"),
+)
+
+
+class _Pinned(weakref.ref[Any]):
+    """A pinned storage that a copy used. The fields are those the feed asks a brand for."""
+
+    __slots__ = ("block", "key", "nbytes", "place", "stream")
+
+    key: int
+    nbytes: int
+    place: int
+    stream: int
+    block: None
+
+
+class _Local:
+    """What a virtual machine knows of a thread; torch knows it here."""
+
+    reason = ""
+    base = None
+
+    @property
+    def device(self) -> int:
+        return torch.cuda.current_device()
+
+
+class _Machine:
+    """The questions that the feed asks, answered by torch. ``brands``: pinned storages."""
+
+    shapes = False
+    closed = False
+
+    def __init__(self) -> None:
+        self.devices = list(range(torch.cuda.device_count()))
+        self.brands: dict[int, _Pinned] = {}
+        self.local = _Local()
+        self.assumed: dict[str, int] = {}
+        self.died: Callable[[_Pinned], None] = lambda brand: None
+
+    def stream(self, index: int) -> int:
+        """The CUDA handle of the current stream; 0 is the legacy default stream."""
+        return int(torch.cuda.current_stream(index).cuda_stream)
+
+    def stream_chosen(self, index: int) -> bool:
+        return False  # the engine's waits are reported like any other
+
+    def place_of(self, tensor: Any) -> int:
+        if tensor.is_cuda:
+            return int(tensor.get_device())
+        if tensor.layout is not torch.strided:
+            return HOST
+        storage = tensor.untyped_storage()
+        if storage._cdata in self.brands:
+            return PINNED
+        if not self.is_pinned(tensor):
+            return HOST
+        brand = _Pinned(storage, self.died)
+        brand.key, brand.nbytes, brand.place = storage._cdata, storage.nbytes(), PINNED
+        brand.stream, brand.block = 0, None
+        self.brands[brand.key] = brand
+        return PINNED
+
+    def is_pinned(self, tensor: Any) -> bool:
+        return bool(tensor.is_pinned())
+
+    def brand_of(self, tensor: Any) -> _Pinned | None:
+        return self.brands.get(tensor.untyped_storage()._cdata)
+
+
+class CudaFeed(Feed):
+    """Enter `watching` around the program. ``broken`` says why watching ended early, or ""."""
+
+    def __init__(self) -> None:
+        machine: Any = _Machine()
+        super().__init__(machine)
+        machine.died = self._pinned_died
+        self.broken = ""
+        self._queue: deque[tuple[Any, ...]] = deque()
+        self._captured: set[int] = set()  # blocks that were allocated during a capture
+        self._elapsed: float | None = None
+        self._lock = threading.RLock()  # autograd's threads report too
+
+    # -- on and off
+
+    def install(self, patches: Patches) -> None:
+        """Report until ``patches`` are undone. torch cannot stop its trace again, only its
+        callbacks can be taken away: what is left is a test of a flag in C++.
+        """
+        from torch.cuda import _gpu_trace
+
+        torch._C._activate_gpu_trace()
+        for registry_name, method_name in _REPORTS:
+            registry = getattr(_gpu_trace, registry_name)
+            callback = getattr(self, method_name)
+            registry.add_callback(callback)
+            patches.add(_remover(registry, callback))
+        host_watch.install(self, patches)
+        self.collectives.install(patches)
+        self._methods(patches)
+        mode = _Watch(self)
+        mode.__enter__()
+        patches.add(lambda: mode.__exit__(None, None, None))
+        self._threads(patches)
+
+    def _threads(self, patches: Patches) -> None:
+        """Dispatch modes are a thread's own: threads that the program starts get one too."""
+        original = threading.Thread.run
+        feed = self
+
+        def run(thread: threading.Thread) -> None:
+            with _Watch(feed):
+                original(thread)
+
+        patches.set(threading.Thread, "run", run)
+
+    def _methods(self, patches: Patches) -> None:
+        """Methods that say something about order, and that no callback reports."""
+        feed = self
+
+        def after(owner: Any, name: str, tell: Callable[..., None]) -> None:
+            original = getattr(owner, name)
+
+            def method(this: Any, *args: Any, **kwargs: Any) -> Any:
+                result = original(this, *args, **kwargs)
+                feed.guarded(tell, this, result, *args, **kwargs)
+                return result
+
+            method.__name__ = name
+            patches.set(owner, name, method)
+
+        def queried(this: Any, result: bool) -> None:
+            if result and hasattr(this, "cuda_event"):
+                feed.event_synchronize(this.cuda_event)
+            elif result:
+                feed.stream_synchronize(this.device_index, this.cuda_stream)
+
+        after(torch.cuda.Event, "query", queried)
+        after(torch.cuda.Stream, "query", queried)
+
+        def used(this: Any, result: None, stream: Any) -> None:
+            address = feed._device_address(this)
+            if address is not None:
+                actor = feed.judge.stream(stream.device_index, stream.cuda_stream)
+                feed.judge.record_stream(address, actor)
+
+        after(torch.Tensor, "record_stream", used)
+
+        original_numpy = torch.Tensor.numpy
+
+        def numpy(this: Any, *args: Any, **kwargs: Any) -> Any:
+            array = original_numpy(this, *args, **kwargs)
+            pinned = not this.is_cuda and feed.machine.place_of(this) == PINNED
+            return feed.aliased(this, array) if pinned else array
+
+        patches.set(torch.Tensor, "numpy", numpy)
+
+        def listed(this: Any, result: Any) -> None:
+            if not this.is_cuda and feed.machine.place_of(this) == PINNED:
+                feed.host_use(this, False, "tolist")
+
+        after(torch.Tensor, "tolist", listed)
+        graph = torch.cuda.CUDAGraph
+
+        def began(this: Any, result: None, *args: Any, **kwargs: Any) -> None:
+            index = torch.cuda.current_device()
+            feed.capture_begin(index, feed.machine.stream(index))
+
+        def ended(this: Any, result: None) -> None:
+            this._gpuprobe_accesses = feed.capture_end(torch.cuda.current_device())
+
+        def replayed(this: Any, result: None) -> None:
+            index = torch.cuda.current_device()
+            captured = getattr(this, "_gpuprobe_accesses", None)
+            feed.graph_launch(captured, index, feed.machine.stream(index))
+
+        after(graph, "capture_begin", began)
+        after(graph, "capture_end", ended)
+        after(graph, "replay", replayed)
+        from torch.cuda import memory
+
+        original_empty = memory.empty_cache
+
+        def empty_cache() -> None:
+            original_empty()
+            feed.guarded(feed.empty_cache)
+
+        for module in (memory, torch.cuda):
+            patches.set(module, "empty_cache", empty_cache)
+
+    def guarded(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Call our own code; if it fails, watching is over and the program is not."""
+        if self.broken:
+            return
+        try:
+            with self._lock:
+                self.drain()
+                call(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - reported as a gap of the coverage
+            self.broken = f"{type(error).__name__}: {error}"
+
+    # -- what torch reports: no locks, no CUDA, nothing raised
+
+    def _recorded(self, event: int, stream: int) -> None:
+        self._queue.append(("record", event, stream, _device(), self.site()))
+
+    def _waited(self, event: int, stream: int) -> None:
+        self._queue.append(("wait", event, stream, _device(), self.site()))
+
+    def _event_gone(self, event: int) -> None:
+        self._queue.append(("gone", event))
+
+    def _allocated(self, address: int) -> None:
+        self._queue.append(("alloc", address))
+
+    def _block_freed(self, address: int) -> None:
+        self._queue.append(("free", address, False))
+
+    def _device_waited(self) -> None:
+        self._queue.append(("device", _device(), self.site()))
+
+    def _stream_waited(self, stream: int) -> None:
+        self._queue.append(("stream", stream, _device(), self.site()))
+
+    def _event_waited(self, event: int) -> None:
+        self._queue.append(("event", event, self.site()))
+
+    def drain(self) -> None:
+        """Tell the engine what was reported since the last operator, in order."""
+        engine, queue = self.judge, self._queue
+        while queue:
+            kind, *given = queue.popleft()
+            if kind == "alloc":
+                if self._capture is not None:
+                    self._captured.add(given[0])
+            elif kind == "free":
+                address, waits = given
+                self._captured.discard(address)
+                if self.engine.knows(address):
+                    self._freed(address, waits=waits)
+            elif kind == "record":
+                event, stream, device, site = given
+                engine.event_record(event, self._stream_of(device, stream), site)
+            elif kind == "wait":
+                event, stream, device, site = given
+                engine.event_wait(event, self._stream_of(device, stream), site)
+            elif kind == "gone":
+                engine.event_destroyed(given[0])
+            elif kind == "device":
+                engine.device_synchronize(*given)
+            elif kind == "stream":
+                stream, device, site = given
+                engine.stream_synchronize(self._stream_of(device, stream), site)
+            else:
+                engine.event_synchronize(*given)
+
+    def _stream_of(self, device: int, handle: int) -> int:
+        """The actor of a stream's handle. Handles of other streams than the default one are
+        those of one device.
+        """
+        if handle:
+            for index in range(len(self.machine.devices)):
+                if self.judge.has_stream(index, handle):
+                    return self.judge.stream(index, handle)
+        return self.judge.stream(device, handle)
+
+    # -- where tensors are
+
+    def _device_address(self, tensor: Any) -> int | None:
+        try:
+            return int(tensor.untyped_storage().data_ptr()) or None
+        except (NotImplementedError, RuntimeError):
+            return None
+
+    def _touch(self, tensor: Any) -> tuple[int, Footprint] | None:
+        if tensor.is_cuda:
+            address = self._device_address(tensor)
+        else:
+            place = self.machine.place_of(tensor) if tensor.layout is torch.strided else HOST
+            brand = self.machine.brand_of(tensor) if place == PINNED else None
+            address = None if brand is None else self._address(brand)
+        if address is None:
+            return None
+        if not self.engine.knows(address):
+            # Made since the watch began, or before: the reports of allocations have no size.
+            nbytes = max(1, tensor.untyped_storage().nbytes())
+            self.engine.alloc(address, nbytes)
+            if self._capture is not None and address in self._captured:
+                self._capture.born.add(address)
+                self._capture.engine.alloc(address, nbytes)
+        item = tensor.element_size()
+        start = address + tensor.storage_offset() * item
+        where = of_tensor(start, tensor.size(), tensor.stride(), item)
+        return None if where is None else (address, where)
+
+    def _pinned_died(self, brand: _Pinned) -> None:
+        brands: dict[int, Any] = self.machine.brands
+        if brands.get(brand.key) is brand:
+            del brands[brand.key]
+        known: Any = brand
+        # The caching host allocator waits for the streams that used it before it hands it on.
+        self._queue.append(("free", self._address(known), True))
+
+    def device_of(self, args: Any, kwargs: Any, result: Any) -> int:
+        """The device of the first CUDA tensor, -1 where there is none."""
+        for value in (*args, *kwargs.values(), result):
+            items = value if isinstance(value, (list, tuple)) else (value,)
+            for item in items:
+                if isinstance(item, torch.Tensor) and item.is_cuda:
+                    return int(item.get_device())
+        return -1
+
+    # -- uses out of the dispatcher's sight: what was reported before comes first
+
+    def host_use(self, tensor: Any, write: bool, op: str, note: str = "") -> None:
+        self.guarded(super().host_use, tensor, write, op, note)
+
+    def host_bytes(self, tensor: Any, where: Footprint, write: bool, op: str) -> None:
+        self.guarded(super().host_bytes, tensor, where, write, op)
+
+    def device_read(self, tensor: Any, index: int, op: str) -> None:
+        self.guarded(super().device_read, tensor, index, op)
+
+    def declared(self, reads: Any, writes: Any, stream: Any) -> None:
+        self.guarded(super().declared, reads, writes, stream)
+
+    # -- operators
+
+    def ran(self, func: Any, args: Any, kwargs: Any, result: Any, seconds: float) -> None:
+        """An operator returned; ``seconds``: how long the host was in it."""
+        self._elapsed = seconds
+        index = self.device_of(args, kwargs, result)
+        if index >= 0:
+            self.device_op(func, args, kwargs, result, index)
+        else:
+            self.host_op(func, args, kwargs, result)
+        self._elapsed = None
+
+    def _sync(self, reason: str, site: Any, index: int | None = None) -> None:
+        super()._sync(reason, site, index)
+        if self._elapsed is not None:
+            self.ledger.lost(reason, site, self._elapsed)
+
+
+class _Watch(TorchDispatchMode):
+    """Hands every operator to the feed after it was launched."""
+
+    def __init__(self, feed: CudaFeed) -> None:
+        super().__init__()
+        self._feed = feed
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for kind in types:
+            if (
+                kind not in _PLAIN
+                and kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+            ):
+                return NotImplemented  # the subclass unwraps first; its parts come back here
+        kwargs = kwargs or {}
+        began = time.perf_counter()
+        result = func(*args, **kwargs)
+        seconds = time.perf_counter() - began
+        self._feed.guarded(self._feed.ran, func, args, kwargs, result, seconds)
+        return result
+
+
+def _device() -> int:
+    return int(torch.cuda.current_device())
+
+
+def _remover(registry: Any, callback: Any) -> Callable[[], None]:
+    def remove() -> None:
+        if callback in registry.callback_list:
+            registry.callback_list.remove(callback)
+
+    return remove

@@ -1,0 +1,122 @@
+"""Uses of pinned and device memory that no operator shows: NumPy, pickling, printing."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gpuprobe.hazard_watch.pinned_array import origin, rewatched
+from gpuprobe.virtual.machine import PINNED, is_meta
+from gpuprobe.virtual.torch_patches.patches import Patches
+
+__all__ = ["install", "is_number"]
+
+
+class _Assigned(threading.local):
+    """Whether a Python number is being assigned to a part of a tensor."""
+
+    number = False
+
+
+_assigned = _Assigned()
+
+
+def is_number(source: Any) -> bool:
+    """Whether the source of a copy is a number that was assigned to one element. CUDA's kernel
+    fills it in (``valueToTensor``, ``python_variable_indexing.cpp``); here torch, which takes the
+    tensor for the host's, makes a host tensor of it.
+    """
+    return _assigned.number and not source.dim()
+
+
+def install(feed: Any, patches: Patches) -> None:
+    """Tell ``feed`` of them until ``patches`` are undone."""
+    machine = feed.machine
+
+    def use(tensor: Any, write: bool, op: str) -> None:
+        place = machine.place_of(tensor)
+        if place == PINNED:
+            feed.host_use(tensor, write, op)
+        elif place >= 0:
+            feed.device_read(tensor, place, op)
+
+    def telling(name: str, op: str, write: bool) -> Callable[..., Any]:
+        original = getattr(torch.Tensor, name)
+
+        def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            use(tensor, write, op)
+            return original(tensor, *args, **kwargs)
+
+        method.__name__ = name
+        return method
+
+    # ``__array__``: what NumPy makes of it is a plain array that cannot be followed further.
+    for name, op, write in (
+        ("__array__", "conversion to NumPy", False),
+        ("__reduce_ex__", "pickling", False),
+        ("__repr__", "print", False),
+        ("apply_", "apply_", True),
+        ("map_", "map_", True),
+        ("map2_", "map2_", True),
+    ):
+        patches.set(torch.Tensor, name, telling(name, op, write))
+
+    original_setitem = torch.Tensor.__setitem__
+
+    @functools.wraps(original_setitem)
+    def setitem(tensor: Any, key: Any, value: Any) -> None:
+        before = _assigned.number
+        _assigned.number = isinstance(value, (bool, int, float, complex))
+        try:
+            original_setitem(tensor, key, value)
+        finally:
+            _assigned.number = before
+
+    patches.set(torch.Tensor, "__setitem__", setitem)
+
+    def aliasing(original: Callable[..., Any]) -> Callable[..., Any]:
+        """The tensor over a watched array shares the memory of the pinned one."""
+
+        def make(data: Any, *args: Any, **kwargs: Any) -> Any:
+            made = original(data, *args, **kwargs)
+            found = origin(data)
+            if found is None or not isinstance(made, torch.Tensor) or is_meta(made):
+                return made
+            tensor, _ = found
+            storage = tensor.untyped_storage()
+            item = made.element_size()
+            offset = -1 if machine.place_of(made) >= 0 else _address(made) - storage.data_ptr()
+            if not 0 <= offset < storage.nbytes() or offset % item:
+                data._tell(False, "conversion to a tensor")  # copied
+                return made
+            alias = torch.empty(0, dtype=made.dtype)
+            alias.set_(storage, offset // item, made.shape, made.stride())
+            return alias
+
+        return make
+
+    for name in ("from_numpy", "as_tensor", "asarray", "frombuffer", "tensor"):
+        patches.set(torch, name, aliasing(getattr(torch, name)))
+
+    def viewing(original: Callable[..., Any]) -> Callable[..., Any]:
+        """NumPy makes a plain array of a watched one, over the same memory."""
+
+        def make(data: Any, *args: Any, **kwargs: Any) -> Any:
+            return rewatched(data, original(data, *args, **kwargs), "conversion to NumPy")
+
+        return make
+
+    numpy = sys.modules.get("numpy")  # there already, where torch can make arrays
+    if numpy is not None:
+        for name in ("array", "asarray", "ascontiguousarray"):
+            patches.set(numpy, name, viewing(getattr(numpy, name)))
+
+
+def _address(tensor: Any) -> int:
+    start = tensor.untyped_storage().data_ptr()
+    return int(start + tensor.storage_offset() * tensor.element_size())

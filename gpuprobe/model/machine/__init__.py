@@ -1,0 +1,1 @@
+"""What is known of the machine: devices, readings that repeat, and diagnoses."""

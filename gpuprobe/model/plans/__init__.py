@@ -1,0 +1,1 @@
+"""What a run would need on another GPU: estimates and fits."""

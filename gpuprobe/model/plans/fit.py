@@ -1,0 +1,79 @@
+"""The largest value of a setting with which a training run still fits on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuprobe.model.values import Bytes
+
+__all__ = ["Fit", "Suggestion", "Trial"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One estimate. ``value`` is what was tried, ``verdict`` one of
+    `gpuprobe.model.plans.estimate`'s.
+
+    ``needed`` is the upper end of what the run would hold, context included, ``peak_allocated``
+    the tensors' part of it, ``capacity`` the GPU's whole memory; bytes. ``failed`` is why there is
+    no estimate, or "": the figures are then 0.
+    """
+
+    value: int
+    verdict: str
+    peak_allocated: Bytes
+    needed: Bytes
+    capacity: Bytes
+    failed: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return not self.failed and self.verdict == "fits"
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """What a change would bring, from estimates of the changed run.
+
+    ``before`` and ``after`` are what it needs at the largest value that fits without the change;
+    ``largest`` is the largest value that was seen to fit with it, to within a hundredth; None
+    where that was not looked for.
+    """
+
+    name: str
+    how: str
+    before: Bytes
+    after: Bytes
+    largest: int | None
+
+    @property
+    def saved(self) -> int:
+        """Bytes; negative where it costs memory."""
+        return self.before - self.after
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The answer: ``largest`` is the value, None where not even ``least`` fits.
+
+    ``proof``: the estimate at ``largest``; ``beyond``: that at the next value tried above it,
+    which does not fit, None where the search ended at its upper bound. ``trials`` are all
+    estimates, by value. ``applied`` says in words how the value was given to the program.
+    ``unusual`` names values at which the need fell though the value rose: then the search's
+    assumption, that more needs more, does not hold. ``not_tried`` says what was left out and why.
+    """
+
+    gpu: str
+    capacity: Bytes
+    argument: str
+    applied: str
+    compute: str
+    least: int
+    most: int
+    largest: int | None
+    proof: Trial | None
+    beyond: Trial | None
+    trials: tuple[Trial, ...]
+    suggestions: tuple[Suggestion, ...]
+    not_tried: tuple[str, ...]
+    unusual: tuple[int, ...]

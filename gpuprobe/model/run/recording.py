@@ -1,0 +1,71 @@
+"""A recording in memory: what every report, screen and check reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from gpuprobe.model.findings import Finding
+from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
+from gpuprobe.model.trace import MemoryTrace
+
+__all__ = ["FORMAT", "SCHEMA_VERSION", "RankRecording", "Recording"]
+
+FORMAT = "gpuprobe.recording"
+"""What the first line of every rank's stream says it is."""
+
+SCHEMA_VERSION = (1, 0)
+"""(major, minor). A newer major is refused; a newer minor only adds keys.
+
+History:
+* 1.0: first version.
+"""
+
+
+@dataclass(slots=True)
+class RankRecording:
+    """What one process (one rank) recorded.
+
+    ``end`` is None while the process is still running, or if it was killed. ``traces`` are
+    loaded on demand: `load_traces` yields one `MemoryTrace` per chunk (per step and device),
+    and `traces_of` only those of one step.
+    """
+
+    session: Session
+    environment: Environment
+    steps: tuple[Step, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    blind_spots: tuple[BlindSpot, ...] = ()
+    end: SessionEnd | None = None
+    load_traces: Callable[[], Iterator[MemoryTrace]] = field(default=lambda: iter(()))
+    truncated: bool = False  # the last line was torn: the writer was killed, or is writing
+    load_trace: Callable[[str], MemoryTrace] | None = None  # one chunk by its name
+
+    def traces_of(self, step: Step) -> Iterator[MemoryTrace]:
+        """The traces of one step, one per device, read now.
+
+        Raises DataError where a chunk is missing or damaged.
+        """
+        if self.load_trace is not None:
+            for name in step.traces:
+                yield self.load_trace(name)
+        else:
+            yield from (trace for trace in self.load_traces() if trace.step == step.index)
+
+
+@dataclass(slots=True)
+class Recording:
+    """A recording, or a torch memory snapshot seen as one.
+
+    A snapshot has one rank, no steps, and one trace per device.
+    """
+
+    path: str
+    schema_version: tuple[int, int]
+    ranks: tuple[RankRecording, ...]
+    kind: str = "recording"  # or "snapshot"
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps of the first rank."""
+        return self.ranks[0].steps if self.ranks else ()

@@ -1,0 +1,36 @@
+"""What a list of runs shows of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gpuprobe.model.run.session import Environment, Session, SessionEnd, Step
+from gpuprobe.model.values import Unavailable
+
+__all__ = ["Glance", "Run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """Of a recording's first rank, the session and the newest step.
+
+    ``step`` is None where there is none yet. ``ranks`` counts the streams in the directory.
+    """
+
+    path: str
+    ranks: int
+    session: Session
+    environment: Environment
+    step: Step | None = field(default=None)
+    end: SessionEnd | None = field(default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A recording that is being written. ``pids``: the processes that write it (and children of
+    theirs). ``seen``: its session and newest step, None before the session begins.
+    """
+
+    path: str
+    pids: tuple[int, ...]
+    seen: Glance | Unavailable | None

@@ -1,0 +1,1 @@
+"""`doctor --distributed`: measuring and judging the ranks of a job."""

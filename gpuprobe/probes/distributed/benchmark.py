@@ -1,0 +1,516 @@
+"""Checking a distributed job from within: every rank calls `check_ranks`.
+
+The ranks meet in a ``TCPStore`` before any collective, so that those that do not come can be
+named: a process group that waits for them could only time out. All further steps are agreed
+on in that store too, and so is the verdict, so that every rank ends with the same one.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from gpuprobe.errors import MissingExtra, UsageError
+from gpuprobe.model.codec import from_plain, to_plain
+from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.machine.diagnosis import (
+    ClockSkew,
+    NotChecked,
+    RankDiagnosis,
+    RankPlace,
+    TransferSpeed,
+)
+from gpuprobe.model.values import Bytes
+from gpuprobe.probes.distributed import rules
+from gpuprobe.probes.distributed.rules import Job, Member
+
+__all__ = ["check_ranks"]
+
+# (bytes, rounds) of the all-reduces that are timed; the last one on GPUs only.
+_SIZES = ((1 << 10, 20), (64 << 10, 20), (1 << 20, 10), (16 << 20, 3), (256 << 20, 3))
+_GPU_ONLY = 64 << 20
+_CLOCK_ROUNDS = 8
+_GRACE = 10.0  # seconds that other ranks wait longer than rank 0, whose word they wait for
+
+
+def check_ranks(environ: Mapping[str, str], timeout: float) -> RankDiagnosis:
+    """See `gpuprobe.api.doctor.diagnose_ranks`."""
+    job = read = rules.read_job(environ)
+    if not isinstance(job, Job):
+        assert isinstance(read, tuple)
+        text = environ.get("RANK", "")
+        return RankDiagnosis(int(text) if text.isdecimal() else 0, findings=read)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+            import torch.distributed  # 2 s
+    except ImportError as error:
+        raise MissingExtra("torch", "torch", why="doctor --distributed") from error
+    if torch.distributed.is_initialized():
+        raise UsageError(
+            "torch.distributed is in use in this process already",
+            hint="run the check before init_process_group, or on its own",
+        )
+    started = RankDiagnosis(job.rank, job.world_size)
+    opened = _open_store(job, timeout)
+    if isinstance(opened, Finding):
+        return replace(started, findings=(opened,))
+    store, notes = opened
+    meeting = _Meeting(store, job, timeout)
+    try:
+        return meeting.lead(started, notes) if job.rank == 0 else meeting.follow(started)
+    except torch.distributed.DistError as error:
+        lost = rules.COLLECTIVE.finding(
+            f"rank {job.rank} lost the meeting point {job.address}:{job.port}",
+            ("torch says", str(error).strip().splitlines()[0]),
+            fix="Look at the log of rank 0: did it, or the launcher, end?",
+            subject="meeting point",
+        )
+        return replace(started, findings=(*notes, lost))
+
+
+def _open_store(job: Job, timeout: float) -> tuple[Any, tuple[Finding, ...]] | Finding:
+    """The store at the meeting point, or why there is none."""
+    import torch.distributed as dist
+
+    where = f"{job.address}:{job.port}"
+    try:
+        found = socket.getaddrinfo(job.address, job.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return rules.UNREACHABLE.finding(
+            f"MASTER_ADDR={job.address} cannot be resolved",
+            ("the resolver says", error.strerror or error),
+            fix="Use an address or a name that every machine of the job can resolve.",
+            code=f"getent hosts {job.address}",
+            subject="address",
+        )
+    notes: tuple[Finding, ...] = ()
+    listening: dict[str, Any] = {}
+    serving = job.rank == 0 and not job.agent_store
+    if serving:
+        taken = _listen(job, [entry[:1] + entry[4:] for entry in found])
+        if isinstance(taken, Finding):
+            return taken
+        listener, notes = taken
+        listening = {"master_listen_fd": listener}
+    try:
+        store = dist.TCPStore(
+            job.address,
+            job.port,
+            is_master=serving,
+            timeout=timedelta(seconds=timeout),
+            wait_for_workers=False,
+            **listening,
+        )
+    except (dist.DistError, RuntimeError, TimeoutError) as error:
+        return rules.UNREACHABLE.finding(
+            f"rank {job.rank} cannot reach the meeting point {where} within {timeout:g} s",
+            ("torch says", str(error).strip().splitlines()[0]),
+            fix="Is rank 0 running, and does a firewall let the port through?",
+            code=f"nc -vz {job.address} {job.port}",
+            subject="connection",
+        )
+    return dist.PrefixStore(f"gpuprobe-doctor/{job.run}", store), notes
+
+
+def _listen(
+    job: Job, addresses: list[tuple[Any, ...]]
+) -> tuple[int, tuple[Finding, ...]] | Finding:
+    """A listening socket for the store, on the address the ranks are told and no other one
+    where that is possible: torch alone would listen on all of them.
+    """
+    problem: OSError | None = None
+    for family, where in (*addresses, (socket.AF_INET, ("", job.port))):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(where)
+            listener.listen(1024)
+        except OSError as error:
+            listener.close()
+            if error.errno == errno.EADDRINUSE:
+                return rules.PORT_TAKEN.finding(
+                    f"port {job.port} of rank 0's machine is taken",
+                    ("MASTER_PORT", job.port),
+                    fix="End the program that listens there (an earlier job?), or choose another "
+                    "MASTER_PORT.",
+                    code=f"ss -ltnp 'sport = :{job.port}'",
+                    subject=str(job.port),
+                )
+            problem = error
+            continue
+        if where[0]:
+            return listener.detach(), ()
+        note = rules.UNREACHABLE.finding(
+            f"MASTER_ADDR={job.address} is not an address of rank 0's machine",
+            ("the system says", problem.strerror if problem else ""),
+            fix="Nothing, if a service forwards it; otherwise give rank 0's own address.",
+            code="ip -brief address",
+            subject="forwarded",
+            level=Level.NOTE,
+        )
+        return listener.detach(), (note,)
+    return rules.PORT_TAKEN.finding(
+        f"rank 0 cannot listen on port {job.port}",
+        ("the system says", problem.strerror if problem else "no address"),
+        fix="Choose a port from 1024 on that this user may use.",
+        subject=str(job.port),
+    )
+
+
+class _Meeting:
+    """One rank's side of the protocol. Keys in the store:
+
+    ``joined`` counts members, ``member/N`` describes one, ``claim/R`` is set when rank R came;
+    ``plan`` is rank 0's word on how to go on, ``clock/…`` the exchange of clocks,
+    ``result/R`` what rank R found, ``verdict`` all findings, ``left/R`` that R has read it.
+    """
+
+    def __init__(self, store: Any, job: Job, timeout: float) -> None:
+        self.store = store
+        self.job = job
+        self.timeout = timeout
+        self.me = _describe(job)
+
+    def join(self) -> None:
+        number = self.store.add("joined", 1)
+        self.store.set(f"member/{number}", json.dumps(to_plain(self.me)))
+        self.store.set(f"claim/{self.job.rank}", "")
+
+    def lead(self, started: RankDiagnosis, notes: tuple[Finding, ...]) -> RankDiagnosis:
+        """Rank 0: wait for all, decide, take part, and collect."""
+        job = self.job
+        self.join()
+        self._wait([f"claim/{rank}" for rank in range(job.world_size)], self.timeout)
+        members = self._members()
+        findings = [*notes, *rules.judge_members(job, members, self.timeout)]
+        places = sorted(members, key=lambda member: member.rank)
+        report = replace(
+            started,
+            joined=tuple(RankPlace(m.rank, m.local_rank, m.host, m.pid, m.device) for m in places),
+            missing=rules.missing_ranks(job.world_size, members),
+        )
+        go = all(finding.level is not Level.ERROR for finding in findings)
+        backend = "nccl" if all(member.device != "cpu" for member in members) else "gloo"
+        self.store.set("plan", json.dumps({"go": go, "backend": backend}))
+        if go:
+            report = self._measure(report, backend, findings)
+        else:
+            later = (rules.COLLECTIVE, rules.WRONG, rules.SKEW)
+            reason = "not before the errors above are solved"
+            report = replace(
+                report, not_checked=tuple(NotChecked(rule.info, reason) for rule in later)
+            )
+        report = replace(report, findings=tuple(_sorted(findings)))
+        self._announce(report, [member.rank for member in places])
+        return report
+
+    def _measure(
+        self, report: RankDiagnosis, backend: str, findings: list[Finding]
+    ) -> RankDiagnosis:
+        job = self.job
+        steps = ["every rank joined", "the ranks agree about the job"]
+        skews = [self._ask_clock(rank) for rank in range(1, job.world_size)]
+        found = list(rules.judge_skews([skew for skew in skews if skew is not None]))
+        findings += found
+        if not found and job.world_size > 1:
+            steps.append("clocks agree")
+        mine = _collectives(self.store, job, backend, self.timeout, self.me.device)
+        self.store.set("result/0", json.dumps(mine))
+        keys = [f"result/{rank}" for rank in range(job.world_size)]
+        self._wait(keys, self.timeout)
+        results = {
+            rank: json.loads(self.store.get(key)) if self.store.check([key]) else None
+            for rank, key in enumerate(keys)
+        }
+        findings += _judge_results(results, backend)
+        done = [result for result in results.values() if result is not None]
+        if len(done) == job.world_size:
+            steps += [step for step in done[0]["steps"] if all(step in r["steps"] for r in done)]
+        return replace(
+            report,
+            backend=backend,
+            steps=tuple(steps),
+            skews=tuple(skew for skew in skews if skew is not None),
+            speeds=_speeds(done, job.world_size) if len(done) == job.world_size else (),
+        )
+
+    def _announce(self, report: RankDiagnosis, ranks: list[int]) -> None:
+        """Tell the verdict, and stay until it was heard: the store may live in this process."""
+        self.store.set("verdict", json.dumps([to_plain(found) for found in report.findings]))
+        self._wait([f"left/{rank}" for rank in ranks if rank], self.timeout)
+
+    def follow(self, started: RankDiagnosis) -> RankDiagnosis:
+        """Every other rank: do as rank 0 says, and take its verdict."""
+        self.join()
+        if not self._wait(["plan"], 2 * self.timeout + _GRACE):
+            return replace(started, findings=(self._nobody("did not join"),), missing=(0,))
+        plan = json.loads(self.store.get("plan"))
+        if plan["go"]:
+            self._answer_clock()
+            mine = _collectives(self.store, self.job, plan["backend"], self.timeout, self.me.device)
+            self.store.set(f"result/{self.job.rank}", json.dumps(mine))
+        if not self._wait(["verdict"], 2 * self.timeout + _GRACE):
+            return replace(started, findings=(self._nobody("went away"),))
+        findings = tuple(
+            from_plain(Finding, entry) for entry in json.loads(self.store.get("verdict"))
+        )
+        self.store.set(f"left/{self.job.rank}", "")
+        return replace(started, findings=findings, speaks=False)
+
+    def _nobody(self, what: str) -> Finding:
+        return rules.MISSING.finding(
+            f"rank 0 of {self.job.world_size} {what}: rank {self.job.rank} waited for it in vain",
+            ("meeting point", f"{self.job.address}:{self.job.port}"),
+            fix="Look at the log of rank 0.",
+            subject="0",
+        )
+
+    def _wait(self, keys: list[str], seconds: float) -> bool:
+        """Wait for keys. False where they did not all come in time, or the store is gone."""
+        import torch.distributed as dist
+
+        if not keys:
+            return True
+        try:
+            self.store.wait(keys, timedelta(seconds=seconds))
+        except (dist.DistError, RuntimeError):
+            return False
+        return True
+
+    def _members(self) -> list[Member]:
+        members = []
+        for number in range(1, self.store.add("joined", 0) + 1):
+            key = f"member/{number}"
+            if self._wait([key], 1.0):  # counted, and about to be described
+                members.append(from_plain(Member, json.loads(self.store.get(key))))
+        return members
+
+    # The exchange of clocks is NTP's: the other clock is read between two readings of one's
+    # own. Rank 0 asks, so that nobody waits but for it; the fastest round is the best one.
+
+    def _ask_clock(self, rank: int) -> ClockSkew | None:
+        best: ClockSkew | None = None
+        for number in range(_CLOCK_ROUNDS):
+            before = time.time_ns()
+            self.store.set(f"clock/{rank}/{number}/ask", "")
+            key = f"clock/{rank}/{number}/answer"
+            if not self._wait([key], self.timeout):
+                return None
+            theirs, after = int(self.store.get(key)), time.time_ns()
+            error = (after - before + 1) // 2
+            if best is None or error < best.error_ns:
+                best = ClockSkew(rank, theirs - (before + after) // 2, error)
+        return best
+
+    def _answer_clock(self) -> None:
+        rank = self.job.rank
+        # Rank 0 asks one rank after the other.
+        patience = self.timeout + _GRACE
+        for number in range(_CLOCK_ROUNDS):
+            if not self._wait([f"clock/{rank}/{number}/ask"], patience):
+                return  # rank 0 is gone; waiting for the verdict will say so
+            self.store.set(f"clock/{rank}/{number}/answer", str(time.time_ns()))
+
+
+def _describe(job: Job) -> Member:
+    import torch
+
+    device = "cpu"
+    if torch.cuda.is_available():
+        uuid = getattr(torch.cuda.get_device_properties(_ordinal(job)), "uuid", None)
+        device = f"GPU-{uuid}" if uuid is not None else f"cuda:{_ordinal(job)}"
+    return Member(
+        job.rank,
+        job.world_size,
+        job.local_rank,
+        socket.gethostname(),
+        os.getpid(),
+        device,
+        str(torch.__version__),
+    )
+
+
+def _ordinal(job: Job) -> int:
+    """The GPU of this rank: that of its local rank, or the only one its launcher lets it see."""
+    import torch
+
+    count: int = torch.cuda.device_count()
+    return job.local_rank % count
+
+
+def _sorted(findings: list[Finding]) -> list[Finding]:
+    order = list(Level)
+    return sorted(findings, key=lambda finding: order.index(finding.level))
+
+
+# -- collectives
+
+
+def _collectives(store: Any, job: Job, backend: str, timeout: float, device: str) -> dict[str, Any]:
+    """Set up a process group and use it. Never raises for what a collective does wrong."""
+    result: dict[str, Any] = {"steps": [], "error": "", "doing": "", "wrong": 0, "times": []}
+
+    def step(name: str, action: Callable[[], Any]) -> Any:
+        result["doing"] = name
+        value = action()
+        result["steps"].append(name)
+        result["doing"] = ""
+        return value
+
+    try:
+        with _group(store, job, backend, timeout, step) as place:
+            step("barrier", lambda: _barrier(backend, timeout, place))
+            result["wrong"] = step("all-reduce", lambda: _wrong_sums(job, place))
+            if result["wrong"]:
+                result["steps"].remove("all-reduce")
+            result["times"] = step("speed measured", lambda: _times(job, place, backend))
+            if not result["times"]:
+                result["steps"].remove("speed measured")
+    except (RuntimeError, ValueError, TimeoutError) as error:
+        words = str(error).strip().splitlines()
+        result["error"] = f"{type(error).__name__}: {words[0] if words else ''}"
+    return result
+
+
+@contextmanager
+def _group(
+    store: Any, job: Job, backend: str, timeout: float, step: Callable[..., Any]
+) -> Iterator[Any]:
+    """A process group of all ranks; gives the device its tensors belong on."""
+    import torch
+    import torch.distributed as dist
+
+    place = torch.device("cpu")
+    variable = "TORCH_NCCL_BLOCKING_WAIT"
+    before = os.environ.get(variable)
+    if backend == "nccl":
+        place = torch.device("cuda", _ordinal(job))
+        torch.cuda.set_device(place)
+        # A timeout is to be an exception here; by default NCCL's watchdog ends the process.
+        os.environ[variable] = "1"
+    try:
+        step(
+            "process group",
+            lambda: dist.init_process_group(
+                backend,
+                store=dist.PrefixStore("group", store),
+                rank=job.rank,
+                world_size=job.world_size,
+                timeout=timedelta(seconds=timeout),
+            ),
+        )
+        yield place
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if backend == "nccl":
+            if before is None:
+                os.environ.pop(variable, None)
+            else:
+                os.environ[variable] = before
+
+
+def _barrier(backend: str, timeout: float, place: Any) -> None:
+    import torch.distributed as dist
+
+    if backend == "gloo":  # the one that names who is missing
+        dist.monitored_barrier(timeout=timedelta(seconds=timeout), wait_all_ranks=True)
+    else:
+        dist.barrier(device_ids=[place.index])
+
+
+def _wrong_sums(job: Job, place: Any) -> int:
+    """How many elements of two all-reduces are not what they must be, on this rank."""
+    import torch
+    import torch.distributed as dist
+
+    count = 1 << 16
+    total = job.world_size * (job.world_size + 1) // 2
+    # Sums below 2^24 are exact in float32 in any order.
+    pattern = torch.arange(count, device=place) % max(1, min(1009, (1 << 24) // total))
+    wrong = 0
+    for dtype in (torch.int64, torch.float32):
+        tensor = (pattern * (job.rank + 1)).to(dtype)
+        dist.all_reduce(tensor)
+        wrong += int((tensor != (pattern * total).to(dtype)).sum().item())
+    return wrong
+
+
+def _times(job: Job, place: Any, backend: str) -> list[tuple[int, int, int]]:
+    """(bytes, rounds, nanoseconds for all of them) of this rank. Nothing where it is alone."""
+    import torch
+    import torch.distributed as dist
+
+    def settled() -> int:
+        if backend == "nccl":
+            torch.cuda.synchronize(place)
+        return time.perf_counter_ns()
+
+    rows = []
+    for size, rounds in _SIZES if job.world_size > 1 else ():
+        if backend == "gloo" and size > _GPU_ONLY:
+            continue
+        tensor = torch.zeros(size // 4, device=place)
+        dist.all_reduce(tensor)  # connections and buffers are made at first use
+        _barrier(backend, 60.0, place)
+        begin = settled()
+        for _ in range(rounds):
+            dist.all_reduce(tensor)
+        rows.append((size, rounds, settled() - begin))
+    return rows
+
+
+def _judge_results(results: Mapping[int, Any], backend: str) -> Iterator[Finding]:
+    """What is wrong with what the ranks found."""
+    silent = [rank for rank, result in results.items() if result is None]
+    failed = {rank: r for rank, r in results.items() if r is not None and r["error"]}
+    if silent or failed:
+        doing = next((r["doing"] for r in failed.values()), "") or "collectives"
+        evidence = [(f"rank {rank}", result["error"]) for rank, result in failed.items()]
+        evidence += [(f"rank {rank}", "no answer in time") for rank in silent]
+        hint = (
+            "NCCL_DEBUG=INFO says more; NCCL_SOCKET_IFNAME chooses the interface."
+            if backend == "nccl"
+            else "GLOO_SOCKET_IFNAME chooses the interface; a firewall must let all ports "
+            "between the machines through."
+        )
+        yield rules.COLLECTIVE.finding(
+            f"{doing} failed ({backend})",
+            *evidence,
+            fix=hint,
+            code="export NCCL_DEBUG=INFO"
+            if backend == "nccl"
+            else "export GLOO_SOCKET_IFNAME=eth0",
+            subject=doing,
+        )
+    wrong = {rank: r["wrong"] for rank, r in results.items() if r is not None and r["wrong"]}
+    if wrong:
+        yield rules.WRONG.finding(
+            f"an all-reduce gave wrong sums on rank {', '.join(map(str, wrong))}",
+            *((f"rank {rank}", f"{count} elements wrong") for rank, count in wrong.items()),
+            fix="Run again with NCCL_P2P_DISABLE=1: if it is right then, switch the IOMMU (ACS) "
+            "off or fix it in the BIOS; if not, test the GPUs and links.",
+            code="NCCL_P2P_DISABLE=1 torchrun ... -m gpuprobe doctor --distributed",
+            subject="sum",
+        )
+
+
+def _speeds(results: list[Any], world_size: int) -> tuple[TransferSpeed, ...]:
+    rows = []
+    for row in zip(*(result["times"] for result in results), strict=True):
+        size, rounds, _ = row[0]
+        slowest = max(duration for _, _, duration in row)
+        latency = max(1, slowest // rounds)
+        factor = 2 * (world_size - 1) / world_size
+        rows.append(TransferSpeed(Bytes(size), rounds, latency, factor * size / latency * 1e9))
+    return tuple(rows)

@@ -1,0 +1,323 @@
+"""The rules of ``gpuprobe doctor --distributed``, and judging what the ranks report.
+
+Pure: `gpuprobe.probes.distributed.benchmark` does the talking between the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.machine.diagnosis import ClockSkew, RuleInfo
+from gpuprobe.model.text import human_ns
+from gpuprobe.probes.health.base import RuleText
+
+__all__ = ["RULES", "Job", "Member", "judge_members", "judge_skews", "missing_ranks", "read_job"]
+
+_E, _W, _N = Level.ERROR, Level.WARNING, Level.NOTE
+
+
+def _rule(
+    id: str, kind: str, title: str, levels: tuple[Level, ...], reads: str, doc: str
+) -> RuleText:
+    return RuleText(RuleInfo(id, kind, title), levels, tuple(reads.split(", ")), doc)
+
+
+ENVIRONMENT = _rule(
+    "GP180",
+    "job-environment",
+    "Every rank has a complete environment",
+    (_E,),
+    "environment",
+    "A rank needs `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and `MASTER_PORT`, and they\n"
+    "must fit each other. `torchrun` sets them all; other launchers need a script that does.",
+)
+DISAGREEMENT = _rule(
+    "GP181",
+    "job-disagreement",
+    "The ranks agree about the job",
+    (_E, _W),
+    "environment of every rank, torch",
+    "All ranks must have the same `WORLD_SIZE` and a `RANK` of their own, and on one host a\n"
+    "`LOCAL_RANK` of their own. Different versions of torch are a warning.",
+)
+UNREACHABLE = _rule(
+    "GP182",
+    "master-unreachable",
+    "Rank 0 can be reached",
+    (_E, _N),
+    "MASTER_ADDR, MASTER_PORT",
+    "All ranks meet at `MASTER_ADDR:MASTER_PORT`. A name that does not resolve, an address that\n"
+    "no route or only a firewall leads to, or a rank 0 that never started. On rank 0 itself, an\n"
+    "address that is not one of its machine is a note: a service may forward it.",
+)
+PORT_TAKEN = _rule(
+    "GP183",
+    "master-port-taken",
+    "The port for the ranks to meet at is free",
+    (_E,),
+    "MASTER_PORT",
+    "Another program, often a job that was killed in part, listens on `MASTER_PORT` of rank 0's\n"
+    "machine. Under `torchrun` the agent itself listens there, which is as it should be.",
+)
+MISSING = _rule(
+    "GP184",
+    "ranks-missing",
+    "Every rank joins in time",
+    (_E,),
+    "the ranks' store",
+    "Within the time limit, some ranks did not come to the meeting point. They are named.\n"
+    "A process that did not start, a host that is down, or a firewall.",
+)
+COLLECTIVE = _rule(
+    "GP185",
+    "collective-failed",
+    "Process group, barrier and all-reduce work",
+    (_E,),
+    "torch.distributed",
+    "The ranks met, but the process group could not be set up, or a collective failed or did\n"
+    "not end in time. The backend uses other ports and interfaces than the meeting point.",
+)
+WRONG = _rule(
+    "GP186",
+    "all-reduce-wrong",
+    "An all-reduce gives the right sum on every rank",
+    (_E,),
+    "torch.distributed",
+    "A sum whose every element is known beforehand came out wrong: broken hardware, a broken\n"
+    "link, or peer-to-peer copies under an IOMMU that redirects them.",
+)
+DEVICES = _rule(
+    "GP187",
+    "device-shared",
+    "Every rank has a GPU of its own",
+    (_E, _W),
+    "GPU UUID of every rank",
+    "Two ranks on one GPU: NCCL refuses it. Usually `torch.cuda.set_device(LOCAL_RANK)` is\n"
+    "missing, or more processes than GPUs were started. That some ranks have a GPU and others\n"
+    "none is a warning.",
+)
+SKEW = _rule(
+    "GP188",
+    "clock-skew",
+    "The clocks of the ranks agree",
+    (_W, _N),
+    "wall clocks of all ranks",
+    "Clocks that differ make logs and traces of several hosts hard to put in order, and\n"
+    "certificates and tokens fail. Over a second is a warning, over 50 ms a note, both beyond\n"
+    "what the measurement itself may be wrong by.",
+)
+
+RULES = (
+    ENVIRONMENT,
+    DISAGREEMENT,
+    UNREACHABLE,
+    PORT_TAKEN,
+    MISSING,
+    COLLECTIVE,
+    WRONG,
+    DEVICES,
+    SKEW,
+)
+
+_REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_SKEW_WARNING_NS = 1_000_000_000
+_SKEW_NOTE_NS = 50_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the environment says of the job and this process's place in it.
+
+    ``agent_store``: the launcher already listens on the port (``torchrun`` does), so that no
+    rank has to.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    address: str
+    port: int
+    agent_store: bool
+    run: str  # tells this attempt's keys in the store from those of an earlier one
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What one process says of itself when it joins. ``device``: a GPU's UUID, or ``cpu``."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    host: str
+    pid: int
+    device: str
+    torch: str
+
+
+def read_job(environ: Mapping[str, str]) -> Job | tuple[Finding, ...]:
+    """The job, or what is wrong with the environment."""
+    missing = [name for name in _REQUIRED if not environ.get(name, "").strip()]
+    if missing:
+        return (
+            ENVIRONMENT.finding(
+                f"not started as a rank of a job: {', '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} not set",
+                *((name, environ[name]) for name in _REQUIRED if environ.get(name, "").strip()),
+                fix="Start it with torchrun, on every machine of the job.",
+                code="torchrun --standalone --nproc-per-node 2 -m gpuprobe doctor --distributed",
+                subject=",".join(missing),
+            ),
+        )
+    numbers: dict[str, int] = {}
+    wrong = []
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
+        text = environ[name].strip()
+        if text.isdecimal() and text.isascii():
+            numbers[name] = int(text)
+        else:
+            wrong.append(f"{name}={text} is not a whole number")
+    if not wrong:
+        if not 0 < numbers["MASTER_PORT"] < 65536:
+            wrong.append(f"MASTER_PORT={numbers['MASTER_PORT']} is not a port (1 to 65535)")
+        if numbers["WORLD_SIZE"] < 1:
+            wrong.append("WORLD_SIZE is 0")
+        elif numbers["RANK"] >= numbers["WORLD_SIZE"]:
+            wrong.append(
+                f"RANK={numbers['RANK']} does not exist with WORLD_SIZE={numbers['WORLD_SIZE']}: "
+                "ranks count from 0"
+            )
+        if numbers["LOCAL_RANK"] > numbers["RANK"]:
+            wrong.append(f"LOCAL_RANK={numbers['LOCAL_RANK']} is above RANK={numbers['RANK']}")
+        local_size = environ.get("LOCAL_WORLD_SIZE", "")
+        if local_size.isdecimal() and numbers["LOCAL_RANK"] >= int(local_size):
+            wrong.append(
+                f"LOCAL_RANK={numbers['LOCAL_RANK']} does not exist with "
+                f"LOCAL_WORLD_SIZE={local_size}"
+            )
+    if wrong:
+        return tuple(
+            ENVIRONMENT.finding(
+                message,
+                *((name, environ[name]) for name in _REQUIRED),
+                fix="Correct the launcher's settings; torchrun sets these by itself.",
+                subject=message.partition("=")[0],
+            )
+            for message in wrong
+        )
+    return Job(
+        numbers["RANK"],
+        numbers["WORLD_SIZE"],
+        numbers["LOCAL_RANK"],
+        environ["MASTER_ADDR"].strip(),
+        numbers["MASTER_PORT"],
+        environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        "/".join(
+            environ.get(name, "-") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+        ),
+    )
+
+
+def missing_ranks(world_size: int, members: Sequence[Member]) -> tuple[int, ...]:
+    """The ranks that nobody claims, in order."""
+    return tuple(sorted(set(range(world_size)) - {member.rank for member in members}))
+
+
+def judge_members(job: Job, members: Sequence[Member], timeout: float) -> Iterator[Finding]:
+    """What is wrong with who joined, as rank 0 sees it. ``timeout`` in seconds was waited."""
+    missing = missing_ranks(job.world_size, members)
+    if missing:
+        listed = ", ".join(map(str, missing[:20])) + (" …" if len(missing) > 20 else "")
+        hosts = sorted({member.host for member in members})
+        yield MISSING.finding(
+            f"rank{'' if len(missing) == 1 else 's'} {listed} of {job.world_size} did not join "
+            f"within {timeout:g} s",
+            ("joined", ", ".join(str(m.rank) for m in sorted(members, key=lambda m: m.rank))),
+            ("hosts that joined", ", ".join(hosts)),
+            fix="Look at the logs of these ranks' hosts: did the process start, and can it reach "
+            f"{job.address}:{job.port}? A slow start needs a larger --timeout.",
+            code=f"nc -vz {job.address} {job.port}",
+            subject=listed,
+        )
+    for member in members:
+        if member.world_size != job.world_size:
+            yield DISAGREEMENT.finding(
+                f"rank {member.rank} has WORLD_SIZE={member.world_size}, rank 0 has "
+                f"{job.world_size}",
+                ("host", member.host),
+                ("process", member.pid),
+                fix="Start all ranks with the same WORLD_SIZE: the same --nnodes and "
+                "--nproc-per-node on every machine.",
+                subject=f"world size {member.rank}",
+            )
+    yield from _twice(members, "rank", lambda m: (m.rank,))
+    yield from _twice(members, "LOCAL_RANK", lambda m: (m.host, m.local_rank))
+    versions = sorted({member.torch for member in members})
+    if len(versions) > 1:
+        yield DISAGREEMENT.finding(
+            "the ranks have different versions of torch: " + ", ".join(versions),
+            *((f"rank {member.rank} on {member.host}", member.torch) for member in members),
+            fix="Install the same version everywhere.",
+            subject="torch",
+            level=_W,
+        )
+    gpus = [member for member in members if member.device != "cpu"]
+    if gpus and len(gpus) < len(members):
+        without = ", ".join(str(m.rank) for m in members if m.device == "cpu")
+        yield DEVICES.finding(
+            f"some ranks have no GPU: {without}",
+            *((f"rank {member.rank} on {member.host}", member.device) for member in members),
+            fix="Give every rank a GPU, or none of them.",
+            code="gpuprobe info",
+            subject="mixed",
+            level=_W,
+        )
+    by_device: dict[tuple[str, str], list[Member]] = {}
+    for member in gpus:
+        by_device.setdefault((member.host, member.device), []).append(member)
+    for (host, device), sharing in by_device.items():
+        if len({member.rank for member in sharing}) > 1:
+            ranks = " and ".join(str(member.rank) for member in sharing)
+            yield DEVICES.finding(
+                f"ranks {ranks} are on the same GPU of {host}",
+                ("GPU", device),
+                *((f"rank {m.rank}", f"LOCAL_RANK {m.local_rank}") for m in sharing),
+                fix="Start as many processes as there are GPUs, and let each take the GPU of its "
+                "LOCAL_RANK.",
+                code='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
+                subject=device,
+            )
+
+
+def _twice(
+    members: Sequence[Member], what: str, key: Callable[[Member], tuple[object, ...]]
+) -> Iterator[Finding]:
+    groups: dict[tuple[object, ...], list[Member]] = {}
+    for member in members:
+        groups.setdefault(key(member), []).append(member)
+    for claim, claimants in groups.items():
+        if len(claimants) > 1:
+            yield DISAGREEMENT.finding(
+                f"{len(claimants)} processes claim to be {what} {claim[-1]}"
+                + (f" on {claim[0]}" if len(claim) > 1 else ""),
+                *((f"process {m.pid} on {m.host}", f"rank {m.rank}") for m in claimants),
+                fix="Give each process a number of its own; is an earlier job still running?",
+                subject=f"{what} {claim[-1]}",
+            )
+
+
+def judge_skews(skews: Sequence[ClockSkew]) -> Iterator[Finding]:
+    """Clocks that differ by more than the measurement's error can explain."""
+    for skew in skews:
+        sure = abs(skew.ahead_ns) - skew.error_ns
+        if sure > _SKEW_NOTE_NS:
+            word = "ahead of" if skew.ahead_ns > 0 else "behind"
+            yield SKEW.finding(
+                f"rank {skew.rank}'s clock is {human_ns(abs(skew.ahead_ns))} {word} rank 0's",
+                ("give or take", human_ns(skew.error_ns)),
+                fix="Let all machines keep time by NTP (chrony).",
+                code="chronyc tracking",
+                subject=f"rank {skew.rank}",
+                level=_W if sure > _SKEW_WARNING_NS else _N,
+            )

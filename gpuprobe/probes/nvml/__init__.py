@@ -1,0 +1,1 @@
+"""The NVML source: devices, topology, repeated readings."""

@@ -1,0 +1,207 @@
+"""NVML through nvidia-ml-py: all GPUs of the machine, whatever CUDA may see of them.
+
+Asking NVML creates no CUDA context and wakes no device.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from gpuprobe.model.machine.devices import (
+    Device,
+    DeviceIdentity,
+    DriverInfo,
+    GpuProcess,
+    ProbeError,
+    SourceStatus,
+)
+from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
+from gpuprobe.probes.base import Detail, SourceView
+from gpuprobe.probes.nvml.calls import Calls, text
+from gpuprobe.probes.nvml.device import identify, read_device
+
+__all__ = ["NvmlSource"]
+
+# What the common failures of nvmlInit mean, by NVML's return code.
+_INIT = {
+    9: "the NVIDIA kernel driver is not loaded",
+    12: "the NVIDIA management library (libnvidia-ml.so.1) is not installed",
+    18: "the NVIDIA driver and its libraries are of different versions: reboot or reload it",
+    4: "no permission to talk to the NVIDIA driver (/dev/nvidiactl)",
+    17: "the operating system refuses access to the GPUs (cgroup or device permissions)",
+    999: "the NVIDIA driver does not answer",
+}
+
+_INVALID_INSTANCE = 0xFFFFFFFF  # gpuInstanceId of a process that is in no MIG instance
+
+_KINDS = (
+    ("compute", "DeviceGetComputeRunningProcesses"),
+    ("graphics", "DeviceGetGraphicsRunningProcesses"),
+    ("mps", "DeviceGetMPSComputeRunningProcesses"),
+)
+
+
+class NvmlSource:
+    """Asks nvidia-ml-py, imported when first asked."""
+
+    name = "nvml"
+
+    def __init__(self) -> None:
+        self._pynvml: Any = None
+        self._status: SourceStatus | None = None
+        self._open = False
+
+    def status(self) -> SourceStatus:
+        if self._status is None:
+            reason = self._start()
+            self._status = SourceStatus("nvml", available=not reason, reason=reason)
+        return self._status
+
+    def _start(self) -> str:
+        """Load and initialise NVML; return why that failed, or an empty text."""
+        try:
+            import pynvml  # 25 ms, more than the rest of `gpuprobe info` together
+        except ImportError as error:
+            return f"nvidia-ml-py is not installed ({error})"
+        self._pynvml = pynvml
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            known = _INIT.get(error.value)
+            return f"{known} (NVML: {error})" if known else f"NVML: {error}"
+        except (OSError, AttributeError) as error:  # a library that is not the real one
+            return f"NVML: {type(error).__name__}: {error}"
+        self._open = True
+        return ""
+
+    def close(self) -> None:
+        """Let NVML go. Safe to call twice; the source can be asked again afterwards."""
+        if self._open:
+            self._open = False
+            self._status = None
+            try:
+                self._pynvml.nvmlShutdown()
+            except self._pynvml.NVMLError:
+                return  # the driver went away under us: nothing is left to let go of
+
+    def collect(self, detail: Detail = "full") -> SourceView:
+        calls = Calls(self._pynvml)
+        driver = _driver(calls)
+        count = calls.attempt("", "DeviceGetCount")
+        devices: list[Device] = []
+        processes: list[GpuProcess] = []
+        handles: dict[str, Any] = {}
+        for index in range(0 if isinstance(count, Unavailable) else count):
+            handle = calls.attempt(f"nvml-{index}", "DeviceGetHandleByIndex", index)
+            if isinstance(handle, Unavailable):
+                devices.append(_unreachable(index, handle))
+                if handle.status is ReadStatus.UNSUPPORTED:  # hidden, yet it was counted
+                    calls.errors.append(
+                        ProbeError(
+                            "nvml", handle.status, handle.reason, f"nvml-{index}", "DeviceGetHandle"
+                        )
+                    )
+                continue
+            identity = identify(calls, index, handle)
+            device = read_device(calls, identity, handle, detail)
+            devices.append(device)
+            handles[device.key] = handle
+            processes.extend(self._processes(calls, device, handle))
+        topology = None
+        if detail == "full" and len(devices) > 1:
+            from gpuprobe.probes.nvml.topology import read_topology
+
+            topology = read_topology(calls, devices, handles)
+        return SourceView(
+            "nvml", tuple(devices), tuple(processes), driver, topology, tuple(calls.errors)
+        )
+
+    def _processes(self, calls: Calls, device: Device, handle: Any) -> list[GpuProcess]:
+        return _processes(calls, device, handle)
+
+
+def _driver(calls: Calls) -> DriverInfo:
+    cuda = calls.read("", "SystemGetCudaDriverVersion_v2", convert=_cuda_version)
+    if cuda.status is ReadStatus.UNSUPPORTED:
+        cuda = calls.read("", "SystemGetCudaDriverVersion", convert=_cuda_version)
+    return DriverInfo(
+        version=calls.read("", "SystemGetDriverVersion", convert=text),
+        nvml=calls.read("", "SystemGetNVMLVersion", convert=text),
+        cuda=cuda,
+    )
+
+
+def _cuda_version(number: int) -> str:
+    """12080 -> ``12.8`` (nvml.h: NVML_CUDA_DRIVER_VERSION_MAJOR and _MINOR)."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _unreachable(index: int, reason: Unavailable) -> Device:
+    """A GPU that NVML counts but gives no handle for: it has an index and nothing else."""
+    from dataclasses import fields, is_dataclass, replace
+
+    missing: Reading[Any] = Reading(reason, "nvml")
+
+    def emptied(group: Any) -> Any:
+        return type(group)(**{f.name: missing for f in fields(group)})
+
+    device = Device(
+        DeviceIdentity(
+            uuid=reason,
+            pci_bus_id=reason,
+            nvml_index=index,
+            minor=reason,
+            cuda_ordinal=reason,
+        )
+    )
+    changes: dict[str, Any] = {}
+    for f in fields(device):
+        value = getattr(device, f.name)
+        if isinstance(value, Reading):
+            changes[f.name] = missing
+        elif is_dataclass(value) and f.name not in ("identity", "torch"):
+            changes[f.name] = emptied(value)
+    return replace(device, **changes)
+
+
+def _processes(calls: Calls, device: Device, handle: Any) -> list[GpuProcess]:
+    """Processes on the device, each (process, MIG instance) once, with all its kinds."""
+    own = os.getpid()
+    instances = {
+        (m.gpu_instance, m.compute_instance): m.uuid for m in device.identity.mig_instances
+    }
+    found: dict[tuple[int, str], tuple[list[str], Reading[Bytes]]] = {}
+    for kind, name in _KINDS:
+        answer = calls.attempt(device.key, name, handle)
+        if isinstance(answer, Unavailable) and answer.status is ReadStatus.UNSUPPORTED:
+            answer = calls.attempt(device.key, name + "_v2", handle)  # drivers before 510
+        if isinstance(answer, Unavailable):
+            if kind == "compute" and answer.status is ReadStatus.UNSUPPORTED:
+                # No list is not an empty list.
+                calls.errors.append(
+                    ProbeError("nvml", answer.status, answer.reason, device.key, "processes")
+                )
+            continue
+        for info in answer:
+            place = (
+                getattr(info, "gpuInstanceId", _INVALID_INSTANCE),
+                getattr(info, "computeInstanceId", _INVALID_INSTANCE),
+            )
+            kinds, _ = found.setdefault(
+                (int(info.pid), instances.get(place, "")), ([], _process_memory(info))
+            )
+            kinds.append(kind)
+    return [
+        GpuProcess(pid, device.key, tuple(kinds), memory, mig, own=pid == own)
+        for (pid, mig), (kinds, memory) in found.items()
+    ]
+
+
+def _process_memory(info: Any) -> Reading[Bytes]:
+    used = info.usedGpuMemory
+    if used is None or used == 0xFFFFFFFFFFFFFFFF:
+        # Under MIG without permission, on WSL, and for other users in some containers.
+        missing = Unavailable("the driver does not tell this process's share", ReadStatus.DENIED)
+        return Reading(missing, "nvml")
+    return Reading(Bytes(int(used)), "nvml")

@@ -1,0 +1,243 @@
+"""Files of readings: written while a screen is open, shown again later.
+
+The first line says what the file is. Each line after it is a JSON object: ``{"moment": …}`` is a
+whole reading, ``{"changes": …}`` what differs from the reading before. Most of a reading never
+changes: eight GPUs take 90 KB whole and 10 KB as changes. Every `WHOLE_EVERY` lines there is
+a whole one, from which a reader that jumps can begin.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from gpuprobe.errors import DataError, UnsupportedSchema, UsageError
+from gpuprobe.model.codec import from_plain, to_plain
+from gpuprobe.model.machine.monitor import SCHEMA_VERSION, Moment
+
+__all__ = [
+    "WHOLE_EVERY",
+    "MomentLog",
+    "ReplayedLog",
+    "applied",
+    "changes",
+    "last_moment",
+    "read_moments",
+]
+
+_MISFITS = (KeyError, IndexError, ValueError, TypeError, AttributeError, RecursionError)
+
+WHOLE_EVERY = 60
+"""Readings between two whole ones."""
+
+_FORMAT = "gpuprobe-moments"
+
+
+def changes(old: Any, new: Any) -> dict[str, Any]:
+    """What turns ``old`` into ``new``, both plain JSON values. Empty where nothing does.
+
+    ``{"=": value}`` replaces; ``{"+": {key: changes}, "-": [keys]}`` changes and removes keys
+    of an object, or changes items of a list of the same length (keys are their positions).
+    """
+    if type(old) is not type(new) or not isinstance(old, (dict, list)):
+        return {} if type(old) is type(new) and old == new else {"=": new}
+    if isinstance(old, list):
+        if len(old) != len(new):
+            return {"=": new}
+        pairs = {str(at): (a, b) for at, (a, b) in enumerate(zip(old, new, strict=True))}
+        found: dict[str, Any] = {}
+        added: dict[str, Any] = {}
+    else:
+        pairs = {key: (old[key], value) for key, value in new.items() if key in old}
+        removed = [key for key in old if key not in new]
+        found = {"-": removed} if removed else {}
+        added = {key: {"=": value} for key, value in new.items() if key not in old}
+    added.update((key, made) for key, (a, b) in pairs.items() if (made := changes(a, b)))
+    if added:
+        found["+"] = added
+    return found
+
+
+def applied(old: Any, made: Any) -> Any:
+    """``old`` with `changes` made to it; ``old`` itself stays as it is.
+
+    Raises DataError where they do not belong together.
+    """
+    if not isinstance(made, dict) or set(made) - {"=", "+", "-"}:
+        raise DataError("not a description of changes")
+    if "=" in made:
+        return made["="]
+    if not made:
+        return old
+    if not isinstance(old, (dict, list)):
+        raise DataError("changes of something that has no parts")
+    result = old.copy()
+    try:
+        for key in made.get("-", ()):
+            del result[key]
+        for key, part in made.get("+", {}).items():
+            if isinstance(result, list):
+                result[int(key)] = applied(result[int(key)], part)
+            else:
+                result[key] = part["="] if key not in result else applied(result[key], part)
+    except _MISFITS as error:
+        raise DataError(f"changes of what is not there: {error}") from error
+    return result
+
+
+class MomentLog:
+    """A file of readings, to be written.
+
+    Raises UsageError where the file exists already or cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        try:
+            # Open for as long as the screen is.
+            self._file: IO[str] = Path(path).open("x", encoding="utf-8")  # noqa: SIM115
+        except FileExistsError as error:
+            raise UsageError(
+                f"{os.fspath(path)} exists already", hint="give another name, or remove it first"
+            ) from error
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {os.fspath(path)}: {error.strerror or error}"
+            ) from error
+        self._before: Any = None
+        self._written = 0
+        self._write({"format": _FORMAT, "schema_version": list(SCHEMA_VERSION)})
+
+    def write(self, moment: Moment) -> None:
+        """Append one reading."""
+        plain = to_plain(moment)
+        if self._written % WHOLE_EVERY == 0:
+            self._write({"moment": plain})
+        else:
+            self._write({"changes": changes(self._before, plain)})
+        self._before = plain
+        self._written += 1
+
+    def _write(self, plain: object) -> None:
+        # ASCII: bytes that were not UTF-8 (lone surrogates) stay what they are.
+        self._file.write(json.dumps(plain, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class ReplayedLog:
+    """A log of moments, open to be shown: `read` goes on, `step` goes back and forth.
+
+    A context manager. Raises UsageError where there is no such file, or it cannot be read,
+    DataError for a file that is something else, and UnsupportedSchema for a newer major version.
+    A file that is still being written may be open.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._name = Path(path).name
+        try:
+            self._file = Path(path).open("rb")  # noqa: SIM115 (closed by __exit__)
+        except FileNotFoundError:
+            raise UsageError(
+                f"no such file: {os.fspath(path)}", hint="gpuprobe top --log FILE writes one"
+            ) from None
+        except OSError as error:
+            raise UsageError(f"cannot read {os.fspath(path)}: {error.strerror or error}") from error
+        try:
+            _check_head(self._file.readline(), self._name)
+        except DataError:
+            self._file.close()
+            raise
+        self._starts = [self._file.tell()]  # of the readings that were seen, and of the next
+        self._whole: list[int] = []  # which of them are whole, in order
+        self._next = 0
+        self._at = -1  # the reading that ``_plain`` is
+        self._plain: Any = None
+
+    def __enter__(self) -> ReplayedLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def step(self, by: int) -> None:
+        """Have the next `read` return the moment ``by`` after the one that was read last."""
+        self._next = max(0, min(self._next - 1 + by, len(self._starts) - 1))
+
+    def read(self) -> Moment | None:
+        """The next moment; None at the end. A last line that is not whole is no moment."""
+        if self._at != self._next - 1:
+            # A jump: begin at the nearest whole reading, which was seen before.
+            first = max(at for at in self._whole if at <= self._next)
+            for number in range(first, self._next):
+                if not self._load(number):
+                    return None
+        if not self._load(self._next):
+            return None
+        self._next += 1
+        return from_plain(Moment, self._plain)
+
+    def _load(self, number: int) -> bool:
+        """Make ``_plain`` this reading, coming from the one before; whether it is there."""
+        self._file.seek(self._starts[number])
+        line = self._file.readline()
+        if not line.endswith(b"\n"):
+            return False
+        entry = _object(line, self._name, number + 2)
+        if "moment" in entry:
+            self._plain = entry["moment"]
+            if number == len(self._starts) - 1:
+                self._whole.append(number)
+        elif self._at != number - 1 or number == 0:
+            raise DataError(f"{self._name}, line {number + 2}: it begins with changes")
+        else:
+            self._plain = applied(self._plain, entry.get("changes"))
+        if number == len(self._starts) - 1:
+            self._starts.append(self._file.tell())
+        self._at = number
+        return True
+
+
+def read_moments(path: str | os.PathLike[str]) -> Iterator[Moment]:
+    """The moments of a file that `MomentLog` wrote, one at a time. Raises as `ReplayedLog`."""
+    with ReplayedLog(path) as log:
+        while (moment := log.read()) is not None:
+            yield moment
+
+
+def last_moment(path: str | os.PathLike[str]) -> Moment:
+    """The last moment of a log. Raises as `ReplayedLog`, and DataError where it has none."""
+    last = None
+    for moment in read_moments(path):
+        last = moment
+    if last is None:
+        raise DataError(f"{Path(path).name} holds no reading yet")
+    return last
+
+
+def _check_head(line: bytes, name: str) -> None:
+    head = _object(line, name, 1)
+    if head.get("format") != _FORMAT:
+        raise DataError(f"{name} is no log of gpuprobe top", hint="write one with top --log")
+    version = head.get("schema_version")
+    if not isinstance(version, list) or not version or not isinstance(version[0], int):
+        raise DataError(f"{name} does not say its schema version")
+    if version[0] > SCHEMA_VERSION[0]:
+        raise UnsupportedSchema(
+            f"{name} has schema {version[0]}; this gpuprobe reads {SCHEMA_VERSION[0]}",
+            hint="update gpuprobe",
+        )
+
+
+def _object(line: bytes, name: str, number: int) -> dict[str, Any]:
+    try:
+        plain = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{name}, line {number}: not JSON") from error
+    if not isinstance(plain, dict):
+        raise DataError(f"{name}, line {number}: not an object")
+    return plain

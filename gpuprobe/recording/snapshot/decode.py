@@ -1,0 +1,541 @@
+"""From a torch memory snapshot, as plain data, to traces in columns.
+
+The schemas, from torch 2.0 to 2.13 (``torch/csrc/cuda/memory_snapshot.cpp`` and
+``torch/csrc/cuda/Module.cpp``):
+
+* top level: a dict with ``segments`` and ``device_traces``; later also ``allocator_settings``
+  and ``external_annotations``. ``torch.cuda.memory_snapshot()`` gives the list of segments only.
+* a block's stack and request: ``history[0]`` in 2.0, then ``frames`` and ``requested_size``;
+  its ``address`` came in 2.1: before, blocks follow one another from the segment's.
+* a trace entry gained ``time_us`` (2.2), ``compile_context``, ``user_metadata``, ``pool_id``.
+* ``oom`` has ``device_free`` instead of ``addr``; events recorded without context have no
+  ``frames``.
+
+``user_metadata`` becomes the event's phase, unless it is a tag that `phase_tag` made.
+``compile_context`` has no column and is not kept.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import compress
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from gpuprobe.errors import SnapshotError
+from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
+from gpuprobe.model.trace import (
+    COLUMNS,
+    AllocatorSettings,
+    Annotation,
+    LiveColumns,
+    MemoryTrace,
+    parse_tag,
+)
+from gpuprobe.recording.snapshot.stacks import StackInterner
+
+__all__ = ["Decoded", "Keep", "add_baseline", "decode", "devices_of"]
+
+_MIB = 1024 * 1024
+_CODES = {action.value: action.code for action in TraceAction}
+_ALLOC = TraceAction.ALLOC.code
+_FREE_REQUESTED = TraceAction.FREE_REQUESTED.code
+_FREE_COMPLETED = TraceAction.FREE_COMPLETED.code
+_OOM = TraceAction.OOM.code
+_HINT = "write one with torch.cuda.memory._dump_snapshot(path)"
+_MALFORMED = (
+    KeyError,
+    TypeError,
+    ValueError,
+    OverflowError,
+    AttributeError,
+    IndexError,
+    RecursionError,
+)
+
+
+Keep = Callable[[int, str, "array[int]"], object]
+"""Takes the next part of a column: device, name, values."""
+
+_STRETCH = 8192
+"""So many events at a time: what one column's pass fetched is still in the processor's cache
+when the next column's pass comes."""
+
+
+class Decoded(NamedTuple):
+    """``foreign`` counts trace entries whose action this version does not know."""
+
+    traces: list[MemoryTrace]
+    foreign: dict[str, int]
+
+
+def devices_of(snapshot: Any) -> list[int]:
+    """The devices a snapshot says something about, in order."""
+    segments, traces = _top(snapshot)
+    found = {_device(segment) for segment in segments}
+    found.update(index for index, events in enumerate(traces) if events)
+    return sorted(found) or list(range(min(len(traces), 1)))
+
+
+def decode(
+    snapshot: Any,
+    *,
+    only: int | None = None,
+    limit: int | None = None,
+    keep: Keep | None = None,
+) -> Decoded:
+    """The traces of a snapshot, one per device (or of the device ``only``).
+
+    ``keep`` may take the columns of events away, part by part, so that they need not be held
+    here; then `add_baseline` is left to whoever has them. ``limit`` bounds the events and
+    blocks that are looked at: a pickle can refer to one list many times, and so describe more
+    than it holds. Raises SnapshotError for anything that is not a snapshot: what, and where.
+    """
+    place = _Place()
+    try:
+        if only is None:
+            devices = devices_of(snapshot)
+        else:
+            devices = [only]
+        decoder = _Decoder(snapshot, place, math.inf if limit is None else limit, keep)
+        found = decoder.run(devices)
+        if keep is None:
+            place.text = "its events"
+            for trace in found.traces:
+                add_baseline(trace)
+        return found
+    except SnapshotError:
+        raise
+    except MemoryError:
+        raise SnapshotError("the snapshot needs more memory than there is") from None
+    except KeyError as error:
+        name = " ".join(str(error).split())[:80]
+        raise SnapshotError(
+            f"not a torch memory snapshot: {place}: {name} is missing", hint=_HINT
+        ) from None
+    except _MALFORMED as error:
+        what = " ".join(str(error).split())[:160]
+        raise SnapshotError(f"not a torch memory snapshot: {place}: {what}", hint=_HINT) from None
+
+
+class _Place:
+    """Where the decoder is, for messages."""
+
+    text = "its top level"
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _top(snapshot: Any) -> tuple[list[Any], list[Any]]:
+    if isinstance(snapshot, list):
+        return snapshot, []
+    if not isinstance(snapshot, dict):
+        raise TypeError(f"a {type(snapshot).__name__}, not a dictionary or a list of segments")
+    if "segments" not in snapshot and "device_traces" not in snapshot:
+        raise TypeError("it has neither 'segments' nor 'device_traces'")
+    return (
+        _listed(snapshot.get("segments", []), "segments"),
+        _listed(snapshot.get("device_traces", []), "device_traces"),
+    )
+
+
+def _listed(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{name} is a {type(value).__name__}, not a list")
+    return value
+
+
+def _count(value: Any, name: str) -> int:
+    """A count of bytes, an address or an id: 0 … 2**64 - 1."""
+    if value.__class__ is not int:
+        raise TypeError(f"{name} is a {type(value).__name__}, not a whole number")
+    if not 0 <= value < 1 << 64:
+        raise ValueError(f"{name} is out of range")
+    return int(value)
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is a {type(value).__name__}, not text")
+    return value
+
+
+def _device(segment: Any) -> int:
+    if not isinstance(segment, dict):
+        raise TypeError(f"a segment is a {type(segment).__name__}, not a dictionary")
+    device = _count(segment.get("device", 0), "device")
+    if device > 4096:
+        raise ValueError("a segment's device is out of range")
+    return device
+
+
+def _pool(value: Any) -> tuple[int, int]:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError("a pool id is not a pair")
+    return _count(value[0], "pool id"), _count(value[1], "pool id")
+
+
+class _Decoder:
+    def __init__(self, snapshot: Any, place: _Place, limit: float, keep: Keep | None) -> None:
+        self._segments, self._traces = _top(snapshot)
+        self._plain: dict[str, Any] = snapshot if isinstance(snapshot, dict) else {}
+        self._place = place
+        self._left = limit
+        self._foreign: dict[str, int] = {}
+        self._keep = keep
+
+    def _spend(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise SnapshotError(
+                "the snapshot refers to the same entries again and again, and describes more "
+                "than a file of its size can hold",
+                hint=_HINT,
+            )
+
+    def run(self, devices: Sequence[int]) -> Decoded:
+        self._place.text = "allocator_settings"
+        settings = _settings(self._plain.get("allocator_settings"))
+        self._place.text = "external_annotations"
+        annotations = self._annotations()
+        traces = []
+        for device in devices:
+            traces.append(self._trace(device, settings, annotations.get(device, ())))
+        return Decoded(traces, self._foreign)
+
+    def _annotations(self) -> dict[int, tuple[Annotation, ...]]:
+        listed = _listed(self._plain.get("external_annotations") or [], "external_annotations")
+        self._spend(len(listed))
+        found: dict[int, list[Annotation]] = {}
+        for entry in listed:
+            note = Annotation(
+                _text(entry.get("stage", ""), "stage"),
+                _text(entry.get("name", ""), "name"),
+                _count(entry.get("time_us", 0), "time_us"),
+            )
+            found.setdefault(_count(entry.get("device", 0), "device"), []).append(note)
+        when = itemgetter(2)
+        return {device: tuple(sorted(notes, key=when)) for device, notes in found.items()}
+
+    def _trace(
+        self,
+        device: int,
+        settings: AllocatorSettings | None,
+        annotations: tuple[Annotation, ...],
+    ) -> MemoryTrace:
+        trace = MemoryTrace(device=f"cuda:{device}", settings=settings, annotations=annotations)
+        stacks = StackInterner(trace.stacks)
+        pools: dict[tuple[int, int], int] = {(0, 0): 0}
+        if device < len(self._traces):
+            name = f"device_traces[{device}]"
+            self._place.text = name
+            events = _listed(self._traces[device], name)
+            self._spend(len(events))
+            self._events(events, device, trace, stacks, pools)
+        segments = []
+        for index, plain in enumerate(self._segments):
+            self._place.text = f"segments[{index}]"
+            if _device(plain) == device:
+                segments.append(self._segment(plain, device, stacks))
+                pools.setdefault(segments[-1].pool_id, len(pools))
+        trace.segments = tuple(segments)
+        trace.pools = list(pools)
+        return trace
+
+    def _events(
+        self,
+        events: list[Any],
+        device: int,
+        trace: MemoryTrace,
+        stacks: StackInterner,
+        pools: dict[tuple[int, int], int],
+    ) -> None:
+        columns, name, place = trace.events, self._place.text, self._place
+
+        def append(column: str, values: array[int]) -> None:
+            if self._keep is not None:
+                self._keep(device, column, values)
+            else:
+                getattr(columns, column).extend(values)
+
+        sink = _Sink(append)
+        pool = _Interned("pool_id", lambda value: pools.setdefault(_pool(value), len(pools)))
+        string = trace.stacks.string
+        phase = _Interned("user_metadata", lambda value: string(_tag(value)[0]))
+        module = _Interned("user_metadata", lambda value: string(_tag(value)[1]))
+        for start in range(0, len(events), _STRETCH):
+            part = events[start : start + _STRETCH]
+            try:
+                action = array("B", map(_CODES.__getitem__, map(itemgetter("action"), part)))
+            except (KeyError, TypeError):
+                part = self._known(part, start, name)
+                action = array("B", [_CODES[event["action"]] for event in part])
+            if not part:
+                continue
+            sink.begin(len(part))
+            sink.put("action", action)
+            place.text = f"'addr' in {name}"
+            if _OOM in action:
+                pairs = [(code == _OOM, event) for code, event in zip(action, part, strict=True)]
+                at = [0 if oom else event["addr"] for oom, event in pairs]
+                sink.put("address", array("Q", at))
+                free = [event.get("device_free", 0) if oom else 0 for oom, event in pairs]
+                sink.put("device_free", array("Q", free))
+            else:
+                sink.put("address", array("Q", map(itemgetter("addr"), part)))
+            place.text = f"'size' in {name}"
+            sink.put("size", array("Q", map(itemgetter("size"), part)))
+            place.text = f"'stream' in {name}"
+            sink.put("stream", _column("Q", "stream", part))
+            place.text = f"'time_us' in {name}"
+            sink.put("time_us", _column("q", "time_us", part))
+            place.text = f"'pool_id' in {name}"
+            sink.put("pool", pool.column(part))
+            place.text = f"'user_metadata' in {name}"
+            sink.put("phase", phase.column(part))
+            sink.put("module", module.column(part))
+            place.text = f"'frames' in {name}"
+            sink.put("stack", stacks.column(part))
+            place.text = name
+        sink.end()
+
+    def _known(self, events: list[Any], start: int, name: str) -> list[Any]:
+        """Only the entries whose action is known; the others are counted, not guessed at.
+
+        torch's users can add entries of their own (``user_defined``), which are no act of the
+        allocator.
+        """
+        known = []
+        for index, event in enumerate(events, start):
+            self._place.text = f"{name}[{index}]"
+            if not isinstance(event, dict):
+                raise TypeError(f"a {type(event).__name__}, not a dictionary")
+            action = _text(event["action"], "action")
+            if action in _CODES:
+                known.append(event)
+            else:
+                action = action[:40]
+                if action not in self._foreign and len(self._foreign) >= 16:
+                    raise ValueError("too many kinds of unknown actions")
+                self._foreign[action] = self._foreign.get(action, 0) + 1
+        self._place.text = name
+        if start == 0 and not known and "user_defined" not in self._foreign:
+            raise ValueError(f"no known action; the first is {next(iter(self._foreign))!r}")
+        return known
+
+    def _segment(self, plain: dict[str, Any], device: int, stacks: StackInterner) -> Segment:
+        listed = _listed(plain.get("blocks", []), "blocks")
+        self._spend(len(listed) + 1)
+        start = address = _count(plain["address"], "address")
+        total = _count(plain["total_size"], "total_size")
+        blocks = []
+        for entry in listed:
+            block = _block(entry, address, stacks)
+            blocks.append(block)
+            address = block.address + block.size
+        if address > start + total:
+            raise ValueError("its blocks are larger than the segment")
+        return Segment(
+            device=device,
+            address=start,
+            total_size=total,
+            stream=_count(plain.get("stream", 0), "stream"),
+            segment_type=_text(plain.get("segment_type", "large"), "segment_type"),
+            pool_id=_pool(plain.get("segment_pool_id", (0, 0))),
+            is_expandable=bool(plain.get("is_expandable", False)),
+            blocks=tuple(blocks),
+            stack=stacks.one(plain.get("frames") or []),
+        )
+
+
+def _block(entry: Any, address: int, stacks: StackInterner) -> Block:
+    if not isinstance(entry, dict):
+        raise TypeError(f"a block is a {type(entry).__name__}, not a dictionary")
+    size = _count(entry["size"], "size")
+    state = BlockState.parse(_text(entry["state"], "state"))
+    if "address" in entry:
+        found = _count(entry["address"], "address")
+        if found < address:
+            raise ValueError("its blocks overlap, or are not in order")
+        address = found
+    if state is BlockState.INACTIVE:
+        # torch leaves the size and the stack of the last owner in a hole.
+        return Block(address, size, 0, state)
+    frames, requested = entry.get("frames"), entry.get("requested_size", size)
+    if frames is None and entry.get("history"):
+        latest = entry["history"][0]
+        frames, requested = latest.get("frames"), latest.get("real_size", size)
+    return Block(address, size, _count(requested, "size"), state, stacks.one(frames or []))
+
+
+class _Sink:
+    """Passes columns on, part by part; one that is zero throughout is never begun."""
+
+    def __init__(self, append: Callable[[str, array[int]], None]) -> None:
+        self._append = append
+        self._rows = 0  # in the parts before this one
+        self._part = 0
+        self._begun: dict[str, int] = {}  # rows passed on
+
+    def begin(self, rows: int) -> None:
+        self._rows += self._part
+        self._part = rows
+
+    def put(self, column: str, values: array[int] | None) -> None:
+        """The part of a column, None for zeros."""
+        if values is None:
+            return
+        self._fill(column, self._rows)
+        self._append(column, values)
+        self._begun[column] += len(values)
+
+    def end(self) -> None:
+        for column in self._begun:
+            self._fill(column, self._rows + self._part)
+
+    def _fill(self, column: str, rows: int) -> None:
+        """Add the zeros that were left out."""
+        missing = rows - self._begun.setdefault(column, 0)
+        if missing:
+            typecode = COLUMNS[column]
+            self._append(column, array(typecode, bytes(missing * array(typecode).itemsize)))
+            self._begun[column] = rows
+
+
+class _Interned:
+    """A column of indices of values that repeat; ``index`` is called once per value."""
+
+    def __init__(self, key: str, index: Callable[[Any], int]) -> None:
+        self._key = key
+        self._index = index
+        self._table: dict[Any, int] = {None: 0}  # None: the event has no such key
+        self._zeros = True
+
+    def column(self, events: list[Any]) -> array[int] | None:
+        try:
+            values = list(map(itemgetter(self._key), events))
+        except KeyError:
+            values = [event.get(self._key) for event in events]
+        table = self._table
+        try:
+            if self._zeros:
+                if table.keys() >= set(values):
+                    return None
+                raise KeyError
+            return array("I", map(table.__getitem__, values))
+        except KeyError:
+            for value in dict.fromkeys(values):
+                if value not in table:
+                    table[value] = self._index(value)
+            self._zeros = not any(table.values())
+            return None if self._zeros else array("I", map(table.__getitem__, values))
+
+
+def _column(typecode: str, name: str, events: list[Any]) -> array[int] | None:
+    """A column of numbers that older snapshots lack; None where no event has it."""
+    try:
+        return array(typecode, map(itemgetter(name), events))
+    except KeyError:
+        if not any(name in event for event in events):
+            return None
+        return array(typecode, [event.get(name, 0) for event in events])
+
+
+def _tag(value: Any) -> tuple[str, str]:
+    return parse_tag(_text(value, "user_metadata"))
+
+
+def add_baseline(trace: MemoryTrace) -> None:
+    """Work out ``trace.baseline``: what was allocated before the first event.
+
+    The rule: a block was there before if the first that the trace says of its address is that
+    it is freed, or if the trace says nothing of it and it is allocated at the end. Its size is
+    the requested size, as the free (or the final block) has it. The stack of a free says where
+    it was freed, so only blocks that lived to the end have the stack they were made with.
+    Blocks whose free had been requested before the trace are not in it: they were not
+    allocated any more.
+    """
+    events = trace.events
+    codes = (_ALLOC, _FREE_REQUESTED, _FREE_COMPLETED)
+    chosen = events.action.tobytes().translate(bytes(c in codes for c in range(256)))
+    # Backwards, so that the first event of an address is the one that stays.
+    first = dict(
+        zip(
+            compress(reversed(events.address), reversed(chosen)),
+            compress(range(len(events) - 1, -1, -1), reversed(chosen)),
+            strict=True,
+        )
+    )
+    live = LiveColumns()
+    streams, pools = events.column("stream"), events.column("pool")
+    for i in sorted(i for i in first.values() if events.action[i] == _FREE_REQUESTED):
+        live.append(_ALLOC, events.address[i], events.size[i], stream=streams[i], pool=pools[i])
+    index = {pool: i for i, pool in enumerate(trace.pools)}
+    for segment in trace.segments:
+        for block in segment.blocks:
+            if block.state is BlockState.ALLOCATED and block.address not in first:
+                live.append(
+                    _ALLOC,
+                    block.address,
+                    block.requested_size or block.size,
+                    stream=segment.stream,
+                    stack=block.stack,
+                    pool=index[segment.pool_id],
+                )
+    trace.baseline = live
+
+
+_OWN_FIELDS = {
+    "expandable_segments",
+    "garbage_collection_threshold",
+    "max_split_size",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "roundup_power2_divisions",
+}
+
+
+def _settings(plain: Any) -> AllocatorSettings | None:
+    if not plain:
+        return None
+    if not isinstance(plain, dict):
+        raise TypeError(f"a {type(plain).__name__}, not a dictionary")
+    conf = _text(plain.get("PYTORCH_CUDA_ALLOC_CONF", ""), "PYTORCH_CUDA_ALLOC_CONF")
+    threshold = plain.get("garbage_collection_threshold", 0.0)
+    if not isinstance(threshold, (int, float)) or not math.isfinite(threshold):
+        raise TypeError("garbage_collection_threshold is not a number")
+    divisions = plain.get("roundup_power2_divisions") or {}
+    if not isinstance(divisions, dict):
+        raise TypeError("roundup_power2_divisions is not a dictionary")
+    written = dict(part.strip().split(":", 1) for part in conf.split(",") if part.count(":") == 1)
+    extra: dict[str, str | int | float | bool] = {}
+    for key, value in plain.items():
+        if key not in _OWN_FIELDS and isinstance(value, (str, int, float, bool)):
+            extra[_text(key, "a setting's name")] = value
+    return AllocatorSettings(
+        expandable_segments=bool(plain.get("expandable_segments", False)),
+        max_split_size=_limit(plain.get("max_split_size", -1)),
+        max_non_split_rounding=_mib(written, "max_non_split_rounding_mb"),
+        garbage_collection_threshold=float(threshold),
+        roundup_power2_divisions={
+            int(key): _count(value, "roundup_power2_divisions") for key, value in divisions.items()
+        },
+        large_segment_size=_mib(written, "large_segment_size_mb"),
+        conf=conf,
+        extra=extra,
+    )
+
+
+def _limit(value: Any) -> int:
+    """A limit in bytes; torch writes "none" as -1, or as the largest number."""
+    if value.__class__ is not int:
+        raise TypeError(f"max_split_size is a {type(value).__name__}, not a whole number")
+    return int(value) if 0 <= value < (1 << 63) - 1 else -1
+
+
+def _mib(written: dict[str, str], name: str) -> int:
+    """A size the snapshot has only in the settings' text; torch's default is 20 MiB."""
+    text = written.get(name, "").strip()
+    return int(text) * _MIB if text.isdecimal() and len(text) < 12 else 20 * _MIB

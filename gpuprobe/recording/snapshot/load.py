@@ -1,0 +1,115 @@
+"""Torch memory snapshots as recordings.
+
+`read_snapshot` is for files, which may come from anywhere; `trace_from_snapshot` for the
+dictionary that ``torch.cuda.memory._snapshot()`` has just returned in this process.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gpuprobe._version import __version__
+from gpuprobe.errors import NotARecording, SnapshotError
+from gpuprobe.model.gc_pause import gc_paused
+from gpuprobe.model.run.recording import SCHEMA_VERSION, RankRecording, Recording
+from gpuprobe.model.run.session import BlindSpot, Environment, Session
+from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.values import ReadStatus, Unavailable
+from gpuprobe.recording.snapshot.decode import decode
+from gpuprobe.recording.snapshot.worker import read_in_child
+
+__all__ = ["read_snapshot", "trace_from_snapshot"]
+
+_NOT_IN_SNAPSHOT = Unavailable("a torch snapshot does not say", ReadStatus.UNSUPPORTED)
+
+
+def read_snapshot(path: str | os.PathLike[str]) -> Recording:
+    """Read a torch memory snapshot (``torch.cuda.memory._dump_snapshot``), of any schema since
+    torch 2.0, as a recording with one rank, no steps, and one trace per device.
+
+    The file is never trusted: it is read in a process of its own that looks up no names and has
+    limits on memory and time, so nothing in it is run. Raises NotARecording where there is no
+    such file, SnapshotError for anything wrong with it.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as stream:
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise SnapshotError(f"{path} is not a regular file")
+            decoded = read_in_child(stream, status.st_size)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotARecording(f"there is no file {path}") from error
+    except OSError as error:
+        raise SnapshotError(f"cannot read {path}: {error.strerror or error}") from error
+    except SnapshotError as error:
+        raise SnapshotError(f"{path}: {error}", hint=error.hint) from error.__cause__
+    return _recording(str(path), decoded.traces, decoded.foreign)
+
+
+def trace_from_snapshot(snapshot: dict[str, Any], device: int) -> MemoryTrace:
+    """The trace of one CUDA device (its index) in an in-process snapshot dictionary.
+
+    The dictionary is not changed. Raises SnapshotError where it is not a snapshot.
+    """
+    with gc_paused():
+        return decode(snapshot, only=device).traces[0]
+
+
+def _recording(path: str, traces: list[MemoryTrace], foreign: dict[str, int]) -> Recording:
+    times = [trace.events.time_us for trace in traces if trace.events.time_us]
+    session = Session(
+        started_at=min((column[0] for column in times), default=0) / 1e6,
+        pid=0,
+        argv=(),
+        level="trace",
+        devices=tuple(trace.device for trace in traces),
+    )
+    confs = [trace.settings.conf for trace in traces if trace.settings is not None]
+    environment = Environment(
+        gpuprobe=__version__,
+        python="unknown",
+        platform="unknown",
+        hostname="unknown",
+        torch=_NOT_IN_SNAPSHOT,
+        cuda_runtime=_NOT_IN_SNAPSHOT,
+        cuda_driver=_NOT_IN_SNAPSHOT,
+        allocator_conf=confs[0] if confs else "",
+        cuda_visible_devices=_NOT_IN_SNAPSHOT,
+        total_memory=_NOT_IN_SNAPSHOT,
+    )
+    rank = RankRecording(
+        session=session,
+        environment=environment,
+        blind_spots=tuple(_blind_spots(traces, foreign)),
+        load_traces=partial(iter, traces),
+    )
+    return Recording(path, SCHEMA_VERSION, (rank,), kind="snapshot")
+
+
+def _blind_spots(traces: list[MemoryTrace], foreign: dict[str, int]) -> Iterator[BlindSpot]:
+    yield BlindSpot(
+        "memory taken outside torch's caching allocator (CUDA context, NCCL, libraries)",
+        "a snapshot has none of it; the driver's 'used' is larger by it",
+    )
+    for name, count in foreign.items():
+        yield BlindSpot(
+            f"{count} trace entries with the action {name!r}",
+            "they are no act of the allocator that is known, and were left out",
+        )
+    for trace in traces:
+        if not len(trace.events):
+            yield BlindSpot(
+                f"what happened on {trace.device} before the snapshot",
+                "it has no events: torch.cuda.memory._record_memory_history() was not on",
+            )
+        elif not trace.events.stack or not any(trace.events.stack):
+            yield BlindSpot(
+                f"where in the code memory was allocated on {trace.device}",
+                "the events have no stacks, so nothing is attributed to lines",
+            )

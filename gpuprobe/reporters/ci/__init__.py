@@ -1,0 +1,1 @@
+"""Annotations, JUnit and SARIF."""

@@ -1,0 +1,144 @@
+"""The data that a page draws: curves, trees, steps. Plain, and bounded in size."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gpuprobe.analysis.peak.flame import FlameNode
+from gpuprobe.analysis.peak.tree import pruned
+from gpuprobe.analysis.trace.timeline import Timeline, thin
+from gpuprobe.analysis.trace.tracks import Track
+from gpuprobe.model.text import visible
+from gpuprobe.model.values import Unavailable
+from gpuprobe.reporters.html.payload import pack
+from gpuprobe.reporters.viewers.flamegraph import to_data
+
+__all__ = ["MOST_BYTES", "step_columns", "track_data", "tree_data"]
+
+MOST_BYTES = 1_800_000
+"""Of all curves, packed. With trees, tables and code a page stays below some 3 MB."""
+
+_NODES = 6_000
+_NAME = 300  # characters: a template's name may have thousands
+_STEPS = 20_000
+
+
+def track_data(tracks: Sequence[Track], most: int = MOST_BYTES) -> list[dict[str, Any]]:
+    """The tracks, thinned until they take at most ``most`` bytes. Changes them."""
+    while True:
+        packed = [_track(track) for track in tracks]
+        held = sum(_weight(item) for item in packed)
+        if held <= most or all(len(track) <= 500 for track in tracks):
+            return packed
+        for track in tracks:
+            # Aim a little below, so that a second round is seldom needed.
+            track.thinned(max(500, int(len(track) * most / held * 0.9)))
+
+
+def _weight(item: dict[str, Any]) -> int:
+    columns = [*item["columns"].values(), *item["bands"].values()]
+    return sum(len(text) for text in columns if text is not None)
+
+
+def _track(track: Track) -> dict[str, Any]:
+    reserved = track.reserved
+    phases = track.phases
+    names = list(dict.fromkeys(span.name for span in phases))
+    place = {name: index for index, name in enumerate(names)}
+    top = max(track.allocated, default=0)
+    return {
+        "rank": track.rank,
+        "device": visible(track.device),
+        "events": track.events,
+        "complete": track.complete,
+        "peak": {"at": track.at[track.allocated.index(top)] if len(track) else 0, "bytes": top},
+        "columns": {
+            "at": pack(track.at),
+            "time_us": pack(track.time_us),
+            "allocated": pack(track.allocated),
+            "active": pack(track.active),
+            "reserved": None if isinstance(reserved, Unavailable) else pack(reserved),
+        },
+        "reserved_missing": reserved.reason if isinstance(reserved, Unavailable) else "",
+        "bands": {category.value: pack(column) for category, column in track.bands.items()},
+        "chunks": [[chunk.step, chunk.first, chunk.events] for chunk in track.chunks],
+        "phases": {
+            "from": track.phases_from,
+            "names": [_short(name) for name in names],
+            "spans": [[span.first, span.end, place[span.name]] for span in phases],
+        },
+    }
+
+
+def _short(name: str) -> str:
+    """A name made visible; of a long one its beginning and its end."""
+    shown = visible(name)
+    if len(shown) <= _NAME:
+        return shown
+    return f"{shown[: _NAME // 3]}…{shown[-2 * _NAME // 3 :]}"
+
+
+def tree_data(tree: FlameNode, most: int = _NODES) -> dict[str, Any]:
+    """A tree in flat form, parents before children, with at most ``most`` nodes and for each
+    of them one that stands for what was left out.
+    """
+    data = to_data(pruned(tree, most), title="", subtitle="")
+    data["names"] = [_short(name) for name in data["names"]]
+    del data["title"], data["subtitle"]
+    return data
+
+
+_MOST = 1 << 52
+"""Of a column: beyond it the numbers of a browser are no longer exact."""
+
+
+def step_columns(rows: Iterable[dict[str, Any]], most: int = _STEPS) -> list[dict[str, Any]]:
+    """The steps of a report, one table per rank and device; -1 stands for what is not known.
+
+    Of more than ``most`` steps those with extremes are kept.
+    """
+    found: dict[tuple[int, str], dict[str, array[int]]] = {}
+    names = ("index", "duration_ns", "at_least", "at_most", "reserved", "end")
+    for row in rows:
+        for window in row["devices"]:
+            key = (row["rank"], window["device"])
+            columns = found.setdefault(key, {name: array("q") for name in names})
+            peak, reserved = window["peak_allocated"], window["peak_reserved"]
+            end = window["end"]["allocated"]
+            values = {
+                "index": row["index"],
+                "duration_ns": row["duration_ns"],
+                "at_least": peak.get("at_least", -1),
+                "at_most": peak.get("at_most", -1),
+                "reserved": reserved.get("at_most", -1),
+                "end": end if isinstance(end, int) else -1,
+            }
+            for name, value in values.items():
+                # A damaged recording may hold more than a column does.
+                columns[name].append(max(-1, min(value, _MOST)))
+    return [
+        {
+            "rank": rank,
+            "device": visible(device),
+            "columns": {name: pack(column) for name, column in _thin(columns, most).items()},
+        }
+        for (rank, device), columns in found.items()
+    ]
+
+
+def _thin(columns: dict[str, array[int]], most: int) -> dict[str, array[int]]:
+    count = len(columns["index"])
+    if count <= most:
+        return columns
+    line = Timeline(
+        "",
+        range(count),
+        columns["duration_ns"],
+        columns["at_least"],
+        columns["end"],
+        columns["reserved"],
+    )
+    keep = thin(line, most).event
+    return {name: array("q", map(column.__getitem__, keep)) for name, column in columns.items()}

@@ -1,0 +1,127 @@
+"""A check against a baseline, as a JSON document and as findings."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final, TextIO
+
+from gpuprobe._version import __version__
+from gpuprobe.analysis.baseline import CheckResult, MetricResult
+from gpuprobe.analysis.compare.diff import DiffRow
+from gpuprobe.model.findings import Finding, Fix, Level, Location
+from gpuprobe.model.text import human_bytes, human_delta
+
+__all__ = ["VERSION", "document", "findings", "write"]
+
+VERSION: Final = (1, 1)
+"""(major, minor); a minor version only adds keys.
+
+History:
+* 1.0: first version.
+* 1.1: ``settings``; ``accepted``, ``source``, ``cause``, ``place`` and ``rows`` of each metric.
+"""
+
+
+def document(result: CheckResult) -> dict[str, Any]:
+    """The check as plain data. Sizes are bytes."""
+    return {
+        "schema": "gpuprobe.check",
+        "version": list(VERSION),
+        "gpuprobe": __version__,
+        "ok": result.ok,
+        "cause": result.cause,
+        "metrics": [_metric(metric) for metric in result.metrics],
+        "phases": [_metric(metric) for metric in result.phases],
+        "rows": None
+        if result.rows is None
+        else {by: [_row(row) for row in rows] for by, rows in result.rows.items()},
+        "mismatches": list(result.mismatches),
+        "cautions": list(result.cautions),
+        "settings": [
+            {"name": setting.name, "value": setting.value, "source": setting.source}
+            for setting in result.settings
+        ],
+    }
+
+
+def _metric(metric: MetricResult) -> dict[str, Any]:
+    return {
+        "name": metric.name,
+        "unit": metric.unit,
+        "before": metric.before,
+        "after": metric.after,
+        "limit": metric.limit,
+        "delta": metric.delta,
+        "regressed": metric.regressed,
+        "accepted": metric.accepted,
+        "source": metric.source,
+        "cause": metric.cause,
+        "place": metric.place,
+        "rows": None if metric.rows is None else [_row(row) for row in metric.rows],
+    }
+
+
+def _row(row: DiffRow) -> dict[str, Any]:
+    return {
+        "key": row.key,
+        "before": row.before,
+        "after": row.after,
+        "delta": row.delta,
+        "status": row.status,
+        "moved_from": row.moved_from,
+    }
+
+
+def findings(result: CheckResult) -> list[Finding]:
+    """Each regression as a finding at the line to look at first, and each way in which the
+    baseline is of another environment: for SARIF, JUnit and annotations. A phase that grew for a
+    reason already told is left out.
+    """
+    found = [
+        Finding(
+            rule="GPM-environment",
+            kind="baseline-environment",
+            level=Level.ERROR,
+            message=f"the baseline is of another environment: {text}",
+            fix=Fix("run the check as the baseline was, or gpuprobe baseline update"),
+            subject=text.partition(":")[0],
+        )
+        for text in result.mismatches
+    ]
+    told = set()
+    for metric in result.regressions:
+        if metric in result.phases and metric.place in told:
+            continue
+        told.add(metric.place)
+        size = metric.unit == "bytes"
+        change = human_delta(metric.delta) if size else f"{metric.delta:+d}"
+        now = human_bytes(metric.after) if size else str(metric.after)
+        found.append(
+            Finding(
+                rule=f"GPM-{metric.name.replace(' ', '-')}",
+                kind="memory-regression",
+                level=Level.ERROR,
+                message=f"{metric.name} is {change} above the baseline, now {now}. {metric.cause}",
+                location=_location(metric.place),
+                fix=Fix("if this is intended: gpuprobe baseline update"),
+                subject=metric.name,
+            )
+        )
+    return found
+
+
+_PLACE = re.compile(r"(?P<file>.+?):(?P<line>[0-9]+)(?: in (?P<function>.*))?", re.DOTALL)
+
+
+def _location(place: str) -> Location | None:
+    match = _PLACE.fullmatch(place)
+    if match is None:
+        return None
+    return Location(match["file"], int(match["line"]), match["function"] or "")
+
+
+def write(result: CheckResult, stream: TextIO) -> None:
+    """Write one JSON document, ASCII only."""
+    json.dump(document(result), stream, indent=2, allow_nan=False)
+    stream.write("\n")

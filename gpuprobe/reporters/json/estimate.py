@@ -1,0 +1,57 @@
+"""An estimate as a JSON document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final, TextIO
+
+from gpuprobe._version import __version__
+from gpuprobe.model.plans.estimate import Estimate, Share
+
+__all__ = ["VERSION", "document", "write"]
+
+VERSION: Final = (1, 0)
+"""(major, minor); a minor version only adds keys.
+
+History:
+* 1.0: first version.
+"""
+
+
+def document(estimate: Estimate) -> dict[str, Any]:
+    """The estimate as plain data. Sizes are bytes."""
+    return {
+        "schema": "gpuprobe.estimate",
+        "version": list(VERSION),
+        "gpuprobe": __version__,
+        "gpu": estimate.gpu,
+        "devices": estimate.devices,
+        "ranks": estimate.ranks,
+        "steps": estimate.steps,
+        "settings": estimate.settings,
+        "verdict": estimate.verdict,
+        "fits": estimate.fits,
+        "capacity": estimate.capacity,
+        "peak_allocated": estimate.peak_allocated,
+        "peak_reserved": estimate.peak_reserved,
+        "reserved": {"at_least": estimate.reserved_low, "at_most": estimate.reserved_high},
+        "context": {"at_least": estimate.context_low, "at_most": estimate.context_high},
+        "total": {"at_least": estimate.total_low, "at_most": estimate.total_high},
+        "attributed": estimate.attributed,
+        "by_category": _rows(estimate.by_category),
+        "by_module": _rows(estimate.by_module),
+        "by_line": _rows(estimate.by_line),
+        "assumed": list(estimate.assumed),
+        "not_modelled": list(estimate.not_modelled),
+    }
+
+
+def _rows(shares: Sequence[Share]) -> list[dict[str, Any]]:
+    return [{"name": share.name, "bytes": share.bytes} for share in shares]
+
+
+def write(estimate: Estimate, stream: TextIO) -> None:
+    """Write one JSON document, ASCII only."""
+    json.dump(document(estimate), stream, indent=2, allow_nan=False)
+    stream.write("\n")

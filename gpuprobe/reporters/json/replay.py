@@ -1,0 +1,118 @@
+"""A replay as a JSON document."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, TextIO
+
+from gpuprobe._version import __version__
+from gpuprobe.allocator.replays.replay import Divergence, TraceReplay
+from gpuprobe.allocator.replays.results import ReplayResult, TraceResult
+from gpuprobe.allocator.replays.whatif import LIMITS, Outcome, Range
+from gpuprobe.allocator.settings import to_conf
+
+__all__ = ["VERSION", "document", "write"]
+
+VERSION: Final = (1, 0)
+"""(major, minor); a minor version only adds keys.
+
+History:
+* 1.0: first version.
+"""
+
+
+def document(result: ReplayResult) -> dict[str, Any]:
+    """The replay as plain data. Sizes are bytes; ``verified`` says whether a what-if rests on
+    an exact replay of the recording."""
+    return {
+        "schema": "gpuprobe.replay",
+        "version": list(VERSION),
+        "gpuprobe": __version__,
+        "path": result.path,
+        "exact": result.exact,
+        "traces": [_trace(trace) for trace in result.traces],
+        "limits": list(LIMITS) if any(t.baseline is not None for t in result.traces) else [],
+    }
+
+
+def write(result: ReplayResult, stream: TextIO) -> None:
+    """Write one JSON document, ASCII only."""
+    json.dump(document(result), stream, indent=2, allow_nan=False)
+    stream.write("\n")
+
+
+def _trace(trace: TraceResult) -> dict[str, Any]:
+    plain = _recorded(trace.recorded)
+    if trace.baseline is not None:
+        plain["verified"] = trace.recorded.exact
+        plain["capacity"] = trace.capacity
+        plain["baseline"] = _outcome(trace.baseline)
+    if trace.what_if is not None:
+        plain["what_if"] = _outcome(trace.what_if)
+    if trace.advice is not None:
+        best = trace.advice.best
+        plain["search"] = {
+            "best": None if best is None else _outcome(best),
+            "gain": trace.advice.gain,
+            "fits": trace.advice.fits,
+            "tried": [_outcome(outcome) for outcome in trace.advice.tried],
+        }
+    return plain
+
+
+def _recorded(replay: TraceReplay) -> dict[str, Any]:
+    return {
+        "device": replay.device,
+        "step": replay.step,
+        "exact": replay.exact,
+        "first_divergence": _divergence(replay.first_divergence),
+        "settings": to_conf(replay.settings),
+        "complete": replay.complete,
+        "events": replay.events,
+        "allocations": replay.allocations,
+        "peak_allocated": replay.peak_allocated,
+        "peak_reserved": replay.peak_reserved,
+        "start_reserved": replay.start_reserved,
+        "final_allocated": replay.final_allocated,
+        "final_reserved": replay.final_reserved,
+        "device_allocs": replay.device_allocs,
+        "device_frees": replay.device_frees,
+        "retries": replay.retries,
+        "ooms": replay.ooms,
+        "memory_limit": replay.memory_limit,
+        "tie_rule": replay.tie_rule,
+        "notes": list(replay.notes),
+    }
+
+
+def _divergence(divergence: Divergence | None) -> dict[str, Any] | None:
+    if divergence is None:
+        return None
+    return {
+        "event": divergence.event,
+        "action": divergence.action,
+        "expected": divergence.expected,
+        "observed": divergence.observed,
+        "why": divergence.why,
+    }
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "change": outcome.change,
+        "settings": to_conf(outcome.settings),
+        "peak_allocated": _range(outcome.peak_allocated),
+        "peak_reserved": _range(outcome.peak_reserved),
+        "fragmentation_ppm": _range(outcome.fragmentation),
+        "device_allocs": _range(outcome.device_allocs),
+        "device_frees": _range(outcome.device_frees),
+        "retries": _range(outcome.retries),
+        "ooms": _range(outcome.ooms),
+        "would_oom": outcome.would_oom,
+        "served_after_all": _range(outcome.served_after_all),
+        "address_orders": outcome.orders,
+    }
+
+
+def _range(value: Range) -> dict[str, int]:
+    return {"least": value.least, "most": value.most}

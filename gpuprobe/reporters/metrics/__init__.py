@@ -1,0 +1,1 @@
+"""Metrics of GPUs and runs, and the formats they are exported in."""

@@ -1,0 +1,101 @@
+"""The metrics of the export itself: whether there is something to read, and how that went."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from gpuprobe._version import __version__
+from gpuprobe.model.machine.devices import Inventory
+from gpuprobe.model.values import Reading, Unavailable
+from gpuprobe.reporters.metrics.metrics import Family, Kind, Metric, Otel, family, otel_name
+
+__all__ = ["SELF_METRICS", "self_families"]
+
+
+def _metric(
+    name: str, unit: str, text: str, labels: tuple[str, ...] = (), *, kind: Kind = "gauge"
+) -> Metric:
+    return Metric(name, kind, unit, text, labels, "gpuprobe", Otel(otel_name(name, unit), kind))
+
+
+_BUILD = _metric("gpuprobe_build_info", "", "1, with gpuprobe's version.", ("version",))
+_UP = _metric(
+    "gpuprobe_source_up", "", "1 where the source of device readings answers.", ("source",)
+)
+_DRIVER = _metric(
+    "gpuprobe_driver_info", "", "1, with the versions of the driver.", ("version", "cuda", "nvml")
+)
+_ERRORS = _metric(
+    "gpuprobe_read_errors",
+    "",
+    "Values that should have been readable in the last reading and were not.",
+    ("source", "status"),
+)
+_TIMESTAMP = _metric(
+    "gpuprobe_reading_timestamp_seconds",
+    "seconds",
+    "When the last reading was taken, in seconds since the Unix epoch.",
+)
+_DURATION = _metric(
+    "gpuprobe_reading_duration_seconds", "seconds", "How long the last reading took."
+)
+_RUNS = _metric("gpuprobe_runs", "", "Runs that are exported.")
+_LEFT_OUT = _metric(
+    "gpuprobe_runs_left_out",
+    "",
+    "Runs that are not exported, because there are more than --max-runs or because they cannot "
+    "be read (yet).",
+)
+
+SELF_METRICS: tuple[Metric, ...] = (
+    _BUILD,
+    _UP,
+    _DRIVER,
+    _ERRORS,
+    _TIMESTAMP,
+    _DURATION,
+    _RUNS,
+    _LEFT_OUT,
+)
+"""All metrics of the export itself."""
+
+
+def self_families(
+    found: Inventory | None,
+    *,
+    sources: Sequence[str],
+    stale: bool = False,
+    taken_at: float | Unavailable,
+    duration: float | Unavailable,
+    runs: int | Unavailable,
+    left_out: int | Unavailable,
+) -> list[Family]:
+    """``found``: the last reading of the devices, None where there is none. ``stale``: it is too
+    old to be told, as the driver does not answer; then its sources are down. ``taken_at`` in
+    seconds since the Unix epoch, ``duration`` in seconds.
+    """
+    answering = set()
+    families = [family(_BUILD, [((__version__,), 1)])]
+    if found is not None and not stale:
+        answering = {source.name for source in found.sources if source.available}
+    families.append(family(_UP, [((name,), int(name in answering)) for name in sources]))
+    if found is not None and not stale:
+        driver = found.driver
+        versions = tuple(map(_word, (driver.version, driver.cuda, driver.nvml)))
+        if any(versions):
+            families.append(family(_DRIVER, [(versions, 1)]))
+        errors = Counter((error.source, error.status.value) for error in found.errors)
+        families.append(family(_ERRORS, sorted(errors.items())))
+    for metric, value in (
+        (_TIMESTAMP, taken_at),
+        (_DURATION, duration),
+        (_RUNS, runs),
+        (_LEFT_OUT, left_out),
+    ):
+        families.append(family(metric, [((), value)]))
+    return [one for one in families if one.samples]
+
+
+def _word(reading: Reading[str]) -> str:
+    return "" if isinstance(reading.value, Unavailable) else reading.value

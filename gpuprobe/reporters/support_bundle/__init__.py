@@ -1,0 +1,1 @@
+"""The support bundle of `gpuprobe doctor`, with private data redacted."""

@@ -1,0 +1,307 @@
+"""``gpuprobe info`` as text: a table of at most 100 columns, then what is odd.
+
+Two lines per GPU at most: its numbers and memory, then what is the matter with it and who
+uses it. Names come from elsewhere: they are shown with `visible` and cut by display width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import IO, Any, NamedTuple
+
+from gpuprobe._version import __version__
+from gpuprobe.model.machine.devices import Device, GpuProcess, Inventory
+from gpuprobe.model.text import human_bytes, visible
+from gpuprobe.model.values import Reading, ReadStatus, Unavailable
+
+__all__ = ["WIDTH", "DeviceCells", "cells", "cut", "headline", "lines", "width", "write"]
+
+WIDTH = 100
+"""Columns that no line exceeds."""
+
+_BAR = 10
+_NAME = 25
+_INDENT = 11  # where the name begins
+_MISSING = {
+    ReadStatus.UNSUPPORTED: "n/a",
+    ReadStatus.DENIED: "denied",
+    ReadStatus.LOST: "lost",
+    ReadStatus.NOT_COLLECTED: "-",
+    ReadStatus.ERROR: "error",
+}
+
+_CALM = ("idle", "application clocks setting", "sync boost", "display clock setting")
+"""Throttle reasons that are settings or rest, and no trouble."""
+
+
+def write(inventory: Inventory, stream: IO[str]) -> None:
+    """Write the table and the notes. Characters the stream cannot encode are replaced."""
+    text = "".join(line + "\n" for line in lines(inventory))
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    if not text.isascii():
+        # A terminal in the C locale: better "?" than an exception.
+        text = text.encode(encoding, "replace").decode(encoding)
+    stream.write(text)
+
+
+def lines(inventory: Inventory) -> Iterator[str]:
+    """The lines, without their ends, none wider than `WIDTH`."""
+    yield cut(headline(inventory), WIDTH)
+    if inventory.devices:
+        yield ""
+        yield _heading()
+        for device in inventory.devices:
+            yield from _device_lines(device, inventory)
+    names = _spoken(inventory)
+    if inventory.disagreements:
+        yield ""
+        yield "Where the sources differ:"
+        for one in inventory.disagreements:
+            mark = "·" if one.expected else "!"
+            yield from wrapped(_renamed(one.message, names), f" {mark} ", WIDTH)
+    if inventory.errors:
+        yield ""
+        yield "What could not be read:"
+        yield from _error_lines(inventory, names)
+
+
+def width(text: str) -> int:
+    """Columns that ``text`` takes on a terminal: wide characters two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
+    columns = 0
+    for char in text:
+        if unicodedata.combining(char):
+            continue
+        columns += 2 if unicodedata.east_asian_width(char) in "WF" else 1
+    return columns
+
+
+def cut(text: str, columns: int) -> str:
+    """``text`` in at most ``columns`` columns, with an ellipsis where something is left out."""
+    # Combining characters take no column: a name could stack thousands of them on one letter.
+    most = 4 * columns
+    if len(text) <= most and width(text) <= columns:
+        return text
+    kept: list[str] = []
+    room = columns - 1
+    for char in text:
+        room -= width(char)
+        if room < 0 or len(kept) == most:
+            break
+        kept.append(char)
+    return "".join(kept) + "…"
+
+
+def padded(text: str, columns: int) -> str:
+    text = cut(text, columns)
+    return text + " " * (columns - width(text))
+
+
+def wrapped(text: str, prefix: str, columns: int) -> Iterator[str]:
+    """``text`` in lines of at most ``columns``, broken at spaces where there are any."""
+    line, indent = prefix, " " * len(prefix)
+    for word in visible(text).split(" "):
+        word = cut(word, columns - len(prefix))
+        fresh = line in (prefix, indent)
+        if not fresh and width(line) + 1 + width(word) > columns:
+            yield line
+            line, fresh = indent, True
+        line += word if fresh else " " + word
+    yield line
+
+
+def headline(inventory: Inventory) -> str:
+    """The first line: versions, and how many GPUs."""
+    parts = [f"gpuprobe {__version__}"]
+    if inventory.demo:
+        parts.append(f"demo: {visible(inventory.demo)}")
+    driver = inventory.driver
+    for label, reading in (
+        ("driver", driver.version),
+        ("CUDA", driver.cuda),
+        ("torch", inventory.host.torch),
+    ):
+        value = reading.value
+        if isinstance(value, str):
+            parts.append(f"{label} {visible(value)}")
+        elif label == "torch":
+            parts.append("no torch")
+    count = len(inventory.devices)
+    parts.append("1 GPU" if count == 1 else f"{count} GPUs")
+    return " · ".join(parts)
+
+
+def _heading() -> str:
+    return (
+        f"{'NVML':>4} {'cuda':>4}  {padded('GPU', _NAME)} {padded('memory used / total', 28)}"
+        f" {'util':>6} {'temp':>6} {'power':>11}"
+    )
+
+
+class DeviceCells(NamedTuple):
+    """What the table says of one GPU, safe to print."""
+
+    nvml: str
+    cuda: str
+    name: str
+    memory: str
+    utilisation: str
+    temperature: str
+    power: str
+    remarks: tuple[str, ...]
+
+
+def cells(device: Device) -> DeviceCells:
+    """The cells of one GPU. A value that is missing says how in one word."""
+    name = device.name.value
+    if isinstance(name, Unavailable):
+        name = f"({_MISSING[name.status]}: {name.reason})"
+    else:
+        name = name.removeprefix("NVIDIA ")
+    return DeviceCells(
+        nvml=_index(device.identity.nvml_index),
+        cuda=_cuda_index(device),
+        name=visible(name),
+        memory=_memory(device),
+        utilisation=_short(device.utilisation.gpu, "%"),
+        temperature=_short(device.temperature.gpu, "°C"),
+        power=_power(device),
+        remarks=tuple(_remarks(device)),
+    )
+
+
+def _device_lines(device: Device, inventory: Inventory) -> Iterator[str]:
+    row = cells(device)
+    yield (
+        f"{row.nvml:>4} {row.cuda:>4}  {padded(row.name, _NAME)} {padded(row.memory, 28)}"
+        f" {row.utilisation:>6} {row.temperature:>6} {row.power:>11}"
+    ).rstrip()
+    mine = [p for p in inventory.processes if p.device == device.key]
+    parts = list(row.remarks)
+    if mine:
+        more = f" (+{len(mine) - 1} more)" if len(mine) > 1 else ""
+        taken = _INDENT + sum(width(part) + 3 for part in parts) + len(more)
+        parts.append(_process(mine[0], max(40, WIDTH - taken)) + more)
+    if parts:
+        yield cut(" " * _INDENT + " · ".join(parts), WIDTH)
+
+
+def _index(value: int | Unavailable) -> str:
+    return "-" if isinstance(value, Unavailable) else str(value)
+
+
+def _cuda_index(device: Device) -> str:
+    """The ordinal, of a MIG instance if it is one that CUDA shows; ``-`` for a hidden GPU."""
+    numbers = [device.identity.cuda_ordinal]
+    numbers += [m.cuda_ordinal for m in device.identity.mig_instances]
+    known = [n for n in numbers if not isinstance(n, Unavailable)]
+    if known:
+        return str(known[0])
+    first = numbers[0]
+    asked = isinstance(first, Unavailable) and first.status is ReadStatus.ERROR
+    return "?" if asked else "-"
+
+
+def _short(reading: Reading[Any], unit: str) -> str:
+    value = reading.value
+    return _MISSING[value.status] if isinstance(value, Unavailable) else f"{value}{unit}"
+
+
+def _power(device: Device) -> str:
+    draw, limit = device.power.draw.value, device.power.limit.value
+    if isinstance(draw, Unavailable):
+        return _MISSING[draw.status]
+    if isinstance(limit, Unavailable):
+        return f"{draw / 1000:.0f} W"
+    return f"{draw / 1000:.0f}/{limit / 1000:.0f} W"
+
+
+def _memory(device: Device) -> str:
+    total, free = device.memory.total.value, device.memory.free.value
+    if device.unified_memory.value is True:
+        return "shared with the host"
+    if isinstance(total, Unavailable):
+        return _MISSING[total.status]
+    if isinstance(free, Unavailable) or not total:
+        return f"? / {human_bytes(total)}"
+    used = total - free
+    filled = round(_BAR * used / total)
+    bar = "█" * filled + "░" * (_BAR - filled)
+    amount, unit = human_bytes(total).split(" ")
+    scale = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}[unit]
+    return f"{bar} {used / scale:.1f}/{amount} {unit}"
+
+
+def _remarks(device: Device) -> Iterator[str]:
+    """What a reader should know of the device before using it."""
+    reasons = device.throttling.value
+    if not isinstance(reasons, Unavailable):
+        trouble = [reason for reason in reasons if reason not in _CALM]
+        if trouble:
+            yield "throttled: " + ", ".join(trouble)
+    for label, reading in (
+        ("uncorrected ECC errors", device.ecc.uncorrected_volatile),
+        ("retired pages", device.retired.pages_double_bit),
+    ):
+        count = reading.value
+        if isinstance(count, int) and count:
+            yield f"{count} {label}"
+    if device.retired.rows_failed.value is True:
+        yield "row remap failed"
+    if device.retired.rows_pending.value is True or device.retired.pages_pending.value is True:
+        yield "reset pending"
+    if device.mig.enabled.value is True:
+        instances = device.identity.mig_instances
+        names = ", ".join(visible(m.name) or "?" for m in instances) or "no instance"
+        yield f"MIG: {names}"
+
+
+def _process(process: GpuProcess, room: int) -> str:
+    """One process in about ``room`` columns: the command gives way, the rank does not."""
+    memory = process.memory.value
+    size = "? memory" if isinstance(memory, Unavailable) else human_bytes(memory)
+    if process.hidden:
+        return f"pid {process.pid} {size} (another PID namespace)"
+    user, command = process.user.value, process.command.value
+    if isinstance(user, Unavailable) and isinstance(command, Unavailable):
+        return f"pid {process.pid} {size} ({user.reason})"
+    who = "?" if isinstance(user, Unavailable) else cut(visible(user), 16)
+    rank = process.rank.value
+    label = "" if isinstance(rank, Unavailable) else f" [rank {rank}]"
+    start = f"{who} {size} "
+    if isinstance(command, Unavailable):
+        return start.rstrip() + label
+    return start + cut(visible(command), max(10, room - width(start) - len(label))) + label
+
+
+def _spoken(inventory: Inventory) -> dict[str, str]:
+    """Device key -> ``GPU 3``, by the NVML index that the table shows."""
+    names = {}
+    for device in inventory.devices:
+        index = device.identity.nvml_index
+        if not isinstance(index, Unavailable):
+            names[device.key] = f"GPU {index}"
+    return names
+
+
+def _renamed(text: str, names: dict[str, str]) -> str:
+    for key, name in names.items():
+        text = text.replace(key, name)
+    return text
+
+
+def _error_lines(inventory: Inventory, names: dict[str, str]) -> Iterator[str]:
+    """One line per device, status and reason: forty refused counters are one refusal."""
+    grouped: dict[tuple[str, str, str, str], list[str]] = {}
+    for error in inventory.errors:
+        key = (error.source, error.device, error.status.value, error.message)
+        grouped.setdefault(key, []).append(error.what)
+    for (source, device, status, message), what in grouped.items():
+        where = f"{names.get(device, device)}: " if device else ""
+        named = [w.removeprefix("DeviceGet") for w in what if w]
+        about = f" ({', '.join(named)})" if named else ""
+        word = "" if status == "error" else f"{status}: "
+        yield from wrapped(f"{source}: {where}{word}{message}{about}", " ! ", WIDTH)

@@ -1,0 +1,73 @@
+"""The runs being recorded on this machine, a line each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import IO
+
+from gpuprobe.model.run.summary import Run
+from gpuprobe.model.text import human_bytes, human_ns, visible
+from gpuprobe.model.values import Peak, Unavailable
+
+__all__ = ["HEAD", "line", "write"]
+
+HEAD = (
+    f"{'recording':<26} {'pid':>7} {'step':>8} {'step time':>10} {'peak':>11} {'for':>7}  "
+    "level    program"
+)
+
+
+def line(run: Run, now: float | None = None) -> str:
+    """One run. ``now``: seconds since the Unix epoch."""
+    name = visible(PurePath(run.path).name)
+    start = f"{name:<26.26} {min(run.pids):>7}"
+    seen = run.seen
+    if seen is None:
+        return f"{start} (has not begun to train)"
+    if isinstance(seen, Unavailable):
+        return f"{start} {visible(seen.reason)}"
+    step, session = seen.step, seen.session
+    age = (time.time() if now is None else now) - session.started_at
+    peak = _peak(run)
+    program = visible(" ".join(session.argv))
+    if seen.ranks > 1:
+        program = f"{seen.ranks} ranks · {program}"
+    return (
+        f"{start} {step.index if step else '-':>8} "
+        f"{human_ns(step.duration_ns) if step else '-':>10} {peak:>11} {_age(age):>7}  "
+        f"{session.level:<8} {program}"
+    )
+
+
+def _peak(run: Run) -> str:
+    seen = run.seen
+    if seen is None or isinstance(seen, Unavailable) or seen.step is None:
+        return "-"
+    peaks = [w.peak_allocated for w in seen.step.windows] or [seen.step.host.rss_peak]
+    known = [peak for peak in peaks if isinstance(peak, Peak)]
+    if not known:
+        known = [p for p in [seen.step.host.rss_peak] if isinstance(p, Peak)]
+    if not known:
+        return "-"
+    best = max(known, key=lambda peak: peak.at_least)
+    return ("" if best.exact else "≥") + human_bytes(best.at_least)
+
+
+def _age(seconds: float) -> str:
+    minutes = max(0, int(seconds)) // 60
+    if minutes < 60:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h" if hours < 48 else f"{hours // 24} d"
+
+
+def write(runs: Sequence[Run], stream: IO[str]) -> None:
+    """Write the list as text."""
+    if not runs:
+        stream.write("no run is being recorded on this machine\n")
+        return
+    stream.write(HEAD + "\n")
+    for run in runs:
+        stream.write(line(run) + "\n")

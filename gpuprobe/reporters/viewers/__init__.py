@@ -1,0 +1,1 @@
+"""Files for other viewers: flame graphs, Perfetto, torch snapshots."""

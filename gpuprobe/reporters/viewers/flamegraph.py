@@ -1,0 +1,60 @@
+"""The high water mark as a flame graph: one HTML file that needs nothing else.
+
+The names in it come from elsewhere (paths, function names). They are put into the page as JSON
+in which ``<``, ``>`` and ``&`` are escaped, and shown as text nodes: none is ever markup. A
+content security policy in the page forbids every request it could make.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from importlib.resources import files
+from typing import IO, Any
+
+from gpuprobe.analysis.peak.flame import FlameNode
+from gpuprobe.model.text import human_bytes
+
+__all__ = ["to_data", "write"]
+
+
+def to_data(tree: FlameNode, *, title: str, subtitle: str) -> dict[str, Any]:
+    """The tree in flat form: parents before children, ``parents[0]`` is -1.
+
+    Flat, because a tree as deep as a recursive program's stack is more than a JSON writer (or
+    a browser) takes as nested objects.
+    """
+    names: dict[str, int] = {}
+    data: dict[str, Any] = {"title": title, "subtitle": subtitle}
+    columns: dict[str, list[int]] = {
+        key: [] for key in ("name", "bytes", "blocks", "own", "parents")
+    }
+    pending = [(tree, -1)]
+    while pending:
+        node, parent = pending.pop()
+        index = len(columns["name"])
+        columns["name"].append(names.setdefault(node.name, len(names)))
+        columns["bytes"].append(node.bytes)
+        columns["blocks"].append(node.blocks)
+        columns["own"].append(node.own)
+        columns["parents"].append(parent)
+        pending.extend((child, index) for child in reversed(node.children))
+    return {**data, "names": list(names), **columns}
+
+
+def write(tree: FlameNode, stream: IO[str], *, title: str, subtitle: str) -> None:
+    """Write the page to a text stream (UTF-8)."""
+    data = json.dumps(to_data(tree, title=title, subtitle=subtitle), separators=(",", ":"))
+    # Inside a script element only "</" and "<!--" mean anything; no "<" at all is simpler.
+    for char in "<>&\u2028\u2029":
+        data = data.replace(char, f"\\u{ord(char):04x}")
+    page = files("gpuprobe.reporters.viewers").joinpath("flamegraph.html").read_text("utf-8")
+    # One pass: text that was put in is not searched again.
+    pieces = page.split("@@")
+    values = {
+        "TITLE": html.escape(title),
+        "SUBTITLE": html.escape(subtitle),
+        "TOTAL": html.escape(f"{human_bytes(tree.bytes)} in {tree.blocks} blocks"),
+        "DATA": data,
+    }
+    stream.write("".join(values.get(piece, piece) for piece in pieces))

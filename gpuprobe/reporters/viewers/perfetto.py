@@ -1,0 +1,185 @@
+"""A trace in the Chrome trace event format, for ui.perfetto.dev and chrome://tracing.
+
+The format: "Trace Event Format" by the Chromium project (phases C counter, b/e async slice,
+X complete slice, i instant, M metadata; times in microseconds). It is written event by event,
+so that the document never is in memory as a whole. Per device: counters of allocated, active
+and reserved bytes; one async slice per large allocation; phases and annotations as slices; an
+instant for each out-of-memory event. Times count from the first event; where a trace has no
+times, the number of the event stands for it, and the process name says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import IO, Any
+
+from gpuprobe.analysis.trace.categories import categories
+from gpuprobe.analysis.trace.frames import Lines
+from gpuprobe.analysis.trace.ledger import Ledger, ledger
+from gpuprobe.analysis.trace.timeline import thin, timeline
+from gpuprobe.model.memory import Category, TraceAction
+from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.values import Unavailable
+
+__all__ = ["LARGE", "POINTS", "trace_events", "write", "write_ranks"]
+
+LARGE = 1024 * 1024
+"""Allocations of at least so many bytes get a slice of their own."""
+
+POINTS = 50_000
+"""At most so many points per counter; every extreme is kept (`analysis.timeline.thin`)."""
+
+Event = dict[str, Any]
+
+
+def write(traces: Iterable[MemoryTrace], stream: IO[str], *, large: int = LARGE) -> None:
+    """Write the JSON document to a text stream, event by event."""
+    write_ranks(((None, trace) for trace in traces), stream, large=large)
+
+
+def write_ranks(
+    traces: Iterable[tuple[int | None, MemoryTrace]], stream: IO[str], *, large: int = LARGE
+) -> None:
+    """`write` for the traces of several ranks, each with its rank's number and those of one rank
+    in a row. Each rank's devices are processes of their own. Times of all ranks count from the
+    first event of the first one, by each machine's own clock.
+    """
+    stream.write('{"displayTimeUnit":"ms","traceEvents":[')
+    separator = "\n"
+    for event in _events(traces, large=large):
+        stream.write(separator)
+        stream.write(json.dumps(event, separators=(",", ":")))
+        separator = ",\n"
+    stream.write("\n]}\n")
+
+
+def trace_events(traces: Iterable[MemoryTrace], *, large: int = LARGE) -> Iterator[Event]:
+    """Every event of the document. Devices are processes, numbered from 1."""
+    return _events(((None, trace) for trace in traces), large=large)
+
+
+def _events(
+    traces: Iterable[tuple[int | None, MemoryTrace]], *, large: int = LARGE
+) -> Iterator[Event]:
+    pids: dict[tuple[int | None, str], int] = {}
+    origin: int | None = None
+    shift = 0  # where a trace without times begins: behind the one before it
+    before: int | None = None
+    for part, (rank, trace) in enumerate(traces):
+        if rank != before:
+            before, shift = rank, 0
+        key = (rank, trace.device)
+        pid = pids.get(key)
+        times = trace.events.column("time_us")
+        timed = len(times) > 0 and any(times)
+        if pid is None:
+            pid = pids[key] = len(pids) + 1
+            note = "" if timed else " (no times: 1 µs is one event)"
+            whose = "" if rank is None else f"rank {rank}: "
+            yield _metadata(pid, 0, "process_name", f"{whose}memory of {trace.device}{note}")
+            yield _metadata(pid, 1, "thread_name", "phases")
+            yield _metadata(pid, 2, "thread_name", "annotations")
+        if timed:
+            if origin is None:
+                origin = min(times)
+            clock: Sequence[int] = [time - origin for time in times]
+        else:
+            clock = range(shift, shift + len(trace.events))
+            shift += len(trace.events)
+        yield from _device(trace, ledger(trace), pid, part, clock, large)
+        if timed:
+            yield from _annotations(trace, pid, origin or 0)
+
+
+def _metadata(pid: int, tid: int, name: str, text: str) -> Event:
+    return {"ph": "M", "pid": pid, "tid": tid, "name": name, "args": {"name": text}}
+
+
+def _device(
+    trace: MemoryTrace, book: Ledger, pid: int, part: int, clock: Sequence[int], large: int
+) -> Iterator[Event]:
+    line = thin(timeline(book), POINTS)
+    reserved = None if isinstance(line.reserved, Unavailable) else line.reserved
+    for i, event in enumerate(line.event):
+        held = {"allocated": line.allocated[i], "pending": line.active[i] - line.allocated[i]}
+        when = clock[max(event, 0)] if clock else 0
+        yield {"ph": "C", "pid": pid, "ts": when, "name": "bytes in use", "args": held}
+        if reserved is not None:
+            args = {"reserved": reserved[i]}
+            yield {"ph": "C", "pid": pid, "ts": when, "name": "bytes reserved", "args": args}
+    yield from _phases(trace, pid, clock)
+    yield from _slices(trace, book, pid, part, clock, large)
+    oom = TraceAction.OOM.code
+    sizes, free = trace.events.size, trace.events.column("device_free")
+    for i, action in enumerate(trace.events.action):
+        if action == oom:
+            yield {
+                "ph": "i", "s": "p", "pid": pid, "tid": 1, "ts": clock[i],
+                "name": "out of memory",
+                "args": {"asked": sizes[i], "free_on_device": free[i]},
+            }  # fmt: skip
+
+
+def _phases(trace: MemoryTrace, pid: int, clock: Sequence[int]) -> Iterator[Event]:
+    strings = trace.stacks.strings
+    start = 0
+    for phase, run in groupby(trace.events.column("phase")):
+        end = start + sum(1 for _ in run)
+        if phase:
+            yield {
+                "ph": "X", "pid": pid, "tid": 1, "name": strings[phase], "cat": "phase",
+                "ts": clock[start], "dur": clock[end - 1] - clock[start],
+            }  # fmt: skip
+        start = end
+
+
+def _slices(
+    trace: MemoryTrace, book: Ledger, pid: int, part: int, clock: Sequence[int], large: int
+) -> Iterator[Event]:
+    lines = Lines(trace.stacks)
+    last = clock[-1] if clock else 0
+    first = clock[0] if clock else 0
+    strings = trace.stacks.strings
+    rows = [
+        row
+        for row, (size, freed) in enumerate(zip(book.size, book.freed, strict=True))
+        if size >= large and freed >= 0
+    ]
+    looked_up = zip(
+        rows,
+        categories(book, rows),
+        book.values("module", rows),
+        book.values("address", rows),
+        strict=True,
+    )
+    for row, category, module, address in looked_up:
+        start, freed, stack = book.start[row], book.freed[row], book.stack[row]
+        size, asked = book.size[row], book.requested[row]
+        common = {
+            "cat": "allocation",
+            "id": f"{part}.{row}",
+            "pid": pid,
+            "name": lines.line(stack, before=start < 0),
+        }
+        args = {
+            "bytes": size,
+            "requested": asked,
+            "address": hex(address),
+            "category": Category.from_code(category).value,
+        }
+        if module:
+            args["module"] = strings[module]
+        yield {"ph": "b", "ts": clock[start] if start >= 0 else first, **common, "args": args}
+        yield {"ph": "e", "ts": clock[freed] if freed < len(clock) else last, **common}
+
+
+def _annotations(trace: MemoryTrace, pid: int, origin: int) -> Iterator[Event]:
+    for note in trace.annotations:
+        kind = {"START": "B", "END": "E"}.get(note.stage)
+        if kind is not None:
+            yield {
+                "ph": kind, "pid": pid, "tid": 2, "ts": note.time_us - origin,
+                "name": note.name, "cat": "annotation",
+            }  # fmt: skip

@@ -1,0 +1,1 @@
+"""Where the sampler attaches to torch."""

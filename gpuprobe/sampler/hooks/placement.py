@@ -1,0 +1,121 @@
+"""Which modules, inputs and batches are on which device: gathered in a program's first steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from gpuprobe.model.run.session import Placed
+from gpuprobe.model.values import Bytes
+from gpuprobe.sampler.tracing.tensors import modules_of, plain_tensors
+
+__all__ = ["STEPS", "Placement", "place"]
+
+STEPS = 3
+"""Steps that are looked at. What is wrong is wrong from the start, and looking costs time."""
+
+
+class Placement:
+    """What was seen since the last `take`; nothing after `STEPS` of them."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._seen: dict[tuple[str, str, str, str], int] = {}
+        self._before: tuple[Placed, ...] = ()
+
+    @property
+    def wanted(self) -> bool:
+        return self._steps < STEPS
+
+    def inputs(self, values: Iterable[Any]) -> None:
+        """What a model is called with."""
+        # While torch.jit traces, asking for a size would become part of what it traces.
+        if self.wanted and not torch.jit.is_tracing():
+            for tensor in _tensors(values):
+                self._see("input", tensor)
+
+    def batch(self, value: Any) -> None:
+        """What a DataLoader gave."""
+        if self.wanted:
+            for tensor in _tensors([value]):
+                self._see("batch", tensor)
+
+    def _see(self, what: str, tensor: Any) -> None:
+        for plain in plain_tensors(tensor):
+            kind = ""
+            # Asking whether memory is pinned would make a CUDA context where there is none.
+            if plain.device.type == "cpu" and torch.cuda.is_initialized():
+                kind = "pinned" if plain.is_pinned() else "pageable"
+            key = (what, "", str(plain.device), kind)
+            self._seen[key] = self._seen.get(key, 0) + plain.numel() * plain.element_size()
+
+    def take(self, models: Iterable[Any]) -> tuple[Placed, ...]:
+        """All of it at the end of a step; empty where it is as in the step before."""
+        if not self.wanted:
+            return ()
+        self._steps += 1
+        found = [row for model in models for row in place(model)]
+        found += [
+            Placed(what, name, device, Bytes(size), kind)
+            for (what, name, device, kind), size in sorted(self._seen.items())
+        ]
+        self._seen.clear()
+        placed = tuple(found)
+        if placed == self._before:
+            return ()
+        self._before = placed
+        return placed
+
+
+def place(model: Any) -> Iterator[Placed]:
+    """The largest parts of a model that are on one device each. Shared tensors count once."""
+    yield from _place(model, type(model).__name__, set())
+
+
+def _place(module: Any, name: str, counted: set[int]) -> Iterator[Placed]:
+    by_device: dict[str, int] = {}
+    new: set[int] = set()
+    for tensor in _held(module):
+        if id(tensor) in counted or id(tensor) in new:
+            continue
+        new.add(id(tensor))
+        for plain in plain_tensors(tensor):
+            device = str(plain.device)
+            by_device[device] = by_device.get(device, 0) + plain.numel() * plain.element_size()
+    children = [(key, child) for key, child in module._modules.items() if child is not None]
+    if len(by_device) <= 1 or not children:
+        counted |= new
+        for device, size in by_device.items():
+            yield Placed("module", name, device, Bytes(size), type(module).__name__)
+        return
+    own: dict[str, int] = {}
+    for tensor in (*module._parameters.values(), *module._buffers.values()):
+        if tensor is None or id(tensor) in counted:
+            continue
+        counted.add(id(tensor))
+        for plain in plain_tensors(tensor):
+            device = str(plain.device)
+            own[device] = own.get(device, 0) + plain.numel() * plain.element_size()
+    for device, size in own.items():
+        yield Placed("module", name, device, Bytes(size), type(module).__name__)
+    for key, child in children:
+        yield from _place(child, f"{name}.{key}", counted)
+
+
+def _held(module: Any) -> Iterator[Any]:
+    for _, part in modules_of(module):
+        for tensor in (*part._parameters.values(), *part._buffers.values()):
+            if tensor is not None:
+                yield tensor
+
+
+def _tensors(values: Iterable[Any], depth: int = 4) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif depth and isinstance(value, dict):
+            yield from _tensors(value.values(), depth - 1)
+        elif depth and isinstance(value, (list, tuple)):
+            yield from _tensors(value, depth - 1)

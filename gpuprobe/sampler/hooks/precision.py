@@ -1,0 +1,76 @@
+"""The number formats that a program trains in: of its parameters, and under autocast."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from gpuprobe.sampler.hooks.patching import patch
+
+__all__ = ["PrecisionWatch"]
+
+
+class PrecisionWatch:
+    """Notes formats from `start` to `stop`. `text` says them in words; "" where nothing was seen.
+
+    Parameters are looked at once per optimizer, at its first step.
+    """
+
+    def __init__(self) -> None:
+        self._parameters: Counter[str] = Counter()
+        self._autocast: set[str] = set()
+        self._undo: list[Callable[[], None]] = []
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def start(self) -> None:
+        handle = register_optimizer_step_pre_hook(self._stepping)
+        self._undo.append(handle.remove)
+        owner = torch.amp.autocast_mode.autocast
+        enter = owner.__enter__
+
+        def entering(context: Any) -> Any:
+            result = enter(context)
+            self._entered(context)
+            return result
+
+        self._undo.append(patch(owner, "__enter__", entering))
+
+    def stop(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def _entered(self, context: Any) -> None:
+        if getattr(context, "_enabled", False):
+            self._autocast.add(_name(getattr(context, "fast_dtype", "?")))
+
+    def _stepping(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if optimizer in self._seen:
+            return
+        self._seen.add(optimizer)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._parameters[_name(parameter.dtype)] += parameter.nbytes
+
+    def devices(self) -> str:
+        """The names of the GPUs that the program could use; "" where it used none."""
+        if not torch.cuda.is_initialized():
+            return ""
+        count = torch.cuda.device_count()
+        return ", ".join(sorted({torch.cuda.get_device_name(index) for index in range(count)}))
+
+    def text(self) -> str:
+        parts = [f"{' and '.join(sorted(self._parameters))} parameters"] if self._parameters else []
+        if self._autocast:
+            parts.append(f"autocast to {' and '.join(sorted(self._autocast))}")
+        elif parts:
+            parts.append("no autocast")
+        return ", ".join(parts)
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")

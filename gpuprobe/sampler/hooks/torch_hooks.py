@@ -1,0 +1,342 @@
+"""Where gpuprobe holds on to torch: optimizer hooks, the autograd engine, DataLoader, modules.
+
+Each hook only reports what begins and ends; the `Listener` decides what it means.
+`Hooks.remove` puts everything back.
+
+Nothing is hung on the program's own modules: what is copied with `copy.deepcopy` or pickled with
+`torch.save` takes its hooks along. So models are watched from `torch.nn.Module.__call__`.
+
+``torch.compile`` guards on a module's hooks: one that comes or goes makes it compile again. So
+as soon as the program asks for compilation, every module hook is taken out, and the forward
+phase is inferred. The other hooks stay: inside code that is being traced they are empty
+(``torch.compiler.is_compiling()`` is a constant there) and add no graph break. ``torch.export``
+refuses any module hook (``strict=True``): there are none while it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+
+from gpuprobe.sampler.hooks import recompute
+from gpuprobe.sampler.hooks.discover import compile_in_use, live_roots
+from gpuprobe.sampler.hooks.patching import patch
+from gpuprobe.sampler.interruptions import from_program
+
+__all__ = ["Hooks", "Listener"]
+
+LOOKS = 8
+"""Looks for models, at optimizers that were not seen before, that are made at once. From then on
+they take two percent of the time: a look goes through all objects of the process."""
+
+
+class Listener(Protocol):
+    """What happens in the program. No method may raise."""
+
+    def begin(self, phase: str) -> None: ...
+    def end(self, phase: str) -> None: ...
+    def optimizer_begins(self, optimizer: Any, caller: FrameType) -> None: ...
+    def optimizer_ends(self, optimizer: Any) -> None: ...
+    def found_models(self, models: list[Any]) -> None: ...
+    def module_begins(self, module: Any) -> None: ...
+    def module_ends(self, module: Any) -> None: ...
+    def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+    def loaded(self, batch: Any) -> None: ...
+    def forward_done(self, module: Any) -> None: ...
+    def compiles(self) -> None: ...
+    def fault(self, error: Exception) -> None: ...
+
+
+class Hooks:
+    """All hooks of one recorder. Made active by `install`, inactive by `remove`."""
+
+    def __init__(self, listener: Listener, models: list[Any] | None = None) -> None:
+        self._listener = listener
+        self._models = models
+        self._handles: list[Any] = []
+        self._module_handles: list[Any] = []
+        self._compiles = False
+        self._away = 0  # calls of torch.export that are under way
+        self._looks = 0
+        self._next = 0.0  # look, on the monotonic clock
+        self._restore: list[Callable[[], None]] = []
+        self._every_module = False
+        self._first_call: Any = None
+        self._first_wanted = False
+        self._watched: dict[int, weakref.ref[Any]] = {}  # by id
+        self._unwatch: Callable[[], None] | None = None
+        self._first: Any = None  # the module of the first call, until it returns
+        self._first_return: Any = None
+        self._handled: BaseException | None = None  # when the first call began
+
+    def install(self, *, every_module: bool = False) -> None:
+        """Hook into torch. ``every_module``: report each module call (level ``trace``)."""
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
+
+        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+        self._handles.append(register_optimizer_step_post_hook(self._after_step))
+        self._wrap(torch.autograd, "_engine_run_backward", "backward")
+        self._wrap(torch.utils.data.dataloader._BaseDataLoaderIter, "__next__", "data")
+        self._restore += recompute.watch(self._listener)
+        self._watch_for_compile(torch)
+        self._watch_for_compile(torch.nn.Module)
+        for name in ("export", "export_for_training"):
+            if hasattr(torch.export, name):
+                self._stand_back_for(torch.export, name)
+        self._every_module = every_module
+        if compile_in_use():
+            self._compile_seen()
+            return
+        self._first_wanted = self._models is None
+        if self._models is not None:
+            self.watch(self._models)
+        self._install_module_hooks()
+
+    def remove(self) -> None:
+        """Take every hook out again. Safe to call twice."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._forget_first_return()
+        self._remove_module_hooks()
+        self._watched.clear()
+        while self._restore:
+            self._restore.pop()()
+
+    def watch(self, models: list[Any]) -> None:
+        """Report the forward pass of these modules as a phase."""
+        if self._compiles:
+            return
+        watched = self._watched
+        for key in [key for key, ref in watched.items() if ref() is None]:
+            del watched[key]  # another module may have been given its place
+        for model in models:
+            if not isinstance(model, torch.jit.ScriptModule):
+                watched[id(model)] = weakref.ref(model)
+        if watched and self._unwatch is None and not self._away:
+            self._unwatch = self._watch_calls()
+
+    def _watches(self, module: Any) -> bool:
+        ref = self._watched.get(id(module))
+        return ref is not None and ref() is module
+
+    def _watch_calls(self) -> Callable[[], None]:
+        original = torch.nn.Module.__call__
+        watched, listener = self._watched, self._listener
+
+        @functools.wraps(original)
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            # Most calls are of a model's parts: of those no more than this is asked.
+            if id(module) not in watched or torch.compiler.is_compiling():
+                return original(module, *args, **kwargs)
+            if not self._watches(module):
+                return original(module, *args, **kwargs)
+            if self._first is None:
+                self._forget_first_return()  # of a first call that raised
+            listener.begin("forward")
+            try:
+                listener.inputs(args, kwargs)
+                return original(module, *args, **kwargs)
+            finally:  # a forward that raises ends its phase too
+                listener.end("forward")
+                listener.forward_done(module)
+
+        return patch(torch.nn.Module, "__call__", call)
+
+    def look_again(self) -> None:
+        """Look for models that were made since the last look. Of a program that makes optimizers
+        all the time, this takes a small part (`LOOKS`).
+        """
+        if self._models is not None or (self._looks >= LOOKS and time.monotonic() < self._next):
+            return
+        began = time.monotonic()
+        self._looks += 1
+        self._found(live_roots())  # the first call may still tell: a root need not be called
+        ended = time.monotonic()
+        self._next = ended + 50 * (ended - began)
+
+    def _wrap(self, owner: Any, name: str, phase: str) -> None:
+        """Put a function around ``owner.name`` that reports the phase it stands for."""
+        original = getattr(owner, name)
+        listener = self._listener
+
+        def reported(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            listener.begin(phase)
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                listener.end(phase)
+            if phase == "data":
+                listener.loaded(result)
+            return result
+
+        reported.__wrapped__ = original  # type: ignore[attr-defined]
+        self._replace(owner, name, reported)
+
+    def _watch_for_compile(self, owner: Any) -> None:
+        """Notice ``owner.compile`` being called, before it does anything."""
+        original = owner.compile
+
+        @functools.wraps(original)
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            self._compile_seen()
+            return original(*args, **kwargs)
+
+        self._replace(owner, "compile", compile)
+
+    def _compile_seen(self) -> None:
+        if not self._compiles:
+            self._compiles = True
+            self._remove_module_hooks()
+            self._watched.clear()
+            self._listener.compiles()
+
+    def _stand_back_for(self, owner: Any, name: str) -> None:
+        """Have no module hooks while ``owner.name`` runs."""
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._away += 1
+            self._remove_module_hooks()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._away -= 1
+                if self._restore and not (self._away or self._compiles):
+                    self._install_module_hooks()
+
+        self._replace(owner, name, call)
+
+    def _remove_module_hooks(self) -> None:
+        self._forget_first_call()
+        if self._first is None:
+            self._forget_first_return()
+        for handle in self._module_handles:
+            handle.remove()
+        self._module_handles.clear()
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
+
+    def _replace(self, owner: Any, name: str, replacement: Any) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, replacement)
+
+        def restore() -> None:
+            # Someone may have wrapped it again since: then theirs must stay, and ours inside
+            # it only passes calls on, because the listener has been switched off.
+            if getattr(owner, name) is replacement:
+                setattr(owner, name, original)
+
+        self._restore.append(restore)
+
+    def _install_module_hooks(self) -> None:
+        from torch.nn.modules.module import (
+            register_module_forward_hook,
+            register_module_forward_pre_hook,
+        )
+
+        if self._watched and self._unwatch is None:
+            self._unwatch = self._watch_calls()
+        if self._first_wanted:
+            self._first_call = register_module_forward_pre_hook(self._on_first_call)
+        if not self._every_module:
+            return
+        self._module_handles.append(register_module_forward_pre_hook(self._before_module))
+        self._module_handles.append(
+            register_module_forward_hook(self._after_module, always_call=True)
+        )
+
+    # Hooks proper. Each returns None: it changes neither arguments nor results.
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._listener.optimizer_begins(optimizer, sys._getframe(1))
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._listener.optimizer_ends(optimizer)
+
+    def _before_module(self, module: Any, args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._listener.module_begins(module)
+
+    def _after_module(self, module: Any, args: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._listener.module_ends(module)
+
+    def _on_first_call(self, module: Any, args: Any) -> None:
+        """The first module called is a whole model. Find all of them, then get out of the way.
+
+        torch collects the hooks it will call before it calls the first of them, so those
+        installed here fire from the next call on; this call is reported here.
+        """
+        if torch.compiler.is_compiling():
+            return
+        self._first_wanted = False
+        self._forget_first_call()
+        try:
+            self._first_called(module, args)
+        except Exception as error:  # the program's own code called us
+            if from_program(error):
+                raise
+            self._listener.fault(error)
+
+    def _first_called(self, module: Any, args: Any) -> None:
+        from torch.nn.modules.module import register_module_forward_hook
+
+        known = self._watches(module)  # then this call is reported already
+        roots = live_roots()
+        self._found(roots)
+        # A program may call a part of its model directly: then that part is what to watch.
+        if all(module is not root for root in roots):
+            self.watch([module])
+        if self._watches(module) and not known:
+            self._first = module
+            self._handled = sys.exc_info()[1]
+            self._first_return = register_module_forward_hook(
+                self._first_returned, always_call=True
+            )
+            self._listener.begin("forward")
+            self._listener.inputs(args, {})
+
+    def _first_returned(self, module: Any, args: Any, output: Any) -> None:
+        """The end of the first call. A hook on the module itself would be copied with it."""
+        if module is not self._first:
+            return
+        self._first = None
+        # Where forward raised, torch is going through the very hooks that this one is among.
+        if sys.exc_info()[1] is self._handled:
+            self._forget_first_return()
+        self._handled = None
+        self._listener.end("forward")
+        self._listener.forward_done(module)
+
+    def _forget_first_return(self) -> None:
+        if self._first_return is not None:
+            self._first_return.remove()
+            self._first_return = None
+
+    def _found(self, roots: list[Any]) -> None:
+        self._listener.found_models(roots)
+        self.watch(roots)
+
+    def _forget_first_call(self) -> None:
+        if self._first_call is not None:
+            with contextlib.suppress(KeyError):
+                self._first_call.remove()
+            self._first_call = None

@@ -1,0 +1,519 @@
+"""Every storage on the CPU, from birth to death: level ``trace`` where there is no allocator
+history to ask.
+
+A dispatch mode sees each operator's results; a weak reference to each new storage tells when it
+dies. So the account is exact at operator boundaries: what an operator allocates and frees
+within itself is not seen (`BLIND_SPOTS` says so in the recording).
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpuprobe.analysis.trace.evidence import BUCKET, UNSHARDED, by_whom
+from gpuprobe.model.memory import AllocatorCounts, Category, TraceAction
+from gpuprobe.model.run.session import BlindSpot
+from gpuprobe.model.trace import Frame, LiveColumns, MemoryTrace, StackTable
+from gpuprobe.model.values import Bytes, Unavailable
+from gpuprobe.sampler.base import DeviceMark
+from gpuprobe.sampler.hooks.patching import patch
+from gpuprobe.sampler.interruptions import from_program
+from gpuprobe.sampler.tracing.notes import ModuleNames
+from gpuprobe.sampler.tracing.tensors import Known, plain_tensors
+
+__all__ = ["BLIND_SPOTS", "CpuTrace"]
+
+BLIND_SPOTS = (
+    BlindSpot(
+        "memory that one operator allocates and frees within itself (CPU scratch buffers)",
+        "peaks are exact at operator boundaries, and may be higher inside one operator",
+    ),
+    BlindSpot(
+        "storages made outside torch's dispatcher (NumPy arrays, shared memory)",
+        "they are counted from their first use by an operator",
+    ),
+    BlindSpot(
+        "gradient accumulation while every operator is watched",
+        "torch adds a second gradient out of place then: one more gradient may be alive for a "
+        "moment than in an unwatched run",
+    ),
+)
+
+# What a `DeviceWindow` holds by default: the CPU allocator has no cache to report on, and a
+# reason repeated in every window would be most of a recording.
+_NO_CACHE = Unavailable("not collected")
+_NO_RESERVED = AllocatorCounts().reserved
+_PACKAGE = str(Path(__file__).resolve().parents[2])
+_ALLOC = TraceAction.ALLOC.code
+_FREE = TraceAction.FREE_COMPLETED.code
+_BACKWARD_FILE = "<autograd>"
+# The autograd node with which FSDP2 (torch 2.6 to 2.13) reduces and scatters gradients.
+_FSDP_REDUCES = "RegisterPostBackwardFunctionBackward"
+_LASTING = frozenset(
+    {
+        Category.PARAMETER,
+        Category.GRADIENT,
+        Category.OPTIMIZER_STATE,
+        Category.BUFFER,
+        Category.INPUT,
+    }
+)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_LIFT_FRESH = torch.ops.aten.lift_fresh.default
+_function_modes = torch._C._len_torch_function_stack
+_TO_COPY = torch.ops.aten._to_copy.default
+_BY_WHOM = {BUCKET: Category.GRADIENT_BUCKET, UNSHARDED: Category.PARAMETER}
+
+
+class _Storage(weakref.ref[Any]):
+    """A live storage, as the weak reference whose callback tells of its death.
+
+    The callback is C code: Python drops what is raised in one, and with a callback in Python that
+    could be the KeyboardInterrupt of somebody who presses Ctrl-C at that moment.
+    """
+
+    __slots__ = ("address", "category", "freed_in", "key", "module", "nbytes", "path", "stack")
+
+    key: int
+    address: int
+    nbytes: int
+    path: str  # phase path at its birth
+    freed_in: str | None
+    stack: int
+    module: int
+    category: Category
+
+
+class CpuTrace(TorchDispatchMode):
+    """Watches CPU storages between `start` and `stop`; a `MemorySource` for device ``cpu``."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # By default torch wraps __torch_dispatch__ so that dynamo never compiles it: two more
+        # Python frames for every operator. `_keep_from_dynamo` does the same once, in C.
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        # What torch.compile has compiled stays compiled under this mode (torch >= 2.10).
+        return True
+
+    def __init__(self, path: Callable[[], str], on_fault: Callable[[Exception], None]) -> None:
+        super().__init__()
+        _keep_from_dynamo(type(self))
+        self.active = False
+        self._path = path
+        self._on_fault = on_fault
+        self._live: dict[int, _Storage] = {}
+        self._dead: deque[_Storage] = deque()  # and not accounted for yet
+        self._allocated = 0
+        self._peak = 0
+        self._events: list[tuple[int, _Storage, int, str]] = []
+        self._baseline: list[_Storage] = []
+        self._stacks = StackTable()
+        self._stack_ids: dict[tuple[Any, ...], int] = {}  # code and instruction, by turns
+        self._restore: Callable[[], None] = lambda: None
+        self._made_for: dict[int, Category] = {}  # by stack, where that alone tells
+        self._here: tuple[int, int] | None = None  # stack and module of the operator at hand
+        self._origin: dict[int, tuple[int, int]] = {}  # autograd node number -> stack, module
+        self._backward_stacks: dict[tuple[int, str], int] = {}
+        self._sequence = 0
+        self._modules: list[int] = [0]
+        self._names = ModuleNames()
+
+    # -- switching on and off
+
+    def start(self, tensors: Iterable[Any]) -> None:
+        """Begin watching; ``tensors`` are those that exist already."""
+        self.active = True
+        for tensor in tensors:
+            self._see_tensor(tensor, adopt=True)
+        self._events.clear()  # they were there before: baseline, not events
+        self._baseline = list(self._live.values())
+        self._peak = self._allocated
+        self._sequence = torch._C._autograd._get_sequence_nr()
+        # FSDP2 frees and allocates whole parameters by resizing their storages: no operator.
+        self._restore = patch(torch.UntypedStorage, "resize_", self._watched_resize())
+        self.__enter__()
+
+    def stop(self) -> bool:
+        """Stop watching. False where the mode could not be taken off the stack, because the
+        program left a mode of its own above it: then it stays, and only passes calls on.
+        """
+        from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+        self.active = False
+        self._restore()
+        stack = _get_current_dispatch_mode_stack()
+        on_top = bool(stack) and stack[-1] is self
+        if on_top:
+            self.__exit__(None, None, None)
+        self._live.clear()
+        self._dead.clear()
+        return on_top or self not in stack
+
+    # -- what the recorder asks
+
+    def read(self) -> tuple[DeviceMark, ...]:
+        self._bury()
+        allocated = Bytes(self._allocated)
+        peak, self._peak = self._peak, self._allocated
+        counts = AllocatorCounts(allocated, allocated, _NO_RESERVED, allocated)
+        return (DeviceMark("cpu", counts, _NO_CACHE, _NO_CACHE, _NO_CACHE, exact_peak=peak),)
+
+    def mark_known(self, known: Mapping[int, Known]) -> None:
+        """Give the storages that a walk recognised their category and their module."""
+        self._bury()
+        live = self._live
+        for key, item in known.items():
+            storage = live.get(key)
+            if storage is not None:
+                storage.category = item.category
+                if item.module:
+                    storage.module = self._stacks.string(item.module)
+
+    def mark_inputs(self, values: Iterable[Any]) -> None:
+        """Give what the model was called with the category *input*."""
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                for plain in plain_tensors(value):
+                    storage = self._live.get(plain.untyped_storage()._cdata)
+                    if storage is not None and storage.category not in _LASTING:
+                        storage.category = Category.INPUT
+            elif isinstance(value, (list, tuple)):
+                self.mark_inputs(value)
+            elif isinstance(value, dict):
+                self.mark_inputs(value.values())
+
+    def name_modules(self, roots: Iterable[Any]) -> None:
+        """Name every module below these roots: ``Class.dotted.path``."""
+        self._names.add(roots)
+
+    def enter_module(self, module: Any) -> None:
+        self._modules.append(self._stacks.string(self._names.of(module)))
+
+    def leave_module(self) -> None:
+        if len(self._modules) > 1:
+            self._modules.pop()
+
+    def collect(self, step: int) -> MemoryTrace:
+        """All events since the last call, as one trace, and start the next."""
+        self._resized_elsewhere()
+        events, self._events = self._events, []
+        baseline, self._baseline = self._baseline, list(self._live.values())
+        self._origin.clear()
+        trace = MemoryTrace(device="cpu", step=step)
+        copy = _TableCopy(self._stacks, trace.stacks)
+        rows = LiveColumns()
+        for storage in baseline:
+            copy.row(rows, _ALLOC, storage, 0, storage.path)
+        trace.baseline = rows
+        for action, storage, time_us, path in events:
+            copy.row(trace.events, action, storage, time_us, path)
+        return trace
+
+    def discard(self) -> None:
+        """Forget the events since the last `collect`, as if they had been collected."""
+        self._resized_elsewhere()
+        self._events.clear()
+        self._baseline = list(self._live.values())
+        self._origin.clear()
+
+    # -- watching
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.active:
+            try:
+                if _function_modes():  # of the program's, which must not hear what is asked here
+                    with torch._C.DisableTorchFunction():
+                        self._see_call(func, args, result)
+                else:
+                    self._see_call(func, args, result)
+            except Exception as error:  # a fault of ours must not end the training
+                if from_program(error):
+                    raise
+                self.active = False
+                self._on_fault(error)
+        return result
+
+    def _see_call(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        # torch.tensor fills its memory out of sight, then passes it to lift_fresh: what comes in
+        # there is new, and made on this very line.
+        self._see(() if func is _LIFT_FRESH else args, result)
+        if func is _TO_COPY and type(args[0]) is torch.nn.Parameter:
+            self._see_cast(args[0], result)
+
+    def _see(self, args: tuple[Any, ...], result: Any) -> None:
+        if self._dead:
+            self._bury()
+        live = self._live
+        self._here = None
+        for value in args:
+            if type(value) in _PLAIN:
+                if value.is_cpu and value.layout is torch.strided:
+                    storage = value.untyped_storage()
+                    if storage._cdata not in live:
+                        self._add(storage, adopt=True)
+            elif type(value) is list or isinstance(value, torch.Tensor):
+                self._see_value(value, adopt=True)
+        sequence = torch._C._autograd._get_sequence_nr()
+        if sequence != self._sequence:
+            if sequence > self._sequence:
+                origin = self._here = (self._stack(), self._modules[-1])
+                for number in range(self._sequence, sequence):
+                    self._origin[number] = origin
+            self._sequence = sequence
+        if type(result) is torch.Tensor and result.is_cpu and result.layout is torch.strided:
+            self._see_storage(result.untyped_storage(), False)  # nearly every operator
+        elif result is not None:
+            self._see_value(result, adopt=False)
+
+    def _watched_resize(self) -> Callable[..., Any]:
+        original = torch.UntypedStorage.resize_
+
+        @functools.wraps(original)
+        def resize_(storage: Any, *args: Any) -> Any:
+            result = original(storage, *args)
+            if self.active and storage.device.type == "cpu":
+                try:
+                    self._here = (self._stack(), self._modules[-1])
+                    self._see_storage(storage, False)
+                except Exception as error:  # as in __torch_dispatch__
+                    if from_program(error):
+                        raise
+                    self.active = False
+                    self._on_fault(error)
+            return result
+
+        return resize_
+
+    def _see_cast(self, weight: Any, result: Any) -> None:
+        """A parameter was converted. That is what autocast does, and keeps until its outermost
+        context ends. Whether it was autocast cannot be asked here: it hides itself meanwhile.
+        """
+        if weight.is_leaf and weight.requires_grad and weight.dtype is not result.dtype:
+            storage = self._live.get(result.untyped_storage()._cdata)
+            if storage is not None:
+                storage.category = Category.WEIGHT_CAST
+
+    def _see_value(self, value: Any, *, adopt: bool) -> None:
+        if isinstance(value, torch.Tensor):
+            self._see_tensor(value, adopt=adopt)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                self._see_value(item, adopt=adopt)
+
+    def _see_tensor(self, tensor: Any, *, adopt: bool) -> None:
+        if type(tensor) in _PLAIN and tensor.layout is torch.strided:
+            if tensor.is_cpu:
+                self._see_storage(tensor.untyped_storage(), adopt)
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            for plain in plain_tensors(tensor):
+                if plain.is_cpu:
+                    self._see_storage(plain.untyped_storage(), adopt)
+
+    def _see_storage(self, storage: Any, adopt: bool) -> None:
+        known = self._live.get(storage._cdata)
+        if known is None or known() is None:  # one that died has left it its place
+            self._bury()
+            self._add(storage, adopt=adopt)
+        elif known.nbytes != storage.nbytes():  # resize_: the same storage, other memory
+            self._drop(known)
+            self._add(storage, adopt=adopt, like=known)
+
+    def _add(self, storage: Any, *, adopt: bool, like: _Storage | None = None) -> None:
+        nbytes = storage.nbytes()
+        if not nbytes:
+            return
+        try:
+            address = storage.data_ptr()
+        except RuntimeError:  # a wrapper's (torch.func): it has no memory of its own
+            return
+        entry = _Storage(storage, self._dead.append)
+        entry.key = storage._cdata
+        entry.address = address
+        entry.nbytes = nbytes
+        entry.path = path = self._path()
+        entry.freed_in = None
+        entry.category = Category.UNKNOWN if like is None else like.category
+        if adopt:  # it was made where nobody looked: no line to blame
+            entry.stack = entry.module = 0
+        else:
+            entry.stack, entry.module = self._origin_now()
+            if entry.stack in self._made_for:
+                entry.category = self._made_for[entry.stack]
+        self._live[entry.key] = entry
+        self._allocated += nbytes
+        if self._allocated > self._peak:
+            self._peak = self._allocated
+        self._events.append((_ALLOC, entry, time.time_ns() // 1000, path))
+
+    def _bury(self) -> None:
+        """Account for the storages that died. Called before anything new is seen, and before each
+        change of the phase.
+        """
+        dead = self._dead
+        while dead:
+            self._drop(dead.popleft())
+
+    def _drop(self, entry: _Storage) -> None:
+        """A storage died, or changed its size."""
+        if self._live.get(entry.key) is not entry:
+            return
+        del self._live[entry.key]
+        self._allocated -= entry.nbytes
+        entry.freed_in = path = self._path()
+        self._events.append((_FREE, entry, time.time_ns() // 1000, path))
+
+    def _resized_elsewhere(self) -> None:
+        """Find storages resized without an operator (``untyped_storage().resize_``)."""
+        self._bury()
+        for entry in list(self._live.values()):
+            storage = entry()
+            if storage is not None and storage.nbytes() != entry.nbytes:
+                self._drop(entry)
+                self._add(storage, adopt=True, like=entry)
+
+    # -- where in the program
+
+    def _origin_now(self) -> tuple[int, int]:
+        if self._here is not None:
+            return self._here
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return self._stack(), self._modules[-1]
+        stack, module = self._origin.get(node._sequence_nr(), (0, 0))
+        if not stack:  # AccumulateGrad, or a graph from before: the line that called backward
+            stack = self._stack()
+        key = (stack, node.name())
+        found = self._backward_stacks.get(key)
+        if found is None:
+            table = self._stacks
+            frame = table.frame(Frame(_BACKWARD_FILE, 0, key[1]))
+            found = self._backward_stacks[key] = table.stack((frame, *table.stacks[stack]))
+            if key[1] == _FSDP_REDUCES:
+                self._made_for[found] = Category.GRADIENT_BUCKET
+        return found, module
+
+    def _stack(self) -> int:
+        # Instructions and not line numbers make the key: CPython has to search for a line.
+        frame: Any = sys._getframe(1)
+        key: list[Any] = []
+        while frame is not None:
+            key.append(frame.f_code)
+            key.append(frame.f_lasti)
+            frame = frame.f_back
+        found = self._stack_ids.get(tuple(key))
+        if found is None:
+            found = self._stack_ids[tuple(key)] = self._new_stack(sys._getframe(1))
+        return found
+
+    def _new_stack(self, frame: Any) -> int:
+        table = self._stacks
+        frames = []
+        while frame is not None:
+            code = frame.f_code
+            if not code.co_filename.startswith(_PACKAGE):
+                frames.append(
+                    table.frame(Frame(code.co_filename, frame.f_lineno or 0, code.co_name))
+                )
+            frame = frame.f_back
+        made = table.stack(tuple(frames))
+        maker = by_whom(table.frames_of(made))
+        if maker:
+            self._made_for[made] = _BY_WHOM[maker]
+        return made
+
+
+def _keep_from_dynamo(cls: type) -> None:
+    """Tell dynamo's frame evaluation to run these methods as they are."""
+    skip = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    if skip is not None and hasattr(skip, "skip_code"):
+        for value in vars(cls).values():
+            code = getattr(value, "__code__", None)
+            if code is not None:
+                skip.skip_code(code)
+
+
+class _TableCopy:
+    """Copies the strings and stacks that a chunk uses, so that each chunk stands alone."""
+
+    def __init__(self, source: StackTable, target: StackTable) -> None:
+        self._source = source
+        self._target = target
+        self._stacks: dict[int, int] = {0: 0}
+        self._modules: dict[int, int] = {0: 0}
+
+    def row(self, rows: Any, action: int, storage: _Storage, time_us: int, path: str) -> None:
+        stack = self._stacks.get(storage.stack)
+        if stack is None:
+            source, target = self._source, self._target
+            frames = tuple(target.frame(f) for f in source.frames_of(storage.stack))
+            stack = self._stacks[storage.stack] = target.stack(frames)
+        module = self._modules.get(storage.module)
+        if module is None:
+            name = self._source.strings[storage.module]
+            module = self._modules[storage.module] = self._target.string(name)
+        rows.append(
+            action,
+            storage.address,
+            storage.nbytes,
+            time_us=time_us,
+            stack=stack,
+            category=_category(storage).code,
+            module=module,
+            phase=self._target.string(path),
+        )
+
+
+def _category(storage: _Storage) -> Category:
+    """What a storage is for: what a walk found it to be, else by where it lived and died.
+
+    Made in the forward pass: still alive when the backward pass began means *activation*, else
+    *temporary*; the same for what checkpointing recomputes. Otherwise made in the backward pass
+    and no gradient: *autograd_detail*. What the
+    optimizer makes and drops is *temporary*.
+    """
+    if storage.category is not Category.UNKNOWN:
+        return storage.category
+    born, died = _base(storage.path), _base(storage.freed_in)
+    if born in ("forward", "recompute"):
+        category = Category.TEMPORARY if died == born else Category.ACTIVATION
+    elif born == "backward":
+        category = Category.AUTOGRAD_DETAIL
+    elif born == "data":
+        category = Category.INPUT
+    elif not storage.stack:
+        return Category.UNKNOWN
+    else:
+        category = Category.TEMPORARY if died == born else Category.OTHER
+    if storage.freed_in is None:
+        storage.category = category  # it lives on: the next chunk calls it the same
+    return category
+
+
+_PHASES = ("backward", "forward", "recompute", "optimizer", "data")
+
+
+def _base(path: str | None) -> str | None:
+    """The phase that decides a category: the innermost known one of a path."""
+    if path is None:
+        return None
+    for name in reversed(path.split("/")):
+        if name in _PHASES:
+            return name
+    return path

@@ -1,0 +1,194 @@
+"""Allocator history on CUDA: level ``trace`` where torch keeps one.
+
+torch's own memory history is switched on for one step at a time, with Python stacks only
+(``stacks="all"`` makes a dump a hundred times slower), and read at the step's end. If the
+program records a history of its own, it is left alone and no trace is taken.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from gpuprobe.model.memory import BlockState, TraceAction
+from gpuprobe.model.run.session import BlindSpot
+from gpuprobe.model.trace import EventColumns, MemoryTrace, StackTable
+from gpuprobe.sampler.tracing.notes import Notes
+from gpuprobe.sampler.tracing.tensors import Known
+
+__all__ = ["BLIND_SPOTS", "FOREIGN_HISTORY", "CudaTrace", "layout_now"]
+
+MAX_ENTRIES = 1_000_000
+"""Events kept for one step. torch's ring buffer holds some 100 bytes each, plus stacks."""
+
+BLIND_SPOTS = (
+    BlindSpot(
+        "device memory taken outside torch's caching allocator (NCCL, CUDA context, libraries)",
+        "it is not in 'allocated' and 'reserved'; the driver's 'used' is larger by it",
+    ),
+    BlindSpot(
+        "the modules that a backward pass on CUDA works for",
+        "what it makes is '(no module)', gradients of parameters apart",
+    ),
+)
+
+FOREIGN_HISTORY = BlindSpot(
+    "the allocator's history: the program records its own",
+    "no trace was taken, so that the program's stays as it is; counters are complete",
+)
+
+Convert = Callable[[dict[str, Any], int], MemoryTrace]
+Place = tuple[str, int]  # device, address
+
+
+class CudaTrace:
+    """Takes one trace per device and step. ``convert`` turns a snapshot dictionary (as
+    ``torch.cuda.memory._snapshot`` returns it) and a device index into a `MemoryTrace`.
+    """
+
+    def __init__(self, convert: Convert) -> None:
+        self._convert = convert
+        self._on = False
+        self._before = Before({}, {})
+        self.notes = Notes()
+
+    def begin(self) -> bool:
+        """Start the history of a step. False where the program records its own."""
+        if not torch.cuda.is_initialized():
+            return True
+        if not self._on and torch._C._cuda_isHistoryEnabled():
+            return False
+        record = torch.cuda.memory._record_memory_history
+        options: dict[str, Any] = {"stacks": "python", "max_entries": MAX_ENTRIES}
+        if "clear_history" in inspect.signature(record).parameters:  # since torch 2.7
+            options["clear_history"] = True
+        record("all", **options)
+        self._on = True
+        self.notes.begin()
+        return True
+
+    def collect(self, step: int, known: Iterable[Known]) -> list[MemoryTrace]:
+        """The traces of the step that ends now."""
+        known = list(known)
+        before, self._before = self._before, Before({_place(item): item for item in known}, {})
+        if not self._on:
+            return []
+        traces = self.now(step, known, before)
+        for trace in traces:
+            self._before.origins.update(_origins_of_live(trace))
+        self.stop()
+        return traces
+
+    def now(
+        self, step: int, known: Iterable[Known], before: Before | None = None
+    ) -> list[MemoryTrace]:
+        """Every device's layout as it is now, with the history and the notes there are."""
+        return layout_now(self._convert, step, known, before or self._before, self.notes)
+
+    def stop(self) -> None:
+        """Switch the history off, if it is ours."""
+        if self._on:
+            torch.cuda.memory._record_memory_history(None)
+            self._on = False
+            self.notes.end()
+
+
+class Before(NamedTuple):
+    """What is known of the blocks that live at the end of a step, for the trace of the next: a
+    snapshot says nothing of those that the next step frees, but that they are freed.
+    """
+
+    known: dict[Place, Known]
+    origins: dict[Place, tuple[StackTable, int, int]]  # stack and module, as indices
+
+
+def layout_now(
+    convert: Convert,
+    step: int,
+    known: Iterable[Known],
+    before: Before | None = None,
+    notes: Notes | None = None,
+) -> list[MemoryTrace]:
+    """Every device's segments as they are now, with whatever history there is. ``before``: what
+    was known when that history began; ``notes``: on what has happened since.
+    """
+    if not torch.cuda.is_initialized():
+        return []
+    snapshot = torch.cuda.memory._snapshot()
+    found = {_place(item): item for item in known}
+    used = {segment["device"] for segment in snapshot["segments"]}
+    traces = []
+    for index, events in enumerate(snapshot["device_traces"]):
+        if events or index in used:
+            trace = convert(snapshot, index)
+            trace.step = step
+            for column in ("category", "module"):
+                for rows in (trace.baseline, trace.events):
+                    getattr(rows, column).extend([0] * (len(rows) - len(getattr(rows, column))))
+            if before is not None and trace.complete:
+                _name_baseline(trace, before)
+            if notes is not None:
+                notes.lay_over(trace)
+            _categorise(trace, found)
+            traces.append(trace)
+    return traces
+
+
+def _place(item: Known) -> Place:
+    return item.device, item.address
+
+
+def _origins_of_live(trace: MemoryTrace) -> Iterator[tuple[Place, tuple[StackTable, int, int]]]:
+    """Where the blocks that live at the end of the trace were made."""
+    owners = _last_owners(trace)
+    for segment in trace.segments:
+        for block in segment.blocks:
+            if block.state is BlockState.ALLOCATED and block.address in owners:
+                rows, i = owners[block.address]
+                yield (trace.device, block.address), (trace.stacks, block.stack, rows.module[i])
+
+
+def _last_owners(trace: MemoryTrace) -> dict[int, tuple[EventColumns, int]]:
+    """The row that made the last block at each address: columns and index."""
+    alloc = TraceAction.ALLOC.code
+    last: dict[int, tuple[EventColumns, int]] = {
+        address: (trace.baseline, i) for i, address in enumerate(trace.baseline.address)
+    }
+    events = trace.events
+    for i, (action, address) in enumerate(zip(events.action, events.address, strict=True)):
+        if action == alloc:
+            last[address] = (events, i)
+    return last
+
+
+def _name_baseline(trace: MemoryTrace, before: Before) -> None:
+    """Give the blocks that were there when the trace began what was known of them then."""
+    rows, table = trace.baseline, trace.stacks
+    for i, address in enumerate(rows.address):
+        place = trace.device, address
+        earlier, stack, module = before.origins.get(place, (table, 0, 0))
+        if stack and not rows.stack[i]:
+            rows.stack[i] = table.stack(tuple(map(table.frame, earlier.frames_of(stack))))
+        name = earlier.strings[module]
+        item = before.known.get(place)
+        if item is not None:
+            rows.category[i] = item.category.code
+            name = item.module or name
+        rows.module[i] = table.string(name)
+
+
+def _categorise(trace: MemoryTrace, known: dict[Place, Known]) -> None:
+    """Give the blocks that still live at the end of the trace what a walk found them to be.
+
+    An address may have had several owners: the walk speaks of the last one.
+    """
+    last = _last_owners(trace)
+    for (device, address), item in known.items():
+        if device == trace.device and address in last:
+            rows, i = last[address]
+            rows.category[i] = item.category.code
+            if item.module:
+                rows.module[i] = trace.stacks.string(item.module)

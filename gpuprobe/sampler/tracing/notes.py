@@ -1,0 +1,146 @@
+"""What the allocator's history on CUDA does not say: which module ran, and what a model was
+called with.
+
+A snapshot has the program's stack for each block, and a stack has code, not modules. So the module
+calls of a step are noted with their times on the clock of the history (the Unix epoch, in
+microseconds), and laid over its events when the step ends. Between a hook and the operators on
+either side of it Python runs for longer than a microsecond, which is as far as the times tell.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from gpuprobe.model.memory import Category, TraceAction
+from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.sampler.tracing.tensors import modules_of, plain_tensors
+
+__all__ = ["ModuleNames", "Notes"]
+
+_ALLOC = TraceAction.ALLOC.code
+_INPUT = Category.INPUT.code
+
+
+class ModuleNames:
+    """The names of modules, ``Class.dotted.path``, from the models that they are part of."""
+
+    def __init__(self) -> None:
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+    def add(self, roots: Iterable[Any]) -> None:
+        """Name every module below these roots."""
+        for root in roots:
+            title = type(root).__name__
+            for name, module in modules_of(root):
+                self._names[module] = f"{title}.{name}" if name else title
+
+    def of(self, module: Any) -> str:
+        """The name of a module. One that no root was named for is a root itself."""
+        name = self._names.get(module)
+        if name is None:
+            self.add([module])
+            name = self._names[module]
+        return name
+
+
+class Notes:
+    """The notes on one step, from `begin` on. Between steps that are traced, nothing is kept but
+    the modules that are running: a step may begin in the middle of one.
+    """
+
+    def __init__(self) -> None:
+        self._names = ModuleNames()
+        self._running: list[str] = []
+        self._on = False
+        self._since = array("q")  # microseconds; from then on `_module` was running
+        self._module: list[str] = []
+        self._inputs: list[tuple[int, str, int]] = []  # time, device, address
+
+    def begin(self) -> None:
+        """A step that is traced begins."""
+        self.end()
+        self._on = True
+        if self._running:
+            self._since.append(0)
+            self._module.append(self._running[-1])
+
+    def end(self) -> None:
+        """Forget the notes: nothing is traced now."""
+        self._on = False
+        self._since = array("q")
+        self._module = []
+        self._inputs = []
+
+    def name_modules(self, roots: Iterable[Any]) -> None:
+        """Name the modules of these models."""
+        self._names.add(roots)
+
+    def enter_module(self, module: Any) -> None:
+        self._running.append(self._names.of(module))
+        self._note()
+
+    def leave_module(self) -> None:
+        if self._running:
+            self._running.pop()
+            self._note()
+
+    def _note(self) -> None:
+        if self._on:
+            self._since.append(_now())
+            self._module.append(self._running[-1] if self._running else "")
+
+    def mark_inputs(self, values: Iterable[Any]) -> None:
+        """A model is called with these."""
+        if not self._on:
+            return
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                for plain in plain_tensors(value):
+                    if plain.is_cuda:
+                        address = plain.untyped_storage().data_ptr()
+                        self._inputs.append((_now(), str(plain.device), address))
+            elif isinstance(value, (list, tuple)):
+                self.mark_inputs(value)
+            elif isinstance(value, dict):
+                self.mark_inputs(value.values())
+
+    def lay_over(self, trace: MemoryTrace) -> None:
+        """Give the blocks made during the trace the module that ran, and inputs their category.
+        Its columns must be filled. A history without times (torch before 2.2) stays as it is.
+        """
+        events = trace.events
+        times = events.time_us
+        if not times or not times[0]:
+            return
+        indices = [trace.stacks.string(name) for name in self._module]
+        for now, since in enumerate(self._since):
+            first = bisect_right(times, since - 1)
+            last = len(times)
+            if now + 1 < len(self._since):
+                last = bisect_right(times, self._since[now + 1] - 1)
+            if indices[now] and first < last:
+                events.module[first:last] = array("I", [indices[now]]) * (last - first)
+        marks = {(at, address) for at, device, address in self._inputs if device == trace.device}
+        made: dict[int, list[int]] = {address: [] for _, address in marks}
+        for row, (action, address) in enumerate(zip(events.action, events.address, strict=True)):
+            if action == _ALLOC and address in made:
+                made[address].append(row)
+        before = {address: row for row, address in enumerate(trace.baseline.address)}
+        for at, address in marks:
+            rows = made[address]
+            owner = bisect_right(rows, at, key=times.__getitem__) - 1
+            if owner >= 0:
+                events.category[rows[owner]] = _INPUT
+            elif address in before and not trace.baseline.category[before[address]]:
+                trace.baseline.category[before[address]] = _INPUT
+
+
+def _now() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,203 @@
+"""Which bytes belong to parameters, gradients, optimizer state and buffers.
+
+The tensors that a model and its optimizers hold are walked at step edges. Every storage is
+counted once, views and tied weights included; where one storage plays two roles, the first of
+parameter, gradient, optimizer state, buffer wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from gpuprobe.model.memory import Category
+from gpuprobe.model.run.session import KnownTensors
+from gpuprobe.model.values import Bytes, Unavailable
+
+__all__ = [
+    "PLAIN",
+    "Known",
+    "category_sums",
+    "known_tensors",
+    "modules_of",
+    "plain_tensors",
+    "walk",
+]
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""The classes whose tensors have a storage of their own, if their layout is strided."""
+
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+class Known(NamedTuple):
+    """One storage that was recognised. ``address`` is its data pointer, ``nbytes`` its size,
+    ``module`` the dotted name of the module whose parameter or buffer it is, or belongs to.
+    """
+
+    device: str
+    address: int
+    nbytes: int
+    category: Category
+    module: str = ""
+
+
+def walk(
+    models: Iterable[Any], optimizers: Iterable[Any], *, gradients: bool = True
+) -> dict[int, Known]:
+    """Every storage held by these modules and optimizers, by its identity (``_cdata``).
+    ``gradients=False`` leaves those out that are nothing but gradients.
+    """
+    found: dict[int, Known] = {}
+    parameters: dict[int, tuple[Any, str]] = {}
+    buffers: list[tuple[Any, str]] = []
+    optimizers = list(optimizers)
+    for model in models:
+        title = type(model).__name__
+        for path, module in modules_of(model):
+            name = f"{title}.{path}" if path else title
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    parameters.setdefault(id(parameter), (parameter, name))
+            buffers.extend((b, name) for b in module._buffers.values() if b is not None)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameters.setdefault(id(parameter), (parameter, ""))
+    for parameter, name in parameters.values():
+        _note(found, parameter, Category.PARAMETER, name)
+    for parameter, name in parameters.values() if gradients else ():
+        if parameter.is_leaf and parameter.grad is not None:
+            _note(found, parameter.grad, Category.GRADIENT, name)
+    for optimizer in optimizers:
+        for parameter, state in list(optimizer.state.items()):
+            _, name = parameters.get(id(parameter), (None, ""))
+            for tensor in _tensors_in(state):
+                _note(found, tensor, Category.OPTIMIZER_STATE, name)
+    for buffer, name in buffers:
+        _note(found, buffer, Category.BUFFER, name)
+    return found
+
+
+def modules_of(root: Any) -> Iterator[tuple[str, Any]]:
+    """What ``root.named_modules()`` gives, also where a class has a method of its own of that name:
+    it may do anything.
+    """
+    met: set[int] = set()
+    waiting = [("", root)]
+    while waiting:
+        path, module = waiting.pop()
+        if id(module) in met:
+            continue
+        met.add(id(module))
+        yield path, module
+        waiting += [
+            (f"{path}.{name}" if path else name, child)
+            for name, child in reversed(list(module._modules.items()))
+            if child is not None
+        ]
+
+
+def category_sums(found: Mapping[int, Known]) -> dict[str, dict[Category, int]]:
+    """The bytes of what `walk` found, by device and category."""
+    sums: dict[str, dict[Category, int]] = {}
+    for known in found.values():
+        by_category = sums.setdefault(known.device, {})
+        by_category[known.category] = by_category.get(known.category, 0) + known.nbytes
+    return sums
+
+
+def known_tensors(
+    named_bytes: Mapping[str, Mapping[Category, int]], allocated: Mapping[str, int | Unavailable]
+) -> tuple[KnownTensors, ...]:
+    """`category_sums` as records. ``allocated``: bytes by device, for the rest that no known
+    tensor explains.
+    """
+    sums = dict(named_bytes)
+    for device, total in allocated.items():
+        if not isinstance(total, Unavailable):
+            sums.setdefault(device, {})
+    unknown = Unavailable("the total is not known")
+    result = []
+    for device, by_category in sorted(sums.items()):
+        total = allocated.get(device, unknown)
+        named = sum(by_category.values())
+        if not isinstance(total, Unavailable) and named > total:
+            total = Unavailable("tensors are known that were never counted: of another thread")
+        result.append(
+            KnownTensors(
+                device=device,
+                by_category={c: Bytes(n) for c, n in sorted(by_category.items())},
+                rest=total if isinstance(total, Unavailable) else Bytes(total - named),
+            )
+        )
+    return tuple(result)
+
+
+def _note(found: dict[int, Known], tensor: Any, category: Category, module: str) -> None:
+    if (
+        type(tensor) in PLAIN
+        and tensor.layout is torch.strided
+        and not tensor.is_meta
+        and not _is_wrapped(tensor)
+    ):
+        _note_plain(found, tensor, category, module)
+        return
+    for plain in plain_tensors(tensor):
+        _note_plain(found, plain, category, module)
+
+
+def _note_plain(found: dict[int, Known], tensor: Any, category: Category, module: str) -> None:
+    storage = tensor.untyped_storage()
+    key = storage._cdata
+    if key not in found:
+        nbytes = storage.nbytes()
+        if nbytes:
+            found[key] = Known(str(tensor.device), storage.data_ptr(), nbytes, category, module)
+
+
+def plain_tensors(tensor: Any) -> Iterator[Any]:
+    """The strided tensors with real storage that make up ``tensor``.
+
+    A sparse tensor is its indices and values; a wrapper subclass (DTensor, quantised weights)
+    is what it wraps, and so is what ``torch.func`` hands to a function; a meta or fake tensor
+    has no memory at all.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    if isinstance(tensor, FakeTensor) or torch.nn.parameter.is_lazy(tensor):
+        return
+    if _is_wrapped(tensor):
+        yield from plain_tensors(torch._C._functorch.get_unwrapped(tensor))
+    elif is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        for name in names:
+            part = getattr(tensor, name)
+            if isinstance(part, torch.Tensor):  # a DTensor names its mesh too
+                yield from plain_tensors(part)
+    elif tensor.layout is torch.strided:
+        if not tensor.is_meta:
+            yield tensor
+    elif tensor.layout is torch.sparse_coo:
+        # _indices/_values: the public ones refuse tensors that are not coalesced.
+        yield from plain_tensors(tensor._indices())
+        yield from plain_tensors(tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+
+
+def _tensors_in(value: Any, depth: int = 4) -> Iterator[Any]:
+    """The tensors in an optimizer's state: nested dicts and lists, to a sensible depth."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors_in(item, depth - 1)
+    elif depth and isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors_in(item, depth - 1)

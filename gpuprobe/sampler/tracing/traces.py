@@ -1,0 +1,280 @@
+"""Which steps are traced, and when their traces are written (level ``trace``)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpuprobe.errors import UsageError
+from gpuprobe.model.run.session import BlindSpot, Step
+from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.values import Unavailable
+from gpuprobe.sampler.base import Sink
+from gpuprobe.sampler.timeline import Segment, Timeline
+
+if TYPE_CHECKING:
+    from gpuprobe.sampler.tracing.cpu import CpuTrace
+    from gpuprobe.sampler.tracing.cuda import CudaTrace
+    from gpuprobe.sampler.tracing.notes import Notes
+
+__all__ = ["Traces", "chosen_steps", "exact_peak"]
+
+FIRST_STEPS = 3
+"""Steps that are always traced: the first, in which optimizer state is born, and two warm ones."""
+
+PEAK_STEPS = 32
+"""New peaks whose trace is written at once. A program that grows sets one in every step, and
+each trace lists all that is alive: after these, only a peak one percent higher is.
+"""
+
+_GROWTH = 1.01
+
+Write = Callable[[Callable[[], object]], None]
+
+
+def chosen_steps(text: str) -> Callable[[int], bool]:
+    """``"3,100-102"`` or ``"all"``: which steps, counted from 0, are meant. Raises UsageError, also
+    for a range without a step in it."""
+    if text.strip() == "all":
+        return lambda index: True
+    ranges = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UsageError(
+                f"expected steps such as 3,100-102 or all, found {text!r}",
+                hint="steps are counted from 0",
+            )
+        steps = range(int(first), int(last or first) + 1)
+        if not steps:
+            raise UsageError(
+                f"no step is in {first}-{last}", hint=f"did you mean {int(last)}-{int(first)}?"
+            )
+        ranges.append(steps)
+    return lambda index: any(index in steps for steps in ranges)
+
+
+def exact_peak(segments: list[Segment]) -> int:
+    """The largest peak of any device that is known exactly; -1 where none is. Bytes."""
+    return max(
+        (m.exact_peak for s in segments for m in s.end.devices if m.exact_peak is not None),
+        default=-1,
+    )
+
+
+class Traces:
+    """The traces of one recording. On the CPU every event is seen and the steps that matter are
+    kept: the first few and those with a new peak. On CUDA the first few steps are traced, and
+    the one after a step in which something odd happened: a new peak after the warm-up, or a
+    retry of the allocator. ``chosen`` replaces all of that by steps of the user's choice.
+
+    The trace of the highest peak is never lost to `PEAK_STEPS`: it waits in memory, and is
+    written when the session ends.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        write: Write,
+        convert: Callable[[dict[str, Any], int], Any] | None,
+        chosen: Callable[[int], bool] | None = None,
+    ) -> None:
+        self._sink = sink
+        self._write = write
+        self._convert = convert
+        self._chosen = chosen
+        self._odd = -1  # a step that is traced because of what happened in the one before
+        self._odd_steps = 0
+        self._seen_peak = 0
+        self._seen_retries = 0
+        self.cpu: CpuTrace | None = None
+        self.cuda: CudaTrace | None = None
+        self.peak = -1
+        self._written_peak = -1
+        self._written = 0
+        self._waiting: tuple[Step | None, int, list[MemoryTrace]] | None = None
+
+    # -- on and off
+
+    @property
+    def on(self) -> bool:
+        """Whether there may be something to collect at the end of a step."""
+        return self.cpu is not None or self.cuda is not None
+
+    @property
+    def modules(self) -> CpuTrace | Notes | None:
+        """Who wants to know of module calls and of models' inputs."""
+        return self.cpu if self.cuda is None else self.cuda.notes
+
+    def start_cpu(self, timeline: Timeline, on_fault: Callable[[Exception], None]) -> CpuTrace:
+        """Follow every storage on the CPU from now on."""
+        from gpuprobe.sampler.hooks.discover import live_tensors
+        from gpuprobe.sampler.tracing.cpu import BLIND_SPOTS, CpuTrace
+
+        self.cpu = CpuTrace(lambda: timeline.path, on_fault)
+        self.cpu.start(live_tensors())
+        self._blind(*BLIND_SPOTS)
+        return self.cpu
+
+    def compiles(self) -> None:
+        """The program uses torch.compile. Before 2.10, torch compiles nothing while a dispatch
+        mode watches, and never again what it has left alone once: then the mode is left, and
+        UsageError raised.
+        """
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        if self.cpu is None or hasattr(TorchDispatchMode, "ignore_compile_internals"):
+            return
+        self.cpu.stop()
+        raise UsageError(
+            "level 'trace' on the CPU and torch.compile need torch 2.10 or newer; "
+            "level 'counters' works with both"
+        )
+
+    def start_cuda(self) -> None:
+        """Record the allocator's history of the first steps. Raises UsageError where nobody
+        said how to read a snapshot.
+        """
+        from gpuprobe.sampler.tracing.cuda import BLIND_SPOTS, CudaTrace
+
+        if self._convert is None:
+            raise UsageError("level 'trace' on CUDA needs a snapshot converter")
+        self.cuda = CudaTrace(self._convert)
+        self._blind(*BLIND_SPOTS)
+        self.begin_step(0)
+
+    def begin_step(self, index: int) -> None:
+        """Step ``index`` begins: switch the CUDA history on again, if it is to be traced."""
+        if self.cuda is None:
+            return
+        if not self._wanted(index):
+            self.cuda.stop()
+        elif not self.cuda.begin():
+            from gpuprobe.sampler.tracing.cuda import FOREIGN_HISTORY
+
+            self._blind(FOREIGN_HISTORY)
+            self._stop_cuda()
+
+    def _wanted(self, index: int) -> bool:
+        if self._chosen is not None:
+            return self._chosen(index)
+        return index < FIRST_STEPS or index == self._odd
+
+    def _look_for_oddities(self, index: int, segments: list[Segment]) -> None:
+        """Have the next step traced, if this one set a new peak or made the allocator retry."""
+        marks = [mark for segment in segments for mark in segment.end.devices]
+        peak = max(
+            (m.peak_allocated for m in marks if isinstance(m.peak_allocated, int)), default=0
+        )
+        retries = max(
+            (m.activity.alloc_retries for m in marks if not isinstance(m.activity, Unavailable)),
+            default=0,
+        )
+        odd = peak > self._seen_peak * _GROWTH or retries > self._seen_retries
+        self._seen_peak = max(peak, self._seen_peak)
+        self._seen_retries = max(retries, self._seen_retries)
+        if odd and index + 1 >= FIRST_STEPS and self._odd_steps < PEAK_STEPS:
+            self._odd = index + 1
+            self._odd_steps += 1
+
+    def pause(self) -> None:
+        """See nothing more; what is installed stays until `stop`. Never raises."""
+        if self.cpu is not None:
+            self.cpu.active = False
+        with contextlib.suppress(RuntimeError):  # CUDA in error
+            self._stop_cuda()
+
+    def stop(self) -> bool:
+        """Stop everything. False where the dispatch mode could not be removed."""
+        self._stop_cuda()
+        return self.cpu is None or self.cpu.stop()
+
+    def _stop_cuda(self) -> None:
+        if self.cuda is not None:
+            self.cuda.stop()
+            self.cuda = None
+
+    # -- per step
+
+    def collect(
+        self,
+        index: int,
+        segments: list[Segment],
+        known: Mapping[int, Any],
+        *,
+        out_of_memory: bool = False,
+    ) -> tuple[str, ...]:
+        """The names of the traces written for the step that ends now."""
+        if self.cpu is not None:
+            return self._collect_cpu(self.cpu, index, segments, known, out_of_memory)
+        if out_of_memory and self._convert is not None:
+            # The exception still holds the frames, and so the tensors, of the failed step.
+            if self.cuda is not None:
+                return self._save(self.cuda.now(index, known.values()))
+            from gpuprobe.sampler.tracing.cuda import layout_now
+
+            return self._save(layout_now(self._convert, index, known.values()))
+        if self.cuda is not None:
+            self._look_for_oddities(index, segments)
+            return self._save(self.cuda.collect(index, known.values()))
+        return ()
+
+    def _collect_cpu(
+        self,
+        cpu: CpuTrace,
+        index: int,
+        segments: list[Segment],
+        known: Mapping[int, Any],
+        out_of_memory: bool,
+    ) -> tuple[str, ...]:
+        cpu.mark_known(known)
+        peak = exact_peak(segments)
+        highest = peak > self.peak
+        self.peak = max(self.peak, peak)
+        kept = highest if self._chosen is None else False
+        if not self._wanted(index) and not kept and not out_of_memory:
+            cpu.discard()
+            return ()
+        trace = cpu.collect(index)
+        if (
+            highest
+            and self._written >= PEAK_STEPS
+            and peak < self._written_peak * _GROWTH
+            and not out_of_memory
+        ):
+            earlier = self._waiting[2] if self._waiting and self._waiting[1] == index else []
+            self._waiting = (None, index, [*earlier, trace])
+            return ()
+        if highest:
+            self._waiting = None
+            self._written += 1
+            self._written_peak = peak
+        return self._save([trace])
+
+    def step_written(self, step: Step) -> None:
+        """Remember the record of the step whose trace is waiting."""
+        if self._waiting is not None and self._waiting[1] == step.index:
+            self._waiting = (step, *self._waiting[1:])
+
+    def write_waiting(self) -> None:
+        """Write the trace that waits, and the record of its step once more, naming it."""
+        if self._waiting is None:
+            return
+        step, _, traces = self._waiting
+        if step is None:  # its record could not be made
+            return
+        self._waiting = None
+        complete = dataclasses.replace(step, traces=(*step.traces, *self._save(traces)))
+        self._write(lambda: self._sink.step(complete))
+
+    def _save(self, traces: list[MemoryTrace]) -> tuple[str, ...]:
+        names: list[str] = []
+        for trace in traces:
+            self._write(lambda trace=trace: names.append(self._sink.trace(trace)))  # type: ignore[misc]
+        return tuple(names)
+
+    def _blind(self, *spots: BlindSpot) -> None:
+        for spot in spots:
+            self._write(lambda spot=spot: self._sink.blind_spot(spot))  # type: ignore[misc]

@@ -1,0 +1,202 @@
+"""A thread that reads the machine again and again and hands over immutable messages.
+
+Knows nothing of Textual: whoever starts it says how a message is posted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from gpuprobe.errors import GpuprobeError
+from gpuprobe.model.machine.monitor import Moment
+
+__all__ = ["Crashed", "Done", "Ended", "Failed", "Feed", "Reader", "Taken"]
+
+
+class Reader(Protocol):
+    """What is read: `gpuprobe.api.monitor.Monitor`, or a log of one."""
+
+    def read(self) -> Moment | None:
+        """The next moment, or None where there will be no more."""
+
+
+@runtime_checkable
+class Steps(Protocol):
+    """A reader that can go back."""
+
+    def step(self, by: int) -> None:
+        """Have the next ``read`` return the moment ``by`` after the one that was read last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A reading."""
+
+    moment: Moment
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A reading that failed as a whole; it is tried again."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """There is nothing more to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A job that was asked for is done: its result, or the error that ended it."""
+
+    name: str
+    result: object
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """A fault in gpuprobe itself ended the thread."""
+
+    error: Exception
+
+
+class Feed:
+    """Reads every ``interval`` seconds, until `stop`. A message is posted only after the last
+    one was `taken`: a slow screen gets fewer readings, not a queue of them.
+    """
+
+    def __init__(
+        self,
+        source: Callable[[], AbstractContextManager[Reader]],
+        post: Callable[[object], object],
+        interval: float = 1.0,
+    ) -> None:
+        self._source = source
+        self._post = post
+        self._interval = interval
+        self._state = threading.Condition()
+        self._stopping = False
+        self._paused = False
+        self._hurried = False
+        self._step = 0
+        self._waiting = False  # for the last message to be taken
+        self._jobs: deque[tuple[str, Callable[[], object]]] = deque()
+        self._thread = threading.Thread(target=self._run, name="gpuprobe-feed", daemon=True)
+
+    # -- from the screen's thread
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float = 2.0) -> None:
+        """End the thread; a driver that hangs is left behind after ``timeout`` seconds."""
+        with self._state:
+            self._stopping = True
+            self._state.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def pause(self, paused: bool) -> None:
+        with self._state:
+            self._paused = paused
+            self._state.notify_all()
+
+    def hurry(self) -> None:
+        """Read now, even while paused."""
+        with self._state:
+            self._hurried = True
+            self._state.notify_all()
+
+    def step(self, by: int) -> None:
+        """Read the moment ``by`` after the last one now: for what can be replayed."""
+        with self._state:
+            self._step += by
+            self._hurried = True
+            self._state.notify_all()
+
+    def taken(self) -> None:
+        """The last message was shown: the next may come."""
+        with self._state:
+            self._waiting = False
+            self._state.notify_all()
+
+    def run_job(self, name: str, job: Callable[[], object]) -> None:
+        """Run ``job`` in this thread, between two readings; its result comes as `Done`."""
+        with self._state:
+            self._jobs.append((name, job))
+            self._state.notify_all()
+
+    @property
+    def interval(self) -> float:
+        return self._interval
+
+    @interval.setter
+    def interval(self, seconds: float) -> None:
+        with self._state:
+            self._interval = seconds
+            self._state.notify_all()
+
+    # -- in the thread
+
+    def _run(self) -> None:
+        try:
+            self._read_on()
+        except Exception as error:  # noqa: BLE001 (raised again in the screen's thread)
+            self._send(Crashed(error))
+
+    def _read_on(self) -> None:
+        while not self._stopping:
+            try:
+                with ExitStack() as stack:
+                    self._read(stack.enter_context(self._source()))
+            except (GpuprobeError, OSError) as error:
+                self._send(Failed(str(error)))
+            if not self._stopping:
+                self._wait_for_turn()
+
+    def _read(self, reader: Reader) -> None:
+        while not self._stopping:
+            with self._state:
+                by, self._step = self._step, 0
+            if by and isinstance(reader, Steps):
+                reader.step(by)
+            moment = reader.read()
+            self._send(Ended() if moment is None else Taken(moment))
+            self._wait_for_turn()
+
+    def _send(self, message: object) -> None:
+        with self._state:
+            self._state.wait_for(lambda: not self._waiting or self._stopping)
+            if self._stopping:
+                return
+            self._waiting = True
+        self._post(message)
+
+    def _wait_for_turn(self) -> None:
+        """Until the next reading is due; jobs are run meanwhile."""
+        began = time.monotonic()
+        while True:
+            with self._state:
+                if self._stopping:
+                    return
+                if not self._jobs:
+                    left = began + self._interval - time.monotonic()
+                    if self._hurried or (left <= 0 and not self._paused):
+                        self._hurried = False
+                        return
+                    self._state.wait(None if self._paused else left)
+                    continue
+                name, job = self._jobs.popleft()
+            try:
+                result = job()
+            except (GpuprobeError, OSError) as error:
+                result = error
+            self._send(Done(name, result))

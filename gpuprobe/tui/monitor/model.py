@@ -1,0 +1,336 @@
+"""All that the dashboard knows and how it is worded. Knows nothing of Textual.
+
+A `TopModel` takes moments in and hands lines out; the screen adds keys, colours and places.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from gpuprobe.model.codec import to_plain
+from gpuprobe.model.machine.devices import Inventory
+from gpuprobe.model.machine.monitor import HostLoad, Moment
+from gpuprobe.model.text import human_bytes, visible
+from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
+from gpuprobe.reporters.text.info import _error_lines, _spoken, headline
+from gpuprobe.tui.monitor.history import History
+from gpuprobe.tui.monitor.tables.devices_lines import PLOTS, Panel, detail, table
+from gpuprobe.tui.monitor.tables.devices_model import DeviceRow, device_rows, missing
+from gpuprobe.tui.monitor.tables.processes_lines import Columns, heading, layout, process_line
+from gpuprobe.tui.monitor.tables.processes_model import SORTS, Key, ProcessRow, Wish, process_rows
+from gpuprobe.tui.widgets.paint import Line, bar, fit, joined, level, line_width, right, spark
+
+if TYPE_CHECKING:
+    from gpuprobe.model.run.summary import Run
+
+__all__ = ["EXPORT_VERSION", "TopModel"]
+
+EXPORT_VERSION = (1, 1)
+"""(major, minor) of the document that ``e`` exports. A newer minor only adds keys.
+
+History:
+* 1.0: first version.
+* 1.1: ``work``, what each GPU does for each process.
+"""
+
+
+@dataclass(slots=True)
+class TopModel:
+    """What is shown. ``interval`` in seconds; ``plain`` where colour cannot tell parts apart."""
+
+    interval: float = 1.0
+    plain: bool = False
+    wish: Wish = field(default_factory=Wish)
+    moment: Moment | None = None
+    devices: tuple[DeviceRow, ...] = ()
+    processes: tuple[ProcessRow, ...] = ()
+    chosen: str = ""  # the key of the GPU that is looked at
+    plot: int = 0
+    paused: bool = False
+    ended: bool = False
+    replayed: str = ""  # the name of the log that is played
+    failure: str = ""
+    runs: tuple[Run, ...] = ()  # recordings that are being written on this machine
+    history: History = field(default_factory=History)
+
+    # -- taking in
+
+    def add(self, moment: Moment) -> None:
+        """Take in a reading."""
+        self.moment = moment
+        self.failure = _failure(moment.inventory)
+        self.history.add(moment)
+        # A driver that is gone lists no device: those that were there stay on the screen.
+        if moment.inventory.devices or not self.failure:
+            self.devices = device_rows(moment)
+        if self.chosen not in {row.key for row in self.devices}:
+            self.chosen = self.devices[0].key if self.devices else ""
+        self._forget_pins(moment)
+        self.arrange()
+
+    def arrange(self) -> None:
+        """Sort and filter again."""
+        if self.moment is not None:
+            self.processes = process_rows(self.moment, self.wish)
+
+    def _forget_pins(self, moment: Moment) -> None:
+        """Pins of processes that ended; or the set would grow for as long as it is open."""
+        here: set[Key] = {(load.pid, load.ticks) for load in moment.processes}
+        here |= {(process.pid, 0) for process in moment.inventory.processes}
+        if not self.wish.pinned <= here:
+            self.wish = replace(self.wish, pinned=self.wish.pinned & here)
+
+    # -- what the reader asks for
+
+    def sort_by(self, name: str) -> None:
+        """Sort by a column; asked for again, the other way round."""
+        again = name == self.wish.sort
+        self.wish = replace(self.wish, sort=name, reverse=again and not self.wish.reverse)
+        self.arrange()
+
+    def sort_next(self, by: int) -> None:
+        at = (SORTS.index(self.wish.sort) + by) % len(SORTS)
+        self.wish = replace(self.wish, sort=SORTS[at], reverse=False)
+        self.arrange()
+
+    def change(self, **wishes: Any) -> None:
+        """Change the filter, the tree, or what is pinned."""
+        self.wish = replace(self.wish, **wishes)
+        self.arrange()
+
+    def pin(self, row: ProcessRow) -> None:
+        """Pin a process to the top, or let it go."""
+        self.change(pinned=self.wish.pinned ^ {row.key})
+
+    def choose(self, position: int) -> None:
+        """Look at the GPU in this row of the table."""
+        if 0 <= position < len(self.devices):
+            self.chosen = self.devices[position].key
+
+    @property
+    def chosen_row(self) -> DeviceRow | None:
+        return next((row for row in self.devices if row.key == self.chosen), None)
+
+    @property
+    def chosen_at(self) -> int:
+        """The row of the GPU that is looked at."""
+        return next((i for i, row in enumerate(self.devices) if row.key == self.chosen), 0)
+
+    # -- lines
+
+    def title(self, columns: int) -> Line:
+        """What machine, and what state the screen is in."""
+        if self.moment is None:
+            return fit(((" gpuprobe", "title"), ("  asking …", "dim")), columns)
+        inventory = self.moment.inventory
+        words = headline(inventory).partition(" · ")
+        start: Line = (("", "section"), (f" {words[0]}", "title"), (f" · {words[2]}", ""))
+        if columns >= 120 and inventory.host.hostname and not inventory.demo:
+            start += ((f" · {visible(inventory.host.hostname)}", "dim"),)
+        clock = time.strftime("%H:%M:%S", time.localtime(inventory.taken_at))
+        marks: list[Line] = []
+        if self.replayed:
+            marks.append(((f" {visible(self.replayed)} ", "badge"),))
+        if self.ended:
+            marks.append(((" end of the log ", "badge-warning"),))
+        if self.paused:
+            marks.append(((" paused ", "badge-warning"),))
+        pace = f"every {self.interval:g} s  " if columns >= 80 else ""
+        end: Line = ((" ", ""), *joined([*marks, ((f"{pace}{clock} ", "dim"),)]))
+        room = columns - line_width(end)
+        return fit((*fit(start, room), *end), columns) if room > 0 else fit(end, columns)
+
+    def host(self, columns: int) -> Line:
+        """CPU, memory and load of the machine."""
+        if self.moment is None:
+            return fit((), columns)
+        load = self.moment.host
+        count = self.moment.inventory.host.cpu_count
+        parts: list[Line] = [_cpu(load, count, self.history, columns)]
+        parts.append(_memory("RAM", load.memory_total, load.memory_available, columns))
+        if isinstance(load.swap_total.value, int) and load.swap_total.value and columns >= 120:
+            parts.append(_memory("swap", load.swap_total, load.swap_free, 0))
+        average = load.load.value
+        words = (
+            missing(average)
+            if isinstance(average, Unavailable)
+            else "  ".join(f"{value:.2f}" for value in average)
+        )
+        parts.append((("load ", "head"), (words, "")))
+        line = fit(((" ", ""), *joined(parts, "   ")), columns)
+        if not self.runs:
+            return line
+        count = len(self.runs)
+        shown = f"◉ {count} run{'' if count == 1 else 's'} recorded: R "
+        return (*fit(line, max(0, columns - len(shown))), (shown, "accent"))
+
+    def run_of(self, row: ProcessRow) -> Run | None:
+        """The recording that this process is writing or, if it writes none, its parent."""
+        for pid in (row.pid, row.parent):
+            for run in self.runs:
+                if pid > 1 and pid in run.pids:
+                    return run
+        return None
+
+    def panel(self, columns: int, two_lines: bool) -> Panel:
+        """The table of GPUs."""
+        return table(
+            self.devices,
+            self.history,
+            columns,
+            chosen=self.chosen,
+            two_lines=two_lines,
+            plain=self.plain,
+        )
+
+    def detail(self, columns: int, height: int) -> list[Line]:
+        """The GPU that is looked at."""
+        row = self.chosen_row
+        if row is None:
+            return [fit((), columns) for _ in range(height)]
+        return detail(
+            row,
+            self.history,
+            columns,
+            height,
+            first=self.plot,
+            interval=self.interval,
+            plain=self.plain,
+        )
+
+    def next_plot(self) -> str:
+        """Begin with the next plot; returns its name."""
+        self.plot = (self.plot + 1) % len(PLOTS)
+        return PLOTS[self.plot][1]
+
+    def process_headings(self, columns: int) -> tuple[Columns, list[Line]]:
+        """How many processes are shown and why, and the names of the columns."""
+        chosen = layout(columns)
+        everything = 0 if self.moment is None else len(self.moment.inventory.processes)
+        shown = sum(1 for row in self.processes if row.device)
+        count = f" {shown} of {everything}" if shown != everything else f" {everything}"
+        line: Line = (("", "section"), (" processes", "title"), (count, "bold"))
+        if self.wish.device:
+            index = next((d.index for d in self.devices if d.key == self.wish.device), "?")
+            line += ((f"  on GPU {index}", "accent"),)
+        if self.wish.needle:
+            line += (("  filter ", "dim"), (visible(self.wish.needle), "match"))
+        if self.wish.pinned:
+            line += ((f"  {len(self.wish.pinned)} pinned", "pinned"),)
+        if self.wish.tree:
+            line += (("  tree", "accent"),)
+        words = f"by {self.wish.sort}{', reversed' if self.wish.reverse else ''} "
+        room = columns - line_width(line)
+        if room > len(words) + 2:
+            line += ((right(words, room), "dim"),)
+        return chosen, [fit(line, columns), heading(chosen, self.wish)]
+
+    def process(self, position: int, columns: Columns) -> Line:
+        """One process."""
+        row = self.processes[position]
+        return process_line(row, columns, recorded=self.run_of(row) is not None)
+
+    def notes(self) -> list[str]:
+        """What is odd, in sentences, the worst first."""
+        if self.moment is None:
+            return [self.failure] if self.failure else []
+        inventory = self.moment.inventory
+        found = [self.failure] if self.failure else []
+        names = _spoken(inventory)
+        if not self.failure:
+            # An error of a device comes before what is merely refused.
+            found += [line.strip().removeprefix("! ") for line in _error_lines(inventory, names)]
+        for one in inventory.disagreements:
+            if not one.expected:
+                found.append(visible(one.message))
+        if isinstance(self.moment.xids, Unavailable) and (
+            self.moment.xids.status is not ReadStatus.NOT_COLLECTED
+        ):
+            found.append(f"Xid messages are not seen: {visible(self.moment.xids.reason)}")
+        return found
+
+    def note(self, columns: int) -> Line:
+        """The first of the notes, and how many more there are."""
+        found = self.notes()
+        if not found:
+            return fit((), columns)
+        role = "badge-bad" if self.failure else "warning"
+        more = f" (+{len(found) - 1}: n) " if len(found) > 1 else ""
+        text = fit(((f" {found[0]}", role),), columns - len(more), role if self.failure else "")
+        return (*text, (more, "dim"))
+
+    # -- handing out
+
+    def export(self, shown: Sequence[ProcessRow] | None = None) -> dict[str, Any]:
+        """What is on the screen, as JSON: devices, processes in their order, host, filter."""
+        if self.moment is None:
+            return {"format": "gpuprobe-top", "schema_version": list(EXPORT_VERSION)}
+        inventory = self.moment.inventory
+        rows = self.processes if shown is None else shown
+        by_place = {(p.pid, p.device, p.mig): p for p in inventory.processes}
+        listed = []
+        used: set[tuple[int, str, str]] = set()
+        for row in rows:
+            for place, process in by_place.items():
+                if place[:2] == (row.pid, row.device) and place not in used:
+                    used.add(place)
+                    listed.append(to_plain(process))
+                    break
+        return {
+            "format": "gpuprobe-top",
+            "schema_version": list(EXPORT_VERSION),
+            "taken_at": inventory.taken_at,
+            "demo": inventory.demo,
+            "host": to_plain(self.moment.host),
+            "driver": to_plain(inventory.driver),
+            "devices": [to_plain(device) for device in inventory.devices],
+            "waterfalls": [to_plain(fall) for fall in inventory.waterfalls],
+            "links": [to_plain(rate) for rate in self.moment.links],
+            "work": [to_plain(one) for one in self.moment.work],
+            "xids": to_plain(self.moment.xids)
+            if isinstance(self.moment.xids, Unavailable)
+            else [to_plain(note) for note in self.moment.xids],
+            "processes": listed,
+            "shown": {
+                "sort": self.wish.sort,
+                "reverse": self.wish.reverse,
+                "tree": self.wish.tree,
+                "filter": self.wish.needle,
+                "device": self.wish.device,
+                "notes": self.notes(),
+            },
+        }
+
+
+def _failure(inventory: Inventory) -> str:
+    """Why no GPU can be asked, or an empty text."""
+    if any(source.available for source in inventory.sources):
+        return ""
+    reasons = "; ".join(source.reason for source in inventory.sources if not source.available)
+    return f"no GPU can be asked: {visible(reasons)}"
+
+
+def _cpu(load: HostLoad, count: int, history: History, columns: int) -> Line:
+    value = load.cpu.value
+    name = f"{count} CPUs " if count else "CPU "
+    if isinstance(value, Unavailable):
+        return ((name, "head"), (right(missing(value), 4), "dim"))
+    room = 20 if columns >= 120 else 8
+    drawn = spark(history.host_cpu(), room, 100)
+    return ((name, "head"), (f"{value:3.0f}% ", level(value / 100)), (drawn, "plot"))
+
+
+def _memory(name: str, total: Reading[Bytes], free: Reading[Bytes], columns: int) -> Line:
+    whole, left = total.value, free.value
+    if isinstance(whole, Unavailable):
+        return ((f"{name} ", "head"), (missing(whole), "dim"))
+    if isinstance(left, Unavailable) or not whole:
+        return ((f"{name} ", "head"), (f"?/{human_bytes(whole)}", ""))
+    used = whole - left
+    share = used / whole
+    text = f"{human_bytes(used)}/{human_bytes(whole)}"
+    gauge = (*bar(share, 12, level(share)), (" ", "")) if columns >= 100 else ()
+    return ((f"{name} ", "head"), *gauge, (text, ""))

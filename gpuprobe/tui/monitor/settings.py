@@ -1,0 +1,88 @@
+"""What the dashboard remembers: a small JSON file in the user's configuration folder.
+
+A file that cannot be read or is not understood is no reason to fail: the defaults hold, and the
+screen says so once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from gpuprobe.tui.monitor.tables.processes_model import SORTS
+from gpuprobe.tui.widgets.themes import PALETTES
+
+__all__ = ["Settings", "load", "save", "settings_path"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``theme`` is empty for the default of the environment."""
+
+    theme: str = ""
+    sort: str = "memory"
+    reverse: bool = False
+    tree: bool = False
+    detail: bool = True
+
+
+def settings_path(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """``$XDG_CONFIG_HOME/gpuprobe/top.json``, by default in ``~/.config`` (XDG Base Directory
+    Specification). None where there is no home folder either. A relative ``XDG_CONFIG_HOME``
+    is to be ignored, says the specification.
+    """
+    base = environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(base):  # noqa: PTH117 (it may be empty, which no Path is)
+        home = environ.get("HOME", "")
+        if not os.path.isabs(home):  # noqa: PTH117
+            return None
+        base = f"{home}/.config"
+    return Path(base) / "gpuprobe" / "top.json"
+
+
+def load(path: Path | None) -> tuple[Settings, str]:
+    """The settings, and what was wrong with them (empty where nothing was)."""
+    if path is None:
+        return Settings(), ""
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return Settings(), ""
+    except (OSError, ValueError, RecursionError) as error:
+        return Settings(), f"settings are not read: {error}"
+    if not isinstance(raw, dict):
+        return Settings(), "settings are not read: not a JSON object"
+    known = {f.name: f for f in fields(Settings)}
+    values: dict[str, Any] = {
+        name: value
+        for name, value in raw.items()
+        if name in known and type(value) is type(known[name].default)
+    }
+    if values.get("theme") not in ("", *PALETTES):
+        values.pop("theme", None)
+    if values.get("sort") not in SORTS:
+        values.pop("sort", None)
+    return Settings(**values), ""
+
+
+def save(path: Path | None, settings: Settings) -> None:
+    """Write the settings, whole or not at all. Raises OSError."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".top-", suffix=".json")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(asdict(settings), file, indent=1)
+            file.write("\n")
+        os.replace(name, path)  # noqa: PTH105 (mkstemp gives a text)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(name)  # noqa: PTH108
+        raise

@@ -1,0 +1,1 @@
+"""The tables of GPUs and processes of `gpuprobe top`."""

@@ -1,0 +1,391 @@
+"""The processes on the GPUs: sorted, filtered, pinned, as a list or as a tree.
+
+Plain data from plain data; knows nothing of Textual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpuprobe.model.machine.devices import Container, GpuProcess
+from gpuprobe.model.machine.monitor import GpuWork, Moment, ProcessLoad
+from gpuprobe.model.text import human_bytes, visible
+from gpuprobe.model.values import Reading, Unavailable
+from gpuprobe.tui.monitor.tables.devices_model import missing
+
+__all__ = ["SORTS", "Key", "ProcessRow", "Wish", "age_text", "process_rows"]
+
+Key = tuple[int, int]
+"""PID and start in clock ticks since boot: one process for good, though PIDs are used again."""
+
+SORTS: tuple[str, ...] = ("memory", "gpu", "pid", "user", "sm", "cpu", "resident", "age", "command")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the reader wants to see. ``needle``: words that must all occur; ``user:``, ``pid:``,
+    ``gpu:`` and ``job:`` before a word look there only. ``device``: one device's key, or empty.
+    """
+
+    sort: str = "memory"
+    reverse: bool = False
+    tree: bool = False
+    needle: str = ""
+    device: str = ""
+    pinned: frozenset[Key] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRow:
+    """One process on one GPU; or, with an empty ``device``, the parent of some, in a tree.
+
+    ``memory`` and ``resident`` in bytes, ``cpu`` in percent of one CPU, ``age`` in seconds, ``sm``
+    in percent of the time that the GPU's multiprocessors were busy with the process;
+    None where the text beside it says why there is none. All text is safe to print.
+    """
+
+    pid: int
+    ticks: int  # 0 where the process cannot be seen from here
+    device: str
+    gpu: str
+    user: str
+    command: str
+    place: str  # rank, job, container
+    kinds: str
+    memory: int | None
+    memory_text: str
+    sm: int | None
+    sm_text: str
+    cpu: float | None
+    cpu_text: str
+    resident: int | None
+    resident_text: str
+    age: float | None
+    age_text: str
+    parent: int = 0
+    own: bool = False
+    hidden: bool = False
+    pinned: bool = False
+    branch: str = ""  # the lines of the tree before the command
+
+    @property
+    def key(self) -> Key:
+        return (self.pid, self.ticks)
+
+    @property
+    def identity(self) -> tuple[int, int, str, str]:
+        """Tells this row from every other one of the same moment."""
+        return (self.pid, self.ticks, self.device, self.gpu)
+
+
+def age_text(seconds: float) -> str:
+    """``42 s``, ``12:05``, ``3:12:05``, ``5d 03h``, ``120 days``."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    hours, rest = divmod(whole, 3600)
+    if hours >= 24:
+        days = hours // 24
+        return f"{days} days" if days >= 100 else f"{days}d {hours % 24:02}h"
+    minutes, left = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
+
+
+def process_rows(moment: Moment, wish: Wish) -> tuple[ProcessRow, ...]:
+    """The rows in the order they are shown: pinned ones first, then as sorted."""
+    loads = {load.pid: load for load in moment.processes}
+    names = {}
+    for device in moment.inventory.devices:
+        index = device.identity.nvml_index
+        names[device.key] = "?" if isinstance(index, Unavailable) else str(index)
+        for at, instance in enumerate(device.identity.mig_instances):
+            names[instance.uuid] = f"{names[device.key]}.{at}"
+    work = {found.device: found for found in moment.work}
+    rows = [
+        _row(
+            process,
+            names,
+            loads.get(process.pid),
+            work.get(process.device),
+            moment.inventory.taken_at,
+            wish.pinned,
+        )
+        for process in moment.inventory.processes
+    ]
+    if wish.tree:
+        return tuple(_tree(rows, loads, wish))
+    matching = matcher(wish)
+    return tuple(_sorted([row for row in rows if matching(row)], wish))
+
+
+def _row(
+    process: GpuProcess,
+    names: Mapping[str, str],
+    load: ProcessLoad | None,
+    work: GpuWork | None,
+    now: float,
+    pinned: frozenset[Key],
+) -> ProcessRow:
+    memory = process.memory.value
+    started = process.started_at.value
+    age = None if isinstance(started, Unavailable) else max(0.0, now - started)
+    ticks = 0 if load is None else load.ticks
+    sm, sm_text = _busy(process, work)
+    cpu, cpu_text = _percent(load)
+    resident, resident_text = _resident(load)
+    return ProcessRow(
+        pid=process.pid,
+        ticks=ticks,
+        device=process.device,
+        gpu=names.get(process.mig, "") or names.get(process.device, "?"),
+        user=_text(process.user),
+        command=_command(process),
+        place=_place(process),
+        kinds="".join(kind[0].upper() for kind in process.kinds),
+        memory=None if isinstance(memory, Unavailable) else int(memory),
+        memory_text=missing(memory) if isinstance(memory, Unavailable) else human_bytes(memory),
+        sm=sm,
+        sm_text=sm_text,
+        cpu=cpu,
+        cpu_text=cpu_text,
+        resident=resident,
+        resident_text=resident_text,
+        age=age,
+        age_text="-" if age is None else age_text(age),
+        parent=0 if load is None else load.parent,
+        own=process.own,
+        hidden=process.hidden,
+        pinned=(process.pid, ticks) in pinned,
+    )
+
+
+def _busy(process: GpuProcess, work: GpuWork | None) -> tuple[int | None, str]:
+    if work is None:
+        return None, "-"
+    found = work.processes.value
+    if isinstance(found, Unavailable):
+        return None, missing(found)
+    busy = next((one.sm for one in found if one.pid == process.pid), 0)
+    return busy, f"{busy}%"
+
+
+def _percent(load: ProcessLoad | None) -> tuple[float | None, str]:
+    if load is None:
+        return None, "-"
+    value = load.cpu.value
+    return (None, missing(value)) if isinstance(value, Unavailable) else (value, f"{value:.0f}%")
+
+
+def _resident(load: ProcessLoad | None) -> tuple[int | None, str]:
+    if load is None:
+        return None, "-"
+    value = load.memory.value
+    if isinstance(value, Unavailable):
+        return None, missing(value)
+    return int(value), human_bytes(value)
+
+
+def _text(reading: Reading[str]) -> str:
+    value = reading.value
+    return missing(value) if isinstance(value, Unavailable) else visible(value)
+
+
+def _command(process: GpuProcess) -> str:
+    value = process.command.value
+    return f"({visible(value.reason)})" if isinstance(value, Unavailable) else visible(value)
+
+
+def _place(process: GpuProcess) -> str:
+    """Rank first: it is short and what people look for."""
+    parts = []
+    if not isinstance(process.rank.value, Unavailable):
+        parts.append(f"rank {process.rank.value}")
+    container: Container | Unavailable = process.container.value
+    if not isinstance(container, Unavailable):
+        if container.job:
+            parts.append(f"job {visible(container.job)}")
+        if container.pod:
+            parts.append(f"pod {visible(container.pod[:8])}")
+        elif container.id:
+            parts.append(f"{visible(container.runtime)} {visible(container.id[:12])}")
+    return " ".join(parts)
+
+
+# -- filter and order
+
+
+def matcher(wish: Wish) -> Callable[[ProcessRow], bool]:
+    """Whether a row is wanted."""
+    terms = [_term(word) for word in wish.needle.lower().split()]
+
+    def matches(row: ProcessRow) -> bool:
+        if wish.device and row.device != wish.device:
+            return False
+        return all(any(needle in hay for hay in look(row)) for needle, look in terms)
+
+    return matches
+
+
+def _term(word: str) -> tuple[str, Callable[[ProcessRow], Sequence[str]]]:
+    where, colon, needle = word.partition(":")
+    looks: dict[str, Callable[[ProcessRow], Sequence[str]]] = {
+        "user": lambda row: (row.user.lower(),),
+        "pid": lambda row: (str(row.pid),),
+        "gpu": lambda row: (row.gpu,),
+        "job": lambda row: (row.place.lower(),),
+    }
+    if colon and where in looks:
+        return needle, looks[where]
+    return word, lambda row: (
+        row.command.lower(),
+        row.user.lower(),
+        row.place.lower(),
+        str(row.pid),
+    )
+
+
+def _sorted(rows: Iterable[ProcessRow], wish: Wish) -> list[ProcessRow]:
+    """Numbers from the largest, names from A; what has no value comes last either way."""
+    ordered = sorted(rows, key=lambda row: (row.gpu, row.pid))  # ties stay where they were
+    value = _VALUES[wish.sort]
+    downwards = (wish.sort in _LARGEST_FIRST) is not wish.reverse
+    known = [row for row in ordered if value(row) is not None]
+    known.sort(key=value, reverse=downwards)  # type: ignore[arg-type]
+    unknown = [row for row in ordered if value(row) is None]
+    result = known + unknown
+    return [r for r in result if r.pinned] + [r for r in result if not r.pinned]
+
+
+_LARGEST_FIRST = ("memory", "sm", "cpu", "resident", "age")
+_VALUES: dict[str, Callable[[ProcessRow], float | int | str | tuple[int, ...] | None]] = {
+    "memory": lambda row: row.memory,
+    "gpu": lambda row: _numbers(row.gpu),
+    "pid": lambda row: row.pid,
+    "user": lambda row: row.user.lower(),
+    "sm": lambda row: row.sm,
+    "cpu": lambda row: row.cpu,
+    "resident": lambda row: row.resident,
+    "age": lambda row: row.age,
+    "command": lambda row: row.command.lower(),
+}
+
+
+def _numbers(gpu: str) -> tuple[int, ...] | None:
+    """``10.2`` comes after ``9``."""
+    parts = gpu.split(".")
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else None
+
+
+# -- the tree
+
+
+def _tree(
+    rows: Sequence[ProcessRow], loads: Mapping[int, ProcessLoad], wish: Wish
+) -> list[ProcessRow]:
+    """Rows under the row of their parent process. A parent that is on no GPU gets a row of its
+    own, with what its children hold; a process on several GPUs is one family.
+    """
+    matching = matcher(replace(wish, tree=False))
+    families: dict[int, list[ProcessRow]] = {}
+    for row in rows:
+        if matching(row):
+            families.setdefault(row.pid, []).append(row)
+    for pid in list(families):
+        parent = families[pid][0].parent
+        if parent > 1 and parent not in families and parent in loads:
+            families[parent] = [_parent_row(loads[parent], wish.pinned)]
+    children: dict[int, list[int]] = {}
+    roots: list[int] = []
+    for pid, family in families.items():
+        parent = family[0].parent
+        # A PID namespace, or PIDs used again, could make a circle: that one has no parent.
+        if parent in families and not _leads_back(pid, families):
+            children.setdefault(parent, []).append(pid)
+        else:
+            roots.append(pid)
+    totals: dict[int, ProcessRow] = {}
+
+    def total(pid: int) -> ProcessRow:
+        """A row with what the whole branch holds: what it is sorted by."""
+        if pid not in totals:
+            whole = [*families[pid], *(total(child) for child in children.get(pid, ()))]
+            totals[pid] = _summed(families[pid][0], whole)
+        return totals[pid]
+
+    result: list[ProcessRow] = []
+
+    def walk(pids: Iterable[int], indent: str, top: bool) -> None:
+        ordered = [row.pid for row in _sorted([total(pid) for pid in pids], wish)]
+        for at, pid in enumerate(ordered):
+            last = at == len(ordered) - 1
+            mark = "" if top else ("└─ " if last else "├─ ")
+            below = "" if top else ("   " if last else "│  ")
+            family = _sorted(families[pid], replace(wish, pinned=frozenset()))
+            for number, row in enumerate(family):
+                if not row.device:
+                    held = total(pid)
+                    row = replace(row, memory=held.memory, memory_text=held.memory_text)
+                branch = indent + (mark if number == 0 else below)
+                result.append(replace(row, branch=branch))
+            walk(children.get(pid, ()), indent + below, False)
+
+    walk(roots, "", True)
+    return result
+
+
+def _leads_back(pid: int, families: Mapping[int, Sequence[ProcessRow]]) -> bool:
+    seen = {pid}
+    at = families[pid][0].parent
+    while at in families:
+        if at in seen:
+            return at == pid
+        seen.add(at)
+        at = families[at][0].parent
+    return False
+
+
+def _summed(row: ProcessRow, rows: Sequence[ProcessRow]) -> ProcessRow:
+    def add(values: Sequence[float | int | None]) -> float | int | None:
+        known = [value for value in values if value is not None]
+        return sum(known) if known else None
+
+    memory, busy = add([r.memory for r in rows]), add([r.sm for r in rows])
+    # One process on two GPUs is listed twice, and has its CPU time and memory once.
+    once = list({r.pid: r for r in rows}.values())
+    return replace(
+        row,
+        memory=None if memory is None else int(memory),
+        memory_text="-" if memory is None else human_bytes(int(memory)),
+        sm=None if busy is None else int(busy),
+        cpu=add([r.cpu for r in once]),
+        resident=row.resident,
+        pinned=any(r.pinned for r in rows),
+    )
+
+
+def _parent_row(load: ProcessLoad, pinned: frozenset[Key]) -> ProcessRow:
+    cpu, cpu_text = _percent(load)
+    resident, resident_text = _resident(load)
+    return ProcessRow(
+        pid=load.pid,
+        ticks=load.ticks,
+        device="",
+        gpu="",
+        user="",
+        command=visible(load.name),
+        place="",
+        kinds="",
+        memory=None,
+        memory_text="-",
+        sm=None,
+        sm_text="-",
+        cpu=cpu,
+        cpu_text=cpu_text,
+        resident=resident,
+        resident_text=resident_text,
+        age=None,
+        age_text="",
+        parent=load.parent,
+        pinned=(load.pid, load.ticks) in pinned,
+    )

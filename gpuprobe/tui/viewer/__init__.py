@@ -1,0 +1,1 @@
+"""`gpuprobe view`."""

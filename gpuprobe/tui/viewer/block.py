@@ -1,0 +1,115 @@
+"""One block: what it is, the stack that allocated it, and the source of the chosen frame."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from gpuprobe.analysis.trace.frames import is_user_frame, short_name
+from gpuprobe.api.look import BlockInfo, excerpt
+from gpuprobe.model.run.session import Session
+from gpuprobe.model.text import human_bytes, visible
+from gpuprobe.model.trace import Frame
+from gpuprobe.model.values import Unavailable
+from gpuprobe.tui.viewer.run_model import short_line
+from gpuprobe.tui.widgets.cells import colors_of, words
+from gpuprobe.tui.widgets.rows import Rows
+
+__all__ = ["BlockScreen", "block_lines", "source_lines"]
+
+
+class BlockScreen(ModalScreen[None]):
+    """Over the screen it came from; Escape goes back."""
+
+    DEFAULT_CSS = """
+    BlockScreen { align: center middle; }
+    BlockScreen #box { width: 92%; height: 90%; border: round $primary; padding: 0 1;
+                       background: $surface; }
+    BlockScreen #block { height: auto; margin-bottom: 1; }
+    BlockScreen #frames { height: 2fr; }
+    BlockScreen #source { height: 9; border-top: solid $panel; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,enter", "dismiss", "back"),
+    ]
+
+    def __init__(self, block: BlockInfo, session: Session) -> None:
+        super().__init__()
+        self._block = block
+        self._session = session
+
+    def compose(self) -> ComposeResult:
+        self._rows = Rows(id="frames")
+        self._source = Static(id="source", markup=False)
+        with Vertical(id="box"):
+            yield Static(Text("\n".join(block_lines(self._block))), id="block", markup=False)
+            yield self._rows
+            yield self._source
+
+    def on_mount(self) -> None:
+        frames, colors = self._block.frames, colors_of(self.app)
+
+        def line(index: int) -> Text:
+            frame = frames[index]
+            style = "" if is_user_frame(frame) else colors.dim
+            return Text(short_line(short_name(frame), self._session.cwd), style=style, no_wrap=True)
+
+        head = "allocated by, innermost first" if frames else "no stack was recorded"
+        self._rows.show(head, len(frames), line)
+        mine = next((i for i, frame in enumerate(frames) if is_user_frame(frame)), 0)
+        self._rows.go(mine)
+        self._rows.focus()
+        self._show_source()
+
+    def _show_source(self) -> None:
+        frames = self._block.frames
+        lines = source_lines(frames[self._rows.cursor], self._session) if frames else []
+        text = Text(no_wrap=True, overflow="ellipsis")
+        for marked, line in lines:
+            text.append(line + "\n", style="bold" if marked else colors_of(self.app).dim)
+        self._source.update(text)
+
+    def on_rows_moved(self, message: Rows.Moved) -> None:
+        message.stop()
+        self._show_source()
+
+    def on_rows_chosen(self, message: Rows.Chosen) -> None:
+        message.stop()
+        self.dismiss()
+
+
+def block_lines(block: BlockInfo) -> list[str]:
+    """What is known of a block, in a few lines."""
+    size = f"{human_bytes(block.bytes)} at {block.address:#x}"
+    if block.requested != block.bytes:
+        size += f" ({human_bytes(block.requested)} asked for)"
+    parts = [size, words(block.category)]
+    if block.stream:
+        parts.append(f"stream {block.stream:#x}")
+    life = f"event {block.born:,}" if block.born else "before the trace"
+    life += f" to {block.freed:,}" if block.freed is not None else ", never freed in this trace"
+    lines = [" · ".join(parts), f"allocated: {life}"]
+    where = [f"phase {block.phase}" if block.phase else "", block.module]
+    if any(where):
+        lines.append(" · ".join(visible(part) for part in where if part))
+    return lines
+
+
+def source_lines(frame: Frame, session: Session) -> list[tuple[bool, str]]:
+    """The source around a frame: (is it the frame's line, text)."""
+    found = excerpt(frame, cwd=session.cwd, since=session.started_at)
+    if isinstance(found, Unavailable):
+        return [(False, f"no source: {visible(found.reason)}")]
+    lines = [
+        (number == found.line, f"{number:>6}  {visible(text.expandtabs(4))}")
+        for number, text in found.lines
+    ]
+    if found.changed:
+        lines.append((False, "        (this file is newer than the recording)"))
+    return lines

@@ -1,0 +1,263 @@
+"""How a run is doing, in lines of text. Knows nothing of Textual."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from gpuprobe.analysis.growth.forecast import Forecast
+from gpuprobe.analysis.time_shares import full_steps, time_shares
+from gpuprobe.api.live import Insight, Neighbours
+from gpuprobe.model.findings import Finding
+from gpuprobe.model.run.recording import RankRecording
+from gpuprobe.model.run.session import AllocatorActivity, DeviceWindow, Step
+from gpuprobe.model.text import human_bytes, human_ns, visible
+from gpuprobe.model.values import Peak, Unavailable
+from gpuprobe.tui.viewer.run_model import short_line
+
+__all__ = ["RECENT", "Surroundings", "now_lines"]
+
+RECENT = 50
+"""Steps that the pace is taken from: the newest."""
+
+_NAME = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is not in the recording's steps; None while it is being looked up."""
+
+    neighbours: Neighbours | Unavailable | None = None
+    forecast: Forecast | Unavailable | None = None
+    insight: Insight | Unavailable | None = None
+
+
+def now_lines(
+    rank: RankRecording, device: str, around: Surroundings, cwd: str = ""
+) -> list[tuple[str, str]]:
+    """(name, text) of each line; the name is empty where a line belongs to the one before."""
+    found: list[tuple[str, str]] = []
+    for name, lines in (
+        ("pace", _pace(rank.steps)),
+        ("memory", _memory(rank.steps, device)),
+        ("beside torch", _beside(rank.steps, device, around.neighbours)),
+        ("forecast", _forecast(around.forecast)),
+        ("left behind", _leaks(around.insight, cwd)),
+        ("fragmentation", _fragmentation(around.insight)),
+        ("allocator", _allocator(rank.steps, device)),
+        ("collectives", _collectives(rank.steps)),
+        ("host waits", _syncs(rank.findings, cwd)),
+        ("hazards", _hazards(rank.findings, cwd)),
+    ):
+        for index, line in enumerate(lines):
+            found.append(("" if index else name, visible(line)))
+    return found
+
+
+def _pace(steps: Sequence[Step]) -> list[str]:
+    recent = full_steps(steps[-RECENT:]) if steps else []
+    if not recent:
+        return ["no step yet"]
+    usual = round(median(step.duration_ns for step in recent))
+    last = recent[-1]
+    # From begin to begin: what lies between two steps slows a run down, too.
+    spans = [b.start_ns - a.start_ns for a, b in pairwise(recent)]
+    spans = [span for span in spans if span > 0]
+    rate = f" · {1e9 * len(spans) / sum(spans):.2f} steps/s" if spans else ""
+    lines = [
+        f"last step {human_ns(last.duration_ns)} · median of {len(recent)} {human_ns(usual)}{rate}"
+    ]
+    on_gpu = [step.gpu_ns for step in recent if not isinstance(step.gpu_ns, Unavailable)]
+    if on_gpu:
+        lines[0] += f" · on the GPU {human_ns(round(median(on_gpu)))}"
+    shares = time_shares(recent)
+    if shares is not None and shares.duration_ns:
+        parts = [(name, ns) for name, ns in shares.phases if ns]
+        if shares.between_ns > 0:
+            parts.append(("between", shares.between_ns))
+        lines.append(
+            " · ".join(f"{name} {100 * ns / shares.duration_ns:.0f}%" for name, ns in parts[:6])
+        )
+    return lines
+
+
+def _window(steps: Sequence[Step], device: str) -> DeviceWindow | None:
+    return next((w for w in steps[-1].windows if w.device == device), None) if steps else None
+
+
+def _memory(steps: Sequence[Step], device: str) -> list[str]:
+    window = _window(steps, device)
+    if window is None:
+        if not steps:
+            return ["no step yet"]
+        host = steps[-1].host
+        return [
+            f"resident {_size(host.rss_end)} at the end of the step · peak {_peak(host.rss_peak)}"
+        ]
+    end = window.end
+    lines = [
+        f"{device}: {_size(end.allocated)} allocated at the end of the step, "
+        f"peak {_peak(window.peak_allocated)}",
+    ]
+    if not isinstance(end.reserved, Unavailable):
+        lines.append(
+            f"{_size(end.reserved)} reserved, peak {_peak(window.peak_reserved)} · "
+            f"{_size(end.cached)} of it free for reuse"
+        )
+    for tensors in steps[-1].tensors:
+        if tensors.device == device and tensors.by_category:
+            named = sorted(tensors.by_category.items(), key=lambda item: -item[1])
+            parts = [
+                f"{c.value.replace('_', ' ')} {human_bytes(size)}" for c, size in named[:5] if size
+            ]
+            if isinstance(tensors.rest, int) and tensors.rest:
+                parts.append(f"everything else {human_bytes(tensors.rest)}")
+            lines.append(" · ".join(parts))
+    return lines
+
+
+def _size(value: int | Unavailable) -> str:
+    return "?" if isinstance(value, Unavailable) else human_bytes(value)
+
+
+def _peak(peak: Peak | Unavailable) -> str:
+    if isinstance(peak, Unavailable):
+        return "?"
+    return ("" if peak.exact else "≥") + human_bytes(peak.at_least)
+
+
+def _beside(
+    steps: Sequence[Step], device: str, around: Neighbours | Unavailable | None
+) -> list[str]:
+    if around is None:
+        return ["asking the driver …"]
+    if isinstance(around, Unavailable):
+        return [*_recorded_beside(steps, device), around.reason]
+    window = _window(steps, device)
+    reserved = window.end.reserved if window else Unavailable("no window")
+    held: int | Unavailable = around.held
+    if not isinstance(held, Unavailable) and not isinstance(reserved, Unavailable):
+        held -= reserved
+    elif not isinstance(held, Unavailable):
+        held = Unavailable("what torch reserved is not known")
+    count = around.other_processes
+    others = "no other process" if not count else f"{count} other processes"
+    if count == 1:
+        others = "1 other process"
+    if count:
+        others += f" {_size(around.others)}"
+    return [
+        f"{around.gpu}: this process outside torch {_size(held)} · {others} · "
+        f"{_size(around.free)} of {_size(around.total)} free"
+    ]
+
+
+def _recorded_beside(steps: Sequence[Step], device: str) -> Iterable[str]:
+    """What the program itself last asked the driver, which is not in every step."""
+    for step in reversed(steps[-RECENT:]):
+        window = _window((step,), device)
+        if window is not None and not isinstance(window.not_torch, Unavailable):
+            yield (
+                f"{human_bytes(window.not_torch)} in use outside torch at the end of step "
+                f"{step.index}: contexts, libraries, other processes"
+            )
+            return
+
+
+def _forecast(found: Forecast | Unavailable | None) -> list[str]:
+    if found is None:
+        return ["…"]
+    if isinstance(found, Unavailable):
+        return [found.reason]
+    lines = [found.in_words()]
+    if isinstance(found.limit, Unavailable):
+        lines.append(f"when it ends is not known: {found.limit.reason}")
+    return lines
+
+
+def _leaks(found: Insight | Unavailable | None, cwd: str) -> list[str]:
+    leaks = found.leaks if isinstance(found, Insight) else found
+    if leaks is None:
+        return ["…"]
+    if isinstance(leaks, Unavailable):
+        return [leaks.reason]
+    if not leaks.leaking:
+        return [f"no line leaves more behind with every step ({leaks.steps} traced steps)"]
+    return [
+        f"+{human_bytes(line.per_step)} a step: {short_line(line.line, cwd)}"
+        for line in leaks.leaking[:3]
+    ]
+
+
+def _fragmentation(found: Insight | Unavailable | None) -> list[str]:
+    account = found.fragmentation if isinstance(found, Insight) else found
+    if account is None:
+        return ["…"]
+    if isinstance(account, Unavailable):
+        return [account.reason]
+    total = account.total
+    step = found.step if isinstance(found, Insight) else None
+    when = "at the end" if step is None else f"at the end of step {step}"
+    lines = [
+        f"{human_bytes(total.free)} of {human_bytes(total.reserved)} reserved are free in "
+        f"{total.holes} holes {when}; the largest is {human_bytes(total.largest_hole)}",
+        f"{100 * total.external:.0f}% of the free bytes lie outside it · rounding "
+        f"{human_bytes(total.rounding)} · empty_cache would return {human_bytes(total.returnable)}",
+    ]
+    return lines if total.free else [lines[0].partition(" in ")[0] + f" {when}"]
+
+
+def _allocator(steps: Sequence[Step], device: str) -> list[str]:
+    counts = [
+        w.activity
+        for step in steps[-RECENT:]
+        for w in step.windows
+        if w.device == device and isinstance(w.activity, AllocatorActivity)
+    ]
+    if not counts:
+        return ["its activity is counted on CUDA devices only"]
+    allocs, frees = (
+        sum(getattr(c, name) for c in counts) for name in ("device_allocs", "device_frees")
+    )
+    retries, ooms = (sum(getattr(c, name) for c in counts) for name in ("alloc_retries", "ooms"))
+    return [
+        f"in the last {len(counts)} steps: {allocs} cudaMalloc, {frees} cudaFree, "
+        f"{retries} retries, {ooms} out of memory"
+    ]
+
+
+def _collectives(steps: Sequence[Step]) -> Iterable[str]:
+    shares = time_shares(steps[-RECENT:]) if steps else None
+    if shares is None or not shares.collectives:
+        return
+    for call in shares.collectives[:3]:
+        time = "" if isinstance(call.host_ns, Unavailable) else f", waited {human_ns(call.host_ns)}"
+        yield f"{call.op}: {call.count} calls, {human_bytes(call.bytes)}{time}"
+
+
+def _syncs(findings: Sequence[Finding], cwd: str) -> list[str]:
+    syncs = [finding for finding in findings if finding.kind == "implicit-sync"]
+    if not syncs:
+        return ["none recorded (gpuprobe run --hazards looks for them)"]
+    total = sum(finding.count for finding in syncs)
+    places = "1 line" if len(syncs) == 1 else f"{len(syncs)} lines"
+    lines = [f"{total} implicit synchronisations at {places}"]
+    for finding in sorted(syncs, key=lambda f: -f.count)[:3]:
+        where = f" at {short_line(str(finding.location), cwd)}" if finding.location else ""
+        lines.append(f"{finding.count}× {finding.subject or finding.message}{where}")
+    return lines
+
+
+def _hazards(findings: Sequence[Finding], cwd: str) -> list[str]:
+    races = [finding for finding in findings if finding.kind != "implicit-sync"]
+    if not races:
+        return ["none recorded (gpuprobe run --hazards looks for them)"]
+    kinds = Counter(finding.kind for finding in races)
+    lines = [", ".join(f"{count} {kind}" for kind, count in kinds.most_common())]
+    for finding in races[-3:]:
+        where = f" at {short_line(str(finding.location), cwd)}" if finding.location else ""
+        lines.append(f"{finding.message}{where}")
+    return lines

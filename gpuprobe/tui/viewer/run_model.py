@@ -1,0 +1,286 @@
+"""What the screen shows of a recording, as plain immutable data. Knows nothing of Textual."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import overload
+
+from gpuprobe.api.live import StepPeak, is_running
+from gpuprobe.model.memory import Category
+from gpuprobe.model.run.recording import RankRecording, Recording
+from gpuprobe.model.run.session import DeviceWindow, Step
+from gpuprobe.model.text import human_bytes, human_ns, visible
+from gpuprobe.model.values import Peak, Unavailable
+
+__all__ = ["Curves", "RunModel", "StepRow", "StepRows", "detail_lines", "model_of", "short_line"]
+
+_BAR = 10
+_LINE = 30
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One line of the table. ``height`` is what the plot shows, in bytes."""
+
+    index: int
+    step: Step
+    time: str
+    peak: str
+    reserved: str
+    end: str
+    phase: str
+    note: str
+    height: int
+
+
+class StepRows(Sequence[StepRow]):
+    """The lines of the table, each made when it is looked at: there may be a million."""
+
+    def __init__(self, steps: Sequence[Step], device: str) -> None:
+        self._steps = steps
+        self._device = device
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @overload
+    def __getitem__(self, index: int) -> StepRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[StepRow]: ...
+    def __getitem__(self, index: int | slice) -> StepRow | Sequence[StepRow]:
+        if isinstance(index, slice):
+            return StepRows(self._steps[index], self._device)
+        return _row(self._steps[index], self._device)
+
+
+class Curves:
+    """What the plot shows of the steps of one rank, kept from look to look: only steps that were
+    added (and the last one, which may be replaced) are looked at again.
+    """
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self.device = ""
+        self.allocated = array("q")
+        self.reserved = array("q")
+        self.time = array("q")
+        self._best = -1
+        self._last: Step | None = None  # the one before the last
+
+    def update(self, steps: Sequence[Step]) -> None:
+        """Take in the steps as they are now. Where others came in their place, begin again."""
+        known = len(self.time)
+        if known > len(steps) or (known > 1 and steps[known - 2] is not self._last):
+            self._clear()
+            known = 0
+        new = steps[max(0, known - 1) :]
+        if self._device_of(new):
+            known, new = 0, steps
+        keep = max(0, known - 1)
+        for column in (self.allocated, self.reserved, self.time):
+            del column[keep:]
+        for step in new:
+            window = _window(step.windows, self.device)
+            self.allocated.append(_level(window.peak_allocated if window else step.host.rss_peak))
+            self.reserved.append(_level(window.peak_reserved) if window else 0)
+            self.time.append(step.duration_ns)
+        self._last = steps[-2] if len(steps) > 1 else None
+
+    def _device_of(self, steps: Sequence[Step]) -> bool:
+        """Whether another device has the highest peak now."""
+        before = self.device
+        for step in steps:
+            for window in step.windows:
+                level = _level(window.peak_allocated, -1)
+                if level > self._best:
+                    self._best, self.device = level, window.device
+        return self.device != before
+
+
+def _level(peak: Peak | Unavailable, default: int = 0) -> int:
+    return peak.at_least if isinstance(peak, Peak) else default
+
+
+@dataclass(frozen=True, slots=True)
+class RunModel:
+    """One rank of a recording, ready to be shown. ``curves`` belongs to whoever made it."""
+
+    title: str
+    state: str
+    facts: str
+    measure: str
+    rows: Sequence[StepRow]
+    running: bool
+    rank: int
+    ranks: int
+    device: str
+    cwd: str = ""
+    blind_spots: tuple[str, ...] = ()
+    curves: Curves = field(default_factory=Curves, compare=False)
+
+    @property
+    def highest(self) -> int:
+        """The row with the peak; -1 where there is none."""
+        heights = self.curves.allocated[: len(self.rows)]
+        return heights.index(max(heights)) if heights else -1
+
+
+def model_of(recording: Recording, rank: int = 0, curves: Curves | None = None) -> RunModel:
+    """What to show of the rank at position ``rank`` (it is clamped to those there are).
+
+    ``curves`` are those of the last look at this rank, where there was one.
+    """
+    name = visible(PurePath(recording.path).name)
+    if not recording.ranks:
+        return RunModel(name, "no rank has begun", "", "", (), True, 0, 0, "")
+    rank = max(0, min(rank, len(recording.ranks) - 1))
+    chosen = recording.ranks[rank]
+    curves = curves or Curves()
+    curves.update(chosen.steps)
+    device = curves.device
+    session, environment = chosen.session, chosen.environment
+    torch = environment.torch
+    facts = [
+        f"torch {torch}" if isinstance(torch, str) else "torch unknown",
+        ", ".join(session.devices) or "no device",
+        f"level {session.level}" if recording.kind == "recording" else "snapshot",
+    ]
+    if len(recording.ranks) > 1:
+        facts.append(f"rank {session.rank} of {len(recording.ranks)}")
+    return RunModel(
+        title=name,
+        state=_state(chosen) if recording.kind == "recording" else "memory snapshot",
+        facts=visible(" · ".join(facts)),
+        measure=f"allocated on {device}" if device else "resident memory of the process",
+        rows=StepRows(chosen.steps, device),
+        running=recording.kind == "recording" and is_running(chosen),
+        rank=rank,
+        ranks=len(recording.ranks),
+        device=device,
+        cwd=session.cwd,
+        blind_spots=tuple(visible(f"{s.what}: {s.consequence}") for s in chosen.blind_spots),
+        curves=curves,
+    )
+
+
+def _state(rank: RankRecording) -> str:
+    if rank.end is None:
+        return "running" if is_running(rank) else "killed, or its end was not written"
+    if rank.end.error is not None:
+        return visible(f"failed: {rank.end.error.type}: {rank.end.error.message}")
+    return f"complete after {human_ns(rank.end.duration_ns)}"
+
+
+def _window(windows: Sequence[DeviceWindow], device: str) -> DeviceWindow | None:
+    return next((w for w in windows if w.device == device), None)
+
+
+def _row(step: Step, device: str) -> StepRow:
+    window = _window(step.windows, device)
+    peak = window.peak_allocated if window else step.host.rss_peak
+    end = window.end.allocated if window else step.host.rss_end
+    return StepRow(
+        index=step.index,
+        step=step,
+        time=human_ns(step.duration_ns),
+        peak=_peak(peak),
+        reserved=_peak(window.peak_reserved) if window else "-",
+        end=human_bytes(end) if isinstance(end, int) else "-",
+        phase=visible(_phase(step, device)),
+        note=("after the last step" if step.ended_by == "end" else "")
+        or ("traced" if step.traces else ""),
+        height=peak.at_least if isinstance(peak, Peak) else 0,
+    )
+
+
+def _peak(peak: Peak | Unavailable) -> str:
+    if isinstance(peak, Unavailable):
+        return "-"
+    return ("" if peak.exact else "≥") + human_bytes(peak.at_least)
+
+
+def _phase(step: Step, device: str) -> str:
+    """The phase of depth one with the highest peak; of equals, the first."""
+    best, name = -1, "-"
+    for phase in step.phases:
+        window = _window(phase.windows, device)
+        peak = window.peak_allocated if window else phase.host.rss_peak
+        if "/" not in phase.path and isinstance(peak, Peak) and peak.at_least > best:
+            best, name = peak.at_least, phase.path
+    return name
+
+
+def detail_lines(model: RunModel, row: StepRow, peak: StepPeak | Unavailable | None) -> list[str]:
+    """The panel beside the table: the phases, the tensors and the peak of one step.
+
+    ``peak`` is None while it is still being looked up.
+    """
+    step = row.step
+    lines = [f"Step {row.index} · {row.time}", ""]
+    lines.append("Phase                 time        peak")
+    for phase in step.phases:
+        window = _window(phase.windows, model.device)
+        amount = _peak(window.peak_allocated if window else phase.host.rss_peak)
+        depth = phase.path.count("/")
+        name = visible("  " * depth + phase.name)
+        lines.append(f"{name:<16.16} {human_ns(phase.duration_ns):>10} {amount:>11}")
+    for tensors in step.tensors:
+        lines += ["", f"At the end, on {visible(tensors.device)}"]
+        named = sorted(tensors.by_category.items(), key=lambda item: -item[1])
+        rows = [(_words(category), size) for category, size in named if size]
+        if isinstance(tensors.rest, int):
+            rows.append(("everything else", tensors.rest))
+        lines += _bars(rows)
+    lines += ["", "At the peak"]
+    if peak is None:
+        lines.append("reading the trace …")
+    elif isinstance(peak, Unavailable):
+        lines.append(visible(peak.reason))
+    else:
+        where = f", in {visible(peak.phase)}" if peak.phase else ""
+        lines.append(f"{human_bytes(peak.allocated)} on {peak.device}{where}")
+        lines += _bars([(share.key, share.bytes) for share in peak.categories if share.bytes])
+        for title, shares in (("Lines", peak.lines), ("Modules", peak.modules)):
+            lines += ["", title]
+            lines += [
+                f"{human_bytes(s.bytes):>10}  {short_line(s.key, model.cwd, _LINE)}"
+                for s in shares[:8]
+            ]
+    return lines
+
+
+def short_line(key: str, cwd: str, room: int = 0) -> str:
+    """A line or module without the working directory in front of it; where that has more than
+    ``room`` characters (0: any number), without directories; then its end is what stays.
+    """
+    text = visible(key.removeprefix(cwd.rstrip("/") + "/") if cwd else key)
+    place, found, function = text.partition(" in ")
+    parts = place.split("/")
+    if len(parts) > 3 and not parts[0]:  # not below the working directory
+        text = f"…/{parts[-2]}/{parts[-1]}{found}{function}"
+    if not room or len(text) <= room:
+        return text
+    if len(parts) > 1:
+        text = parts[-1] + found + function
+    return text if len(text) <= room else text[: max(0, room - 1)] + "…"
+
+
+def _words(category: Category) -> str:
+    return category.value.replace("_", " ")
+
+
+def _bars(rows: Sequence[tuple[str, int]]) -> list[str]:
+    whole = max(1, sum(size for _, size in rows))
+    return [
+        f"{human_bytes(size):>10}  {name.replace('_', ' '):<16.16} {_bar(size / whole)}"
+        for name, size in rows
+    ]
+
+
+def _bar(share: float) -> str:
+    return "█" * round(share * _BAR)

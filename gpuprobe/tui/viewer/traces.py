@@ -1,0 +1,79 @@
+"""The traces that a screen has open. Knows nothing of Textual."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import OrderedDict
+
+from gpuprobe.analysis.peak.high_water import Share
+from gpuprobe.api.live import StepPeak, step_peak
+from gpuprobe.api.look import TraceLook, TraceName, open_traces
+from gpuprobe.errors import GpuprobeError
+from gpuprobe.model.gc_pause import gc_paused
+from gpuprobe.model.run.recording import RankRecording
+from gpuprobe.model.values import Unavailable
+
+__all__ = ["OpenTraces", "peak_of"]
+
+MOST = 3
+"""Steps whose traces are kept. One of a million events takes about 150 MB."""
+
+
+class OpenTraces:
+    """Opens each trace once, for whichever thread asks first; the others wait for it: several
+    at once would only take turns.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: OrderedDict[tuple[int, TraceName], list[TraceLook]] = OrderedDict()
+
+    def of(self, rank: RankRecording, name: TraceName) -> list[TraceLook]:
+        """The traces of a step. Raises what `open_traces` raises."""
+        key = (rank.session.rank, name)
+        with self._lock:
+            found = self._open.get(key)
+            if found is None:
+                with gc_paused():
+                    found = self._open[key] = open_traces(rank, name)
+                gc.freeze()  # for good: what a trace is made of has no cycles
+            self._open.move_to_end(key)
+            while len(self._open) > MOST:
+                self._open.popitem(last=False)
+            return found
+
+    def peak(self, rank: RankRecording, place: int) -> StepPeak | Unavailable:
+        """What was alive at the peak of the step at a place in the rank's steps."""
+        step = rank.steps[place]
+        if not step.traces:
+            return step_peak(rank, step)
+        try:
+            looks = self.of(rank, TraceName(step.index, place))
+        except GpuprobeError as error:
+            return Unavailable(str(error))
+        return peak_of(looks[0]) if looks else step_peak(rank, step)
+
+    def forget(self) -> None:
+        """Read everything anew."""
+        with self._lock:
+            self._open.clear()
+
+
+def peak_of(look: TraceLook) -> StepPeak:
+    """The highest moment of a trace."""
+    event = look.event(look.peak)
+    rows = look.instants.alive(look.peak)
+
+    def shares(grouping: str) -> tuple[Share, ...]:
+        groups = look.grouped(rows, grouping)
+        return tuple(Share(group.key, group.bytes, len(group.rows)) for group in groups)
+
+    return StepPeak(
+        look.device,
+        look.allocated[look.peak],
+        event.phase if event is not None else "",
+        shares("category"),
+        shares("line"),
+        shares("module"),
+    )

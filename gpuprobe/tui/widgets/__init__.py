@@ -1,0 +1,1 @@
+"""Widgets and drawing shared by all screens."""

@@ -1,0 +1,115 @@
+"""Lines of text in roles, measured in terminal columns. Knows nothing of Textual.
+
+A line is spans of (text, role). What a role looks like is the theme's business
+(`gpuprobe.tui.widgets.themes`), so that the same line serves a light screen, a dark one, and one
+without colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gpuprobe.reporters.text.info import cut, width
+
+__all__ = [
+    "Line",
+    "Span",
+    "bar",
+    "fit",
+    "joined",
+    "left",
+    "level",
+    "line_width",
+    "right",
+    "spark",
+    "text_of",
+]
+
+Span = tuple[str, str]
+Line = tuple[Span, ...]
+
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+_PARTS = " ▏▎▍▌▋▊▉█"
+
+
+def line_width(line: Line) -> int:
+    """Columns that the line takes."""
+    return sum(width(text) for text, _ in line)
+
+
+def text_of(line: Line) -> str:
+    """The line without its roles."""
+    return "".join(text for text, _ in line)
+
+
+def left(text: str, columns: int) -> str:
+    """``text`` in exactly ``columns`` columns, cut or padded on the right."""
+    if columns <= 0:
+        return ""
+    text = cut(text, columns)
+    return text + " " * (columns - width(text))
+
+
+def right(text: str, columns: int) -> str:
+    """``text`` in exactly ``columns`` columns, cut or padded on the left."""
+    if columns <= 0:
+        return ""
+    text = cut(text, columns)
+    return " " * (columns - width(text)) + text
+
+
+def fit(line: Line, columns: int, role: str = "") -> Line:
+    """The line in exactly ``columns`` columns."""
+    taken = 0
+    spans: list[Span] = []
+    for text, kind in line:
+        wide = width(text)
+        if taken + wide > columns:
+            text = cut(text, columns - taken) if columns > taken else ""
+            wide = width(text)
+            if text:
+                spans.append((text, kind))
+            taken += wide
+            break
+        spans.append((text, kind))
+        taken += wide
+    if taken < columns:
+        spans.append((" " * (columns - taken), role))
+    return tuple(spans)
+
+
+def joined(parts: Iterable[Line], gap: str = " ") -> Line:
+    """The parts one after the other, with a gap between them."""
+    spans: list[Span] = []
+    for part in parts:
+        if spans:
+            spans.append((gap, ""))
+        spans.extend(part)
+    return tuple(spans)
+
+
+def level(share: float) -> str:
+    """The role of a gauge that is filled to ``share`` (0 to 1): calm, warm or hot."""
+    return "hot" if share >= 0.9 else "warm" if share >= 0.6 else "calm"
+
+
+def bar(share: float, columns: int, role: str) -> Line:
+    """A bar of ``columns`` columns filled to ``share``, exact to an eighth of a column."""
+    filled = max(0, min(columns * 8, round(share * columns * 8)))
+    whole, rest = divmod(filled, 8)
+    text = "█" * whole + (_PARTS[rest] if rest else "")
+    return ((text, role), ("·" * (columns - len(text)), "track"))
+
+
+def spark(values: Sequence[float], columns: int, highest: float) -> str:
+    """The last ``columns`` values as one line of blocks, the latest at the right end.
+
+    A value above 0 is never drawn as nothing.
+    """
+    shown = values[-columns:] if columns > 0 else ()
+    top = highest or 1
+    cells = [
+        _EIGHTHS[max(1 if v > 0 else 0, min(8, round(v / top * 8)))] if v == v else "╌"
+        for v in shown
+    ]
+    return " " * (columns - len(cells)) + "".join(cells)

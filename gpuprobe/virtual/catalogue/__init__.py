@@ -1,0 +1,1 @@
+"""GPUs by name, and what is known of each."""

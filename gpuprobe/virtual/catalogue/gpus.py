@@ -1,0 +1,154 @@
+"""GPUs by name: what torch reports of each, and what its CUDA context costs.
+
+The figures and the source of each are data, in ``gpus.json`` beside this file. Users add GPUs
+of their own in a file of the same form, named by the environment variable ``GPUPROBE_GPUS``
+(several: separated as in ``PATH``)::
+
+    {"schema_version": 1, "gpus": [
+        {"name": "h100-nvl", "title": "NVIDIA H100 NVL", "like": "h100-pcie-80gb",
+         "total_memory": 100000000000, "multi_processor_count": 132}]}
+
+``like`` takes what is not given from another GPU. Without it an entry needs ``title``,
+``capability``, ``multi_processor_count`` and ``total_memory``; what depends on the capability
+alone comes from NVIDIA's table of technical specifications.
+
+The memory that CUDA reports is less than the size a GPU is sold by, and differs between
+drivers by up to a few hundred MiB: ``total_memory`` is one value really printed, and
+``total_memory_seen`` the others.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from difflib import get_close_matches
+from typing import Any, Final
+
+from gpuprobe.errors import ConfigError, DriverUnavailable, MissingExtra
+from gpuprobe.model.text import visible
+from gpuprobe.virtual.catalogue.file import (
+    ARCHITECTURES_SOURCE,
+    NUMBERS,
+    PRESENT,
+    architectures,
+    built_in,
+    by_key,
+    key_of,
+    load_user_catalogue,
+    with_context,
+)
+from gpuprobe.virtual.catalogue.gpu_model import GpuModel, cublas_workspace
+
+__all__ = [
+    "ENVIRONMENT",
+    "GpuModel",
+    "all_models",
+    "cublas_workspace",
+    "find",
+    "from_properties",
+    "load_user_catalogue",
+    "parse_spec",
+    "present",
+]
+
+ENVIRONMENT: Final = "GPUPROBE_GPUS"
+"""Names the users' own catalogue files."""
+MAX_DEVICES: Final = 64
+
+
+def find(name: str) -> GpuModel:
+    """The GPU of that name, alias or title; case, blanks and maker's names do not matter.
+
+    ``present`` is the GPU this machine has. Raises ConfigError, naming the nearest, for a name
+    nobody knows, and what `present` and `load_user_catalogue` raise.
+    """
+    key = key_of(name)
+    if key == PRESENT:
+        return present()
+    known = by_key(all_models())
+    found = known.get(key)
+    if found is not None:
+        return found
+    near = sorted(
+        {known[k].name for k in known if len(key) >= 2 and k.startswith(key)}
+        | {known[k].name for k in get_close_matches(key, known, n=5, cutoff=0.6)}
+    )
+    hint = f"did you mean {', '.join(near)}?" if near else "docs/reference/gpus.md lists all"
+    raise ConfigError(f"unknown GPU {visible(name)!r}", hint=hint)
+
+
+def parse_spec(text: str) -> tuple[GpuModel, ...]:
+    """The GPUs that ``h100-80gb``, ``2xa100-40gb`` or ``t4,2xl4`` stands for, in order.
+
+    Raises ConfigError for an unknown name, an empty list, or more than 64 GPUs.
+    """
+    models: list[GpuModel] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(?:(\d{1,4})\s*[x*×]\s*)?(\S.*)", part.strip(), re.IGNORECASE)
+        if match is None:
+            raise ConfigError(
+                f"no GPU named in {visible(text)!r}", hint="for example: h100-80gb, 2xa100-40gb"
+            )
+        count = int(match[1]) if match[1] else 1
+        if not 1 <= count <= MAX_DEVICES - len(models):
+            raise ConfigError(f"{visible(text)!r} is not 1 to {MAX_DEVICES} GPUs")
+        models += [find(match[2])] * count
+    return tuple(models)
+
+
+def all_models() -> tuple[GpuModel, ...]:
+    """The users' own GPUs, then the built-in ones; a user's entry replaces one of its name."""
+    own: dict[str, GpuModel] = {}
+    for path in os.environ.get(ENVIRONMENT, "").split(os.pathsep):
+        if path:
+            own.update((model.name, model) for model in load_user_catalogue(path))
+    return (*own.values(), *(model for model in built_in() if model.name not in own))
+
+
+def present(index: int = 0) -> GpuModel:
+    """The GPU that this machine has, as torch reports it. Creates no memory on it, but does
+    initialise CUDA in this process.
+
+    Raises MissingExtra without torch, DriverUnavailable where torch sees no such GPU.
+    """
+    try:
+        import torch  # 2 s; only where the present GPU is asked for
+    except ImportError as error:
+        raise MissingExtra("torch", "torch") from error
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        raise DriverUnavailable(
+            f"torch sees no CUDA device {index}", hint="name a GPU of docs/reference/gpus.md"
+        )
+    return from_properties(torch.cuda.get_device_properties(index))
+
+
+def from_properties(properties: Any) -> GpuModel:
+    """The model that a torch ``_CudaDeviceProperties`` describes.
+
+    Its context is that of the catalogue's GPU of the same title, if there is one.
+    """
+    known = by_key(built_in()).get(key_of(properties.name))
+    source = "torch.cuda.get_device_properties on this machine"
+    measured = {}
+    for key in NUMBERS:
+        value = getattr(properties, key, None)  # the clocks only since torch 2.8
+        if isinstance(value, int) and value > 0:
+            measured[key] = value
+    capability = (int(properties.major), int(properties.minor))
+    facts = architectures().get(capability, {})
+    model = GpuModel(
+        **{
+            **facts,
+            **measured,
+            "name": PRESENT,
+            "title": properties.name,
+            "capability": capability,
+            "context": known.context if known is not None else (0, 0),
+            "sources": {
+                **dict.fromkeys(facts, ARCHITECTURES_SOURCE),
+                **dict.fromkeys([*measured, "capability"], source),
+                **({"context": known.sources["context"]} if known is not None else {}),
+            },
+        }
+    )
+    return with_context(model, built_in())

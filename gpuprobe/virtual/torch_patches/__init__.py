@@ -1,0 +1,1 @@
+"""What torch answers differently while a virtual GPU exists."""

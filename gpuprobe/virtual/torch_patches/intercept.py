@@ -1,0 +1,301 @@
+"""What ``device=`` means on a virtual machine: kernels for every operator that takes one.
+
+They run above autograd, whoever calls: Python, or C++ code inside torch. A CUDA device becomes
+the host's memory (or a meta tensor) with the device remembered for the storages made meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
+
+from gpuprobe.virtual import values
+from gpuprobe.virtual.machine import HOST, PINNED, Machine, is_meta
+from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, single_level, transformed
+
+__all__ = ["Intercept", "born_on"]
+
+_DDP = str(Path("torch", "nn", "parallel", "distributed.py"))
+_CPU = torch.device("cpu")
+_META = torch.device("meta")
+_COPIES = frozenset({"to", "_to_copy"})
+_PINS = frozenset({"pin_memory", "_pin_memory", "is_pinned"})
+# The real device of a tensor: ``Tensor.device`` itself is replaced.
+_real_device = torch._C.TensorBase.device.__get__
+
+
+@contextmanager
+def born_on(machine: Machine, place: int) -> Iterator[None]:
+    """Storages that this thread makes meanwhile lie in ``place``."""
+    local = machine.local
+    before, local.birth = local.birth, place
+    try:
+        yield
+    finally:
+        local.birth = before
+
+
+class Intercept:
+    """Registers the kernels, and moves tensors from place to place."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+
+    def install(self, kernels: Kernels) -> None:
+        for schema in torch._C._jit_get_all_schemas():
+            if not schema.name.startswith("aten::"):
+                continue
+            names = [argument.name for argument in schema.arguments]
+            name = schema.name.removeprefix("aten::")
+            if "out" in names or name.endswith("_out"):
+                continue
+            if "device" in names:
+                kernel = self._kernel(name, schema, names)
+            elif name in ("to", "type_as") and "other" in names:
+                kernel = self._like(_operator(schema))
+            else:
+                continue
+            if kernel is not None:
+                full = f"{name}.{schema.overload_name}" if schema.overload_name else name
+                kernels.add(full, kernel, DEVICE)
+
+    def _kernel(self, name: str, schema: Any, names: list[str]) -> Callable[..., Any] | None:
+        operator = _operator(schema)
+        at = names.index("device")
+        positional = None if schema.arguments[at].kwarg_only else at
+        if name in _COPIES:
+            return self._copy(operator, names, positional)
+        if name == "is_pinned":
+            return lambda tensor, device=None: self.machine.place_of(tensor) == PINNED
+        if name in _PINS:
+            return lambda tensor, device=None: self.pin(tensor)
+        takes_tensor = bool(names) and names[0] in ("self", "input")
+        return self._factory(operator, positional, takes_tensor)
+
+    # -- factories
+
+    def _factory(
+        self, operator: Any, positional: int | None, takes_tensor: bool
+    ) -> Callable[..., Any]:
+        machine = self.machine
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            if positional is not None and positional < len(args):
+                device = args[positional]
+            else:
+                device = kwargs.get("device")
+            pin = kwargs.get("pin_memory")
+            if device is not None and device.type == "cuda":
+                place = self.index_of(device)
+                host = _META if machine.shapes else _CPU
+                if positional is not None and positional < len(args):
+                    args = (*args[:positional], host, *args[positional + 1 :])
+                else:
+                    kwargs["device"] = host
+                if pin:
+                    raise RuntimeError(
+                        "Only dense CPU tensors can be pinned"
+                        if not takes_tensor
+                        else "pin_memory can only be used with CPU tensors"
+                    )
+                with born_on(machine, place), below():
+                    return operator(*args, **kwargs)
+            if pin:
+                kwargs["pin_memory"] = False
+                with born_on(machine, PINNED), below():
+                    return operator(*args, **kwargs)
+            place = HOST if takes_tensor else _asked_by_torch(machine)
+            if place >= 0:
+                with born_on(machine, place), below():
+                    return operator(*args, **kwargs)
+            with below():
+                result = operator(*args, **kwargs)
+            if not takes_tensor and isinstance(result, torch.Tensor):
+                try:
+                    key = result.untyped_storage()._cdata
+                except (NotImplementedError, RuntimeError):  # sparse
+                    return result
+                machine.made_on_host(key, values.instruction())
+            return result
+
+        return kernel
+
+    def index_of(self, device: torch.device) -> int:
+        """The index of a CUDA device, the thread's current one where it names none. Raises
+        CUDA's error where there is no such device.
+        """
+        machine = self.machine
+        index = machine.local.device if device.index is None else device.index
+        if index >= len(machine.devices):
+            raise _accelerator_error()(
+                "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have "
+                f"enough GPUs? (cuda:{index} of {len(machine.devices)} virtual devices)"
+            )
+        return index
+
+    # -- copies
+
+    def _copy(self, operator: Any, names: list[str], positional: int | None) -> Callable[..., Any]:
+        machine = self.machine
+        local = machine.local
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            tensor = args[0]
+            if not isinstance(tensor, torch.Tensor):  # a number that C++ wraps as a tensor
+                with below():
+                    return operator(*args, **kwargs)
+            given = dict(zip(names[1:], args[1:], strict=False))
+            given.update(kwargs)
+            device = given.get("device")
+            source = machine.place_of(tensor)
+            # What the program named is found here; what is called for it, a transform may send
+            # through this kernel again, with the host's device.
+            explicit, local.explicit = local.explicit, False
+            try:
+                if device is None:
+                    place = source
+                elif device.type == "cuda":
+                    place = self.index_of(device)
+                elif not explicit and device.type in ("cpu", "meta"):
+                    place = source  # C++ code that means "where this tensor is"
+                elif device.type == "cpu":
+                    place = source if source < 0 else HOST
+                else:
+                    with below():
+                        return operator(*args, **kwargs)
+                if place == source:
+                    if device is not None:
+                        given["device"] = _real_device(tensor)
+                    if given.get("pin_memory"):
+                        given["pin_memory"] = None
+                    with below():
+                        return operator(tensor, **given)
+                options = {name: given.get(name) for name in ("dtype", "layout", "memory_format")}
+                return self.move(
+                    tensor, place, non_blocking=bool(given.get("non_blocking")), **options
+                )
+            finally:
+                local.explicit = explicit
+
+        return kernel
+
+    def _like(self, operator: Any) -> Callable[..., Any]:
+        machine = self.machine
+
+        def kernel(tensor: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+            source, place = machine.place_of(tensor), machine.place_of(other)
+            if source == place or (source < 0 and place < 0):
+                # In inference mode, the parts of this come back, with the host's device.
+                explicit, machine.local.explicit = machine.local.explicit, False
+                try:
+                    with below():
+                        return operator(tensor, other, *args, **kwargs)
+                finally:
+                    machine.local.explicit = explicit
+            blocking = args[0] if args else kwargs.get("non_blocking", False)
+            return self.move(tensor, place, dtype=other.dtype, non_blocking=blocking)
+
+        return kernel
+
+    def move(
+        self,
+        tensor: Any,
+        place: int,
+        *,
+        dtype: Any = None,
+        layout: Any = None,
+        memory_format: Any = None,
+        non_blocking: bool = False,
+    ) -> Any:
+        """A copy of ``tensor`` in another place, differentiable."""
+        if place < 0 and non_blocking and not is_meta(tensor):
+            place = PINNED  # as `_to_copy` does for copies that are not waited for
+        copy = (place, dtype, layout, memory_format, non_blocking)
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            with single_level():
+                return _ToCopy.apply(tensor, self, copy)
+        return self.copy(tensor, *copy)
+
+    def copy(
+        self,
+        tensor: Any,
+        place: int,
+        dtype: Any,
+        layout: Any,
+        memory_format: Any,
+        non_blocking: bool,
+    ) -> Any:
+        """What `move` does once autograd has been taken care of."""
+        machine = self.machine
+        host = _META if machine.shapes and (place >= 0 or is_meta(tensor)) else _CPU
+        with born_on(machine, place), below():
+            return torch.ops.aten._to_copy.default(
+                tensor,
+                dtype=dtype,
+                layout=layout,
+                device=host,
+                non_blocking=non_blocking,
+                memory_format=memory_format,
+            )
+
+    def pin(self, tensor: Any) -> Any:
+        """``Tensor.pin_memory``."""
+        machine = self.machine
+        place = machine.place_of(tensor)
+        if place == PINNED:
+            return tensor
+        if place >= 0:
+            raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
+        with born_on(machine, PINNED), below():
+            return tensor.clone(memory_format=torch.contiguous_format)
+
+
+class _ToCopy(torch.autograd.function._SingleLevelFunction):
+    """A copy to another place whose gradient goes the way back. A transform of ``torch.func`` has
+    taken its own level off where a kernel is called, so that the plain kind of function is right.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, intercept: Any, copy: Any) -> Any:
+        ctx.intercept, ctx.copy = intercept, copy
+        ctx.back = (intercept.machine.place_of(tensor), tensor.dtype)
+        if not transformed():
+            return intercept.copy(tensor, *copy)
+        with torch.enable_grad(), _set_fwd_grad_enabled(True):  # for the transforms further out
+            return intercept.copy(tensor, *copy)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        place, dtype = ctx.back
+        return ctx.intercept.move(grad, place, dtype=dtype), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Any, *rest: Any) -> Any:
+        return ctx.intercept.copy(tangent, *ctx.copy)
+
+
+def _asked_by_torch(machine: Machine) -> int:
+    """The device of memory that torch's C++ code takes to be "where the model is": the gradient
+    buckets of DistributedDataParallel. `HOST` for all other callers.
+    """
+    frame = values.caller()
+    if frame is None or not frame.f_code.co_filename.endswith(_DDP):
+        return HOST
+    owner = frame.f_locals.get("self")
+    for parameter in owner.parameters() if isinstance(owner, torch.nn.Module) else ():
+        return machine.place_of(parameter)
+    return HOST
+
+
+def _operator(schema: Any) -> Any:
+    packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::"))
+    return getattr(packet, schema.overload_name or "default")
+
+
+def _accelerator_error() -> type[Exception]:
+    return getattr(torch, "AcceleratorError", RuntimeError)

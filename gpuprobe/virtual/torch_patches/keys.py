@@ -1,0 +1,131 @@
+"""Two dispatcher keys of PyTorch that nothing else uses, and the Python kernels behind them.
+
+A virtual device's tensors are CPU or meta tensors, so torch would never pick a CUDA kernel for
+them. But a dispatch key may be added to every call of a thread. `DEVICE` carries the kernels that
+handle ``device=`` arguments and the functions that take another path on CUDA; `CAST` those of
+``autocast("cuda")``. Both are autocast keys of backends (Graphcore's IPU, and out-of-tree
+backends) that have no kernels in PyTorch's own builds; they rank above autograd, so that what a
+kernel does is differentiated like the program's own code, and they are seen from C++ code as well
+as from Python.
+
+Source: the order of keys in ``c10/core/DispatchKey.h``, the thread's included and excluded keys
+in ``c10/core/impl/LocalDispatchKeySet.h``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch._ops
+
+from gpuprobe.virtual.torch_patches.patches import Patches
+
+__all__ = [
+    "CAST",
+    "DEVICE",
+    "Kernels",
+    "above",
+    "below",
+    "below_cast",
+    "exclude",
+    "include",
+    "pass_by",
+    "single_level",
+    "transformed",
+]
+
+DEVICE = "AutocastIPU"
+CAST = "AutocastPrivateUse1"
+
+_SETS = {
+    name: torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)) for name in (DEVICE, CAST)
+}
+_Guard = torch._C._ExcludeDispatchKeyGuard
+_functorch: Any = torch._C._functorch
+
+
+@contextmanager
+def above() -> Iterator[None]:
+    """The opposite of `below`, for parts of an operator that a dispatch mode runs one by one."""
+    tls: Any = torch._C
+    before = tls._dispatch_tls_is_dispatch_key_excluded(DEVICE)
+    tls._dispatch_tls_set_dispatch_key_excluded(DEVICE, False)
+    try:
+        yield
+    finally:
+        tls._dispatch_tls_set_dispatch_key_excluded(DEVICE, before)
+
+
+def below() -> Any:
+    """A context in which this thread's calls pass by the `DEVICE` kernels."""
+    return _Guard(_SETS[DEVICE])
+
+
+def below_cast() -> Any:
+    """A context in which this thread's calls pass by the `CAST` kernels."""
+    return _Guard(_SETS[CAST])
+
+
+def transformed() -> bool:
+    """Whether a transform of ``torch.func`` is at work in this thread."""
+    return _functorch.peek_interpreter_stack() is not None
+
+
+@contextmanager
+def single_level() -> Iterator[None]:
+    """Plain autograd functions may be applied within: a transform of ``torch.func`` has taken its
+    own level off where a kernel is called.
+    """
+    before = _functorch.get_single_level_autograd_function_allowed()
+    _functorch.set_single_level_autograd_function_allowed(True)
+    try:
+        yield
+    finally:
+        _functorch.set_single_level_autograd_function_allowed(before)
+
+
+def include(key: str) -> None:
+    """Send this thread's calls through the key's kernels."""
+    torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+    torch._C._dispatch_tls_set_dispatch_key_included(key, True)
+
+
+def exclude(key: str) -> None:
+    """Undo `include`: torch excludes autocast keys by default."""
+    torch._C._dispatch_tls_set_dispatch_key_included(key, False)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(key, True)
+
+
+def pass_by(patches: Patches) -> None:
+    """Have higher-order operators (``flex_attention``, ``cond``) pass both keys by: they have no
+    kernels for them, and no fallback either.
+    """
+    original = torch._ops._compute_keyset
+
+    def compute(args: Any, kwargs: Any, keys: Any) -> Any:
+        for name in (DEVICE, CAST):
+            keys = keys.remove(getattr(torch._C.DispatchKey, name))
+        return original(args, kwargs, keys)
+
+    patches.set(torch._ops, "_compute_keyset", compute)
+
+
+class Kernels:
+    """The kernels registered while a virtual device exists. `close` removes every one."""
+
+    def __init__(self) -> None:
+        self._aten = torch.library.Library("aten", "IMPL")
+        self._any = torch.library.Library("_", "IMPL")
+        for key in (DEVICE, CAST):
+            self._any.fallback(torch.library.fallthrough_kernel, key)
+
+    def add(self, name: str, kernel: Callable[..., Any], key: str) -> None:
+        """Register ``kernel`` for ``name`` (``op`` or ``op.overload``) under ``key``."""
+        self._aten.impl(name, kernel, key)
+
+    def close(self) -> None:
+        self._aten._destroy()
+        self._any._destroy()
