@@ -1,11 +1,22 @@
-"""Text for people: untrusted text made visible, and bytes with units.
+"""Text for people: untrusted text made visible, measured in columns, and bytes with units.
 
 The same units everywhere in the tool: binary prefixes (1 KiB = 1024 B), as torch prints them.
 """
 
 from __future__ import annotations
 
-__all__ = ["human_bytes", "human_delta", "human_ns", "visible"]
+from collections.abc import Iterator
+
+__all__ = [
+    "cut",
+    "human_bytes",
+    "human_delta",
+    "human_ns",
+    "padded",
+    "visible",
+    "width",
+    "wrapped",
+]
 
 
 def visible(text: str) -> str:
@@ -56,3 +67,52 @@ def human_ns(duration: int) -> str:
     if duration < 1_000_000_000:
         return f"{duration / 1_000_000:.1f} ms"
     return f"{duration / 1_000_000_000:.2f} s"
+
+
+def width(text: str) -> int:
+    """Columns that ``text`` takes on a terminal: wide characters two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
+    columns = 0
+    for char in text:
+        if unicodedata.combining(char):
+            continue
+        columns += 2 if unicodedata.east_asian_width(char) in "WF" else 1
+    return columns
+
+
+def cut(text: str, columns: int) -> str:
+    """``text`` in at most ``columns`` columns, with an ellipsis where something is left out."""
+    # Combining characters take no column: a name could stack thousands of them on one letter.
+    most = 4 * columns
+    if len(text) <= most and width(text) <= columns:
+        return text
+    kept: list[str] = []
+    left = columns - 1
+    for char in text:
+        left -= width(char)
+        if left < 0 or len(kept) == most:
+            break
+        kept.append(char)
+    return "".join(kept) + "…"
+
+
+def padded(text: str, columns: int) -> str:
+    """``text`` in exactly ``columns`` columns, cut or with spaces after it."""
+    text = cut(text, columns)
+    return text + " " * (columns - width(text))
+
+
+def wrapped(text: str, prefix: str, columns: int) -> Iterator[str]:
+    """``text`` in lines of at most ``columns``, broken at spaces where there are any."""
+    line, indent = prefix, " " * len(prefix)
+    for word in visible(text).split(" "):
+        word = cut(word, columns - len(prefix))
+        fresh = line in (prefix, indent)
+        if not fresh and width(line) + 1 + width(word) > columns:
+            yield line
+            line, fresh = indent, True
+        line += word if fresh else " " + word
+    yield line

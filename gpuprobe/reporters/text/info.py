@@ -11,10 +11,19 @@ from typing import IO, Any, NamedTuple
 
 from gpuprobe._version import __version__
 from gpuprobe.model.machine.devices import Device, GpuProcess, Inventory
-from gpuprobe.model.text import human_bytes, visible
+from gpuprobe.model.text import cut, human_bytes, padded, visible, width, wrapped
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 
-__all__ = ["WIDTH", "DeviceCells", "cells", "cut", "headline", "lines", "width", "write"]
+__all__ = [
+    "WIDTH",
+    "DeviceCells",
+    "cells",
+    "device_names",
+    "error_lines",
+    "headline",
+    "lines",
+    "write",
+]
 
 WIDTH = 100
 """Columns that no line exceeds."""
@@ -52,7 +61,7 @@ def lines(inventory: Inventory) -> Iterator[str]:
         yield _heading()
         for device in inventory.devices:
             yield from _device_lines(device, inventory)
-    names = _spoken(inventory)
+    names = device_names(inventory)
     if inventory.disagreements:
         yield ""
         yield "Where the sources differ:"
@@ -62,55 +71,7 @@ def lines(inventory: Inventory) -> Iterator[str]:
     if inventory.errors:
         yield ""
         yield "What could not be read:"
-        yield from _error_lines(inventory, names)
-
-
-def width(text: str) -> int:
-    """Columns that ``text`` takes on a terminal: wide characters two, combining ones none."""
-    if text.isascii():
-        return len(text)
-    import unicodedata
-
-    columns = 0
-    for char in text:
-        if unicodedata.combining(char):
-            continue
-        columns += 2 if unicodedata.east_asian_width(char) in "WF" else 1
-    return columns
-
-
-def cut(text: str, columns: int) -> str:
-    """``text`` in at most ``columns`` columns, with an ellipsis where something is left out."""
-    # Combining characters take no column: a name could stack thousands of them on one letter.
-    most = 4 * columns
-    if len(text) <= most and width(text) <= columns:
-        return text
-    kept: list[str] = []
-    room = columns - 1
-    for char in text:
-        room -= width(char)
-        if room < 0 or len(kept) == most:
-            break
-        kept.append(char)
-    return "".join(kept) + "…"
-
-
-def padded(text: str, columns: int) -> str:
-    text = cut(text, columns)
-    return text + " " * (columns - width(text))
-
-
-def wrapped(text: str, prefix: str, columns: int) -> Iterator[str]:
-    """``text`` in lines of at most ``columns``, broken at spaces where there are any."""
-    line, indent = prefix, " " * len(prefix)
-    for word in visible(text).split(" "):
-        word = cut(word, columns - len(prefix))
-        fresh = line in (prefix, indent)
-        if not fresh and width(line) + 1 + width(word) > columns:
-            yield line
-            line, fresh = indent, True
-        line += word if fresh else " " + word
-    yield line
+        yield from error_lines(inventory, names)
 
 
 def headline(inventory: Inventory) -> str:
@@ -277,7 +238,7 @@ def _process(process: GpuProcess, room: int) -> str:
     return start + cut(visible(command), max(10, room - width(start) - len(label))) + label
 
 
-def _spoken(inventory: Inventory) -> dict[str, str]:
+def device_names(inventory: Inventory) -> dict[str, str]:
     """Device key -> ``GPU 3``, by the NVML index that the table shows."""
     names = {}
     for device in inventory.devices:
@@ -293,7 +254,7 @@ def _renamed(text: str, names: dict[str, str]) -> str:
     return text
 
 
-def _error_lines(inventory: Inventory, names: dict[str, str]) -> Iterator[str]:
+def error_lines(inventory: Inventory, names: dict[str, str]) -> Iterator[str]:
     """One line per device, status and reason: forty refused counters are one refusal."""
     grouped: dict[tuple[str, str, str, str], list[str]] = {}
     for error in inventory.errors:

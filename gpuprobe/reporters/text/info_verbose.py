@@ -9,9 +9,9 @@ from enum import Enum
 from typing import IO, Any
 
 from gpuprobe.model.machine.devices import Container, Inventory, NvLink, TopologyMatrix
-from gpuprobe.model.text import human_bytes, visible
+from gpuprobe.model.text import cut, human_bytes, padded, visible, wrapped
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
-from gpuprobe.reporters.text.info import WIDTH, cut, padded, wrapped
+from gpuprobe.reporters.text.info import WIDTH
 
 __all__ = ["lines", "write"]
 

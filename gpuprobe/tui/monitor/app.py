@@ -24,7 +24,7 @@ from textual.theme import Theme
 
 from gpuprobe.api.monitor import Monitor
 from gpuprobe.errors import GpuprobeError
-from gpuprobe.model.text import visible
+from gpuprobe.model.text import visible, wrapped
 from gpuprobe.tui.base import ProbeApp
 from gpuprobe.tui.monitor import settings as remembered
 from gpuprobe.tui.monitor.feed import Crashed, Done, Ended, Failed, Feed, Reader, Taken
@@ -447,7 +447,6 @@ class TopApp(ProbeApp):
         self.push_screen(TextScreen("Keys", lines, self.painter))
 
     def action_notes(self) -> None:
-        from gpuprobe.reporters.text.info import wrapped
         from gpuprobe.tui.monitor.screens import TextScreen
 
         lines: list[Line] = []

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.machine.diagnosis import Diagnosis, NotChecked
-from gpuprobe.model.text import visible
+from gpuprobe.model.text import visible, wrapped
 from gpuprobe.model.values import Unavailable
-from gpuprobe.reporters.text.info import wrapped
 from gpuprobe.tui.widgets.paint import Line
 
 __all__ = ["diagnosis_lines", "headline", "summary"]

@@ -15,7 +15,7 @@ from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.machine.monitor import HostLoad, Moment
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
-from gpuprobe.reporters.text.info import _error_lines, _spoken, headline
+from gpuprobe.reporters.text.info import device_names, error_lines, headline
 from gpuprobe.tui.monitor.history import History
 from gpuprobe.tui.monitor.tables.devices_lines import PLOTS, Panel, detail, table
 from gpuprobe.tui.monitor.tables.devices_model import DeviceRow, device_rows, missing
@@ -239,10 +239,10 @@ class TopModel:
             return [self.failure] if self.failure else []
         inventory = self.moment.inventory
         found = [self.failure] if self.failure else []
-        names = _spoken(inventory)
+        names = device_names(inventory)
         if not self.failure:
             # An error of a device comes before what is merely refused.
-            found += [line.strip().removeprefix("! ") for line in _error_lines(inventory, names)]
+            found += [line.strip().removeprefix("! ") for line in error_lines(inventory, names)]
         for one in inventory.disagreements:
             if not one.expected:
                 found.append(visible(one.message))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gpuprobe.reporters.text.info import cut, width
+from gpuprobe.model.text import cut, width
 
 __all__ = [
     "Line",

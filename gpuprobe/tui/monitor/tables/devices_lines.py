@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gpuprobe.model.text import human_bytes
-from gpuprobe.reporters.text.info import width
+from gpuprobe.model.text import human_bytes, width
 from gpuprobe.tui.monitor.history import History
 from gpuprobe.tui.monitor.tables.devices_model import DeviceRow, Part, rate_text
 from gpuprobe.tui.widgets.paint import Line, bar, fit, joined, left, level, right, spark
