@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from gpuprobe.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
-    from gpuprobe.hazard_watch.feed import Feed
+    from gpuprobe.hazard_watch.source import EventSource
     from gpuprobe.hazards.results import Hazards
     from gpuprobe.model.findings import Finding
 
 __all__ = ["allow_sync", "declare_access", "detect_hazards"]
 
 DEFAULT_GPU = "h100-80gb"
-_cuda_feed: Feed | None = None  # of the watch on real CUDA that is under way
+_cuda_feed: EventSource | None = None  # of the watch on real CUDA that is under way
 _ALLOW_COMMENT = "gpuprobe: allow"
 
 _COVERAGE = (
@@ -51,7 +51,7 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", why="hazards are looked for in torch's operators")
     from gpuprobe.api.virtual import virtual_gpu
-    from gpuprobe.hazard_watch.feed import Feed
+    from gpuprobe.hazard_watch.source import EventSource
     from gpuprobe.hazards.results import Hazards
     from gpuprobe.virtual.session import current
     from gpuprobe.virtual.torch_patches.patches import Patches
@@ -68,7 +68,7 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
         if machine.observer is not None:
             raise UsageError("hazards are being looked for already", hint="leave that one first")
         patches = Patches()
-        feed = Feed(machine)
+        feed = EventSource(machine)
         machine.observer = feed
         feed.install(patches)
         try:
@@ -88,13 +88,13 @@ def _has_cuda() -> bool:
 def _on_cuda(found: Hazards) -> Iterator[Hazards]:
     """The same engine, fed by torch's own reports."""
     global _cuda_feed
-    from gpuprobe.hazard_watch.cuda import CudaFeed
+    from gpuprobe.hazard_watch.cuda import CudaSource
     from gpuprobe.virtual.torch_patches.patches import Patches
 
     if _cuda_feed is not None:
         raise UsageError("hazards are being looked for already", hint="leave that one first")
     patches = Patches()
-    feed = _cuda_feed = CudaFeed()
+    feed = _cuda_feed = CudaSource()
     try:
         feed.install(patches)
         yield found
@@ -107,9 +107,9 @@ def _on_cuda(found: Hazards) -> Iterator[Hazards]:
             found.coverage.append(f"everything after gpuprobe's own failure: {feed.broken}")
 
 
-def _fill(found: Hazards, feed: Feed) -> None:
+def _fill(found: Hazards, feed: EventSource) -> None:
     """Put what the engine saw into words."""
-    from gpuprobe.hazard_watch.feed import place
+    from gpuprobe.hazard_watch.source import place
     from gpuprobe.hazards.explain import finding
     from gpuprobe.hazards.ledger import REPLACEMENTS
     from gpuprobe.hazards.results import SyncRow
@@ -204,7 +204,7 @@ class FindingsSoFar:
         return [*self._races(), *self._syncs()]
 
     def _syncs(self) -> Iterator[Finding]:
-        from gpuprobe.hazard_watch.feed import place
+        from gpuprobe.hazard_watch.source import place
 
         entries = {} if self._feed is None else self._feed.ledger.entries
         for key, entry in tuple(entries.items()):
@@ -217,7 +217,7 @@ class FindingsSoFar:
                 yield _sync_finding(entry.reason, count, location)
 
     def _races(self) -> list[Finding]:
-        from gpuprobe.hazard_watch.feed import place
+        from gpuprobe.hazard_watch.source import place
         from gpuprobe.hazards.explain import finding
 
         feed = self._feed
@@ -268,7 +268,7 @@ def declare_access(reads: Any = (), writes: Any = (), stream: Any = None) -> Non
         feed.declared(reads, writes, stream)
 
 
-def _feed() -> Feed | None:
+def _feed() -> EventSource | None:
     import sys
 
     module = sys.modules.get("gpuprobe.virtual.session")

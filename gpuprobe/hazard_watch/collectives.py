@@ -13,23 +13,22 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from gpuprobe.hazard_watch.base import Patches
 from gpuprobe.hazards.footprint import Footprint, of_tensor
-from gpuprobe.virtual.machine import HOST
-from gpuprobe.virtual.torch_patches.patches import Patches
+from gpuprobe.hazards.observer import HOST
+from gpuprobe.torch_support.frames import OURS, TORCH
 
 __all__ = ["Collectives"]
 
-_OURS: Final = str(Path(__file__).resolve().parent.parent)
-_TORCH: Final = Path(torch.__file__).resolve().parent
-_DISTRIBUTED: Final = str(_TORCH / "distributed" / "distributed_c10d.py")
+_DISTRIBUTED: Final = f"{TORCH}distributed/distributed_c10d.py"
 # Between a Python call and its operator: torch.compile's guards, the dispatcher.
-_BETWEEN: Final = tuple(
-    str(_TORCH / name) for name in ("_dynamo", "_compile.py", "_ops.py", "utils", "autograd")
+_BETWEEN: Final = (
+    OURS,
+    *(f"{TORCH}{name}" for name in ("_dynamo/", "_compile.py", "_ops.py", "utils/", "autograd/")),
 )
 _HOST_SPACE: Final = 1 << 61  # addresses of host tensors that collectives work on
 _NO_DEVICE: Final = -1
@@ -38,8 +37,8 @@ _NO_DEVICE: Final = -1
 class Collectives:
     """The work handles of one watch."""
 
-    def __init__(self, feed: Any) -> None:
-        self._feed = feed
+    def __init__(self, source: Any) -> None:
+        self._source = source
         self._groups: dict[Any, int] = {}
         self._events: dict[int, tuple[weakref.ref[Any], int, int]] = {}
         self._newest: Any = None  # until the program has it: Python would make another object
@@ -105,12 +104,12 @@ class Collectives:
         work = Work.unbox(result[-1] if isinstance(result, (tuple, list)) else result)
         self._count += 1
         event = -self._count  # those of the program are positive
-        self._feed.judge.event_record(event, actor, site)
+        self._source.active.event_record(event, actor, site)
 
         def gone(_: Any, key: int = id(work)) -> None:
             found = self._events.pop(key, None)
             if found is not None:
-                self._feed.judge.event_destroyed(found[1])
+                self._source.active.event_destroyed(found[1])
 
         self._events[id(work)] = (weakref.ref(work, gone), event, index)
         self._newest = work
@@ -120,7 +119,7 @@ class Collectives:
         is waited for (``ProcessGroupGloo.cpp`` copies the part of a reduce-scatter).
         """
         frame: Any = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith((_OURS, *_BETWEEN)):
+        while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
             frame = frame.f_back
         return frame is self.waiting
 
@@ -129,8 +128,8 @@ class Collectives:
         self._newest = None
 
     def _waited(self, work: Any) -> None:
-        feed = self._feed
-        machine = feed.machine
+        source = self._source
+        machine = source.machine
         host = self._host.pop(id(work), None)
         if host is not None:
             self._landed(host[1], host[2])
@@ -138,13 +137,13 @@ class Collectives:
         found = self._events.get(id(work))
         if found is not None and found[0]() is work:
             _, event, index = found
-            feed.event_wait(event, index, machine.stream(index))
+            source.event_wait(event, index, machine.stream(index))
             return
         # A handle of several collectives (coalesced), or of one from before the watch.
         for index in range(len(machine.devices)):
-            waiter = feed.judge.stream(index, machine.stream(index))
+            waiter = source.active.stream(index, machine.stream(index))
             for number in self._groups.values():
-                feed.judge.order(waiter, feed.judge.stream(index, number))
+                source.active.order(waiter, source.active.stream(index, number))
 
     # -- host tensors
 
@@ -157,7 +156,7 @@ class Collectives:
         number = self.launched(func, args, result)
         if number is None:
             return
-        engine, machine = self._feed.engine, self._feed.machine
+        engine, machine = self._source.engine, self._source.machine
         accesses, keys = [], []
         for value, write in zip(args, written, strict=False):
             for tensor in _tensors(value):
@@ -191,13 +190,13 @@ class Collectives:
         key = tensor.untyped_storage()._cdata
         where = _footprint(tensor) if key in self.flying else None
         if where is not None:
-            self._feed.engine.host_access(key + _HOST_SPACE, where, write, op, site)
+            self._source.engine.host_access(key + _HOST_SPACE, where, write, op, site)
 
     def _landed(self, actor: int | None, keys: list[int]) -> None:
         """The host has waited for a collective, or nobody can any more (no ``actor``)."""
-        engine = self._feed.engine
+        engine = self._source.engine
         if actor is not None:
-            engine.stream_synchronize(actor, self._feed.site())
+            engine.stream_synchronize(actor, self._source.site())
         for key in keys:
             self.flying[key] -= 1
             if not self.flying[key]:
@@ -213,7 +212,7 @@ class Collectives:
             name = frame.f_code.co_filename
             if name == _DISTRIBUTED:
                 return True
-            if not name.startswith((_OURS, *_BETWEEN)):
+            if not name.startswith(_BETWEEN):
                 return False
             frame = frame.f_back
         return False

@@ -1,4 +1,4 @@
-"""The hazard engine's feed on real CUDA: the same judge, with torch's own reports.
+"""The event source on real CUDA: the same engine, with torch's own reports.
 
 Three sources: torch's GPU trace callbacks (events, streams, synchronisation, the caching
 allocator's blocks; ``torch/cuda/_gpu_trace.py``), a dispatch mode (what every operator reads and
@@ -20,12 +20,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuprobe.hazard_watch import host_access as host_watch
-from gpuprobe.hazard_watch.feed import Feed
+from gpuprobe.hazard_watch.base import Patches
+from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.footprint import Footprint, of_tensor
-from gpuprobe.virtual.machine import HOST, PINNED
-from gpuprobe.virtual.torch_patches.patches import Patches
+from gpuprobe.hazards.observer import HOST, PINNED
 
-__all__ = ["CudaFeed"]
+__all__ = ["CudaSource"]
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _REPORTS: Final = (
@@ -41,7 +41,7 @@ _REPORTS: Final = (
 
 
 class _Pinned(weakref.ref[Any]):
-    """A pinned storage that a copy used. The fields are those the feed asks a brand for."""
+    """A pinned storage that a copy used. The fields are those the event source asks a tag for."""
 
     __slots__ = ("block", "key", "nbytes", "place", "stream")
 
@@ -64,7 +64,7 @@ class _Local:
 
 
 class _Machine:
-    """The questions that the feed asks, answered by torch. ``brands``: pinned storages."""
+    """The questions that the event source asks, answered by torch. ``brands``: pinned storages."""
 
     shapes = False
     closed = False
@@ -74,7 +74,7 @@ class _Machine:
         self.brands: dict[int, _Pinned] = {}
         self.local = _Local()
         self.assumed: dict[str, int] = {}
-        self.died: Callable[[_Pinned], None] = lambda brand: None
+        self.freed: Callable[[_Pinned], None] = lambda tag: None
 
     def stream(self, index: int) -> int:
         """The CUDA handle of the current stream; 0 is the legacy default stream."""
@@ -93,10 +93,10 @@ class _Machine:
             return PINNED
         if not self.is_pinned(tensor):
             return HOST
-        brand = _Pinned(storage, self.died)
-        brand.key, brand.nbytes, brand.place = storage._cdata, storage.nbytes(), PINNED
-        brand.stream, brand.block = 0, None
-        self.brands[brand.key] = brand
+        tag = _Pinned(storage, self.freed)
+        tag.key, tag.nbytes, tag.place = storage._cdata, storage.nbytes(), PINNED
+        tag.stream, tag.block = 0, None
+        self.brands[tag.key] = tag
         return PINNED
 
     def is_pinned(self, tensor: Any) -> bool:
@@ -106,13 +106,13 @@ class _Machine:
         return self.brands.get(tensor.untyped_storage()._cdata)
 
 
-class CudaFeed(Feed):
+class CudaSource(EventSource):
     """Enter `watching` around the program. ``broken`` says why watching ended early, or ""."""
 
     def __init__(self) -> None:
         machine: Any = _Machine()
         super().__init__(machine)
-        machine.died = self._pinned_died
+        machine.freed = self._pinned_freed
         self.broken = ""
         self._queue: deque[tuple[Any, ...]] = deque()
         self._captured: set[int] = set()  # blocks that were allocated during a capture
@@ -144,24 +144,24 @@ class CudaFeed(Feed):
     def _threads(self, patches: Patches) -> None:
         """Dispatch modes are a thread's own: threads that the program starts get one too."""
         original = threading.Thread.run
-        feed = self
+        source = self
 
         def run(thread: threading.Thread) -> None:
-            with _Watch(feed):
+            with _Watch(source):
                 original(thread)
 
         patches.set(threading.Thread, "run", run)
 
     def _methods(self, patches: Patches) -> None:
         """Methods that say something about order, and that no callback reports."""
-        feed = self
+        source = self
 
         def after(owner: Any, name: str, tell: Callable[..., None]) -> None:
             original = getattr(owner, name)
 
             def method(this: Any, *args: Any, **kwargs: Any) -> Any:
                 result = original(this, *args, **kwargs)
-                feed.guarded(tell, this, result, *args, **kwargs)
+                source.guarded(tell, this, result, *args, **kwargs)
                 return result
 
             method.__name__ = name
@@ -169,18 +169,18 @@ class CudaFeed(Feed):
 
         def queried(this: Any, result: bool) -> None:
             if result and hasattr(this, "cuda_event"):
-                feed.event_synchronize(this.cuda_event)
+                source.event_synchronize(this.cuda_event)
             elif result:
-                feed.stream_synchronize(this.device_index, this.cuda_stream)
+                source.stream_synchronize(this.device_index, this.cuda_stream)
 
         after(torch.cuda.Event, "query", queried)
         after(torch.cuda.Stream, "query", queried)
 
         def used(this: Any, result: None, stream: Any) -> None:
-            address = feed._device_address(this)
+            address = source._device_address(this)
             if address is not None:
-                actor = feed.judge.stream(stream.device_index, stream.cuda_stream)
-                feed.judge.record_stream(address, actor)
+                actor = source.active.stream(stream.device_index, stream.cuda_stream)
+                source.active.record_stream(address, actor)
 
         after(torch.Tensor, "record_stream", used)
 
@@ -188,29 +188,29 @@ class CudaFeed(Feed):
 
         def numpy(this: Any, *args: Any, **kwargs: Any) -> Any:
             array = original_numpy(this, *args, **kwargs)
-            pinned = not this.is_cuda and feed.machine.place_of(this) == PINNED
-            return feed.aliased(this, array) if pinned else array
+            pinned = not this.is_cuda and source.machine.place_of(this) == PINNED
+            return source.aliased(this, array) if pinned else array
 
         patches.set(torch.Tensor, "numpy", numpy)
 
         def listed(this: Any, result: Any) -> None:
-            if not this.is_cuda and feed.machine.place_of(this) == PINNED:
-                feed.host_use(this, False, "tolist")
+            if not this.is_cuda and source.machine.place_of(this) == PINNED:
+                source.host_use(this, False, "tolist")
 
         after(torch.Tensor, "tolist", listed)
         graph = torch.cuda.CUDAGraph
 
         def began(this: Any, result: None, *args: Any, **kwargs: Any) -> None:
             index = torch.cuda.current_device()
-            feed.capture_begin(index, feed.machine.stream(index))
+            source.capture_begin(index, source.machine.stream(index))
 
         def ended(this: Any, result: None) -> None:
-            this._gpuprobe_accesses = feed.capture_end(torch.cuda.current_device())
+            this._gpuprobe_accesses = source.capture_end(torch.cuda.current_device())
 
         def replayed(this: Any, result: None) -> None:
             index = torch.cuda.current_device()
             captured = getattr(this, "_gpuprobe_accesses", None)
-            feed.graph_launch(captured, index, feed.machine.stream(index))
+            source.graph_launch(captured, index, source.machine.stream(index))
 
         after(graph, "capture_begin", began)
         after(graph, "capture_end", ended)
@@ -221,7 +221,7 @@ class CudaFeed(Feed):
 
         def empty_cache() -> None:
             original_empty()
-            feed.guarded(feed.empty_cache)
+            source.guarded(source.empty_cache)
 
         for module in (memory, torch.cuda):
             patches.set(module, "empty_cache", empty_cache)
@@ -265,7 +265,7 @@ class CudaFeed(Feed):
 
     def drain(self) -> None:
         """Tell the engine what was reported since the last operator, in order."""
-        engine, queue = self.judge, self._queue
+        engine, queue = self.active, self._queue
         while queue:
             kind, *given = queue.popleft()
             if kind == "alloc":
@@ -298,9 +298,9 @@ class CudaFeed(Feed):
         """
         if handle:
             for index in range(len(self.machine.devices)):
-                if self.judge.has_stream(index, handle):
-                    return self.judge.stream(index, handle)
-        return self.judge.stream(device, handle)
+                if self.active.has_stream(index, handle):
+                    return self.active.stream(index, handle)
+        return self.active.stream(device, handle)
 
     # -- where tensors are
 
@@ -315,8 +315,8 @@ class CudaFeed(Feed):
             address = self._device_address(tensor)
         else:
             place = self.machine.place_of(tensor) if tensor.layout is torch.strided else HOST
-            brand = self.machine.brand_of(tensor) if place == PINNED else None
-            address = None if brand is None else self._address(brand)
+            tag = self.machine.brand_of(tensor) if place == PINNED else None
+            address = None if tag is None else self._address(tag)
         if address is None:
             return None
         if not self.engine.knows(address):
@@ -324,18 +324,18 @@ class CudaFeed(Feed):
             nbytes = max(1, tensor.untyped_storage().nbytes())
             self.engine.alloc(address, nbytes)
             if self._capture is not None and address in self._captured:
-                self._capture.born.add(address)
+                self._capture.allocated.add(address)
                 self._capture.engine.alloc(address, nbytes)
         item = tensor.element_size()
         start = address + tensor.storage_offset() * item
         where = of_tensor(start, tensor.size(), tensor.stride(), item)
         return None if where is None else (address, where)
 
-    def _pinned_died(self, brand: _Pinned) -> None:
-        brands: dict[int, Any] = self.machine.brands
-        if brands.get(brand.key) is brand:
-            del brands[brand.key]
-        known: Any = brand
+    def _pinned_freed(self, tag: _Pinned) -> None:
+        brands: Any = self.machine.brands
+        if brands.get(tag.key) is tag:
+            del brands[tag.key]
+        known: Any = tag
         # The caching host allocator waits for the streams that used it before it hands it on.
         self._queue.append(("free", self._address(known), True))
 
@@ -381,11 +381,11 @@ class CudaFeed(Feed):
 
 
 class _Watch(TorchDispatchMode):
-    """Hands every operator to the feed after it was launched."""
+    """Hands every operator to the event source after it was launched."""
 
-    def __init__(self, feed: CudaFeed) -> None:
+    def __init__(self, source: CudaSource) -> None:
         super().__init__()
-        self._feed = feed
+        self._source = source
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for kind in types:
@@ -398,7 +398,7 @@ class _Watch(TorchDispatchMode):
         began = time.perf_counter()
         result = func(*args, **kwargs)
         seconds = time.perf_counter() - began
-        self._feed.guarded(self._feed.ran, func, args, kwargs, result, seconds)
+        self._source.guarded(self._source.ran, func, args, kwargs, result, seconds)
         return result
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from gpuprobe.hazard_watch.base import Patches
 from gpuprobe.hazard_watch.pinned_array import origin, rewatched
-from gpuprobe.virtual.machine import PINNED, is_meta
-from gpuprobe.virtual.torch_patches.patches import Patches
+from gpuprobe.hazards.observer import PINNED
+from gpuprobe.torch_support.tensors import is_meta
 
 __all__ = ["install", "is_number"]
 
@@ -34,16 +35,16 @@ def is_number(source: Any) -> bool:
     return _assigned.number and not source.dim()
 
 
-def install(feed: Any, patches: Patches) -> None:
-    """Tell ``feed`` of them until ``patches`` are undone."""
-    machine = feed.machine
+def install(source: Any, patches: Patches) -> None:
+    """Tell ``source`` of them until ``patches`` are undone."""
+    machine = source.machine
 
     def use(tensor: Any, write: bool, op: str) -> None:
         place = machine.place_of(tensor)
         if place == PINNED:
-            feed.host_use(tensor, write, op)
+            source.host_use(tensor, write, op)
         elif place >= 0:
-            feed.device_read(tensor, place, op)
+            source.device_read(tensor, place, op)
 
     def telling(name: str, op: str, write: bool) -> Callable[..., Any]:
         original = getattr(torch.Tensor, name)

@@ -28,12 +28,12 @@ _OF_SHAPE: Final = frozenset(
 _class: Any = None
 
 
-def watched(feed: Any, tensor: Any, array: Any) -> Any:
+def watched(source: Any, tensor: Any, array: Any) -> Any:
     """``array`` as a subclass that reports reads and writes of its part of ``tensor``'s memory,
     for as long as the array, or a view of it, lives. Taking the array reads nothing by itself.
     """
     made = array.view(_array_class())
-    made._feed, made._tensor = feed, tensor
+    made._source, made._tensor = source, tensor
     return made
 
 
@@ -83,7 +83,7 @@ def _make_class() -> Any:
     class PinnedArray(np.ndarray):
         """Reports what goes through Python; C code that takes the buffer is not seen."""
 
-        _feed: Any = None
+        _source: Any = None
         _tensor: Any = None
 
         def __array_finalize__(self, other: Any) -> None:
@@ -92,12 +92,12 @@ def _make_class() -> Any:
                 low, high = _bounds(self)
                 first, last = _bounds(other)
                 if first <= low and high <= last:
-                    self._feed, self._tensor = other._feed, other._tensor
+                    self._source, self._tensor = other._source, other._tensor
 
         def _tell(self, write: bool, op: str) -> None:
             where = None if self._tensor is None else _footprint(self)
             if where is not None:
-                self._feed.host_bytes(self._tensor, where, write, op)
+                self._source.host_bytes(self._tensor, where, write, op)
 
         def __getitem__(self, key: Any) -> Any:
             found = super().__getitem__(key)
@@ -198,7 +198,7 @@ def _views(given: Any, result: Any) -> Any:
         if isinstance(item, _class) and item._tensor is not None:
             first, last = _bounds(item)
             if first <= low < high <= last:
-                return watched(item._feed, item._tensor, result)
+                return watched(item._source, item._tensor, result)
     return None
 
 

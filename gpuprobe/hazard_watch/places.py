@@ -5,29 +5,27 @@ from __future__ import annotations
 import contextlib
 import copy
 import multiprocessing
+import os
 import sys
 import warnings
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 import typing_extensions
 
 from gpuprobe.model.findings import Location
+from gpuprobe.torch_support.frames import OURS, TORCH
 
-__all__ = ["OURS", "place", "site_at_hand"]
+__all__ = ["place", "site_at_hand"]
 
-_TORCH: Final = str(Path(torch.__file__).resolve().parent)
-OURS: Final = str(Path(__file__).resolve().parent.parent)
-"""The folder of this package."""
 _SKIP: Final = (
-    _TORCH,
+    TORCH,
     OURS,
     "<frozen",
     "<string>",
     copy.__file__,
     contextlib.__file__,
-    str(Path(multiprocessing.__file__).parent),
+    str(Path(multiprocessing.__file__).parent) + os.sep,
     # Wrappers around functions of torch's that are deprecated.
     typing_extensions.__file__,
     warnings.__file__,

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.virtual.torch_patches.patches import Patches
+from gpuprobe.hazard_watch.base import Patches
 
 __all__ = ["PROCESSES", "Processes"]
 
@@ -26,8 +26,8 @@ PROCESSES: Final = -2
 class Processes:
     """What one watch knows of other processes."""
 
-    def __init__(self, feed: Any) -> None:
-        self._feed = feed
+    def __init__(self, source: Any) -> None:
+        self._source = source
         self.sent = 0
         self._local = threading.local()
 
@@ -92,25 +92,25 @@ class Processes:
 
     def _sending(self, value: Any) -> None:
         """The other process may read from now on what was written so far."""
-        feed = self._feed
+        source = self._source
         accesses: list[Any] = []
-        feed._add(accesses, list(_tensors(value)), False)
+        source._add(accesses, list(_tensors(value)), False)
         if not accesses:
             return
         self.sent += len(accesses)
-        engine = feed.engine
+        engine = source.engine
         actor = engine.stream(PROCESSES, 0)
-        for index in range(len(feed.machine.devices)):
-            engine.order(actor, engine.stream(index, feed.machine.stream(index)))
+        for index in range(len(source.machine.devices)):
+            engine.order(actor, engine.stream(index, source.machine.stream(index)))
         for address, _, _ in accesses:
             engine.record_stream(address, actor)  # its memory is kept
-        engine.launch(actor, "receiver", accesses, feed.site(), "process")
+        engine.launch(actor, "receiver", accesses, source.site(), "process")
 
     def _heard(self) -> None:
         """Another process was heard of: it is taken to be done with what it was sent."""
         if self.sent:
-            engine = self._feed.engine
-            engine.stream_synchronize(engine.stream(PROCESSES, 0), self._feed.site())
+            engine = self._source.engine
+            engine.stream_synchronize(engine.stream(PROCESSES, 0), self._source.site())
 
 
 def _tensors(value: Any) -> Any:

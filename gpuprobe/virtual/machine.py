@@ -16,46 +16,15 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.allocator.blocks import Block
+from gpuprobe.hazards.observer import HOST, PINNED, Observer
 from gpuprobe.model.trace import AllocatorSettings
+from gpuprobe.torch_support.tensors import is_meta, parts
 from gpuprobe.virtual.catalogue.gpus import GpuModel
 from gpuprobe.virtual.device import VirtualDevice
 
 __all__ = ["HOST", "PINNED", "Brand", "Local", "Machine", "is_meta", "parts"]
 
-is_meta = torch._C.TensorBase.is_meta.__get__
-"""Whether a tensor truly has no memory: ``Tensor.is_meta`` itself is replaced."""
-
-HOST: Final = -1
-"""Place of ordinary host memory. Places from 0 on are device indices."""
-PINNED: Final = -2
-"""Place of page-locked host memory."""
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
-
-
-_functorch: Any = torch._C._functorch
-_COMPRESSED: Final = {
-    torch.sparse_csr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),
-    torch.sparse_bsr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),
-    torch.sparse_csc: (torch.Tensor.ccol_indices, torch.Tensor.row_indices),
-    torch.sparse_bsc: (torch.Tensor.ccol_indices, torch.Tensor.row_indices),
-}
-
-
-def parts(tensor: Any) -> tuple[Any, ...]:
-    """What a tensor without a storage of its own is made of: a sparse one's values and indices,
-    or the tensor that a transform of ``torch.func`` has wrapped. Empty where it has no parts.
-    """
-    if _functorch.is_functorch_wrapped_tensor(tensor):
-        return (_functorch.get_unwrapped(tensor),)
-    layout = tensor.layout
-    if layout is torch.strided:
-        return ()
-    with torch._C._DisableTorchDispatch(), torch.no_grad():
-        if layout is torch.sparse_coo:
-            return tensor._values(), tensor._indices()
-        if layout in _COMPRESSED:
-            return tensor.values(), *(part(tensor) for part in _COMPRESSED[layout])
-    return ()
 
 
 class Brand(weakref.ref[Any]):
@@ -99,8 +68,8 @@ class Local(threading.local):
 class Machine:
     """All of a virtual machine's state.
 
-    ``compute`` is ``"real"`` (values on the CPU) or ``"shapes"`` (none). ``observer`` is told
-    of launches, copies, births and deaths where hazards are looked for.
+    ``compute`` is ``"real"`` (values on the CPU) or ``"shapes"`` (none). ``observer`` is
+    notified where hazards are looked for.
     """
 
     def __init__(
@@ -128,7 +97,7 @@ class Machine:
         self.settings = settings
         self.local = Local()
         self.brands: dict[int, Brand] = {}
-        self.observer: Any = None
+        self.observer: Observer | None = None
         self.capture: Any = None  # the graph being captured: see cuda_api.graphs
         self.sync_debug_mode = 0
         self.many_streams = False
@@ -195,7 +164,7 @@ class Machine:
         brand.zeroed = None
         self.brands[brand.key] = brand
         if self.observer is not None:
-            self.observer.born(brand)
+            self.observer.allocated(brand)
         return brand
 
     def made_on_host(self, key: int, instruction: tuple[int, int]) -> None:
@@ -237,7 +206,7 @@ class Machine:
         if self.closed:
             return
         if self.observer is not None:
-            self.observer.died(brand)
+            self.observer.freed(brand)
         if brand.place >= 0:
             device = self.devices[brand.place]
             if brand.block is not None:

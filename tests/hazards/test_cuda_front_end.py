@@ -21,7 +21,7 @@ from torch.cuda import _gpu_trace
 
 import gpuprobe
 from gpuprobe.api import hazards
-from gpuprobe.hazard_watch.cuda import CudaFeed, _Watch
+from gpuprobe.hazard_watch.cuda import CudaSource, _Watch
 from gpuprobe.hazards.results import Hazards
 from gpuprobe.virtual.machine import PINNED
 from gpuprobe.virtual.torch_patches.patches import Patches
@@ -44,18 +44,18 @@ class Reports:
         finally:
             local.device = before
 
-    def born(self, brand: Any) -> None:
+    def allocated(self, brand: Any) -> None:
         if brand.place >= 0 and brand.block is not None:
             self._fire("MemoryAllocationCallbacks", brand.block.address)
 
-    def died(self, brand: Any) -> None:
+    def freed(self, brand: Any) -> None:
         if brand.place >= 0 and brand.block is not None:
             self._fire("MemoryDeallocationCallbacks", brand.block.address)
 
     def resized(self, brand: Any, old: Any) -> None:
         if old is not None:
             self._fire("MemoryDeallocationCallbacks", old.address)
-        self.born(brand)
+        self.allocated(brand)
 
     def event_record(self, event: int, index: int, number: int) -> None:
         self._fire("EventRecordCallbacks", event, number, device=index)
@@ -88,7 +88,7 @@ class Reports:
         return lambda *args, **kwargs: None
 
 
-class OnVirtual(CudaFeed):
+class OnVirtual(CudaSource):
     def __init__(self, machine: Any) -> None:
         super().__init__()
         self.virtual = machine

@@ -1,4 +1,4 @@
-"""What a virtual device tells the hazard engine: launches, copies, births, deaths, waits."""
+"""What the engine is given: launches, copies, memory and waits, as a device model reports them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.hazard_watch import host_access as host_watch
+from gpuprobe.hazard_watch.base import DeviceModel, Patches
 from gpuprobe.hazard_watch.collectives import Collectives
 from gpuprobe.hazard_watch.operators import SYNCS_FIRST, Plan
-from gpuprobe.hazard_watch.places import OURS, place, site_at_hand
+from gpuprobe.hazard_watch.places import place, site_at_hand
 from gpuprobe.hazard_watch.processes import Processes
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.footprint import Footprint, of_tensor, whole
 from gpuprobe.hazards.ledger import SyncLedger
-from gpuprobe.virtual.machine import PINNED, Brand, Machine, is_meta, parts
-from gpuprobe.virtual.torch_patches.patches import Patches
+from gpuprobe.hazards.observer import PINNED, StorageTag
+from gpuprobe.torch_support.frames import OURS
+from gpuprobe.torch_support.tensors import is_meta, parts
 
-__all__ = ["Feed", "place"]
+__all__ = ["EventSource", "place"]
 
 _SPACE: Final = 1 << 56  # one address space per device, and one for pinned memory
 _PINNED_SPACE: Final = 1 << 60
@@ -35,17 +37,17 @@ class _Capture:
         self.number = number
         self.engine = Engine()
         self.accesses: dict[tuple[int, Footprint, bool], None] = {}
-        self.born: set[int] = set()
+        self.allocated: set[int] = set()
 
 
-class Feed:
-    """The observer of one machine. Everything it is told arrives in program order."""
+class EventSource:
+    """The observer of one device model. Everything arrives in program order."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: DeviceModel) -> None:
         self.machine = machine
         self.engine = Engine()
         # What is launched and waited for is told to this: within a capture, the graph's own.
-        self.judge = self.engine
+        self.active = self.engine
         self.ledger = SyncLedger()
         self.allowed = 0
         self.unseen_graphs = 0
@@ -62,14 +64,14 @@ class Feed:
     def install(self, patches: Patches) -> None:
         """Follow the backward pass: the engine orders its streams by itself."""
         original = torch.autograd.graph._engine_run_backward
-        feed = self
+        source = self
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
-            feed.backward_begins()
+            source.backward_begins()
             try:
                 return original(*args, **kwargs)
             finally:
-                feed.backward_ends()
+                source.backward_ends()
 
         for module in (torch.autograd.graph, torch.autograd):
             if getattr(module, "_engine_run_backward", None) is original:
@@ -78,19 +80,19 @@ class Feed:
         self.collectives.install(patches)
         self.processes.install(patches)
         # What exists already was made before the watch.
-        for brand in list(self.machine.brands.values()):
-            self.earlier = self.earlier or brand.place >= 0
-            self.born(brand)
+        for tag in list(self.machine.brands.values()):
+            self.earlier = self.earlier or tag.place >= 0
+            self.allocated(tag)
 
     # -- places
 
     def _actor(self, index: int) -> int:
-        return self.judge.stream(index, self.machine.stream(index))
+        return self.active.stream(index, self.machine.stream(index))
 
-    def _address(self, brand: Brand) -> int | None:
-        if brand.place >= 0:
-            return None if brand.block is None else brand.block.address + brand.place * _SPACE
-        return brand.key + _PINNED_SPACE if brand.place == PINNED else None
+    def _address(self, tag: StorageTag) -> int | None:
+        if tag.place >= 0:
+            return None if tag.block is None else tag.block.address + tag.place * _SPACE
+        return tag.key + _PINNED_SPACE if tag.place == PINNED else None
 
     def site(self) -> Any:
         """The program's line at hand."""
@@ -98,17 +100,17 @@ class Feed:
 
     def _touch(self, tensor: Any) -> tuple[int, Footprint] | None:
         try:
-            brand = self.machine.brands.get(tensor.untyped_storage()._cdata)
+            tag = self.machine.brands.get(tensor.untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):
             return None
-        if brand is None:
+        if tag is None:
             return None
-        address = self._address(brand)
+        address = self._address(tag)
         if address is None:
             return None
         if _is_contiguous(tensor):  # nearly all: no need to look at the strides
             nbytes = tensor.nbytes
-            if nbytes == brand.nbytes:
+            if nbytes == tag.nbytes:
                 return (address, whole(address, address + nbytes)) if nbytes else None
             start = address + tensor.storage_offset() * tensor.element_size()
             return (address, whole(start, start + nbytes)) if nbytes else None
@@ -120,18 +122,18 @@ class Feed:
 
     # -- memory
 
-    def born(self, brand: Brand) -> None:
-        address = self._address(brand)
+    def allocated(self, tag: StorageTag) -> None:
+        address = self._address(tag)
         if address is not None and not self.engine.knows(address):
-            self.engine.alloc(address, max(brand.nbytes, 1))
+            self.engine.alloc(address, max(tag.nbytes, 1))
             if self._capture is not None:
-                self._capture.born.add(address)
-                self._capture.engine.alloc(address, max(brand.nbytes, 1))
+                self._capture.allocated.add(address)
+                self._capture.engine.alloc(address, max(tag.nbytes, 1))
 
-    def died(self, brand: Brand) -> None:
-        address = self._address(brand)
+    def freed(self, tag: StorageTag) -> None:
+        address = self._address(tag)
         if address is not None:
-            self._freed(address, waits=brand.place == PINNED)
+            self._freed(address, waits=tag.place == PINNED)
 
     def _freed(self, address: int, *, waits: bool = False) -> None:
         site = site_at_hand() if self.engine.in_graph(address) else None
@@ -139,19 +141,19 @@ class Feed:
         if self._capture is not None:
             self._capture.engine.free(address)
 
-    def resized(self, brand: Brand, old: Any) -> None:
+    def resized(self, tag: StorageTag, old: Any) -> None:
         if old is not None:
-            self._freed(old.address + brand.place * _SPACE)
-        self.born(brand)
+            self._freed(old.address + tag.place * _SPACE)
+        self.allocated(tag)
 
     def idle(self, index: int, number: int) -> bool:
         """Whether the host has waited for all that was launched on a stream."""
         return self.engine.idle(self.engine.stream(index, number))
 
-    def record_stream(self, brand: Brand, number: int) -> None:
-        address = self._address(brand)
+    def record_stream(self, tag: StorageTag, number: int) -> None:
+        address = self._address(tag)
         if address is not None:
-            self.judge.record_stream(address, self.judge.stream(brand.place, number))
+            self.active.record_stream(address, self.active.stream(tag.place, number))
 
     def empty_cache(self) -> None:
         frame: Any = sys._getframe(1)
@@ -264,13 +266,13 @@ class Feed:
             # The engine makes each node's stream wait for the streams of its inputs.
             for other in backward["actors"]:
                 if other != actor:
-                    self.judge.order(actor, other)
+                    self.active.order(actor, other)
             backward["actors"].add(actor)
             note = note or "gradient"
             for address, where, write in accesses:
                 if write:
                     backward["written"][address] = (where, op)
-        self.judge.launch(actor, op, accesses, site, note)
+        self.active.launch(actor, op, accesses, site, note)
 
     def _collective(
         self, index: int, number: int, op: Any, accesses: Any, result: Any, site: Any
@@ -278,7 +280,7 @@ class Feed:
         """On a stream of the process group's, which waits for the current one; tensors are kept
         until the handle was waited for.
         """
-        engine = self.judge
+        engine = self.active
         if self._capture is not None:
             self._capture.accesses.update(dict.fromkeys(accesses))
         actor = engine.stream(index, number)
@@ -330,9 +332,9 @@ class Feed:
         if to >= 0 and from_ >= 0 and to != from_:
             # Fenced on both sides by torch (``copy_device_to_device`` in Copy.cu).
             one, other = self._actor(from_), self._actor(to)
-            self.judge.stream_wait(one, other, site)
+            self.active.stream_wait(one, other, site)
             self._launch(from_, ("copy", shape), accesses, site)
-            self.judge.stream_wait(other, one, site)
+            self.active.stream_wait(other, one, site)
             return
         self._launch(index, ("copy", shape), accesses, site)
         if (to >= 0 and from_ >= 0) or host_watch.is_number(source):
@@ -361,7 +363,7 @@ class Feed:
     def _quiet(self, index: int, site: Any) -> None:
         """A copy that the program asked to wait for: it is what it says."""
         self.ledger.add("copy", site, allowed=True)
-        self.judge.stream_synchronize(self._actor(index), site)
+        self.active.stream_synchronize(self._actor(index), site)
 
     def _sync(self, reason: str, site: Any, index: int | None = None) -> None:
         self.ledger.add(
@@ -371,7 +373,7 @@ class Feed:
             for device in range(len(self.machine.devices)):
                 self.engine.device_synchronize(device, site)
         else:
-            self.judge.stream_synchronize(self._actor(index), site)
+            self.active.stream_synchronize(self._actor(index), site)
 
     def host_op(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -405,11 +407,11 @@ class Feed:
         if is_meta(value):
             return
         try:
-            brand = self.machine.brands.get(value.untyped_storage()._cdata)
+            tag = self.machine.brands.get(value.untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):
             return
-        if brand is not None:
-            found = self._touch(value) if brand.place == PINNED else None
+        if tag is not None:
+            found = self._touch(value) if tag.place == PINNED else None
             if found is not None:
                 self.engine.host_access(found[0], found[1], write, op, site_at_hand())
         elif self.collectives.flying:
@@ -425,8 +427,8 @@ class Feed:
         """The host touches ``where``, from the first byte of a pinned tensor's storage, through
         NumPy.
         """
-        brand = self.machine.brands.get(tensor.untyped_storage()._cdata)
-        address = None if brand is None else self._address(brand)
+        tag = self.machine.brands.get(tensor.untyped_storage()._cdata)
+        address = None if tag is None else self._address(tag)
         if address is not None:
             where = where._replace(low=where.low + address, high=where.high + address)
             self.engine.host_access(address, where, write, op, site_at_hand(), "numpy")
@@ -454,10 +456,10 @@ class Feed:
         machine = self.machine
         index = machine.local.device if stream is None else stream.device_index
         number = machine.stream(index) if stream is None else stream.cuda_stream
-        actor = self.judge.stream(index, number)
+        actor = self.active.stream(index, number)
         if self._capture is not None:
             self._capture.accesses.update(dict.fromkeys(accesses))
-        self.judge.launch(actor, "declared kernel", accesses, site_at_hand())
+        self.active.launch(actor, "declared kernel", accesses, site_at_hand())
 
     def aliased(self, tensor: Any, array: Any) -> Any:
         """A NumPy array over pinned memory: its uses are watched, where NumPy tells."""
@@ -469,11 +471,11 @@ class Feed:
     # -- streams and events
 
     def event_record(self, event: int, index: int, number: int) -> None:
-        engine = self.judge
+        engine = self.active
         engine.event_record(event, engine.stream(index, number), site_at_hand())
 
     def event_wait(self, event: int, index: int, number: int) -> None:
-        engine = self.judge
+        engine = self.active
         engine.event_wait(event, engine.stream(index, number), site_at_hand())
 
     def event_query(self, event: int) -> None:
@@ -496,15 +498,15 @@ class Feed:
 
     def capture_begin(self, index: int, number: int) -> None:
         self._capture = _Capture(len(self.captures))
-        self.judge = self._capture.engine
+        self.active = self._capture.engine
         self.captures.append(self._capture.engine)
 
     def capture_end(self, index: int) -> Any:
         captured, self._capture = self._capture, None
-        self.judge = self.engine
+        self.active = self.engine
         if captured is not None:
             used = {address for address, _, _ in captured.accesses}
-            self.engine.captured(captured.number, sorted(used - captured.born))
+            self.engine.captured(captured.number, sorted(used - captured.allocated))
         return captured
 
     def graph_launch(self, captured: Any, index: int, number: int) -> None:
@@ -521,7 +523,7 @@ class Feed:
 
     def backward_begins(self) -> None:
         callers = {
-            self.judge.stream(index, self.machine.local.streams.get(index, 0))
+            self.active.stream(index, self.machine.local.streams.get(index, 0))
             for index in range(len(self.machine.devices))
         }
         local = self.machine.local
@@ -536,7 +538,7 @@ class Feed:
         """
         state = self._backward.pop()
         self.machine.local.base = state["base"]
-        engine = self.judge
+        engine = self.active
         site = site_at_hand()
         for caller in state["callers"]:
             index = engine.names[caller][0]

@@ -1,0 +1,69 @@
+"""What the watch asks of a device model: the virtual GPU's machine, or torch's CUDA itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from gpuprobe.hazards.observer import StorageTag
+
+__all__ = ["DeviceModel", "Patches", "ThreadState"]
+
+
+class ThreadState(Protocol):
+    """What one thread has current."""
+
+    base: dict[int, int] | None
+    """The streams, by device, that were current where backward was called."""
+
+    @property
+    def device(self) -> int: ...
+    @property
+    def streams(self) -> dict[int, int]:
+        """The current stream of each device; 0 where there is none."""
+
+    @property
+    def reason(self) -> str:
+        """Why the copy at hand is made, where torch itself makes it; else empty."""
+
+
+class DeviceModel(Protocol):
+    """Devices, streams, and where tensors lie."""
+
+    @property
+    def devices(self) -> Sequence[Any]: ...
+    @property
+    def brands(self) -> Mapping[int, StorageTag]:
+        """Tags of live storages, by their key."""
+
+    @property
+    def local(self) -> ThreadState: ...
+    @property
+    def assumed(self) -> Mapping[str, int]:
+        """What was taken for granted, with how often."""
+
+    @property
+    def compiled(self) -> Mapping[str, None]:
+        """Names of what was given to torch.compile and runs eagerly."""
+
+    def stream(self, index: int) -> int:
+        """The stream that work of this thread on a device goes to."""
+
+    def stream_chosen(self, index: int) -> bool:
+        """Whether code within the backward pass made another stream current itself."""
+
+    def place_of(self, tensor: Any) -> int:
+        """Device index, ``HOST`` or ``PINNED``."""
+
+    def brand_of(self, tensor: Any) -> StorageTag | None:
+        """The tag of a tensor's storage, None where it has none."""
+
+
+class Patches(Protocol):
+    """Replaced attributes of torch, that whoever made this puts back."""
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Replace ``owner.name``."""
+
+    def add(self, undo: Callable[[], Any]) -> None:
+        """Have ``undo`` called at the end."""

@@ -1,0 +1,37 @@
+"""What a tensor is made of, where torch's Python methods do not say."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+__all__ = ["is_meta", "parts"]
+
+is_meta = torch._C.TensorBase.is_meta.__get__
+"""Whether a tensor truly has no memory: ``Tensor.is_meta`` itself is replaced by a virtual GPU."""
+
+_functorch: Any = torch._C._functorch
+_COMPRESSED: Final = {
+    torch.sparse_csr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),
+    torch.sparse_bsr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),
+    torch.sparse_csc: (torch.Tensor.ccol_indices, torch.Tensor.row_indices),
+    torch.sparse_bsc: (torch.Tensor.ccol_indices, torch.Tensor.row_indices),
+}
+
+
+def parts(tensor: Any) -> tuple[Any, ...]:
+    """What a tensor without a storage of its own is made of: a sparse one's values and indices,
+    or the tensor that a transform of ``torch.func`` has wrapped. Empty where it has no parts.
+    """
+    if _functorch.is_functorch_wrapped_tensor(tensor):
+        return (_functorch.get_unwrapped(tensor),)
+    layout = tensor.layout
+    if layout is torch.strided:
+        return ()
+    with torch._C._DisableTorchDispatch(), torch.no_grad():
+        if layout is torch.sparse_coo:
+            return tensor._values(), tensor._indices()
+        if layout in _COMPRESSED:
+            return tensor.values(), *(part(tensor) for part in _COMPRESSED[layout])
+    return ()
