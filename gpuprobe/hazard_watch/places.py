@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import typing_extensions
 
-from gpuprobe.model.findings import Location
+from gpuprobe.model.place import Place
 from gpuprobe.torch_support.frames import OURS, TORCH
 
 __all__ = ["place", "site_at_hand"]
@@ -48,7 +48,7 @@ def site_at_hand() -> Any:
     return None
 
 
-def place(site: Any) -> Location | None:
+def place(site: Any) -> Place | None:
     """The file and line that a site stands for."""
     if site is None:
         return None
@@ -59,4 +59,4 @@ def place(site: Any) -> Location | None:
             line = number
             break
     name = getattr(code, "co_qualname", code.co_name)
-    return Location(code.co_filename, line, name)
+    return Place(code.co_filename, line, name)

@@ -10,11 +10,12 @@ from typing import Any
 from gpuprobe.hazards import rules
 from gpuprobe.hazards.engine import HOST, Access, Engine, Race, Sync
 from gpuprobe.hazards.known import fingerprint
-from gpuprobe.model.findings import Finding, Fix, Location
+from gpuprobe.model.findings import Finding, Fix
+from gpuprobe.model.place import Place
 
-__all__ = ["Place", "finding", "source_of", "stream_name", "why_not_ordered"]
+__all__ = ["PlaceOf", "finding", "source_of", "stream_name", "why_not_ordered"]
 
-Place = Callable[[Any], Location | None]
+PlaceOf = Callable[[Any], Place | None]
 """What a front end's opaque site means: a file and a line, or None."""
 
 
@@ -34,7 +35,7 @@ def stream_name(engine: Engine, actor: int) -> str:
     return name if device == 0 else f"{name} of cuda:{device}"
 
 
-def finding(engine: Engine, race: Race, place: Place, *, verify: bool = True) -> Finding:
+def finding(engine: Engine, race: Race, place: PlaceOf, *, verify: bool = True) -> Finding:
     """The finding of one race. ``verify`` proves the fix by doing the log again with it."""
     first, second = race.first, race.second
     here, there = place(second.site), place(first.site)
@@ -77,7 +78,7 @@ def finding(engine: Engine, race: Race, place: Place, *, verify: bool = True) ->
     )
 
 
-def source_of(place: Location | None) -> tuple[str, str, str]:
+def source_of(place: Place | None) -> tuple[str, str, str]:
     """A place as a fingerprint knows it: file, function, and the line's text."""
     if place is None:
         return "", "", ""
@@ -105,11 +106,11 @@ def _what(access: Access) -> str:
     return f"{'write' if access.write else 'read'} by {text}"
 
 
-def _at(place: Location | None) -> str:
+def _at(place: Place | None) -> str:
     return "" if place is None else f" at {place.file}:{place.line}"
 
 
-def _near(place: Location | None, other: Location | None) -> str:
+def _near(place: Place | None, other: Place | None) -> str:
     """A place for a sentence about another one: the line, and the file if it differs."""
     if place is None:
         return ""
@@ -118,11 +119,11 @@ def _near(place: Location | None, other: Location | None) -> str:
     return f" at {PurePath(place.file).name}:{place.line}"
 
 
-def _line(place: Location | None) -> str:
+def _line(place: Place | None) -> str:
     return "an unknown line" if place is None else f"line {place.line}"
 
 
-def why_not_ordered(engine: Engine, race: Race, place: Place) -> str:
+def why_not_ordered(engine: Engine, race: Race, place: PlaceOf) -> str:
     """Which synchronisation came nearest, and why it does not order the two."""
     first, second = race.first, race.second
     waits = [

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpuprobe.hazards.known import Comparison
-from gpuprobe.model.findings import Finding, Location
+from gpuprobe.model.findings import Finding
+from gpuprobe.model.place import Place
 
 __all__ = ["Hazards", "SyncRow"]
 
@@ -15,7 +16,7 @@ class SyncRow:
     """One line of the sync ledger. ``seconds``: time lost, None where it was not measured."""
 
     reason: str
-    location: Location | None
+    location: Place | None
     count: int
     seconds: float | None
     allowed: bool
@@ -36,10 +37,10 @@ class Hazards:
 
     findings: list[Finding] = field(default_factory=list)
     syncs: list[SyncRow] = field(default_factory=list)
-    redundant: list[tuple[Location | None, int]] = field(default_factory=list)
+    redundant: list[tuple[Place | None, int]] = field(default_factory=list)
     coverage: list[str] = field(default_factory=list)
     operations: int = 0
-    self_waits: list[Location | None] = field(default_factory=list)
+    self_waits: list[Place | None] = field(default_factory=list)
     comparison: Comparison | None = None
 
     @property

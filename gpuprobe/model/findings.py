@@ -6,7 +6,9 @@ import hashlib
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = ["Finding", "Fix", "Level", "Location"]
+from gpuprobe.model.place import Place
+
+__all__ = ["Finding", "Fix", "Level"]
 
 
 class Level(str, Enum):
@@ -15,18 +17,6 @@ class Level(str, Enum):
     ERROR = "error"
     WARNING = "warning"
     NOTE = "note"
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """A place in the user's code. ``line`` counts from 1; ``function`` may be empty."""
-
-    file: str
-    line: int
-    function: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +40,8 @@ class Finding:
     level: Level
     message: str
     evidence: tuple[tuple[str, str], ...] = ()
-    location: Location | None = None
-    related: tuple[Location, ...] = ()
+    location: Place | None = None
+    related: tuple[Place, ...] = ()
     fix: Fix | None = None
     count: int = 1
     subject: str = ""  # what it is about: a device UUID, a tensor name, a variable

@@ -20,7 +20,8 @@ import gpuprobe
 from gpuprobe.hazards.known import compare, known
 from gpuprobe.hazards.results import Hazards
 from gpuprobe.hazards.rules import RULES
-from gpuprobe.model.findings import Finding, Fix, Level, Location
+from gpuprobe.model.findings import Finding, Fix, Level
+from gpuprobe.model.place import Place
 from gpuprobe.reporters.ci import junit, sarif
 from gpuprobe.reporters.json import hazards as hazards_json
 from gpuprobe.reporters.text import hazards as hazards_text
@@ -82,7 +83,7 @@ def test_sarif_of_a_run(found: Hazards) -> None:
 
 
 places = st.builds(
-    Location,
+    Place,
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1),
     st.integers(-1, 10**6),
     st.text(),
@@ -113,7 +114,7 @@ def test_any_findings_make_valid_sarif(findings: list[Finding]) -> None:
 
 
 def test_the_schema_by_hand_refuses_what_the_standard_does() -> None:
-    finding = Finding("GP201", "k", Level.ERROR, "m", location=Location("a.py", 3))
+    finding = Finding("GP201", "k", Level.ERROR, "m", location=Place("a.py", 3))
     good = json.dumps(sarif.document([finding]))
     for old, new in (
         ('"version": "2.1.0"', '"version": "2.1"'),

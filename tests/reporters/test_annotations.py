@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from gpuprobe.cli import main
 from gpuprobe.cli.annotate import Annotations
 from gpuprobe.errors import UsageError
-from gpuprobe.model.findings import Finding, Fix, Level, Location
+from gpuprobe.model.findings import Finding, Fix, Level
+from gpuprobe.model.place import Place
 from gpuprobe.model.text import visible
 from gpuprobe.reporters.ci import annotations
 from gpuprobe.reporters.ci.annotations import Places
@@ -75,7 +76,7 @@ def race(file: str = "train.py", line: int = 7, message: str = "a race", **more:
         "read-after-write",
         Level.ERROR,
         message,
-        location=Location(file, line, "step"),
+        location=Place(file, line, "step"),
         **more,  # type: ignore[arg-type]
     )
 
@@ -168,7 +169,7 @@ any_findings = st.builds(
     kind=st.sampled_from(["read-after-write", "memory-regression"]),
     level=st.sampled_from(list(Level)),
     message=any_text.filter(bool) | st.sampled_from(["::error::x", "%25%0A", "a\r\nb"]),
-    location=st.none() | st.builds(Location, any_text, st.integers(-1, 10**6), any_text),
+    location=st.none() | st.builds(Place, any_text, st.integers(-1, 10**6), any_text),
     fix=st.none() | st.builds(Fix, any_text),
     subject=st.sampled_from(["", "a"]),
 )

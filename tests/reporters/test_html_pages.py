@@ -26,8 +26,9 @@ from gpuprobe.api.recordings import report
 from gpuprobe.cli import main
 from gpuprobe.errors import DataError, UsageError
 from gpuprobe.hazards.results import Hazards, SyncRow
-from gpuprobe.model.findings import Finding, Fix, Level, Location
+from gpuprobe.model.findings import Finding, Fix, Level
 from gpuprobe.model.memory import Category
+from gpuprobe.model.place import Place
 from gpuprobe.model.text import visible
 from gpuprobe.reporters.html import compare as html_compare
 from gpuprobe.reporters.html import report as html_report
@@ -186,7 +187,7 @@ def test_places_and_times_are_for_people(tmp_path: Path) -> None:
 
 
 def hazards(file: str = "/home/u/project/train.py") -> dict[str, Any]:
-    here, there = Location(file, 3, "train"), Location(file, 2, HOSTILE)
+    here, there = Place(file, 3, "train"), Place(file, 2, HOSTILE)
     race = Finding(
         rule="GP201",
         kind="read-after-write",

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprobe.api.live import Followed
-from gpuprobe.model.findings import Finding, Level, Location
+from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.place import Place
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import Session
 from gpuprobe.recording.totals import RankSum
@@ -92,7 +93,7 @@ def test_a_race_is_in_the_recording_before_the_run_ends(tmp_path: Path) -> None:
 def test_a_finding_told_again_replaces_the_one_before(told: list[tuple[int, int]]) -> None:
     sums = RankSum()
     for line, count in told:
-        where = Location("train.py", line, "step")
+        where = Place("train.py", line, "step")
         sums.finding(
             Finding("GP206", "implicit-sync", Level.WARNING, "m", count=count, location=where)
         )
@@ -105,7 +106,7 @@ def test_a_reader_keeps_the_newest_and_their_order(tmp_path: Path) -> None:
     writer = RecordingWriter.create(tmp_path / "r.gpuprobe")
     writer.session(Session(0.0, 1, (), "counters", ()), describe())
     for line, count in ((3, 1), (5, 1), (3, 7)):
-        where = Location("train.py", line, "step")
+        where = Place("train.py", line, "step")
         writer.finding(Finding("GP206", "sync", Level.NOTE, "m", count=count, location=where))
     writer.close()
     (rank,) = Followed(tmp_path / "r.gpuprobe").poll().ranks

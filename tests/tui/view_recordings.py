@@ -6,8 +6,9 @@ import os
 import random
 from pathlib import Path
 
-from gpuprobe.model.findings import Finding, Fix, Level, Location
+from gpuprobe.model.findings import Finding, Fix, Level
 from gpuprobe.model.memory import AllocatorCounts, Block, BlockState, Category, Segment, TraceAction
+from gpuprobe.model.place import Place
 from gpuprobe.model.run.session import (
     AllocatorActivity,
     DeviceWindow,
@@ -251,7 +252,7 @@ class Run:
         )
 
     def finding(self, *, race: bool = True, line: int = 13) -> None:
-        place = Location(str(self.training.folder / "model.py"), line, "train")
+        place = Place(str(self.training.folder / "model.py"), line, "train")
         if race:
             self.writer.finding(
                 Finding(

@@ -21,7 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TextIO
 
-from gpuprobe.model.findings import Finding, Level, Location
+from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.place import Place
 from gpuprobe.model.text import visible
 
 __all__ = ["GITLAB_FILE", "SERVICES", "Places", "code_quality", "commands", "service_of", "write"]
@@ -144,7 +145,7 @@ def _text(finding: Finding, *, placed: bool) -> Iterator[str]:
         yield visible(finding.fix.text)
 
 
-def _shown(place: Location) -> str:
+def _shown(place: Place) -> str:
     return visible(str(place))
 
 

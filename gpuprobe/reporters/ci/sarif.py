@@ -11,7 +11,8 @@ from urllib.parse import quote
 
 from gpuprobe._version import __version__
 from gpuprobe.hazards.rules import RULES
-from gpuprobe.model.findings import Finding, Location
+from gpuprobe.model.findings import Finding
+from gpuprobe.model.place import Place
 
 __all__ = ["document", "write"]
 
@@ -77,7 +78,7 @@ def document(
     }
 
 
-def _location(place: Location, root: str) -> dict[str, Any]:
+def _location(place: Place, root: str) -> dict[str, Any]:
     path = PurePath(place.file)
     if root and path.is_absolute():
         with contextlib.suppress(ValueError):  # elsewhere: an absolute address

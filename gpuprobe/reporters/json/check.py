@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any, Final, TextIO
 
 from gpuprobe._version import __version__
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
 from gpuprobe.analysis.compare.diff import DiffRow
-from gpuprobe.model.findings import Finding, Fix, Level, Location
+from gpuprobe.model.findings import Finding, Fix, Level
+from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.text import human_bytes, human_delta
 
 __all__ = ["VERSION", "document", "findings", "write"]
@@ -111,14 +111,9 @@ def findings(result: CheckResult) -> list[Finding]:
     return found
 
 
-_PLACE = re.compile(r"(?P<file>.+?):(?P<line>[0-9]+)(?: in (?P<function>.*))?", re.DOTALL)
-
-
-def _location(place: str) -> Location | None:
-    match = _PLACE.fullmatch(place)
-    if match is None:
-        return None
-    return Location(match["file"], int(match["line"]), match["function"] or "")
+def _location(text: str) -> Place | None:
+    place = parse_place(text)
+    return place if isinstance(place, Place) and place.file else None
 
 
 def write(result: CheckResult, stream: TextIO) -> None:

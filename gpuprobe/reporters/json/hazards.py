@@ -9,7 +9,8 @@ from typing import Any, Final, TextIO
 from gpuprobe._version import __version__
 from gpuprobe.hazards.known import Comparison
 from gpuprobe.hazards.results import Hazards
-from gpuprobe.model.findings import Finding, Location
+from gpuprobe.model.findings import Finding
+from gpuprobe.model.place import Place
 
 __all__ = ["VERSION", "document", "schema", "write"]
 
@@ -75,7 +76,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _place(place: Location | None) -> dict[str, Any] | None:
+def _place(place: Place | None) -> dict[str, Any] | None:
     if place is None:
         return None
     return {"file": place.file, "line": place.line, "function": place.function}

@@ -9,7 +9,8 @@ from typing import TextIO
 from gpuprobe.hazards.known import Comparison
 from gpuprobe.hazards.results import Hazards, SyncRow
 from gpuprobe.hazards.rules import SELF_WAIT
-from gpuprobe.model.findings import Finding, Location
+from gpuprobe.model.findings import Finding
+from gpuprobe.model.place import Place
 from gpuprobe.reporters.terminal import Style
 
 __all__ = ["render", "write"]
@@ -110,5 +111,5 @@ def _finding(finding: Finding, style: Style) -> Iterator[str]:
         )
 
 
-def _where(place: Location, style: Style) -> str:
+def _where(place: Place, style: Style) -> str:
     return style.text(f"{style.path(place.file)}:{place.line}")

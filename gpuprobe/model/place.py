@@ -1,0 +1,54 @@
+"""A place in source code, and what stands where no place is known."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["NoPlace", "Place", "parse_place"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of code. ``line`` counts from 1; ``function`` may be empty.
+
+    Of native code only the function is known: then ``file`` is empty and ``line`` 0.
+    """
+
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        """``file:line in function``, as every report shows it."""
+        if not self.file:
+            return self.function
+        return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function else "")
+
+
+class NoPlace(str, Enum):
+    """Why memory has no line, or no module, of the user's. Its text is the row's name."""
+
+    UNKNOWN = "(unknown)"  # without any stack or module
+    BEFORE_THE_TRACE = "(before the trace)"  # without a stack, and alive before recording began
+    AUTOGRAD_ENGINE = "(autograd engine)"  # from a backward thread, which has no Python frames
+    NO_MODULE = "(no module)"  # it is known where it was made, and no module is recorded with it
+    NO_USER_FRAME = "(no user frame)"  # its stack has frames, none of them the user's
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_PLACE = re.compile(r"(?P<file>.+?):(?P<line>[0-9]+)(?: in (?P<function>.*))?", re.DOTALL)
+_REASONS = {reason.value: reason for reason in NoPlace}
+
+
+def parse_place(text: str) -> Place | NoPlace:
+    """Take apart what ``str`` made of a place: files that are read hold it in this form."""
+    if text in _REASONS:
+        return _REASONS[text]
+    found = _PLACE.fullmatch(text)
+    if found is None:
+        return Place("", 0, text)
+    return Place(found["file"], int(found["line"]), found["function"] or "")

@@ -1,0 +1,584 @@
+"""The report of a recording: what every renderer shows and every gate reads.
+
+All sizes are bytes, all durations nanoseconds. What is not known is `Unavailable`, with the
+reason; None stands only where the recording has no such thing. In every `Table` the rows and the
+remainder sum to the total.
+
+`gpuprobe.reporters.json.report.to_document` is its JSON form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+from gpuprobe.model.findings import Finding
+from gpuprobe.model.memory import AllocatorCounts
+from gpuprobe.model.place import NoPlace, Place
+from gpuprobe.model.record import record
+from gpuprobe.model.run.session import Collective, Environment, Placed, Session, Step
+from gpuprobe.model.values import Bytes, Peak, Unavailable
+
+__all__ = [
+    "AT_NEAREST_TRACE",
+    "AT_PEAK",
+    "AT_STEP_END",
+    "BlindSpotRow",
+    "CategoryTable",
+    "DeviceMemory",
+    "DevicePeak",
+    "Difference",
+    "FindingRow",
+    "FragmentationReport",
+    "GrowthReport",
+    "Highlights",
+    "Key",
+    "Layout",
+    "LeakReport",
+    "LeakRow",
+    "MergedStep",
+    "NearestTrace",
+    "NonTensorMemory",
+    "OutOfMemory",
+    "PeakFigures",
+    "PhaseTime",
+    "PinRow",
+    "PinnedMemory",
+    "PoolRow",
+    "RankComparison",
+    "RankError",
+    "RankMemory",
+    "RankPeak",
+    "RankRow",
+    "RankTime",
+    "RecordingInfo",
+    "Remainder",
+    "Report",
+    "Row",
+    "Space",
+    "StepRow",
+    "Steps",
+    "Suggestion",
+    "Table",
+    "TimeShares",
+]
+
+Key: TypeAlias = str | Place | NoPlace
+"""What a row is of: a line of code, or a category, a module or a phase by its name."""
+
+AT_PEAK = "peak"
+AT_NEAREST_TRACE = "nearest_trace"
+AT_STEP_END = "step_end"
+
+
+# -- the recording
+
+
+@record(frozen=True)
+class RankError:
+    """The exception that ended the program of a rank."""
+
+    rank: int
+    type: str
+    message: str
+    out_of_memory: bool
+
+
+@record(frozen=True)
+class RecordingInfo:
+    """What was read. ``status`` is the worst of the ranks', ``error`` the first of theirs."""
+
+    name: str
+    path: str
+    kind: str  # "recording" or "snapshot"
+    format_version: tuple[int, int]
+    status: str  # "complete", "failed", "running", "killed" or "unfinished"
+    error: RankError | None
+
+
+@record(frozen=True)
+class RankRow:
+    """One process. ``steps`` does not count what came after the last full step."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    hostname: str
+    status: str
+    error: RankError | None
+    steps: int
+    duration_ns: int | Unavailable
+    host_rss_peak: Peak | Unavailable
+
+
+# -- peaks
+
+
+@record(frozen=True)
+class DevicePeak:
+    """The peak of one device in one rank; ``certain`` is False where another step or phase may
+    have been higher. ``device`` and ``phase`` are None where they are not known.
+    """
+
+    rank: int
+    device: str | None
+    step: int | None
+    phase: str | None
+    certain: bool
+    peak_allocated: Peak | Unavailable
+    peak_reserved: Peak | Unavailable
+    end: AllocatorCounts
+
+
+@record(frozen=True)
+class NearestTrace:
+    """The step that the tables are of where the peak's own has no trace; and how far its high
+    water mark is below the peak.
+    """
+
+    step: int
+    below_peak: int
+
+
+@record(frozen=True)
+class PeakFigures:
+    """The headline. ``measure`` says what the peak is of: ``allocated`` (of a device),
+    ``host_rss`` (resident memory, where allocated memory is not known) or None (nothing).
+
+    ``traced`` is what the trace holds of it, ``before_trace`` the part that was alive before.
+    """
+
+    measure: str | None
+    rank: int | None
+    device: str | None
+    step: int | None
+    phase: str | None
+    certain: bool
+    allocated: Peak | Unavailable
+    reserved: Peak | Unavailable
+    host_rss: Peak | Unavailable
+    traced: int | Unavailable
+    before_trace: int | Unavailable
+    nearest_trace: NearestTrace | None = None
+
+    @property
+    def amount(self) -> Peak | Unavailable:
+        """The figure that ``measure`` names."""
+        return self.host_rss if self.measure == "host_rss" else self.allocated
+
+
+# -- tables
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A part of an amount of memory. ``blocks`` is None where only bytes were counted."""
+
+    key: Key
+    bytes: int
+    blocks: int | None
+
+
+@record(frozen=True)
+class Remainder:
+    """What the rows of a table leave out."""
+
+    what: str
+    bytes: int | Unavailable
+    blocks: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows, most bytes first; the total is not known where the remainder is not."""
+
+    total: int | Unavailable
+    rows: tuple[Row, ...]
+    remainder: Remainder
+
+
+@dataclass(frozen=True, slots=True)
+class CategoryTable(Table):
+    """``at`` says of when: the peak, the high water mark of the nearest step that has a trace,
+    or (tensors with a name only) the end of a step; ``step`` which one.
+    """
+
+    at: str  # AT_PEAK, AT_NEAREST_TRACE or AT_STEP_END
+    step: int | None
+
+
+# -- over time
+
+
+@record(frozen=True)
+class GrowthReport:
+    """Allocated memory rose from the end of one step to the end of another. ``lines`` had more
+    in a later traced step than in an earlier one; None where fewer than two were traced.
+    """
+
+    first_step: int
+    last_step: int
+    bytes: int
+    bytes_per_step: int
+    lines: Table | None
+
+
+@record(frozen=True)
+class LeakRow:
+    """A line that leaves memory behind in step after step."""
+
+    key: Key
+    bytes: int
+    blocks: int
+    bytes_per_step: int
+    seen_in_steps: tuple[int, ...]
+
+
+@record(frozen=True)
+class LeakReport:
+    """Lines whose memory outlives steps: a block counts that ``survive`` boundaries passed over.
+    ``boundaries`` says what the ends of the steps were taken from.
+    """
+
+    boundaries: str
+    steps: int
+    survive: int
+    rows: tuple[LeakRow, ...]
+
+
+# -- reserved memory
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """``allocated + pending + free = reserved``, and ``returnable + pinned = free``; ``rounding``
+    is the part of allocated that nobody asked for.
+    """
+
+    segments: int
+    reserved: int
+    allocated: int
+    rounding: int
+    pending: int
+    free: int
+    largest_hole: int
+    returnable: int
+    pinned: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRow(Space):
+    """The segments of one pool, size class and stream."""
+
+    pool: tuple[int, int]
+    segment_type: str
+    stream: int
+
+
+@record(frozen=True)
+class PinRow:
+    """A segment with ``free`` bytes that ``blocks`` blocks, of ``held`` bytes, keep from going
+    back to the driver.
+    """
+
+    segment_bytes: int
+    free: int
+    held: int
+    blocks: int
+    lines: tuple[Row, ...]
+
+
+@record(frozen=True)
+class Layout:
+    """How reserved memory was cut up at one instant."""
+
+    total: Space
+    pools: tuple[PoolRow, ...]
+    pins: tuple[PinRow, ...]
+    why_it_stays: tuple[str, ...]
+
+
+@record(frozen=True)
+class FragmentationReport:
+    """``step`` is the step of the trace; None for a snapshot."""
+
+    step: int | None
+    end: Layout
+    peak: Layout | Unavailable
+
+
+@record(frozen=True)
+class OutOfMemory:
+    """An allocation that failed. ``asked`` is the rounded request, ``needed`` the new segment it
+    would have taken, ``usable_hole`` the largest hole that it could have used.
+    """
+
+    rank: int
+    device: str
+    place: Key
+    asked: int
+    needed: int
+    device_free: int
+    allocated: int
+    reserved: int | Unavailable
+    largest_hole: int | Unavailable
+    usable_hole: int | Unavailable
+    private_pools: int | Unavailable
+    fits_with: tuple[str, ...] | Unavailable
+    sentences: tuple[str, ...]
+
+
+# -- time, and what is not the tensors'
+
+
+@record(frozen=True)
+class PhaseTime:
+    """``gpu_ns`` is 0 where the GPU's time was not measured."""
+
+    path: str
+    ns: int
+    gpu_ns: int
+
+
+@record(frozen=True)
+class TimeShares:
+    """The steps of one rank that count, summed. Phases of depth one, the longest first, and
+    ``outside_phases_ns`` sum to ``duration_ns``; ``gpu_ns`` is of the ``gpu_steps`` that have it.
+    Collectives happen within the phases: their time is not in addition to them.
+    """
+
+    rank: int
+    steps: int
+    duration_ns: int
+    gpu_steps: int
+    gpu_ns: int
+    phases: tuple[PhaseTime, ...]
+    outside_phases_ns: int
+    collectives: tuple[Collective, ...]
+
+    @property
+    def collectives_ns(self) -> int:
+        """How long collectives held up the thread that called them, where that is known."""
+        known = (call.host_ns for call in self.collectives)
+        return sum(spent for spent in known if not isinstance(spent, Unavailable))
+
+
+@record(frozen=True)
+class DeviceMemory:
+    """One device at the end of the last step that tells. ``used`` (by anybody) = ``reserved``
+    (by torch) + ``not_torch`` (contexts, libraries, other processes); ``inactive_split`` is the
+    free part of segments in use, which serves nothing larger than its holes.
+    """
+
+    rank: int
+    device: str
+    step: int
+    reserved: Bytes | Unavailable
+    inactive_split: Bytes | Unavailable
+    used: Bytes | Unavailable
+    not_torch: Bytes | Unavailable
+
+
+@record(frozen=True)
+class PinnedMemory:
+    """Pinned memory of the host at the end of the last step that tells: in use, and held by
+    torch's cache (which never gives it back by itself).
+    """
+
+    step: int
+    in_use: Bytes
+    held: Bytes | Unavailable
+
+
+@record(frozen=True)
+class NonTensorMemory:
+    """What devices and host hold besides tensors, of all ranks; pinned memory of the first."""
+
+    devices: tuple[DeviceMemory, ...]
+    pinned: PinnedMemory | None
+
+
+# -- ranks
+
+
+@record(frozen=True)
+class Difference:
+    """What one rank has more of than another, negative where it has less: bytes, or ns."""
+
+    key: Key
+    amount: int
+
+
+@record(frozen=True)
+class RankPeak:
+    """The peak of a rank, at least."""
+
+    rank: int
+    hostname: str
+    device: str
+    step: int | None
+    phase: str | None
+    bytes: int
+
+
+@record(frozen=True)
+class RankMemory:
+    """The rank with the highest peak, and the one with the median peak of the others. ``at`` says
+    of when ``categories`` and ``lines`` speak: AT_PEAK (both were traced; each sums to the
+    difference of what the traces hold), AT_STEP_END (categories only) or None (nothing tells).
+    ``more_lines_bytes`` is the sum of the differences of lines that have no row.
+    """
+
+    worst: RankPeak
+    typical: RankPeak
+    at: str | None
+    categories: tuple[Difference, ...] = ()
+    lines: tuple[Difference, ...] = ()
+    more_lines_bytes: int = 0
+
+
+@record(frozen=True)
+class RankTime:
+    """The rank with the longest own time, and the one with the median, over the steps that all
+    ranks have. ``phases`` says where the difference comes from, and sums to it.
+    """
+
+    STANDS_OUT: ClassVar = 0.05
+    """A rank is called slow where its own time is longer than the median's by this share of a
+    step."""
+
+    slowest: int
+    typical: int
+    steps: int
+    own_ns: int
+    typical_ns: int
+    step_ns: int  # of the typical rank's whole steps
+    phases: tuple[Difference, ...]
+
+    @property
+    def stands_out(self) -> bool:
+        return self.own_ns - self.typical_ns > self.STANDS_OUT * self.step_ns
+
+
+@dataclass(frozen=True, slots=True)
+class MergedStep:
+    """One step of all ranks. Peaks are the largest of any device of a rank, at least; times are
+    own times. The medians are of all ranks.
+    """
+
+    index: int
+    ranks: int
+    worst_rank: int
+    peak: int | Unavailable
+    median_peak: int | Unavailable
+    slowest_rank: int
+    own_ns: int
+    median_own_ns: int
+    longest_ns: int  # of the whole step, on any rank
+
+
+@record(frozen=True)
+class RankComparison:
+    """All ranks of a recording, where there are several."""
+
+    ranks: int
+    memory: RankMemory | Unavailable
+    time: RankTime | Unavailable
+    steps: tuple[MergedStep, ...]
+
+
+# -- steps
+
+
+@record(frozen=True)
+class Highlights:
+    """The steps worth a row where there is no room for all: of the peak's rank and device.
+    ``worst`` is the step of the peak.
+    """
+
+    rank: int
+    device: str | None
+    first: int
+    worst: int
+    last: int
+    slowest: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """A step of a rank, as it was recorded."""
+
+    rank: int
+    step: Step
+
+    @property
+    def outside_phases_ns(self) -> int:
+        """Of the phases of depth one; 0 where they cover the step."""
+        outer = (phase.duration_ns for phase in self.step.phases if "/" not in phase.path)
+        return self.step.duration_ns - sum(outer)
+
+
+@record(frozen=True)
+class Steps:
+    """Every step of every rank."""
+
+    highlights: Highlights | None
+    rows: tuple[StepRow, ...]
+
+
+# -- words
+
+
+@record(frozen=True)
+class FindingRow:
+    """A finding, and the rank that it is of."""
+
+    rank: int
+    finding: Finding
+
+
+@record(frozen=True)
+class BlindSpotRow:
+    """Something that the recording of these ranks could not see, and what follows from it."""
+
+    what: str
+    consequence: str
+    ranks: tuple[int, ...]
+
+
+@record(frozen=True)
+class Suggestion:
+    """One thing to try. ``bytes`` is the memory it is about (not a promise to save it all)."""
+
+    id: str
+    text: str
+    code: str
+    evidence: str
+    bytes: int
+
+
+@record(frozen=True)
+class Report:
+    """All of it. ``environment`` and ``session`` are the first rank's."""
+
+    recording: RecordingInfo
+    environment: Environment
+    session: Session
+    ranks: tuple[RankRow, ...]
+    devices: tuple[DevicePeak, ...]
+    peak: PeakFigures
+    categories: CategoryTable | Unavailable
+    top_lines: Table | Unavailable
+    top_modules: Table | Unavailable
+    growth: GrowthReport | None
+    fragmentation: FragmentationReport | Unavailable
+    leaks: LeakReport | Unavailable
+    out_of_memory: tuple[OutOfMemory, ...]
+    time: TimeShares | None
+    non_tensor_memory: NonTensorMemory
+    placement: tuple[Placed, ...]
+    rank_comparison: RankComparison | None
+    steps: Steps
+    findings: tuple[FindingRow, ...]
+    blind_spots: tuple[BlindSpotRow, ...]
+    advice: tuple[Suggestion, ...]
