@@ -53,8 +53,8 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
     from gpuprobe.api.virtual import virtual_gpu
     from gpuprobe.hazard_watch.source import EventSource
     from gpuprobe.hazards.results import Hazards
+    from gpuprobe.patching import Patches
     from gpuprobe.virtual.session import current
-    from gpuprobe.virtual.torch_patches.patches import Patches
 
     found = Hazards()
     with ExitStack() as stack:
@@ -89,7 +89,7 @@ def _on_cuda(found: Hazards) -> Iterator[Hazards]:
     """The same engine, fed by torch's own reports."""
     global _cuda_feed
     from gpuprobe.hazard_watch.cuda import CudaSource
-    from gpuprobe.virtual.torch_patches.patches import Patches
+    from gpuprobe.patching import Patches
 
     if _cuda_feed is not None:
         raise UsageError("hazards are being looked for already", hint="leave that one first")

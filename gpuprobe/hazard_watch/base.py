@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from gpuprobe.hazards.observer import StorageTag
 
-__all__ = ["DeviceModel", "Patches", "ThreadState"]
+__all__ = ["DeviceModel", "ThreadState"]
 
 
 class ThreadState(Protocol):
@@ -57,13 +57,3 @@ class DeviceModel(Protocol):
 
     def brand_of(self, tensor: Any) -> StorageTag | None:
         """The tag of a tensor's storage, None where it has none."""
-
-
-class Patches(Protocol):
-    """Replaced attributes of torch, that whoever made this puts back."""
-
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        """Replace ``owner.name``."""
-
-    def add(self, undo: Callable[[], Any]) -> None:
-        """Have ``undo`` called at the end."""

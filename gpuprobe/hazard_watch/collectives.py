@@ -17,18 +17,19 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.hazard_watch.base import Patches
+from gpuprobe.code_origin import PACKAGE, folder_of
 from gpuprobe.hazards.footprint import Footprint, of_tensor
 from gpuprobe.hazards.observer import HOST
-from gpuprobe.torch_support.frames import OURS, TORCH
+from gpuprobe.patching import Patches
 
 __all__ = ["Collectives"]
 
-_DISTRIBUTED: Final = f"{TORCH}distributed/distributed_c10d.py"
+_TORCH: Final = folder_of(torch)
+_DISTRIBUTED: Final = f"{_TORCH}distributed/distributed_c10d.py"
 # Between a Python call and its operator: torch.compile's guards, the dispatcher.
 _BETWEEN: Final = (
-    OURS,
-    *(f"{TORCH}{name}" for name in ("_dynamo/", "_compile.py", "_ops.py", "utils/", "autograd/")),
+    PACKAGE,
+    *(f"{_TORCH}{name}" for name in ("_dynamo/", "_compile.py", "_ops.py", "utils/", "autograd/")),
 )
 _HOST_SPACE: Final = 1 << 61  # addresses of host tensors that collectives work on
 _NO_DEVICE: Final = -1

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from gpuprobe.hazard_watch.base import Patches
 from gpuprobe.hazard_watch.pinned_array import origin, rewatched
 from gpuprobe.hazards.observer import PINNED
+from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import is_meta
 
 __all__ = ["install", "is_number"]

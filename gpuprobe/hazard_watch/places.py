@@ -5,27 +5,26 @@ from __future__ import annotations
 import contextlib
 import copy
 import multiprocessing
-import os
 import sys
 import warnings
-from pathlib import Path
 from typing import Any, Final
 
+import torch
 import typing_extensions
 
+from gpuprobe.code_origin import PACKAGE, folder_of, line_of
 from gpuprobe.model.place import Place
-from gpuprobe.torch_support.frames import OURS, TORCH
 
 __all__ = ["place", "site_at_hand"]
 
 _SKIP: Final = (
-    TORCH,
-    OURS,
+    folder_of(torch),
+    PACKAGE,
     "<frozen",
     "<string>",
     copy.__file__,
     contextlib.__file__,
-    str(Path(multiprocessing.__file__).parent) + os.sep,
+    folder_of(multiprocessing),
     # Wrappers around functions of torch's that are deprecated.
     typing_extensions.__file__,
     warnings.__file__,
@@ -53,10 +52,5 @@ def place(site: Any) -> Place | None:
     if site is None:
         return None
     code, instruction = site
-    line = code.co_firstlineno
-    for start, end, number in code.co_lines():
-        if start <= instruction < end and number is not None:
-            line = number
-            break
     name = getattr(code, "co_qualname", code.co_name)
-    return Place(code.co_filename, line, name)
+    return Place(code.co_filename, line_of(code, instruction), name)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.hazard_watch.base import Patches
+from gpuprobe.patching import Patches
 
 __all__ = ["PROCESSES", "Processes"]
 

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 import torch
 
+from gpuprobe.code_origin import PACKAGE
 from gpuprobe.hazard_watch import host_access as host_watch
-from gpuprobe.hazard_watch.base import DeviceModel, Patches
+from gpuprobe.hazard_watch.base import DeviceModel
 from gpuprobe.hazard_watch.collectives import Collectives
 from gpuprobe.hazard_watch.operators import SYNCS_FIRST, Plan
 from gpuprobe.hazard_watch.places import place, site_at_hand
@@ -17,7 +18,7 @@ from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.footprint import Footprint, of_tensor, whole
 from gpuprobe.hazards.ledger import SyncLedger
 from gpuprobe.hazards.observer import PINNED, StorageTag
-from gpuprobe.torch_support.frames import OURS
+from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import is_meta, parts
 
 __all__ = ["EventSource", "place"]
@@ -157,7 +158,7 @@ class EventSource:
 
     def empty_cache(self) -> None:
         frame: Any = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(OURS):
+        while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
             frame = frame.f_back
         outer = None if frame is None else frame.f_back  # below torch.cuda.empty_cache itself
         if outer is not None and outer.f_code.co_filename.endswith("graphs.py"):

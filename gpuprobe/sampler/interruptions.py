@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-__all__ = ["from_program"]
+from gpuprobe.code_origin import PACKAGE
 
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
+__all__ = ["from_program"]
 
 
 def from_program(error: BaseException) -> bool:
@@ -24,7 +23,7 @@ def from_program(error: BaseException) -> bool:
         frame = entry.tb_frame
         if (
             interrupted is not None
-            and not frame.f_code.co_filename.startswith(_PACKAGE)
+            and not frame.f_code.co_filename.startswith(PACKAGE)
             and any(_holds(value, interrupted) for value in frame.f_locals.values())
         ):
             return True

@@ -18,11 +18,10 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
+from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import GpuprobeError, ProgramFailed, UsageError
 
 __all__ = ["Program", "load_module", "load_script", "own_frames", "own_traceback", "when_imported"]
-
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
 
 
 class Program:
@@ -158,7 +157,7 @@ def own_frames(error: BaseException) -> TracebackType | None:
 
 
 def _ours(filename: str) -> bool:
-    return filename.startswith(_PACKAGE)
+    return filename.startswith(PACKAGE)
 
 
 def _without_ours(tb: TracebackType | None) -> TracebackType | None:

@@ -1,1 +1,1 @@
-"""What the rooms that work inside torch share: its frames, and what its tensors are made of."""
+"""What the rooms that work inside torch share: what its tensors are made of."""

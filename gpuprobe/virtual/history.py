@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuprobe.allocator.layout import segments
+from gpuprobe.code_origin import PACKAGE, line_of
 from gpuprobe.model.memory import BlockState, TraceAction
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ _ACTIONS: Final = {action.code: action.value for action in TraceAction}
 _ALLOC: Final = TraceAction.ALLOC.code
 _FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
 _OOM: Final = TraceAction.OOM.code
-_OURS = str(Path(__file__).resolve().parent.parent)
 
 
 class History:
@@ -87,7 +86,7 @@ class History:
         frame: Any = sys._getframe(2)
         key: list[Any] = []
         while frame is not None:
-            if not frame.f_code.co_filename.startswith(_OURS):
+            if not frame.f_code.co_filename.startswith(PACKAGE):
                 key.append(frame.f_code)
                 key.append(frame.f_lasti)
             frame = frame.f_back
@@ -145,16 +144,8 @@ def _describe(key: list[Any]) -> list[dict[str, Any]]:
         frames.append(
             {
                 "filename": code.co_filename,
-                "line": _line(code, instruction),
+                "line": line_of(code, instruction),
                 "name": code.co_name,
             }
         )
     return frames
-
-
-def _line(code: Any, instruction: int) -> int:
-    """The source line of an instruction (``co_lines``: ranges of offsets)."""
-    for start, end, line in code.co_lines():
-        if start <= instruction < end:
-            return line or code.co_firstlineno
-    return int(code.co_firstlineno)

@@ -10,6 +10,7 @@ from typing import Any
 from gpuprobe.allocator.settings import parse_conf
 from gpuprobe.errors import UsageError
 from gpuprobe.model.trace import AllocatorSettings
+from gpuprobe.patching import Patches
 from gpuprobe.virtual import cuda_api
 from gpuprobe.virtual.catalogue.gpus import GpuModel, parse_spec
 from gpuprobe.virtual.lowering import functions, recurrent, rows
@@ -17,7 +18,6 @@ from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.torch_patches import autocast, collectives, tensors, uninitialized
 from gpuprobe.virtual.torch_patches.intercept import Intercept
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, exclude, include, pass_by
-from gpuprobe.virtual.torch_patches.patches import Patches
 from gpuprobe.virtual.watch import Watch
 
 __all__ = ["Session", "current", "virtual_gpu"]

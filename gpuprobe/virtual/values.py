@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from gpuprobe.code_origin import PACKAGE, folder_of
 from gpuprobe.errors import NotModelled, ValueNeeded
 from gpuprobe.virtual.machine import Machine, is_meta
 
@@ -57,13 +57,11 @@ NEED_VALUES: Final = frozenset(
 
 NO_ANSWER: Final = object()
 
-_OURS = str(Path(__file__).resolve().parent)
-_PACKAGE = str(Path(_OURS).parent)
-_TORCH = str(Path(torch.__file__).resolve().parent)
-_METHODS = f"{_TORCH}/_tensor.py"  # Tensor.__format__ and its like: the program's own calls
+_TORCH = folder_of(torch)
+_METHODS = f"{_TORCH}_tensor.py"  # Tensor.__format__ and its like: the program's own calls
 # The code whose frames call the C++ autograd engine.
 _ENGINE = frozenset({torch.autograd.graph._engine_run_backward.__code__})
-_PLUMBING = (_OURS, f"{_TORCH}/_ops.py", f"{_TORCH}/utils/_python_dispatch.py")
+_PLUMBING = (PACKAGE, f"{_TORCH}_ops.py", f"{_TORCH}utils/_python_dispatch.py")
 _empty_strided = torch.empty_strided
 
 
@@ -195,7 +193,7 @@ def program_line() -> tuple[str, int]:
     last = ("<unknown>", 0)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((_PACKAGE, _TORCH)) and not name.startswith("<frozen"):
+        if not name.startswith((PACKAGE, _TORCH, "<frozen")):
             return name, frame.f_lineno or 0
         last = (name, frame.f_lineno or 0)
         frame = frame.f_back

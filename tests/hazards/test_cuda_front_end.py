@@ -23,8 +23,8 @@ import gpuprobe
 from gpuprobe.api import hazards
 from gpuprobe.hazard_watch.cuda import CudaSource, _Watch
 from gpuprobe.hazards.results import Hazards
+from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import PINNED
-from gpuprobe.virtual.torch_patches.patches import Patches
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

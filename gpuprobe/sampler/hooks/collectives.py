@@ -18,7 +18,7 @@ import torch
 
 from gpuprobe.model.run.session import BlindSpot, Collective
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
-from gpuprobe.sampler.hooks.patching import patch
+from gpuprobe.patching import patch
 
 __all__ = ["BLIND_SPOT", "DDP", "Collectives"]
 

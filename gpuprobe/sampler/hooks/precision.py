@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gpuprobe.sampler.hooks.patching import patch
+from gpuprobe.patching import patch
 
 __all__ = ["PrecisionWatch"]
 

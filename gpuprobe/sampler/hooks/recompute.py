@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils import checkpoint
 
-from gpuprobe.sampler.hooks.patching import patch
+from gpuprobe.patching import patch
 
 __all__ = ["RECOMPUTE", "in_engine", "watch"]
 

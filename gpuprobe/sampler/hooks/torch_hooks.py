@@ -26,9 +26,9 @@ from typing import Any, Protocol
 
 import torch
 
+from gpuprobe.patching import patch
 from gpuprobe.sampler.hooks import recompute
 from gpuprobe.sampler.hooks.discover import compile_in_use, live_roots
-from gpuprobe.sampler.hooks.patching import patch
 from gpuprobe.sampler.interruptions import from_program
 
 __all__ = ["Hooks", "Listener"]

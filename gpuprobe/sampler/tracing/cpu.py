@@ -14,19 +14,19 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuprobe.analysis.trace.evidence import BUCKET, UNSHARDED, by_whom
+from gpuprobe.code_origin import PACKAGE
 from gpuprobe.model.memory import AllocatorCounts, Category, TraceAction
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.trace import Frame, LiveColumns, MemoryTrace, StackTable
 from gpuprobe.model.values import Bytes, Unavailable
+from gpuprobe.patching import patch
 from gpuprobe.sampler.base import DeviceMark
-from gpuprobe.sampler.hooks.patching import patch
 from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.tracing.notes import ModuleNames
 from gpuprobe.sampler.tracing.tensors import Known, plain_tensors
@@ -53,7 +53,6 @@ BLIND_SPOTS = (
 # reason repeated in every window would be most of a recording.
 _NO_CACHE = Unavailable("not collected")
 _NO_RESERVED = AllocatorCounts().reserved
-_PACKAGE = str(Path(__file__).resolve().parents[2])
 _ALLOC = TraceAction.ALLOC.code
 _FREE = TraceAction.FREE_COMPLETED.code
 _BACKWARD_FILE = "<autograd>"
@@ -427,7 +426,7 @@ class CpuTrace(TorchDispatchMode):
         frames = []
         while frame is not None:
             code = frame.f_code
-            if not code.co_filename.startswith(_PACKAGE):
+            if not code.co_filename.startswith(PACKAGE):
                 frames.append(
                     table.frame(Frame(code.co_filename, frame.f_lineno or 0, code.co_name))
                 )

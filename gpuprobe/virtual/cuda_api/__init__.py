@@ -6,6 +6,7 @@ Python code above them runs as it does on hardware.
 
 from __future__ import annotations
 
+from gpuprobe.patching import Patches
 from gpuprobe.virtual.cuda_api import (
     accelerator,
     devices,
@@ -17,7 +18,6 @@ from gpuprobe.virtual.cuda_api import (
     streams,
 )
 from gpuprobe.virtual.machine import Machine
-from gpuprobe.virtual.torch_patches.patches import Patches
 
 __all__ = ["install"]
 

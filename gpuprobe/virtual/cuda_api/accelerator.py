@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import Machine
-from gpuprobe.virtual.torch_patches.patches import Patches
 
 __all__ = ["install"]
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from gpuprobe.model.values import Unavailable
+from gpuprobe.patching import Patches
 from gpuprobe.virtual.catalogue.gpus import GpuModel
 from gpuprobe.virtual.machine import Machine
-from gpuprobe.virtual.torch_patches.patches import Patches
 
 __all__ = ["DeviceProperties", "install"]
 

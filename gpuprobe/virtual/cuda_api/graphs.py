@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from gpuprobe.hazards.rules import ALSO_WRITTEN
+from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import Machine, is_meta
 from gpuprobe.virtual.torch_patches import keys
-from gpuprobe.virtual.torch_patches.patches import Patches
 
 __all__ = ["Capture", "install"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from gpuprobe.allocator.settings import parse_conf
+from gpuprobe.patching import Patches
 from gpuprobe.virtual import values
 from gpuprobe.virtual.machine import Machine
-from gpuprobe.virtual.torch_patches.patches import Patches
 
 __all__ = ["install"]
 

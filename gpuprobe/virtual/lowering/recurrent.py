@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.backends.cudnn.rnn
 
+from gpuprobe.patching import Patches
 from gpuprobe.virtual import refusals
 from gpuprobe.virtual.lowering.functions import APART, given, ran, unseen
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, transformed
-from gpuprobe.virtual.torch_patches.patches import Patches
 
 __all__ = ["flatten_weights", "install"]
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import torch
 
+from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.torch_patches.keys import CAST, Kernels, below_cast, exclude, include
-from gpuprobe.virtual.torch_patches.patches import Patches
 
 __all__ = ["BANNED", "LOWER", "PROMOTE", "SET_DTYPE", "Casts", "install"]
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch.utils._device import DeviceContext, _device_constructors
 
+from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import HOST, PINNED, Machine
 from gpuprobe.virtual.torch_patches.intercept import Intercept, born_on
 from gpuprobe.virtual.torch_patches.keys import below
-from gpuprobe.virtual.torch_patches.patches import Patches
 
 __all__ = ["install"]
 

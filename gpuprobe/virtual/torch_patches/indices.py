@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.jit.annotations
 
-from gpuprobe.virtual.torch_patches.patches import Patches
+from gpuprobe.patching import Patches
 
 __all__ = ["install"]
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
+from gpuprobe.code_origin import folder_of
 from gpuprobe.virtual import values
 from gpuprobe.virtual.machine import HOST, PINNED, Machine, is_meta
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, single_level, transformed
 
 __all__ = ["Intercept", "born_on"]
 
-_DDP = str(Path("torch", "nn", "parallel", "distributed.py"))
+_DDP = f"{folder_of(torch)}nn/parallel/distributed.py"
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
 _COPIES = frozenset({"to", "_to_copy"})
@@ -284,7 +284,7 @@ def _asked_by_torch(machine: Machine) -> int:
     buckets of DistributedDataParallel. `HOST` for all other callers.
     """
     frame = values.caller()
-    if frame is None or not frame.f_code.co_filename.endswith(_DDP):
+    if frame is None or frame.f_code.co_filename != _DDP:
         return HOST
     owner = frame.f_locals.get("self")
     for parameter in owner.parameters() if isinstance(owner, torch.nn.Module) else ():

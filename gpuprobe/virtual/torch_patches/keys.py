@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch._ops
 
-from gpuprobe.virtual.torch_patches.patches import Patches
+from gpuprobe.patching import Patches
 
 __all__ = [
     "CAST",

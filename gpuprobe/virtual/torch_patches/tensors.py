@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from gpuprobe.patching import Patches
 from gpuprobe.virtual import values
 from gpuprobe.virtual.machine import PINNED, Brand, Machine, is_meta
 from gpuprobe.virtual.torch_patches import constructors, indices
 from gpuprobe.virtual.torch_patches.intercept import Intercept
 from gpuprobe.virtual.torch_patches.keys import below, transformed
-from gpuprobe.virtual.torch_patches.patches import Patches
 
 __all__ = ["install"]
 

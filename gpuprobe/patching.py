@@ -1,0 +1,116 @@
+"""Putting a function in the place of another, and back.
+
+Several parts of gpuprobe may replace the same attribute, and so may the program while they are at
+work. Whatever the order in which they go, each leaves what the others have put there, and when the
+last of gpuprobe's is gone the attribute is what it was before the first.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["Patches", "patch"]
+
+_ABSENT = object()
+
+
+class _Replacement:
+    """One that is in force: ``before`` is what comes back when it goes."""
+
+    __slots__ = ("before", "owner", "value")
+
+    def __init__(self, owner: Any, value: Any, before: Any) -> None:
+        self.owner = owner
+        self.value = value
+        self.before = before
+
+
+_in_force: dict[tuple[int, str], list[_Replacement]] = {}
+"""By the owner's id (which they keep alive) and the attribute's name, oldest first."""
+
+
+def patch(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    """Set ``owner.name``; return what puts the old value back. Calling that twice does no harm.
+
+    An attribute that the owner only inherited is deleted again. Where the program has put its own
+    over ours since, that stays: what it calls inside it is ours, which must then only pass calls
+    on.
+    """
+    mine = _Replacement(owner, value, vars(owner).get(name, _ABSENT))
+    setattr(owner, name, value)
+    key = (id(owner), name)
+    _in_force.setdefault(key, []).append(mine)
+
+    def restore() -> None:
+        found = _in_force.get(key, [])
+        if mine not in found:
+            return
+        above = found[found.index(mine) + 1 :]
+        found.remove(mine)
+        if not found:
+            del _in_force[key]
+        if above:
+            if above[0].before is mine.value:
+                above[0].before = mine.before
+        elif vars(owner).get(name, _ABSENT) is mine.value:
+            if mine.before is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, mine.before)
+
+    return restore
+
+
+class Patches:
+    """Replacements that are undone together, the latest first."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], Any]] = []
+        # TorchScript knows torch's functions by their identity. It fills this table with its first
+        # use, which must be of the originals.
+        builtins = sys.modules.get("torch.jit._builtins")
+        self._torchscript: dict[int, str] = (
+            {} if builtins is None else builtins._get_builtin_table()
+        )
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Replace ``owner.name``, or add it. What a class inherits is left on its base."""
+        operator = self._torchscript.get(id(vars(owner).get(name, _ABSENT)))
+        self._undo.append(patch(owner, name, value))
+        if operator is not None:
+            self._torchscript[id(value)] = operator
+            self._undo.append(lambda: self._torchscript.pop(id(value), None))
+
+    def set_each(self, owner: Any, values: Mapping[str, Any]) -> None:
+        """`set` several attributes of one owner."""
+        for name, value in values.items():
+            self.set(owner, name, value)
+
+    def set_all(self, owner: Any, values: Mapping[str, Any], within: str) -> None:
+        """`set` several, also in the modules below ``within`` that imported them by name."""
+        old = {name: vars(owner)[name] for name in values if name in vars(owner)}
+        self.set_each(owner, values)
+        for path, module in list(sys.modules.items()):
+            if module is owner or not path.startswith(within) or module is None:
+                continue
+            names = vars(module)
+            for name, value in old.items():
+                if names.get(name, _ABSENT) is value and callable(value):
+                    self.set(module, name, values[name])
+
+    def add(self, undo: Callable[[], Any]) -> None:
+        """Have ``undo`` called, for changes that are not attributes."""
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        """Put everything back. What fails is tried for all, then the first failure is raised."""
+        failed: BaseException | None = None
+        while self._undo:
+            try:
+                self._undo.pop()()
+            except Exception as error:  # noqa: BLE001 - the others are still to be put back
+                failed = failed or error
+        if failed is not None:
+            raise failed
