@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -75,7 +74,7 @@ def measure(
     Raises ProgramFailed where the program does not end well; KeyboardInterrupt goes through.
     """
     from gpuprobe.analysis.baseline import baseline_of
-    from gpuprobe.api.recordings import load
+    from gpuprobe.api.recordings import load, scratch_recording
 
     if not module and Path(target).is_dir():
         return baseline_of(load(target), root=root)
@@ -89,8 +88,7 @@ def measure(
     program: Any = watch.program(target, arguments, module=module)
     if steps is not None:
         program = Limited(program, steps)
-    with tempfile.TemporaryDirectory(prefix="gpuprobe-") as folder:
-        path = Path(folder, "check.gpuprobe")
+    with scratch_recording() as path:
         watched: Any = _Watched(program)
         here = Path.cwd()
         try:

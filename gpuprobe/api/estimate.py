@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.api.step_limit import Enough, limit
@@ -159,7 +157,7 @@ def _estimate(
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", why="an estimate runs the training step")
     from gpuprobe.allocator.recorder import TraceRecorder
-    from gpuprobe.api.recordings import load, report
+    from gpuprobe.api.recordings import load, report, scratch_recording
     from gpuprobe.api.watch import record
     from gpuprobe.virtual.session import Session, machine_of
 
@@ -171,8 +169,7 @@ def _estimate(
         device.listeners.append(tap.heard)
         taps.append(tap)
     environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks)} if ranks > 1 else {}
-    with tempfile.TemporaryDirectory(prefix="gpuprobe-") as folder:
-        path = Path(folder, "estimate.gpuprobe")
+    with scratch_recording() as path:
         recorder = record(path, level="trace", warn=lambda text: None, trace_steps="all")
         session = Session(machine)
         session.keep_stacks()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +15,21 @@ from gpuprobe.errors import DataError, NotARecording, UsageError
 if TYPE_CHECKING:
     from gpuprobe.model.run.recording import RankRecording, Recording
 
-__all__ = ["load", "report"]
+__all__ = ["load", "report", "scratch_recording"]
+
+
+@contextmanager
+def scratch_recording() -> Iterator[Path]:
+    """A name for a recording that is removed afterwards: by this process only. A
+    ``tempfile.TemporaryDirectory`` is removed by each forked child that comes to its end, too.
+    """
+    process = os.getpid()
+    folder = tempfile.mkdtemp(prefix="gpuprobe-")
+    try:
+        yield Path(folder, "run.gpuprobe")
+    finally:
+        if os.getpid() == process:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def load(path: str | os.PathLike[str]) -> Recording:

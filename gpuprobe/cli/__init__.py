@@ -13,7 +13,8 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. ``argv`` excludes the program name. Returns the exit code.
+    """Run one command. ``argv`` excludes the program name. Returns the exit code. Without ``argv``
+    this is the whole process, which may fork (see `gpuprobe.cli.supervise`).
 
     SystemExit passes through only from argparse (usage, help) and from a watched script that
     called ``sys.exit``.
@@ -27,4 +28,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from gpuprobe.cli.parser import dispatch
 
-    return dispatch(arguments)
+    return dispatch(arguments, supervise=argv is None)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 from gpuprobe.cli import exit_codes, output, talk
@@ -60,8 +62,10 @@ def own_options_first(parser: argparse.ArgumentParser, given: Sequence[str]) -> 
     return found.arguments
 
 
-def dispatch(arguments: Sequence[str]) -> int:
-    """Run the command that ``arguments`` name; return the exit code."""
+def dispatch(arguments: Sequence[str], *, supervise: bool = False) -> int:
+    """Run the command that ``arguments`` name; return the exit code. ``supervise``: commands that
+    run a program and answer by their exit code do so in a process of their own.
+    """
     if not arguments or arguments[0].startswith("-"):
         overview = _overview()
         overview.parse_args(list(arguments))
@@ -85,6 +89,15 @@ def dispatch(arguments: Sequence[str]) -> int:
     args = parser.parse_args(given)
     if name != "run":  # there it is the program's own affair
         output.open_where_closed()
+    if supervise and getattr(module, "SUPERVISED", False) and hasattr(os, "fork"):
+        from gpuprobe.cli.supervise import supervised
+
+        return supervised(lambda: _exit_code(module, args))
+    return _exit_code(module, args)
+
+
+def _exit_code(module: ModuleType, args: argparse.Namespace) -> int:
+    """Run the command; what it raises becomes an exit code here."""
     try:
         code: int = module.run(args)
         if sys.stdout is not None:

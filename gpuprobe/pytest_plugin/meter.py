@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -123,15 +122,14 @@ class Meter:
 
         from gpuprobe.analysis.baseline import baseline_of
         from gpuprobe.api.hazards import detect_hazards
-        from gpuprobe.api.recordings import load
+        from gpuprobe.api.recordings import load, scratch_recording
         from gpuprobe.api.watch import record
 
         limits = self._limits
         self._start = _settled()
         for index in range(torch.cuda.device_count()):
             torch.cuda.reset_peak_memory_stats(index)
-        with tempfile.TemporaryDirectory(prefix="gpuprobe-") as folder:
-            path = Path(folder, "test.gpuprobe")
+        with scratch_recording() as path:
             with ExitStack() as stack:
                 if limits.no_hazards or limits.max_syncs is not None:
                     self._hazards = stack.enter_context(detect_hazards())

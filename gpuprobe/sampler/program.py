@@ -6,17 +6,20 @@ The new ``__main__`` is a module of its own, installed in ``sys.modules`` for go
 
 from __future__ import annotations
 
+import atexit
 import builtins
+import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import GpuprobeError, ProgramFailed, UsageError
@@ -45,7 +48,11 @@ class Program:
         self.package = package
 
     def run(self) -> None:
-        """Run it to its end. Whatever it raises, SystemExit included, passes through."""
+        """Run it to its end. Whatever it raises, SystemExit included, passes through.
+
+        A child that the program forks, and that comes back here, ends here as it would in Python:
+        what the caller does next (a summary, a comparison) is the parent's.
+        """
         main = ModuleType("__main__")
         main.__dict__.update(
             __file__=self.file,
@@ -64,7 +71,33 @@ class Program:
         # sys.path[0] is where the gpuprobe command lies; with -P there is no such entry.
         if sys.path and not getattr(sys.flags, "safe_path", False):
             sys.path[0] = self.path0
-        exec(self.code, main.__dict__)
+        process = os.getpid()
+        try:
+            exec(self.code, main.__dict__)
+        except BaseException as error:
+            if os.getpid() != process:
+                _end_child(error)
+            raise
+        if os.getpid() != process:
+            _end_child(None)
+
+
+def _end_child(error: BaseException | None) -> NoReturn:
+    """End a forked process as ``Py_FinalizeEx`` does: first threads, then ``atexit``."""
+    code = 0
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if code and not isinstance(error.code, int):
+            sys.stderr.write(f"{error.code}\n")
+    elif error is not None:
+        code = 1
+        sys.excepthook(type(error), error, own_frames(error))
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code & 0xFF)
 
 
 def load_script(script: str, arguments: Sequence[str]) -> Program:

@@ -9,6 +9,8 @@ from gpuprobe.cli import exit_codes, talk
 from gpuprobe.cli.commands.gate import check
 from gpuprobe.errors import UsageError
 
+SUPERVISED = True
+
 _USAGE = (
     "gpuprobe baseline update [RECORDING | SCRIPT | -m MODULE] [--baseline FILE] [--virtual GPU] "
     "[--stop-after N] [--hazards] [--tolerance METRIC=AMOUNT] [--] [ARGS ...]"

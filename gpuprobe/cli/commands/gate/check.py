@@ -19,6 +19,7 @@ from gpuprobe.cli.after_script import PROJECTS_OWN
 from gpuprobe.errors import ProgramFailed
 
 OPTIONS_AFTER_SCRIPT = True
+SUPERVISED = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

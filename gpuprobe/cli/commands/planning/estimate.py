@@ -15,6 +15,7 @@ from gpuprobe.cli import exit_codes, talk
 from gpuprobe.errors import ProgramFailed, UsageError
 
 OPTIONS_AFTER_SCRIPT = True
+SUPERVISED = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

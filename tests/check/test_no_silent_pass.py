@@ -1,0 +1,143 @@
+"""A program that ends the process in its own way is no program within its baseline."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TRAINING = """\
+import os, sys, torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+FORKS = """\
+import atexit
+child = os.fork()
+if child == 0:
+    atexit.register(print, "the child's own end", file=sys.stderr)
+    {end}
+_, status = os.waitpid(child, 0)
+print("ended with", os.waitstatus_to_exitcode(status), file=sys.stderr)
+"""
+
+
+def gpuprobe(
+    folder: Path, *arguments: str, timeout: float = 300
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpuprobe", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "train.py").write_text(TRAINING, encoding="utf-8")
+    done = gpuprobe(
+        folder, "baseline", "update", "train.py", "--virtual", "t4", "--baseline", "b.json"
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ("import os; os._exit(0)", "with exit code 0"),
+        ("import os; os.execv('/bin/sh', ['sh', '-c', 'exit 0'])", "with exit code 0"),
+        ("import os; os.kill(os.getpid(), 9)", "by SIGKILL"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "baseline", "estimate"])
+def test_a_program_that_ends_the_process_is_an_error(
+    command: str, end: str, how: str, project: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(end, encoding="utf-8")
+    before = (project / "b.json").read_bytes()
+    arguments = {
+        "check": ["check", str(script), "--baseline", "b.json", "--virtual", "t4"],
+        "baseline": ["baseline", "update", str(script), "--baseline", "b.json", "--virtual", "t4"],
+        "estimate": ["estimate", str(script), "--gpu", "t4"],
+    }
+    done = gpuprobe(project, *arguments[command])
+    assert done.returncode == 5
+    assert done.stdout == ""
+    assert f"the program ended this process {how}, before anything was measured" in done.stderr
+    assert (project / "b.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("sys.exit(3)", 3), ("raise ValueError('child')", 1), ("pass; raise SystemExit", 0)],
+)
+def test_a_forked_child_that_exits_is_not_the_program(
+    end: str, code: int, project: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "forks.py"
+    script.write_text(TRAINING + FORKS.format(end=end), encoding="utf-8")
+    done = gpuprobe(
+        project, "check", str(script), "--baseline", "b.json", "--virtual", "t4", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ok"] is True  # one document, of the parent
+    assert f"ended with {code}" in done.stderr
+    assert done.stderr.count("the child's own end") == 1
+    assert ("ValueError: child" in done.stderr) == ("ValueError" in end)
+
+
+def test_a_forked_child_writes_no_summary_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "forks.py").write_text(
+        TRAINING.replace(".cuda()", "").replace(', device="cuda"', "")
+        + FORKS.format(end="sys.exit(3)"),
+        encoding="utf-8",
+    )
+    done = gpuprobe(tmp_path, "run", "forks.py")
+    assert done.returncode == 0
+    assert "ended with 3" in done.stderr
+    assert done.stderr.count("gpuprobe: recording:") == 1
+
+
+def test_a_signal_reaches_the_program(project: Path, tmp_path: Path) -> None:
+    """Who ends the command ends the program too, and sees the signal in the exit status."""
+    script = tmp_path / "waits.py"
+    ready = tmp_path / "ready"
+    script.write_text(
+        f"import os, time\nopen({str(ready)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n",
+        encoding="utf-8",
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpuprobe", "check", str(script), "--baseline", "b.json"],
+        cwd=project,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while not (ready.exists() and ready.read_text()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == -signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(ready.read_text()), 0)
+
+
+def test_help_is_no_program(tmp_path: Path) -> None:
+    assert gpuprobe(tmp_path, "baseline", "update", "--help").returncode == 0
+    assert gpuprobe(tmp_path, "baseline", "update", "--nonsense").returncode == 2
