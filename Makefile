@@ -9,13 +9,14 @@ PYTEST_ARGS ?= -n 2 --dist loadgroup
 STAMP_DEMO := $(VENV)/.stamp-demo
 STAMP_DEV  := $(VENV)/.stamp-dev
 
-.PHONY: help demo test venv lint types contracts unit fix coverage test-gpu bench-gpu test-pycuda clean
+.PHONY: help demo test venv lint types contracts unit fix coverage test-gpu bench-gpu test-pycuda mutants clean
 
 help:
 	@echo "make demo       record an example training run and print its report"
 	@echo "make test       lint, types, import contracts and tests (installs the dev extra)"
 	@echo "make fix        format and auto-fix"
 	@echo "make test-pycuda  pycuda's real code against a fake driver (builds it; two minutes)"
+	@echo "make mutants    how many small faults the tests notice, on a sample (an hour)"
 	@echo "make test-gpu   only the tests that need a CUDA device"
 	@echo "make bench-gpu  measure on the GPU of this machine: truth files, overheads (8 minutes)"
 	@echo "make coverage   tests with a coverage report as HTML"
@@ -63,6 +64,11 @@ test-pycuda: $(STAMP_DEV)
 # With a CUDA build of torch in the environment that PYTHON names: PY=python3 make test-gpu
 test-gpu:
 	$(PY) -m pytest -m gpu -q
+
+# Faults that Cosmic Ray makes in a copy of the tree, on a sample: see the script.
+mutants: $(STAMP_DEV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[mutants]'
+	$(PY) benchmarks/mutation_score.py
 
 # What it writes is for tests/recorded/ and docs/verification.md. PYTHONPATH: the environment
 # with the CUDA build of torch need not have gpuprobe installed. Later parts run even if an

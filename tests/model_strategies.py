@@ -36,7 +36,7 @@ INTEGERS = st.integers(-(2**70), 2**70)
 def model_classes() -> list[type]:
     """Every dataclass of the model that the codec is for (columns have a format of their own)."""
     found = []
-    for info in pkgutil.iter_modules(gpuprobe.model.__path__, "gpuprobe.model."):
+    for info in pkgutil.walk_packages(gpuprobe.model.__path__, "gpuprobe.model."):
         module = importlib.import_module(info.name)
         for value in vars(module).values():
             if (

@@ -124,16 +124,16 @@ def test_it_finds_races_where_the_oracle_does(program: list[tuple[Any, ...]]) ->
 def _shadowed(
     program: list[tuple[Any, ...]], races: set[tuple[int, int]], first: int, second: int
 ) -> bool:
-    """The earlier access was overwritten in between by one that covers it: the engine then
-    knows of the newer one only, and has reported that pair if it raced itself.
+    """The earlier access was covered in between by a write, or as a read by one of its own stream:
+    the engine then knows of the newer one only, and has reported that pair if it raced itself.
     """
-    _, _, block, low, length, _ = program[first]
+    _, stream, block, low, length, write = program[first]
     high = min(SIZE, low + length)
     for at in range(first + 1, second):
         step = program[at]
         if step[0] == "launch" and step[2] == block:
             covers = step[3] <= low and min(SIZE, step[3] + step[4]) >= high
-            if covers and (step[5] or step[1] == program[first][1]):
+            if covers and (step[5] or (step[1] == stream and not write)):
                 return True
     return False
 
