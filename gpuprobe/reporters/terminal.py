@@ -17,7 +17,7 @@ _BOLD, _RESET = "\x1b[1m", "\x1b[0m"
 
 # What is used when the stream cannot encode the character.
 _ASCII = str.maketrans(
-    {"…": "...", "·": "-", "×": "x", "µ": "u", "–": "-", "≥": ">=", "█": "#", "→": "->"}
+    {"…": "...", "·": "-", "×": "x", "µ": "u", "–": "-", "≥": ">=", "█": "#", "→": "->", "±": "+-"}
 )
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]i)?B\b)")
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -48,8 +48,12 @@ class Style:
             drawn = True
         return cls(unicode=drawn, colour=terminal and not plain, cwd=cwd)
 
+    def strong(self, shown: str) -> str:
+        """Text that is safe already, set apart where there is colour."""
+        return f"{_BOLD}{shown}{_RESET}" if self.colour else shown
+
     def heading(self, text: str) -> str:
-        return f"{_BOLD}{self.text(text)}{_RESET}" if self.colour else self.text(text)
+        return self.strong(self.text(text))
 
     def text(self, text: str) -> str:
         """Untrusted text on one line, in characters the stream has."""

@@ -27,7 +27,8 @@ from gpuprobe.model.run.session import Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.reporters.json import replay as replay_json
-from gpuprobe.reporters.text import replay as replay_text
+from gpuprobe.reporters.sections.replay import replay_sections
+from gpuprobe.reporters.text import draw
 
 
 def fragmenting(conf: str = "") -> MemoryTrace:
@@ -194,7 +195,7 @@ def test_an_inexact_replay_labels_its_what_if() -> None:
 
 def rendered(result: Any) -> list[str]:
     stream = io.StringIO()
-    replay_text.write(result, stream)
+    draw.write(replay_sections(result), stream)
     return stream.getvalue().splitlines()
 
 

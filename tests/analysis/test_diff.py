@@ -25,7 +25,8 @@ from gpuprobe.model.run.session import SessionEnd
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.json import diff as diff_json
-from gpuprobe.reporters.text import diff as diff_text
+from gpuprobe.reporters.sections.diff import diff_sections
+from gpuprobe.reporters.text import draw
 
 SNAPSHOTS = shared_snapshots()
 LINEAR = ("/v/lib/python3.11/site-packages/torch/nn/functional.py", 5, "linear")
@@ -276,7 +277,7 @@ def test_a_device_on_one_side_only_hides_no_other() -> None:
     assert isinstance(found.peaks[1].rows["line"], Unavailable)
     assert "rank 0, cuda:1: only in the first recording" in found.cautions
     text = io.StringIO()
-    diff_text.write(found, text)
+    draw.write(diff_sections(found), text)
     assert "change not known" in text.getvalue()
     document = json.loads(json.dumps(diff_json.document(found)))
     jsonschema.Draft202012Validator.check_schema(diff_json.schema())
@@ -295,7 +296,7 @@ def test_the_text_shows_control_characters_and_drops_no_bytes() -> None:
         marks.append(script.trace)
     found = diff_recordings(recording(marks[0]), recording(marks[1]))
     stream = io.StringIO()
-    diff_text.write(found, stream, ("line",), top=3)
+    draw.write(diff_sections(found, ("line",), top=3), stream)
     text = stream.getvalue()
     assert "\x1b" not in text
     assert "(26 more)" in text

@@ -9,8 +9,10 @@ from dataclasses import replace
 from gpuprobe.analysis.baseline import Baseline, CheckResult, Setting, check_baseline
 from gpuprobe.analysis.compare.accounts import Account, LineShare
 from gpuprobe.analysis.peak.high_water import Share
+from gpuprobe.reporters import markdown
 from gpuprobe.reporters.json import check as check_json
-from gpuprobe.reporters.text import check as check_text
+from gpuprobe.reporters.sections.check import check_sections, job_summary
+from gpuprobe.reporters.text import draw as text
 
 MIB = 1 << 20
 HOSTILE = "tr\x1b[31mai|n`.py"
@@ -45,35 +47,35 @@ BEFORE = baseline(account(line(3, 9 * MIB)), account(line(5, MIB)), 0)
 
 
 def texts(result: CheckResult) -> tuple[str, str]:
-    plain, markdown = io.StringIO(), io.StringIO()
-    check_text.write(result, plain)
-    check_text.markdown(result, markdown)
-    for text in (plain.getvalue(), markdown.getvalue()):
-        assert "\x1b" not in text
-    return plain.getvalue(), markdown.getvalue()
+    plain, shared = io.StringIO(), io.StringIO()
+    text.write(check_sections(result), plain)
+    markdown.write(job_summary(result), shared)
+    for drawn in (plain.getvalue(), shared.getvalue()):
+        assert "\x1b" not in drawn
+    return plain.getvalue(), shared.getvalue()
 
 
 def test_a_pass() -> None:
-    plain, markdown = texts(check_baseline(BEFORE, BEFORE))
+    plain, shared = texts(check_baseline(BEFORE, BEFORE))
     assert plain.splitlines()[0] == "memory is within the baseline"
-    assert markdown.startswith("### ✅ gpuprobe: memory is within the baseline")
-    assert "cause" not in plain + markdown
+    assert shared.startswith("### ✅ gpuprobe: memory is within the baseline")
+    assert "cause" not in plain + shared
     assert "What changed" not in plain
 
 
 def test_the_peak_is_shown_by_line_category_and_module() -> None:
     after = baseline(account(line(3, 9 * MIB), line(4, 2 * MIB)), account(line(5, MIB)), 0)
     result = replace(check_baseline(BEFORE, after), settings=(Setting("gpu", "x", "default"),))
-    plain, markdown = texts(result)
+    plain, shared = texts(result)
     assert plain.splitlines()[0] == "2 metrics above the baseline"
     assert "first cause: +2.0 MiB at tr\\x1b[31mai|n`.py:4 in main" in " ".join(plain.split())
     for by in ("lines", "categories", "modules"):
         (table,) = re.findall(rf"What changed at the peak, by {by}\n((?:  .*\n)+)", plain)
         assert table.splitlines()[-1].split() == ["+2.0", "MiB", "total"]
     assert "measured: gpu x (default)" in plain
-    assert "| **peak_allocated** | 9.0 MiB | 11.0 MiB | +2.0 MiB |" in markdown
+    assert "| **peak_allocated** | 9.0 MiB | 11.0 MiB | +2.0 MiB |" in shared
     # A cell stays one cell.
-    assert "| +2.0 MiB | `tr\\x1b[31mai\\|n'.py:4 in main` |" in markdown
+    assert "| +2.0 MiB | `tr\\x1b[31mai\\|n'.py:4 in main` |" in shared
 
 
 def test_what_is_blamed_is_shown_where_the_peak_is_the_same() -> None:
@@ -83,13 +85,13 @@ def test_what_is_blamed_is_shown_where_the_peak_is_the_same() -> None:
         "implicit_syncs_per_step",
         "phase evaluation",
     ]
-    plain, markdown = texts(result)
+    plain, shared = texts(result)
     assert "+8 implicit synchronisations in the run at" in " ".join(plain.split())
     assert "also: phase evaluation: +1.0 MiB at" in " ".join(plain.split())
     assert "What changed in the implicit synchronisations of the run, by lines" in plain
     assert re.search(r"^ +\+8  total$", plain, re.MULTILINE)
     assert "! phase evaluation" in plain
-    assert "| **phase evaluation** | 1.0 MiB | 2.0 MiB | +1.0 MiB |" in markdown
+    assert "| **phase evaluation** | 1.0 MiB | 2.0 MiB | +1.0 MiB |" in shared
     found = check_json.findings(result)
     assert [finding.rule for finding in found] == [
         "GPM-implicit_syncs_per_step",
@@ -100,10 +102,10 @@ def test_what_is_blamed_is_shown_where_the_peak_is_the_same() -> None:
 
 def test_what_is_not_compared_is_said_in_both() -> None:
     after = replace(BEFORE, environment={"device": "virtual t4", "precision": "float32"}, steps=9)
-    for text in texts(check_baseline(BEFORE, after)):
-        assert "float32 now" in text
-        assert "4 steps in the baseline, 9 now" in text
+    for drawn in texts(check_baseline(BEFORE, after)):
+        assert "float32 now" in drawn
+        assert "4 steps in the baseline, 9 now" in drawn
     refused = check_baseline(BEFORE, replace(BEFORE, environment={"device": "virtual h100"}))
-    for text in texts(refused):
-        assert "the baseline is of another environment" in text
-        assert "virtual h100" in text
+    for drawn in texts(refused):
+        assert "the baseline is of another environment" in drawn
+        assert "virtual h100" in drawn

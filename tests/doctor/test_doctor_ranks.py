@@ -25,8 +25,9 @@ from gpuprobe.probes.distributed.rules import (
     read_job,
 )
 from gpuprobe.reporters.json import doctor as doctor_json
+from gpuprobe.reporters.sections.doctor import rank_doctor_sections
 from gpuprobe.reporters.terminal import Style
-from gpuprobe.reporters.text import doctor as doctor_text
+from gpuprobe.reporters.text import draw
 
 GOOD = {
     "RANK": "1",
@@ -309,7 +310,7 @@ def test_the_text_report() -> None:
         speeds=(TransferSpeed(Bytes(1 << 20), 5, 100_000, 1e10),),
         skews=(ClockSkew(1, -1_500_000, 20_000),),
     )
-    text = "\n".join(doctor_text.render_ranks(report, Style()))
+    text = "\n".join(draw.lines(rank_doctor_sections(report), Style()))
     assert text.startswith("Nothing found (2 of 2 ranks, nccl)")
     assert "-1.5 ms ± 20.0 µs" in text
     assert "9.3 GiB/s" in text

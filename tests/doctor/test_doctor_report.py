@@ -29,10 +29,11 @@ from gpuprobe.model.machine.diagnosis import Diagnosis
 from gpuprobe.model.values import Bytes, Reading, Unavailable
 from gpuprobe.probes.health.base import KernelMessage
 from gpuprobe.reporters.json import doctor as doctor_json
+from gpuprobe.reporters.sections.doctor import doctor_sections
 from gpuprobe.reporters.support_bundle import bundle as doctor_bundle
 from gpuprobe.reporters.support_bundle.redact import Redactor
 from gpuprobe.reporters.terminal import Style
-from gpuprobe.reporters.text import doctor as doctor_text
+from gpuprobe.reporters.text import draw
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -112,7 +113,7 @@ def test_options_that_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def _text(diagnosis: Diagnosis) -> str:
-    return "\n".join(doctor_text.render(diagnosis, Style()))
+    return "\n".join(draw.lines(doctor_sections(diagnosis), Style()))
 
 
 def test_text_begins_with_what_is_wrong_and_ends_with_what_was_not_seen() -> None:
@@ -141,7 +142,7 @@ def test_hostile_names_are_shown_not_executed() -> None:
     assert "\u202e" not in text
     assert "\\x1b" in text
     ascii_stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    doctor_text.write(diagnose("hostile", environ={}), ascii_stream)
+    draw.write(doctor_sections(diagnose("hostile", environ={})), ascii_stream)
     ascii_stream.flush()
 
 

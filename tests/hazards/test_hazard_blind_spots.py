@@ -11,14 +11,15 @@ from torch import nn
 
 import gpuprobe
 from gpuprobe.hazards.results import Hazards
-from gpuprobe.reporters.text import hazards as hazards_text
+from gpuprobe.reporters.sections.hazards import hazard_sections
+from gpuprobe.reporters.text import draw
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def text_of(found: Hazards) -> str:
     stream = io.StringIO()
-    hazards_text.write(found, stream)
+    draw.write(hazard_sections(found), stream)
     return " ".join(stream.getvalue().split())
 
 

@@ -24,7 +24,8 @@ from gpuprobe.model.findings import Finding, Fix, Level
 from gpuprobe.model.place import Place
 from gpuprobe.reporters.ci import junit, sarif
 from gpuprobe.reporters.json import hazards as hazards_json
-from gpuprobe.reporters.text import hazards as hazards_text
+from gpuprobe.reporters.sections.hazards import hazard_sections
+from gpuprobe.reporters.text import draw
 
 PROGRAM = """\
 side = torch.cuda.Stream()
@@ -148,7 +149,7 @@ def test_json_of_a_run(found: Hazards) -> None:
         stream = io.StringIO()
         hazards_json.write(found, stream)
         text = io.StringIO()
-        hazards_text.write(found, text)
+        draw.write(hazard_sections(found), text)
     finally:
         found.comparison = None
     document = json.loads(stream.getvalue())

@@ -16,7 +16,8 @@ from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.html import compare as html_compare
 from gpuprobe.reporters.json import diff as diff_json
-from gpuprobe.reporters.text import diff as diff_text
+from gpuprobe.reporters.sections.diff import diff_sections
+from gpuprobe.reporters.text import draw
 
 
 def run(sizes: tuple[int, ...], *traced: int) -> Recording:
@@ -35,7 +36,7 @@ def test_the_rows_of_a_diff_say_which_moments_they_compare() -> None:
     assert not isinstance(rows, Unavailable)
     assert sum(row.delta for row in rows) == 70  # of the moments
     text = io.StringIO()
-    diff_text.write(found, text)
+    draw.write(diff_sections(found), text)
     words = " ".join(text.getvalue().split())
     assert "step 1 (100 B, 2 B below its peak) with step 1 (170 B, its peak)" in words
     assert "add up to +70 B" in words

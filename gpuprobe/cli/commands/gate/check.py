@@ -134,7 +134,8 @@ def run(args: argparse.Namespace) -> int:
     result = compare_as_planned(before, measured(plan), plan)
     from gpuprobe.reporters.ci import junit, sarif
     from gpuprobe.reporters.json import check as check_json
-    from gpuprobe.reporters.text import check as check_text
+    from gpuprobe.reporters.sections.check import check_sections, job_summary
+    from gpuprobe.reporters.text import draw as text
 
     found = check_json.findings(result)
     if args.sarif is not None:
@@ -154,9 +155,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         check_json.write(result, sys.stdout)
     elif args.markdown:
-        check_text.markdown(result, sys.stdout)
+        from gpuprobe.reporters import markdown
+
+        markdown.write(job_summary(result), sys.stdout)
     else:
-        check_text.write(result, sys.stdout)
+        text.write(check_sections(result), sys.stdout)
     if result.mismatches:
         return exit_codes.USAGE
     return exit_codes.OK if result.ok else exit_codes.FINDINGS

@@ -44,9 +44,10 @@ def run(args: argparse.Namespace) -> int:
 
         doctor_json.write(doctor_json.document(diagnosis), sys.stdout)
     else:
-        from gpuprobe.reporters.text import doctor as doctor_text
+        from gpuprobe.reporters.sections.doctor import doctor_sections
+        from gpuprobe.reporters.text import draw as text
 
-        doctor_text.write(diagnosis, sys.stdout)
+        text.write(doctor_sections(diagnosis), sys.stdout)
     if args.bundle:
         talk.say(f"wrote {args.bundle}; look through it before you share it")
     if isinstance(diagnosis.driver, Unavailable):
@@ -66,10 +67,12 @@ def _run_ranks(args: argparse.Namespace) -> int:
 
         doctor_json.write(doctor_json.ranks_document(diagnosis, __version__), sys.stdout)
     elif diagnosis.speaks:
-        from gpuprobe.reporters.text import doctor as doctor_text
+        from gpuprobe.reporters.sections.doctor import rank_doctor_sections
+        from gpuprobe.reporters.text import draw as text
 
         # The report is rank 0's; another rank that speaks only says why there is none.
-        doctor_text.write_ranks(diagnosis, sys.stdout if diagnosis.rank == 0 else sys.stderr)
+        stream = sys.stdout if diagnosis.rank == 0 else sys.stderr
+        text.write(rank_doctor_sections(diagnosis), stream)
     return exit_codes.OK if diagnosis.healthy else exit_codes.FINDINGS
 
 

@@ -87,9 +87,10 @@ def run(args: argparse.Namespace) -> int:
 
         estimate_json.write(found, sys.stdout)
     else:
-        from gpuprobe.reporters.text import estimate as estimate_text
+        from gpuprobe.reporters.sections.plans import estimate_sections
+        from gpuprobe.reporters.text import draw as text
 
-        estimate_text.write(found, sys.stdout, args.top, str(Path.cwd()))
+        text.write(estimate_sections(found, args.top), sys.stdout, cwd=str(Path.cwd()))
     return exit_codes.OK if found.fits else exit_codes.FINDINGS
 
 

@@ -67,14 +67,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gpuprobe.api.fit import fit_program
     from gpuprobe.reporters.json import fit as fit_json
-    from gpuprobe.reporters.text import fit as fit_text
+    from gpuprobe.reporters.sections.plans import fit_sections
+    from gpuprobe.reporters.text import draw as text
 
     if args.script is None:
         raise UsageError("nothing to run", hint="gpuprobe fit SCRIPT --gpu GPU --arg batch_size")
 
-    def tell(text: str) -> None:
+    def tell(message: str) -> None:
         if not args.quiet:
-            talk.say(f"gpuprobe: {text}")
+            talk.say(f"gpuprobe: {message}")
 
     found = fit_program(
         args.script,
@@ -93,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         fit_json.write(found, sys.stdout)
     else:
-        fit_text.write(found, sys.stdout, str(Path.cwd()))
+        text.write(fit_sections(found), sys.stdout, cwd=str(Path.cwd()))
     return exit_codes.OK if found.largest is not None else exit_codes.FINDINGS
 
 

@@ -42,9 +42,10 @@ def run(args: argparse.Namespace) -> int:
 
         diff_json.write(found, sys.stdout, by)
     else:
-        from gpuprobe.reporters.text import diff as diff_text
+        from gpuprobe.reporters.sections.diff import diff_sections
+        from gpuprobe.reporters.text import draw as text
 
-        diff_text.write(found, sys.stdout, by, args.top)
+        text.write(diff_sections(found, by, args.top), sys.stdout)
     return exit_codes.OK
 
 

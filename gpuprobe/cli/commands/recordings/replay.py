@@ -46,9 +46,10 @@ def run(args: argparse.Namespace) -> int:
 
         replay_json.write(result, sys.stdout)
     else:
-        from gpuprobe.reporters.text import replay as replay_text
+        from gpuprobe.reporters.sections.replay import replay_sections
+        from gpuprobe.reporters.text import draw as text
 
-        replay_text.write(result, sys.stdout)
+        text.write(replay_sections(result), sys.stdout)
     return exit_codes.OK if result.exact and not result.would_oom else exit_codes.FINDINGS
 
 

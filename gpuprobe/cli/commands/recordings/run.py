@@ -212,7 +212,8 @@ def _known(args: argparse.Namespace) -> Sequence[KnownFinding] | None:
 def _report_hazards(args: argparse.Namespace, found: Hazards) -> None:
     from gpuprobe.reporters.ci import junit, sarif
     from gpuprobe.reporters.json import hazards as hazards_json
-    from gpuprobe.reporters.text import hazards as hazards_text
+    from gpuprobe.reporters.sections.hazards import hazard_sections
+    from gpuprobe.reporters.text import draw as text
 
     root = str(Path.cwd())
     known = None if found.comparison is None else found.comparison.known
@@ -231,7 +232,7 @@ def _report_hazards(args: argparse.Namespace, found: Hazards) -> None:
         # Every hazard has a place; one outside of the checkout is shown at the program.
         program = args.script if args.module is None else args.module[0].replace(".", "/") + ".py"
         args.hazards_annotations.write(new, program)
-    hazards_text.write(found, sys.stderr, root)
+    text.write(hazard_sections(found), sys.stderr, cwd=root)
 
 
 def _summarize(output: Path) -> None:

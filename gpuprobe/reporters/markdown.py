@@ -1,0 +1,94 @@
+"""Sections as Markdown, for job summaries and pull-request comments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import TextIO
+
+from gpuprobe.model.text import visible
+from gpuprobe.reporters.sections.parts import (
+    Cell,
+    Code,
+    Facts,
+    Line,
+    Part,
+    Row,
+    Section,
+    Source,
+    Table,
+    capitalized,
+    cell,
+    drawn_columns,
+)
+
+# An underscore within a word is no mark; nor are these.
+_MARKS = re.compile(r"(?<![^\W_])_|_(?![^\W_])|[^\w /:;,.()%=+✅❌-]")
+
+__all__ = ["lines", "write"]
+
+
+def write(sections: Iterable[Section], stream: TextIO) -> None:
+    """Write the sections as Markdown."""
+    stream.write("\n".join(lines(sections)) + "\n")
+
+
+def lines(sections: Iterable[Section], depth: int = 3) -> Iterator[str]:
+    """The lines; headings begin at level ``depth``. Every part ends with an empty line."""
+    for section in sections:
+        if section.title:
+            place = f" {_code(section.place)}" if section.place else ""
+            yield from (f"{'#' * min(depth, 6)} {escaped(section.title)}{place}", "")
+        for part in section.parts:
+            if isinstance(part, Section):
+                yield from lines((part,), depth + 1)
+            else:
+                yield from _part(part)
+
+
+def _part(part: Part) -> Iterator[str]:
+    if isinstance(part, Line):
+        label = f"**{escaped(capitalized(part.label))}:** " if part.label else ""
+        text = _code(part.text) if part.code else escaped(part.text)
+        mark = {"bullet": "- ", "alert": "- ", "numbered": "1. "}.get(part.kind, "")
+        yield from (mark + label + text, "")
+    elif isinstance(part, Facts):
+        yield from (f"- **{escaped(label)}:** {escaped(value)}" for label, value in part.rows)
+        yield ""
+    elif isinstance(part, Table):
+        yield from _table(part)
+    elif isinstance(part, Code) and part.text:
+        yield from ("```", *map(visible, part.text.replace("```", "'''").splitlines()), "```", "")
+    elif isinstance(part, Source):
+        yield from (f"- {_code(str(part.place))}", "")
+
+
+def _table(table: Table) -> Iterator[str]:
+    chosen = [i for i in drawn_columns(table, narrow=True) if not table.columns[i].bar]
+    columns = [table.columns[i] for i in chosen]
+    yield f"| {' | '.join(escaped(column.title) for column in columns)} |"
+    yield f"|{'|'.join('--:' if column.number else '---' for column in columns)}|"
+    for row in (*table.rows, *table.foot):
+        yield f"| {' | '.join(_cell(row, cell(row.cells[i])) for i in chosen)} |"
+    yield ""
+    notes = [row.note for row in table.rows if row.note]
+    if notes:
+        yield from (f"- {escaped(note)}" for note in dict.fromkeys(notes))
+        yield ""
+
+
+def _cell(row: Row, shown: Cell) -> str:
+    text = _code(shown.text) if shown.place else escaped(shown.text)
+    if shown.tone == "strong":
+        text = f"**{text}**"
+    return f"{text} ({escaped(shown.note)})" if shown.note else text
+
+
+def _code(text: str) -> str:
+    """Code within a line, fit for a cell of a table."""
+    return "`" + visible(text).replace("|", "\\|").replace("`", "'") + "`"
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown leaves alone: it may hold names of files."""
+    return _MARKS.sub(lambda match: f"&#{ord(match[0])};", visible(text))

@@ -1,0 +1,171 @@
+"""A check against a baseline: the verdict, what is blamed, and what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from gpuprobe.analysis.baseline import CheckResult, MetricResult
+from gpuprobe.analysis.compare.diff import DiffRow
+from gpuprobe.model.findings import Level
+from gpuprobe.reporters.sections.parts import (
+    Cell,
+    Column,
+    Line,
+    Part,
+    Row,
+    Section,
+    Table,
+    change,
+    count,
+    plural,
+    size,
+)
+
+__all__ = ["check_sections", "job_summary", "verdict"]
+
+_ROWS = 8
+
+
+def check_sections(result: CheckResult, top: int = _ROWS) -> list[Section]:
+    """The check; ``top`` bounds each table of what changed, the rest of which is summed."""
+    parts: list[Part] = []
+    if result.cause and result.regressions:
+        parts.append(Line(result.cause, "item", "first cause", code=True))
+        parts += [Line(text, "item", "also", code=True) for text in _other_causes(result)]
+    parts += [Line(text, "alert") for text in result.mismatches]
+    level = None if result.ok else Level.ERROR
+    found = [
+        Section(verdict(result), tuple(parts), "answer", level=level),
+        Section(parts=(_metrics(result.metrics, "against the baseline"),), name="metrics",
+                short="Metrics"),
+    ]  # fmt: skip
+    moved = [metric for metric in result.phases if metric.delta or metric.regressed]
+    if moved:
+        title = "Peak of each phase and kind of step"
+        table = replace(_metrics(moved, "phases"), header=False)
+        found.append(Section(title, (table,), "phases", "Phases"))
+    found += _changes(result, top)
+    notes = [Line(text, "item", "note", indent=0) for text in result.cautions]
+    notes += [Line(text, "item", indent=0) for text in _settings(result)]
+    if notes:
+        found.append(Section("", tuple(notes), "settings", "Notes"))
+    return found
+
+
+def job_summary(result: CheckResult) -> list[Section]:
+    """The check for a summary that others read: what it is of, and no more tables than one acts
+    on.
+    """
+    head, *rest = check_sections(result)
+    title = f"{'✅' if result.ok else '❌'} gpuprobe: {head.title}"
+    shown = [section for section in rest if section.name not in ("by-category", "by-module")]
+    return [replace(head, title=title), *shown]
+
+
+def verdict(result: CheckResult) -> str:
+    """The outcome in one line."""
+    if result.mismatches:
+        return "the baseline is of another environment: not compared with confidence"
+    if not result.regressions:
+        return "memory is within the baseline"
+    return f"{plural(len(result.regressions), 'metric')} above the baseline"
+
+
+def _metrics(metrics: Sequence[MetricResult], caption: str) -> Table:
+    def row(metric: MetricResult) -> Row:
+        amount = size if metric.unit == "bytes" else count
+        return Row(
+            (
+                Cell(metric.name, tone="strong" if metric.regressed else ""),
+                amount(metric.before),
+                amount(metric.after),
+                change(metric.delta, metric.unit),
+                amount(metric.limit),
+                Cell("above", tone="up") if metric.regressed else "ok",
+                f"{metric.accepted} ({metric.source})",
+            ),
+            metric.regressed,
+        )
+
+    columns = (
+        Column("metric", 28),
+        Column("baseline", 12, number=True),
+        Column("now", 12, number=True),
+        Column("change", 12, number=True),
+        Column("limit", number=True, hint="baseline and tolerance"),
+        Column(""),
+        Column("accepted"),
+    )
+    return Table(caption, columns, tuple(map(row, metrics)), flags=True, header=False)
+
+
+def _changes(result: CheckResult, top: int) -> Iterator[Section]:
+    """What changed, by line: of what is blamed first, then of the peak, which is shown by category
+    and module too. Each sums to the change of what its title names."""
+    peak = result.rows or {}
+    first = next((item for item in result.regressions if item.rows), None)
+    blamed = None if first is None or first.name == "peak_allocated" else first.rows
+    if first is not None and blamed is not None and blamed != peak.get("line"):
+        what = _ACCOUNTS.get(first.name, f"at the peak of {first.name}")
+        title = f"What changed {what}, by lines"
+        yield from _change_table("by-blamed", title, "line", blamed, first.unit, top)
+    for by, plurals in (("line", "lines"), ("category", "categories"), ("module", "modules")):
+        title = f"What changed at the peak, by {plurals}"
+        yield from _change_table(f"by-{by}", title, by, peak.get(by, ()), "bytes", top)
+
+
+_ACCOUNTS = {
+    "growth_per_step": "in what the steps left behind",
+    "steady_allocated": "in what is left after the last step",
+    "peak_reserved": "in the segments taken from the driver",
+    "device_allocs_after_warm_up": "in the calls of cudaMalloc",
+    "implicit_syncs_per_step": "in the implicit synchronisations of the run",
+    "races": "in the races",
+}
+
+
+def _change_table(
+    name: str, title: str, by: str, rows: Sequence[DiffRow], unit: str, top: int
+) -> Iterator[Section]:
+    changed = [row for row in rows if row.delta]
+    if not changed:
+        return
+    shown, rest = changed[:top], changed[top:]
+    foot = []
+    if rest:
+        foot.append(Row((change(sum(r.delta for r in rest), unit), f"({len(rest)} more)")))
+    foot.append(Row((change(sum(row.delta for row in changed), unit), "total")))
+    table = Table(
+        f"changes by {by}",
+        (Column("change", 12, number=True), Column(by, 0, gap=2, cut=False)),
+        tuple(Row((change(row.delta, unit), Cell(row.key, place=True))) for row in shown),
+        tuple(foot),
+        header=False,
+    )
+    yield Section(title, (table,), name, f"By {by}")
+
+
+def _other_causes(result: CheckResult) -> list[str]:
+    """What else grew, each for a reason of its own."""
+    known = {"", *(item.place for item in result.regressions if item.cause == result.cause)}
+    found = []
+    for item in result.regressions:
+        if item.place not in known:
+            known.add(item.place)
+            found.append(f"{item.name}: {item.cause}")
+    return found
+
+
+def _settings(result: CheckResult) -> list[str]:
+    """How it was measured and compared, and who decided that; empty where all are defaults."""
+    lines = []
+    if result.settings:
+        parts = [f"{item.name} {item.value} ({item.source})" for item in result.settings]
+        lines.append(f"measured: {'; '.join(parts)}")
+    chosen = [metric for metric in result.metrics if metric.source != "default"]
+    if chosen:
+        parts = [f"{metric.name} {metric.accepted} ({metric.source})" for metric in chosen]
+        rest = "; others: defaults" if len(chosen) < len(result.metrics) else ""
+        lines.append(f"accepted above the baseline: {'; '.join(parts)}{rest}")
+    return lines

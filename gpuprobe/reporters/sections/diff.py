@@ -1,0 +1,127 @@
+"""A diff: the change of each peak, then the rows that make it up, largest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gpuprobe.analysis.compare.diff import BY, Compared, Diff, DiffRow, PeakDiff
+from gpuprobe.model.text import human_bytes, human_delta
+from gpuprobe.model.values import Unavailable
+from gpuprobe.reporters.sections.parts import (
+    Cell,
+    Column,
+    Line,
+    Part,
+    Row,
+    Section,
+    Table,
+    change,
+    paragraphs,
+    peak_text,
+    size,
+)
+
+__all__ = ["caution_section", "diff_sections", "peak_sections"]
+
+_TITLES = {"category": "By category", "module": "By module", "line": "By line"}
+
+
+def diff_sections(diff: Diff, by: Iterable[str] = BY, top: int = 15) -> list[Section]:
+    """The diff; ``top`` rows per table, the rest of which is summed, never dropped."""
+    names = (Line(f"before: {diff.before}", "heading"), Line(f"after:  {diff.after}", "heading"))
+    return [
+        Section(parts=names, name="names"),
+        *peak_sections(diff, by, top),
+        *caution_section(diff.cautions),
+    ]
+
+
+def peak_sections(diff: Diff, by: Iterable[str] = BY, top: int = 15) -> list[Section]:
+    """Each peak, followed by its tables."""
+    found = []
+    for index, peak in enumerate(diff.peaks):
+        suffix = f"-{index}" if index else ""
+        found.append(_peak(peak, f"peak{suffix}"))
+        for name in by:
+            part = _changes(peak.rows[name], name, top)
+            found.append(
+                Section(_TITLES[name], (part,), f"by-{name}{suffix}", _TITLES[name])
+            )  # fmt: skip
+    if not diff.peaks:
+        text = "no peak was recorded on either side"
+        found.append(Section(parts=(Line(text, indent=0),), name="peak"))
+    return found
+
+
+def caution_section(cautions: Sequence[str]) -> list[Section]:
+    """What makes the comparison less than exact."""
+    return [Section("Mind", paragraphs(cautions), "mind", "Mind")] if cautions else []
+
+
+def _peak(peak: PeakDiff, name: str) -> Section:
+    delta = peak.delta
+    known = not isinstance(delta, Unavailable)
+    moved = "change not known" if isinstance(delta, Unavailable) else human_delta(delta)
+    label = f"Peak on {peak.device} (rank {peak.rank})"
+    before, after = (peak_text(side, "unknown") for side in (peak.before, peak.after))
+    parts: list[Part] = [Line(f"{before} → {after}, {moved}", "item", label, indent=0)]
+    if peak.phase_before or peak.phase_after:
+        phases = f"in {peak.phase_before or 'no phase'}, then {peak.phase_after or 'no phase'}"
+        if peak.phase_before == peak.phase_after:
+            phases = f"in {peak.phase_after} both times"
+        parts.append(Line(phases))
+    if isinstance(delta, Unavailable):
+        parts.append(Line(delta.reason))
+    if peak.compared is not None:
+        parts.append(Line(_compared(*peak.compared)))
+    figure = change(delta) if known else None  # type: ignore[arg-type]
+    return Section("", tuple(parts), name, label, figure=figure)
+
+
+def _compared(before: Compared, after: Compared) -> str:
+    sides = " with ".join(
+        ("the snapshot" if one.step is None else f"step {one.step}")
+        + f" ({human_bytes(one.allocated)}, "
+        + (f"{human_bytes(one.below_peak)} below its peak)" if one.below_peak else "its peak)")
+        for one in (before, after)
+    )
+    total = human_delta(after.allocated - before.allocated)
+    return f"not every peak has a trace: the rows compare {sides}, and add up to {total}"
+
+
+def _changes(rows: tuple[DiffRow, ...] | Unavailable, by: str, top: int) -> Part:
+    if isinstance(rows, Unavailable):
+        return Line(f"not known: {rows.reason}")
+    changed = [row for row in rows if row.delta or row.status != "same"]
+    same = [row for row in rows if not row.delta and row.status == "same"]
+    most = max((abs(row.delta) for row in changed), default=0)
+
+    def cells(before: int, after: int, name: Cell | str, share: float | None = None) -> Row:
+        delta = after - before
+        bar = Cell("", delta, share=share)
+        return Row((size(before), size(after), change(delta), bar, name))
+
+    def shown(row: DiffRow) -> Row:
+        note = row.status if row.status in ("added", "removed") else ""
+        name = Cell(row.key, place=True, note=note)
+        line = cells(row.before, row.after, name, row.delta / most if most else 0.0)
+        return Row(line.cells, note=f"moved from {row.moved_from}" if row.moved_from else "")
+
+    foot = []
+    for group, text in ((changed[top:], "more"), (same, "unchanged")):
+        if group:
+            before, after = sum(row.before for row in group), sum(row.after for row in group)
+            foot.append(cells(before, after, f"({len(group)} {text})"))
+    foot.append(cells(sum(row.before for row in rows), sum(row.after for row in rows), "total"))
+    return Table(
+        f"changes by {by}",
+        (
+            *(Column(title, 11, number=True) for title in ("before", "after", "change")),
+            Column("", bar=True),
+            Column(by, 0, gap=2, head=False),
+        ),
+        tuple(map(shown, changed[:top])),
+        tuple(foot),
+        indent=0,
+        note_indent=3 * 11 + 2,
+    )

@@ -1,0 +1,142 @@
+"""A diagnosis: what is wrong first, then what passed, then what could not be checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.machine.diagnosis import Diagnosis, NotChecked, RankDiagnosis
+from gpuprobe.model.text import human_bytes, human_ns
+from gpuprobe.model.values import Unavailable
+from gpuprobe.reporters.sections.parts import (
+    Code,
+    Column,
+    Line,
+    Part,
+    Row,
+    Section,
+    Table,
+    items,
+    plural,
+    size,
+)
+
+__all__ = ["doctor_sections", "rank_doctor_sections"]
+
+
+def doctor_sections(diagnosis: Diagnosis) -> list[Section]:
+    """The diagnosis of a machine."""
+    demo, devices = diagnosis.demo, diagnosis.devices
+    facts = [
+        *([f"demo fleet {demo}"] if demo else []),
+        f"driver {_or_none(diagnosis.driver)}",
+        *([] if demo else [f"torch {_or_none(diagnosis.torch)}"]),
+        "no GPUs" if isinstance(devices, Unavailable) else plural(devices, "GPU"),
+    ]
+    return [
+        _summary(diagnosis.findings, ", ".join(facts)),
+        *map(_finding, diagnosis.findings),
+        *_passed([_within(info.title) for info in diagnosis.passed]),
+        *_not_checked(diagnosis.not_checked),
+    ]
+
+
+def rank_doctor_sections(diagnosis: RankDiagnosis) -> list[Section]:
+    """The diagnosis of a distributed job."""
+    expected = diagnosis.world_size
+    number = "an unknown number of" if isinstance(expected, Unavailable) else str(expected)
+    backend = "" if isinstance(diagnosis.backend, Unavailable) else f", {diagnosis.backend}"
+    tables = (_joined(diagnosis), _speeds(diagnosis))
+    return [
+        _summary(diagnosis.findings, f"{len(diagnosis.joined)} of {number} ranks{backend}"),
+        *map(_finding, diagnosis.findings),
+        *_passed(diagnosis.steps),
+        *(Section(parts=(table,)) for table in tables if table.rows),
+        *_not_checked(diagnosis.not_checked),
+    ]
+
+
+def _or_none(value: str | Unavailable) -> str:
+    return "none" if isinstance(value, Unavailable) else value
+
+
+def _within(title: str) -> str:
+    """A title in the middle of a sentence: "No GPU" is "no GPU", but "PCIe" stays."""
+    return title[0].lower() + title[1:] if title[1:2].islower() or title[1] == " " else title
+
+
+def _summary(findings: Sequence[Finding], facts: str) -> Section:
+    counts = [
+        plural(number, level.value)
+        for level in Level
+        if (number := sum(finding.level is level for finding in findings))
+    ]
+    text = f"{', '.join(counts) or 'Nothing found'} ({facts})"
+    return Section(parts=(Line(text, indent=0),))
+
+
+def _finding(finding: Finding) -> Section:
+    parts: list[Part] = [Line(value, "item", name) for name, value in finding.evidence]
+    if finding.fix is not None:
+        parts.append(Line(finding.fix.text, label="fix"))
+        parts.append(Code(finding.fix.code, indent=7))
+    title = f"{finding.level.value} {finding.rule}: {finding.message}"
+    return Section(title, tuple(parts), level=finding.level)
+
+
+def _passed(what: Sequence[str]) -> list[Section]:
+    text = f"Passed ({len(what)}): {'; '.join(what)}."
+    return [Section(parts=(Line(text, "item", indent=0),))] if what else []
+
+
+def _not_checked(entries: Iterable[NotChecked]) -> list[Section]:
+    by_reason: dict[str, list[str]] = {}
+    for entry in entries:
+        by_reason.setdefault(entry.reason, []).append(f"{entry.rule.id} {entry.rule.kind}")
+    number = sum(map(len, by_reason.values()))
+    lines = items(f"{reason}: {', '.join(rules)}" for reason, rules in by_reason.items())
+    return [Section(f"Not checked ({number}):", lines)] if lines else []
+
+
+def _joined(diagnosis: RankDiagnosis) -> Table:
+    clocks = {}
+    for skew in diagnosis.skews:
+        sign = "-" if skew.ahead_ns < 0 else ""
+        clocks[skew.rank] = f"{sign}{human_ns(abs(skew.ahead_ns))} ± {human_ns(skew.error_ns)}"
+    columns = (
+        Column("rank", 4, number=True),
+        Column("local", 5, gap=2, number=True),
+        Column("clock ahead of rank 0", 22, gap=2),
+        Column("host and device", 0, gap=2, cut=False),
+    )
+    rows = tuple(
+        Row(
+            (
+                str(place.rank),
+                str(place.local_rank),
+                clocks.get(place.rank, "-"),
+                f"{place.host} {place.device}",
+            )
+        )
+        for place in diagnosis.joined
+    )
+    return Table("ranks that joined", columns, rows, indent=0)
+
+
+def _speeds(diagnosis: RankDiagnosis) -> Table:
+    columns = (
+        Column("all-reduce", 10),
+        Column("latency", 10, gap=2),
+        Column("bus bandwidth", 0, gap=2),
+    )
+    rows = tuple(
+        Row(
+            (
+                size(speed.size),
+                human_ns(speed.latency_ns),
+                f"{human_bytes(int(speed.bus_bandwidth))}/s",
+            )
+        )
+        for speed in diagnosis.speeds
+    )
+    return Table("speed of all-reduces", columns, rows, indent=0)

@@ -1,0 +1,142 @@
+"""What a watch for hazards found: races with their source, where the host waits, and what could
+not be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpuprobe.hazards.known import Comparison
+from gpuprobe.hazards.results import Hazards, SyncRow
+from gpuprobe.hazards.rules import SELF_WAIT
+from gpuprobe.model.findings import Finding
+from gpuprobe.model.place import Place
+from gpuprobe.reporters.sections.parts import (
+    Cell,
+    Code,
+    Column,
+    Line,
+    Part,
+    Row,
+    Section,
+    Source,
+    Table,
+    bulleted,
+    plural,
+)
+
+__all__ = ["hazard_sections"]
+
+_MOST = 20
+
+
+def hazard_sections(hazards: Hazards, most: int = _MOST, *, allowed: bool = False) -> list[Section]:
+    """What was found; of each kind at most ``most``. ``allowed``: the ledger is shown with the
+    waits that the program allowed.
+    """
+    comparison = hazards.comparison
+    found = [_races(hazards, most)]
+    if comparison is not None and comparison.gone:
+        gone = [
+            Line(f"{one.rule} {one.kind}  {one.where}  {one.about}")
+            for one in comparison.gone[:most]
+        ]
+        found.append(Section("In the baseline, and not found this time", tuple(gone), "gone"))
+    found += _syncs(hazards.syncs, comparison, most, allowed)
+    if hazards.redundant:
+        rows = tuple(
+            Row((Cell(f"{times} x", times), _place(place)))
+            for place, times in hazards.redundant[:most]
+        )
+        columns = (Column("times", 7, number=True), Column("line", 0, gap=2, cut=False))
+        table = Table("waits that order nothing new", columns, rows, header=False)
+        title = "Waits without which everything is still in order"
+        found.append(Section(title, (table,), "redundant-waits", "Redundant waits"))
+    if hazards.self_waits:
+        places = tuple(Line(_place(place).text) for place in hazards.self_waits[:most])
+        remedy = Line(f"{SELF_WAIT.id}: {SELF_WAIT.remedy}", indent=6)
+        title = "A stream waits for itself, which orders nothing"
+        found.append(Section(title, (*places, remedy), "self-waits", "Self-waits"))
+    if hazards.coverage:
+        title = "What this could not see"
+        found.append(Section(title, bulleted(hazards.coverage), "hazards-not-seen", "Not watched"))
+    return found
+
+
+def _races(hazards: Hazards, most: int) -> Section:
+    races, comparison = hazards.races, hazards.comparison
+    name, short = "hazards", "Hazards"
+    if not races:
+        if not hazards.operations:
+            title = "Nothing to judge: the program launched nothing on a GPU"
+            return Section(title, name=name, short=short)
+        title = f"No stream hazards among {hazards.operations} operations"
+        line = Line("in what could be seen: what could not is listed below")
+        return Section(title, (line,), name, short)
+    parts: list[Part] = []
+    title = plural(len(races), "stream hazard")
+    if comparison is not None:
+        new = [race for race in races if any(race is item for item in comparison.new)]
+        parts.append(Line(f"{len(new)} new, {len(races) - len(new)} in the baseline"))
+        races = new
+    parts += map(_finding, races[:most])
+    if len(races) > most:
+        text = f"and {len(races) - most} more (all of them in the JSON document)"
+        parts.append(Line(text, indent=0))
+    return Section(title, tuple(parts), name, short)
+
+
+def _finding(finding: Finding) -> Section:
+    places = [*finding.related, *([finding.location] if finding.location else [])]
+    parts: list[Part] = [Line(finding.message), *map(Source, places)]
+    if finding.fix is not None:
+        parts.append(Line(finding.fix.text, label="fix"))
+        parts.append(Code(finding.fix.code, indent=7))
+    verified = dict(finding.evidence).get("fix verified")
+    if verified:
+        parts.append(Line(f"verified: {verified.removeprefix('yes: ')}", indent=7))
+    place = "" if finding.location is None else _place(finding.location).text
+    title = f"{finding.rule} {finding.kind}"
+    return Section(title, tuple(parts), level=finding.level, place=place)
+
+
+def _syncs(
+    syncs: Iterable[SyncRow], comparison: Comparison | None, most: int, allowed: bool
+) -> list[Section]:
+    rows = [row for row in syncs if allowed or not row.allowed]
+    rows.sort(key=lambda row: (row.allowed, -row.count))
+    if not rows:
+        return []
+    lines = []
+    for row in rows[:most]:
+        spent = "-" if row.seconds is None else f"{row.seconds * 1000:.2f} ms"
+        cells = (
+            Cell(f"{row.count} x", row.count),
+            _place(row.location),
+            f"{row.reason}  (new)" if _is_new(row, comparison) else row.reason,
+            Cell(spent, row.seconds or -1.0),
+            "yes" if row.allowed else Cell("no", tone="strong"),
+        )
+        lines.append(Row(cells, note=row.replacement))
+    columns = (
+        Column("times", 7, number=True),
+        Column("line", 0, gap=2, cut=False),
+        Column("why", 0, gap=2, cut=False),
+        Column("waited", number=True),
+        Column("allowed"),
+    )
+    table = Table("sync ledger", columns, tuple(lines), header=False, note_indent=11)
+    return [Section("The host waits for the GPU at", (table,), "syncs", "Waits")]
+
+
+def _is_new(row: SyncRow, comparison: Comparison | None) -> bool:
+    """Whether a line of the ledger is not in the baseline."""
+    return comparison is not None and any(
+        finding.subject == row.reason and finding.location == row.location
+        for finding in comparison.new
+    )
+
+
+def _place(location: Place | None) -> Cell:
+    if location is None:
+        return Cell("an unknown line")
+    return Cell(f"{location.file}:{location.line}", place=True)

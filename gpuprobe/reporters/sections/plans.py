@@ -1,0 +1,142 @@
+"""An estimate of what a run would need, and the search for the largest value that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuprobe.model.plans.estimate import Estimate, Share
+from gpuprobe.model.plans.fit import Fit, Trial
+from gpuprobe.model.text import human_bytes
+from gpuprobe.reporters.sections.parts import (
+    AUTO,
+    Cell,
+    Column,
+    Line,
+    Part,
+    Row,
+    Section,
+    Table,
+    bulleted,
+    plural,
+    size,
+)
+
+__all__ = ["estimate_sections", "fit_sections"]
+
+
+def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
+    """The estimate; ``top`` bounds each table, the rest of which is summed."""
+    several = f"{estimate.devices} x " if estimate.devices > 1 else ""
+    total = _span(estimate.total_low, estimate.total_high)
+    title = f"{several}{estimate.gpu}: {estimate.verdict} ({total} of"
+    rows = (
+        ("peak allocated", human_bytes(estimate.peak_allocated), "by tensors, with rounding"),
+        (
+            "peak reserved",
+            _span(estimate.reserved_low, estimate.reserved_high),
+            "held by torch's caching allocator",
+        ),
+        (
+            "CUDA context",
+            _span(estimate.context_low, estimate.context_high),
+            "and its libraries, outside the allocator",
+        ),
+    )
+    columns = (Column("", 15), Column("", AUTO, gap=1, number=True), Column("", 0, gap=2))
+    needed = Table("what it needs", columns, tuple(map(Row, rows)))
+    notes = [plural(estimate.steps, "training step")]
+    if estimate.ranks > 1:
+        notes.append(f"one rank of {estimate.ranks}")
+    if estimate.settings:
+        notes.append(estimate.settings)
+    head = Section(f"{title} {human_bytes(estimate.capacity)})", (needed, Line(", ".join(notes))))
+    tables = [
+        Section(f"{title} at the peak", (_shares(title, shares, estimate.attributed, top),))
+        for title, shares in (
+            ("Categories", estimate.by_category),
+            ("Lines", estimate.by_line),
+            ("Modules", estimate.by_module),
+        )
+    ]
+    listed = (("Assumed", estimate.assumed), ("Not modelled", estimate.not_modelled))
+    return [head, *tables, *(Section(name, bulleted(texts)) for name, texts in listed if texts)]
+
+
+def _span(low: int, high: int) -> str:
+    if human_bytes(low) == human_bytes(high):
+        return human_bytes(high)
+    return f"{human_bytes(low)} to {human_bytes(high)}"
+
+
+def _shares(title: str, shares: Sequence[Share], total: int, top: int) -> Table:
+    ordered = sorted(shares, key=lambda share: (-share.bytes, share.name))
+
+    def row(amount: int, name: Cell | str) -> Row:
+        part = amount / total if total else 0.0
+        return Row((size(amount), Cell(f"{part:.1%}", part), name))
+
+    foot = [Row((size(total), "", "total"))]
+    rest = sum(share.bytes for share in ordered[top:])
+    if rest:
+        foot.insert(0, row(rest, f"({len(ordered) - top} more)"))
+    columns = (
+        Column("bytes", 10, number=True),
+        Column("share", 6, gap=1, number=True),
+        Column("name", 0, gap=2, cut=False),
+    )
+    rows = tuple(row(share.bytes, Cell(share.name, place=True)) for share in ordered[:top])
+    return Table(title.lower(), columns, rows, tuple(foot), header=False)
+
+
+def fit_sections(fit: Fit) -> list[Section]:
+    """The answer, what would help, and what was not tried."""
+    name = fit.argument
+    title = f"{fit.gpu}: {name} {fit.largest} is the largest that fits"
+    if fit.largest is None:
+        title = f"{fit.gpu}: not even {name} {fit.least} fits"
+    parts: list[Part] = []
+    if fit.proof is not None:
+        parts.append(_trial(fit, fit.proof))
+    elif fit.trials:
+        parts.append(_trial(fit, fit.trials[0]))
+    if fit.beyond is not None:
+        parts.append(_trial(fit, fit.beyond))
+    elif fit.largest == fit.most:
+        parts.append(Line(f"larger ones were not tried: the search ended at {fit.most}"))
+    parts.append(Line(f"{len(fit.trials)} estimates; {name} was given {fit.applied}"))
+    if fit.unusual:
+        listed = ", ".join(map(str, fit.unusual))
+        text = f"more does not always need more here: the need falls at {listed}; a larger value"
+        parts.append(Line(f"{text} may fit too"))
+    found = [Section(title, tuple(parts))]
+    if fit.suggestions:
+        at = fit.largest if fit.largest is not None else fit.least
+        found.append(
+            Section(f"What would help, estimated at {name} {at}", (_suggestions(fit),))
+        )  # fmt: skip
+    if fit.not_tried:
+        found.append(Section("Not tried", bulleted(fit.not_tried)))
+    return found
+
+
+def _suggestions(fit: Fit) -> Table:
+    rows = []
+    for one in fit.suggestions:
+        saves, how = "saves nothing", ""
+        if one.saved > 0:
+            further = one.largest is not None and one.largest > (fit.largest or 0)
+            more = f", then {fit.argument} {one.largest} fits" if further else ""
+            saves, how = f"{human_bytes(one.saved)} less{more}", one.how
+        rows.append(Row((one.name, size(one.after), saves), note=how))
+    columns = (
+        Column("change", 26), Column("needs", 10, gap=1, number=True), Column("", 0, gap=2)
+    )  # fmt: skip
+    return Table("what would help", columns, tuple(rows), header=False, note_indent=6)
+
+
+def _trial(fit: Fit, trial: Trial) -> Line:
+    start = f"{fit.argument} {trial.value}:"
+    if trial.failed:
+        return Line(f"{start} {trial.failed}")
+    needed = f"{human_bytes(trial.needed)} of {human_bytes(fit.capacity)}"
+    return Line(f"{start} {trial.verdict}, needs up to {needed}")

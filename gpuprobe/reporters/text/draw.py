@@ -1,0 +1,183 @@
+"""Sections as lines of text for terminals."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterable, Iterator
+from itertools import count
+from typing import NamedTuple, TextIO
+
+from gpuprobe.model.findings import Level
+from gpuprobe.reporters.sections.parts import (
+    AUTO,
+    Cell,
+    Code,
+    Column,
+    Facts,
+    Line,
+    Part,
+    Row,
+    Section,
+    Source,
+    Table,
+    cell,
+    drawn_columns,
+)
+from gpuprobe.reporters.terminal import Style
+
+__all__ = ["DrawnLine", "draw", "lines", "write"]
+
+_SHORT = 34
+"""The longest name with a bar behind it: longer ones need the room themselves."""
+
+
+class DrawnLine(NamedTuple):
+    """A line that is safe to print. ``heading``: it is set apart; ``level`` is its section's."""
+
+    text: str
+    heading: bool = False
+    level: Level | None = None
+
+
+def write(
+    sections: Iterable[Section], stream: TextIO, *, cwd: str = "", style: Style | None = None
+) -> None:
+    """Write the sections in the characters and colours that ``stream`` has; paths below ``cwd``
+    are shown relative to it.
+    """
+    stream.write("\n".join(lines(sections, style or Style.of(stream, cwd=cwd))) + "\n")
+
+
+def lines(sections: Iterable[Section], style: Style) -> Iterator[str]:
+    """The lines without their ends, headings marked as ``style`` does."""
+    for line in draw(sections, style):
+        yield style.strong(line.text) if line.heading else line.text
+
+
+def draw(sections: Iterable[Section], style: Style) -> Iterator[DrawnLine]:
+    """The lines, at most ``style.width`` columns wide where they can be broken, with an empty one
+    between sections.
+    """
+    for index, section in enumerate(sections):
+        if index:
+            yield DrawnLine("")
+        yield from _section(section, style)
+
+
+def _section(section: Section, style: Style) -> Iterator[DrawnLine]:
+    begun = False
+    if section.title:
+        first, *rest = style.wrapped(section.title, rest="  ")
+        if section.place:
+            first += f"  {style.text(style.path(section.place))}"
+        yield DrawnLine(first, True, section.level)
+        yield from map(DrawnLine, rest)
+        begun = True
+    numbers = count(1)
+    for part in section.parts:
+        if isinstance(part, Section):
+            if begun:
+                yield DrawnLine("")
+            yield from _section(part, style)
+        elif isinstance(part, Line) and part.kind == "heading":
+            yield DrawnLine(style.fit(part.text, style.width), True)
+        elif isinstance(part, Table):
+            yield from _table(part, style, untitled=not section.title)
+        else:
+            yield from map(DrawnLine, _plain(part, style, numbers))
+        begun = True
+
+
+def _plain(part: Part, style: Style, numbers: Iterator[int]) -> Iterator[str]:
+    if isinstance(part, Line):
+        yield from _sentence(part, style, numbers)
+    elif isinstance(part, Facts):
+        for label, value in part.rows:
+            start = f"  {label:<{part.width}} "
+            yield from style.wrapped(value, first=start, rest=" " * len(start))
+    elif isinstance(part, Code):
+        for line in part.text.splitlines():
+            yield " " * part.indent + style.text(line)
+    elif isinstance(part, Source):
+        place = part.place
+        source = linecache.getline(place.file, place.line).strip()
+        if source:
+            yield f"    {place.line:>5} | {style.text(source)}"
+
+
+def _sentence(line: Line, style: Style, numbers: Iterator[int]) -> Iterable[str]:
+    label = f"{line.label}: " if line.label else ""
+    mark, hang = "", 0
+    if line.kind == "bullet":
+        mark, hang = "- ", 2
+    elif line.kind == "alert":
+        mark, hang = "! ", 2
+    elif line.kind == "numbered":
+        mark, hang = f"{next(numbers)}. ", 3
+    elif line.kind == "item":
+        hang = 2
+    elif label:
+        hang = len(label)
+    start = " " * line.indent
+    text = style.relative(f"{label}{line.text}")
+    return style.wrapped(text, first=start + mark, rest=start + " " * hang)
+
+
+# -- tables
+
+
+def _table(table: Table, style: Style, *, untitled: bool) -> Iterator[DrawnLine]:
+    chosen = drawn_columns(table, narrow=True)
+    columns = [table.columns[i] for i in chosen]
+    rows = [(row, [cell(row.cells[i]) for i in chosen]) for row in (*table.rows, *table.foot)]
+    widths = [_width(column, [cells[i] for _, cells in rows]) for i, column in enumerate(columns)]
+    if columns and columns[-1].bar:
+        name = len(columns) - 2
+        if all(len(cells[name].text) <= _SHORT for _, cells in rows):
+            widths[name] = _SHORT
+        else:
+            columns, widths = columns[:-1], widths[:-1]
+    if table.header and any(column.title for column in columns):
+        titles = [Cell(column.title if column.head else "") for column in columns]
+        # Where no title stands above the table, its head is what is set apart.
+        head = _row(Row(()), titles, table, columns, widths, style)
+        yield DrawnLine(head, heading=untitled)
+    for row, cells in rows:
+        yield DrawnLine(_row(row, cells, table, columns, widths, style))
+        if row.note:
+            start = " " * table.note_indent
+            yield from map(DrawnLine, style.wrapped(row.note, first=start, rest=start))
+
+
+def _width(column: Column, cells: list[Cell]) -> int:
+    if column.width == AUTO:
+        return max((len(cell.text) for cell in cells), default=0)
+    return column.width or 0
+
+
+def _row(
+    row: Row,
+    cells: list[Cell],
+    table: Table,
+    columns: list[Column],
+    widths: list[int],
+    style: Style,
+) -> str:
+    line = " " * table.indent
+    if table.flags:
+        line = "! " if row.flagged else "  "
+    cut = True
+    for column, width, shown in zip(columns, widths, cells, strict=False):
+        line += " " * column.gap
+        note = f" [{shown.note}]" if shown.note else ""
+        if column.bar:
+            line += "" if shown.share is None else style.bar(shown.share, width)
+            continue
+        text = style.path(shown.text) if shown.place else shown.text
+        if not column.cut:
+            cut, text = False, style.text(text)
+        elif width or shown.place or column.width == 0:
+            room = width or max(8, style.width - len(line) - len(note))
+            text = style.fit(text, room)
+        line += (f"{text:>{width}}" if column.number else f"{text:<{width}}") + note
+    return (line[: style.width] if cut else line).rstrip()
