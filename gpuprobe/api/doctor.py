@@ -9,7 +9,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuprobe._version import __version__
 from gpuprobe.model.machine.diagnosis import Diagnosis, RankDiagnosis
 from gpuprobe.model.values import ReadStatus, Unavailable
 
@@ -72,7 +71,6 @@ def diagnose(
         driver = "of an unknown version"
     diagnosis = Diagnosis(
         taken_at=found.taken_at,
-        gpuprobe=__version__,
         driver=driver,
         torch=facts.torch if isinstance(facts.torch, Unavailable) else facts.torch.version,
         devices=driver if isinstance(driver, Unavailable) else len(found.devices),

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Final
 
-from gpuprobe.errors import DataError, UnsupportedSchema
+from gpuprobe.errors import DataError
+from gpuprobe.model.document import check_version, header
 from gpuprobe.model.findings import Finding
 
 __all__ = [
@@ -33,11 +34,12 @@ __all__ = [
 ]
 
 SCHEMA: Final = "gpuprobe.hazards-baseline"
-VERSION: Final = (1, 0)
+VERSION: Final = (2, 0)
 """(major, minor); a minor version only adds keys.
 
 History:
 * 1.0: first version.
+* 2.0: ``gpuprobe``, the version that wrote it. 1.x is still read.
 """
 
 _BEGIN: Final = f'{{\n "schema": "{SCHEMA}"'
@@ -123,8 +125,7 @@ def dumps(rows: Sequence[KnownFinding]) -> str:
     """The baseline as JSON, ASCII only, ordered by rule and place."""
     ordered = sorted(rows, key=lambda row: (row.rule, row.where, row.about, row.fingerprint))
     document = {
-        "schema": SCHEMA,
-        "version": list(VERSION),
+        **header(SCHEMA, VERSION),
         "findings": [
             {
                 "rule": row.rule,
@@ -148,12 +149,7 @@ def loads(text: str, where: str = "the baseline") -> tuple[KnownFinding, ...]:
         document = json.loads(text)
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise _none(where)
-        major = _whole(document["version"][0])
-        if major > VERSION[0]:
-            raise UnsupportedSchema(
-                f"{where} was written by a newer gpuprobe (version {major} of the format)",
-                hint="upgrade gpuprobe",
-            )
+        check_version(document, VERSION, where, hint=_HINT)
         return tuple(sorted(_row(item) for item in document["findings"]))
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         if not may_be_one(text):

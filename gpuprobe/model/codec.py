@@ -6,6 +6,7 @@ The rules, so that a file can be read without this package:
 * an enum is its value; a tuple is an array; a dict with enum keys has their values as keys;
 * `Unavailable` is ``{"unavailable": reason, "status": status}``;
 * a float that is not finite is ``{"float": "inf"}``: JSON has no other word for it;
+* a finding has every key, and is as in every other document (`findings.to_document`);
 * a reader ignores keys it does not know (a newer minor version only adds keys).
 """
 
@@ -22,6 +23,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from gpuprobe.errors import DataError
+from gpuprobe.model.findings import Finding, to_document
 from gpuprobe.model.values import Unavailable
 
 __all__ = ["from_plain", "to_plain"]
@@ -74,6 +76,7 @@ _ENCODERS: dict[type, Callable[[Any], Any]] = {
     type(None): lambda value: value,
     float: _encode_float,
     Unavailable: lambda value: {"unavailable": value.reason, "status": value.status.value},
+    Finding: to_document,
     dict: lambda value: {str(to_plain(key)): to_plain(item) for key, item in value.items()},
     list: lambda value: [to_plain(item) for item in value],
     tuple: lambda value: [to_plain(item) for item in value],
@@ -163,6 +166,8 @@ def _decoder(hint: Any) -> Callable[[Any], Any]:
         return hint
     if hint is Unavailable:
         return _decode_unavailable
+    if hint is Finding:
+        return _finding_decoder()
     origin_class = origin if origin is not None else hint
     if dataclasses.is_dataclass(origin_class):
         return _dataclass_decoder(origin_class, hint)
@@ -270,6 +275,21 @@ def _dataclass_decoder(cls: Any, hint: Any) -> Callable[[Any], Any]:
         return cls(**values)
 
     return decode
+
+
+def _finding_decoder() -> Callable[[Any], Any]:
+    """Evidence is a list of ``{"name", "value"}``; before version 2 it was one of pairs."""
+    decode = _dataclass_decoder(Finding, Finding)
+
+    def pair(plain: Any) -> Any:
+        return [plain["name"], plain["value"]] if isinstance(plain, dict) else plain
+
+    def as_pairs(plain: Any) -> Any:
+        if isinstance(plain, dict) and isinstance(plain.get("evidence"), list):
+            plain = {**plain, "evidence": [pair(item) for item in plain["evidence"]]}
+        return decode(plain)
+
+    return as_pairs
 
 
 def _substitute(hint: Any, bound: dict[Any, Any]) -> Any:

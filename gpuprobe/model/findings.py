@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from gpuprobe.model.place import Place
 
-__all__ = ["Finding", "Fix", "Level"]
+__all__ = ["Finding", "Fix", "Level", "place_document", "to_document"]
 
 
 class Level(str, Enum):
@@ -54,3 +55,28 @@ class Finding:
             key = "\0".join((self.rule, self.kind, self.subject, where))
             digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:16]
             object.__setattr__(self, "fingerprint", digest)
+
+
+def to_document(finding: Finding) -> dict[str, Any]:
+    """A finding as every JSON document and recording has it. Every key is always there."""
+    fix = finding.fix
+    return {
+        "rule": finding.rule,
+        "kind": finding.kind,
+        "level": finding.level.value,
+        "message": finding.message,
+        "subject": finding.subject,
+        "location": place_document(finding.location),
+        "related": [place_document(place) for place in finding.related],
+        "evidence": [{"name": name, "value": value} for name, value in finding.evidence],
+        "fix": None if fix is None else {"text": fix.text, "code": fix.code},
+        "count": finding.count,
+        "fingerprint": finding.fingerprint,
+    }
+
+
+def place_document(place: Place | None) -> dict[str, Any] | None:
+    """A place in the user's code as JSON has it; null where there is none."""
+    if place is None:
+        return None
+    return {"file": place.file, "line": place.line, "function": place.function}

@@ -20,9 +20,9 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpuprobe._version import __version__
-from gpuprobe.errors import DataError, NotARecording, UnsupportedSchema
-from gpuprobe.model.run.recording import FORMAT, SCHEMA_VERSION
+from gpuprobe.errors import DataError, NotARecording
+from gpuprobe.model.document import check_version, header
+from gpuprobe.model.run.recording import SCHEMA, SCHEMA_VERSION
 
 __all__ = [
     "CHUNK_NAME",
@@ -46,8 +46,8 @@ MAX_LINE = 64 * 1024 * 1024
 
 _MAX_HEADER = 64 * 1024
 
-_START = b'{"format":"' + FORMAT.encode() + b'"'
-"""What every stream this package wrote begins with."""
+_STARTS = tuple(f'{{"{key}":"{SCHEMA}"'.encode() for key in ("schema", "format"))
+"""What every stream this package wrote begins with; ``format`` is version 1's."""
 
 
 class Header(NamedTuple):
@@ -83,15 +83,9 @@ def stream_names(directory: Path) -> dict[int, str]:
 
 
 def encode_header(rank: int, world_size: int) -> bytes:
-    """The first line. ``format`` comes first, so that a glance at the file tells what it is."""
-    header = {
-        "format": FORMAT,
-        "version": list(SCHEMA_VERSION),
-        "rank": rank,
-        "world_size": world_size,
-        "writer": f"gpuprobe {__version__}",
-    }
-    return json.dumps(header, separators=(",", ":")).encode() + b"\n"
+    """The first line."""
+    plain = {**header(SCHEMA, SCHEMA_VERSION), "rank": rank, "world_size": world_size}
+    return json.dumps(plain, separators=(",", ":")).encode() + b"\n"
 
 
 def decode_header(line: bytes, name: str) -> Header:
@@ -104,24 +98,15 @@ def decode_header(line: bytes, name: str) -> Header:
         plain = json.loads(line) if len(line) <= _MAX_HEADER else None
     except (ValueError, RecursionError):
         plain = None
-    if not isinstance(plain, dict) or plain.get("format") != FORMAT:
-        if line.startswith(_START):
+    if not isinstance(plain, dict) or plain.get("schema", plain.get("format")) != SCHEMA:
+        if line.startswith(_STARTS):
             raise DataError(f"{name}: the header of the recording is damaged")
         raise NotARecording(f"{name}: does not begin with the header of a gpuprobe recording")
-    version = plain.get("version")
-    if not isinstance(version, list) or len(version) != 2:
-        raise DataError(f"{name}: the header of the recording has no valid version")
-    major, minor = _count(version[0]), _count(version[1])
-    if major > SCHEMA_VERSION[0]:
-        raise UnsupportedSchema(
-            f"{name}: recording format {major}.{minor} is newer than this gpuprobe can read "
-            f"(up to {SCHEMA_VERSION[0]}.x)",
-            hint="upgrade gpuprobe: pip install -U gpuprobe",
-        )
+    version = check_version(plain, SCHEMA_VERSION, name)
     rank, world_size = _count(plain.get("rank")), _count(plain.get("world_size"))
-    if major < 1 or minor < 0 or rank < 0 or world_size < 1:
+    if rank < 0 or world_size < 1:
         raise DataError(f"{name}: the header of the recording is damaged")
-    return Header((major, minor), rank, world_size)
+    return Header(version, rank, world_size)
 
 
 def _count(value: Any) -> int:
@@ -133,4 +118,4 @@ def _count(value: Any) -> int:
 
 def looks_like_stream(head: bytes) -> bool:
     """Whether ``head``, the first bytes of a file, may be those of a stream (or a torn one)."""
-    return head[: len(_START)] == _START[: len(head)]
+    return any(head[: len(start)] == start[: len(head)] for start in _STARTS)

@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from gpuprobe.errors import DataError, UnsupportedSchema, UsageError
+from gpuprobe.errors import DataError, UsageError
 from gpuprobe.model.codec import from_plain, to_plain
-from gpuprobe.model.machine.monitor import SCHEMA_VERSION, Moment
+from gpuprobe.model.document import check_version, header
+from gpuprobe.model.machine.monitor import SCHEMA, SCHEMA_VERSION, Moment
 
 __all__ = [
     "WHOLE_EVERY",
@@ -33,7 +34,8 @@ _MISFITS = (KeyError, IndexError, ValueError, TypeError, AttributeError, Recursi
 WHOLE_EVERY = 60
 """Readings between two whole ones."""
 
-_FORMAT = "gpuprobe-moments"
+_OLD_FORMAT = "gpuprobe-moments"
+"""What files of version 1 have under ``format``."""
 
 
 def changes(old: Any, new: Any) -> dict[str, Any]:
@@ -108,7 +110,7 @@ class MomentLog:
             ) from error
         self._before: Any = None
         self._written = 0
-        self._write({"format": _FORMAT, "schema_version": list(SCHEMA_VERSION)})
+        self._write(header(SCHEMA, SCHEMA_VERSION))
 
     def write(self, moment: Moment) -> None:
         """Append one reading."""
@@ -221,16 +223,10 @@ def last_moment(path: str | os.PathLike[str]) -> Moment:
 
 def _check_head(line: bytes, name: str) -> None:
     head = _object(line, name, 1)
-    if head.get("format") != _FORMAT:
+    old = head.get("format") == _OLD_FORMAT
+    if not old and head.get("schema") != SCHEMA:
         raise DataError(f"{name} is no log of gpuprobe top", hint="write one with top --log")
-    version = head.get("schema_version")
-    if not isinstance(version, list) or not version or not isinstance(version[0], int):
-        raise DataError(f"{name} does not say its schema version")
-    if version[0] > SCHEMA_VERSION[0]:
-        raise UnsupportedSchema(
-            f"{name} has schema {version[0]}; this gpuprobe reads {SCHEMA_VERSION[0]}",
-            hint="update gpuprobe",
-        )
+    check_version(head, SCHEMA_VERSION, name, key="schema_version" if old else "version")
 
 
 def _object(line: bytes, name: str, number: int) -> dict[str, Any]:

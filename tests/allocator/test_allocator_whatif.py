@@ -216,7 +216,7 @@ def test_json_is_versioned_and_complete() -> None:
     stream = io.StringIO()
     replay_json.write(result, stream)
     document = json.loads(stream.getvalue())
-    assert (document["schema"], document["version"]) == ("gpuprobe.replay", [1, 0])
+    assert (document["schema"], document["version"]) == ("gpuprobe.replay", [2, 0])
     (trace,) = document["traces"]
     assert trace["exact"] is True
     assert trace["first_divergence"] is None

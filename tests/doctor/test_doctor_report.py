@@ -130,7 +130,7 @@ def test_text_begins_with_what_is_wrong_and_ends_with_what_was_not_seen() -> Non
 
 def test_text_of_a_healthy_machine(machine: Machine) -> None:
     result = outcome(machine.facts)
-    text = _text(Diagnosis(0.0, "0.1.0", "570.1", "2.13.0", 7, result.findings, result.passed))
+    text = _text(Diagnosis(0.0, "570.1", "2.13.0", 7, result.findings, result.passed))
     assert text.startswith("Nothing found (driver 570.1, torch 2.13.0, 7 GPUs)\n\nPassed (")
     assert "PCIe links run at their maximum" in text.replace("\n  ", " ")
     assert "Not checked" not in text
@@ -152,7 +152,7 @@ def test_hostile_names_are_shown_not_executed() -> None:
 def _bundle(path: Path, machine: Machine, environ: Mapping[str, str]) -> dict[str, str]:
     facts = replace(machine.facts, environ=dict(environ))
     result = outcome(facts)
-    report = Diagnosis(0.0, "0.1.0", "570.1", "2.13", 7, result.findings, result.passed)
+    report = Diagnosis(0.0, "570.1", "2.13", 7, result.findings, result.passed)
     _write_bundle(path, report, facts, environ)
     with zipfile.ZipFile(path) as archive:
         return {name: archive.read(name).decode() for name in archive.namelist()}

@@ -152,9 +152,9 @@ def test_what_is_no_baseline_is_refused_in_one_line(text: str, error: str) -> No
 
 
 def test_a_newer_baseline_is_refused() -> None:
-    with pytest.raises(UnsupportedSchema, match="newer gpuprobe"):
-        loads(json.dumps({**GOOD, "version": [2, 0]}))
-    assert loads(json.dumps({**GOOD, "version": [1, 9], "extra": 1}))
+    with pytest.raises(UnsupportedSchema, match="newer than this gpuprobe"):
+        loads(json.dumps({**GOOD, "version": [3, 0]}))
+    assert loads(json.dumps({**GOOD, "version": [2, 9], "extra": 1}))
 
 
 def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:

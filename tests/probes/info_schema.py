@@ -1,6 +1,6 @@
 """The JSON Schema of ``gpuprobe info --json``, made from the model's types.
 
-    python tests/probes/info_schema.py      writes gpuprobe/reporters/json/schemas/info-1.json
+    python tests/probes/info_schema.py      writes gpuprobe/reporters/json/schemas/info-2.json
 
 The file is what ships and what readers go by; a test checks that it is still what the types say.
 """
@@ -18,7 +18,7 @@ from typing import Any
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 
-PATH = Path(__file__).parents[2] / "gpuprobe" / "reporters" / "json" / "schemas" / "info-1.json"
+PATH = Path(__file__).parents[2] / "gpuprobe" / "reporters" / "json" / "schemas" / "info-2.json"
 
 BASIC = {int: "integer", float: "number", str: "string", bool: "boolean"}
 
@@ -33,7 +33,7 @@ def schema() -> dict[str, Any]:
         "schema": {"const": "gpuprobe.info"},
         "version": {
             "type": "array",
-            "prefixItems": [{"const": 1}, {"type": "integer", "minimum": 0}],
+            "prefixItems": [{"const": 2}, {"type": "integer", "minimum": 0}],
             "minItems": 2,
             "maxItems": 2,
         },
@@ -55,8 +55,8 @@ def schema() -> dict[str, Any]:
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": "gpuprobe/info-1.json",
-        "title": "gpuprobe info, version 1",
+        "$id": "gpuprobe/info-2.json",
+        "title": "gpuprobe info, version 2",
         "description": "Devices, processes and the sources that describe them. Bytes, percent, "
         "degrees Celsius, milliwatts, megahertz. A minor version adds keys.",
         **root,

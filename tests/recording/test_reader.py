@@ -30,7 +30,9 @@ from gpuprobe.recording.writer import RecordingWriter
 
 SESSION = Session(1.5, 42, ("train.py",), "counters", ("cpu",), "/home/u")
 ENVIRONMENT = Environment("0", "3.11", "linux", "host")
-HEADER = '{"format":"gpuprobe.recording","version":[1,0],"rank":0,"world_size":1}\n'
+HEADER = (
+    '{"schema":"gpuprobe.recording","version":[2,0],"gpuprobe":"0.1.0","rank":0,"world_size":1}\n'
+)
 
 
 def write(path: Path, steps: int = 3) -> Path:
@@ -167,20 +169,20 @@ def test_lines_that_are_no_record_are_counted(tmp_path: Path, line: str) -> None
 
 def test_records_and_keys_of_a_newer_minor_version_are_ignored(tmp_path: Path) -> None:
     stream = write(tmp_path / "a.gpuprobe")
-    lines = stream.read_text().replace('"version":[1,0]', '"version":[1,9]').splitlines()
+    lines = stream.read_text().replace('"version":[2,0]', '"version":[2,9]').splitlines()
     records: list[dict[str, Any]] = [{**json.loads(line), "new": [1]} for line in lines]
     records.insert(1, {"type": "weather", "wind": "north"})
     stream.write_text("".join(json.dumps(r) + "\n" for r in records))
     recording = read_recording(stream.parent)
-    assert recording.schema_version == (1, 9)
+    assert recording.schema_version == (2, 9)
     assert len(recording.steps) == 3
     assert len(recording.ranks[0].blind_spots) == 1
 
 
 def test_a_newer_major_version_is_refused(tmp_path: Path) -> None:
     stream = write(tmp_path / "a.gpuprobe")
-    stream.write_text(stream.read_text().replace('"version":[1,0]', '"version":[2,0]'))
-    with pytest.raises(UnsupportedSchema, match=r"2\.0 is newer") as caught:
+    stream.write_text(stream.read_text().replace('"version":[2,0]', '"version":[3,0]'))
+    with pytest.raises(UnsupportedSchema, match=r"3\.0 is newer") as caught:
         read_recording(stream.parent)
     assert "upgrade" in caught.value.hint
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpuprobe.errors import InternalError, UsageError
-from gpuprobe.model.run.recording import FORMAT, SCHEMA_VERSION
+from gpuprobe.model.run.recording import SCHEMA, SCHEMA_VERSION
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.reader import read_recording
@@ -52,8 +52,8 @@ def test_the_format_on_disk(tmp_path: Path) -> None:
         "rank-00000.trace-000001.cols",
     ]
     header, *records = map(json.loads, (path / "rank-00000.jsonl").read_text().splitlines())
-    assert header["format"] == FORMAT
-    assert header["version"] == list(SCHEMA_VERSION)
+    assert list(header) == ["schema", "version", "gpuprobe", "rank", "world_size"]
+    assert (header["schema"], header["version"]) == (SCHEMA, list(SCHEMA_VERSION))
     assert [r["type"] for r in records] == ["environment", "session", "step", "step", "end"]
     assert records[3]["traces"] == ["rank-00000.trace-000001.cols"]
 

@@ -21,7 +21,7 @@ SCHEMAS = Path(check_json.__file__).parent / "schemas"
 
 
 def valid(name: str, document: dict[str, Any]) -> None:
-    schema = json.loads((SCHEMAS / f"{name}-1.json").read_text())
+    schema = json.loads((SCHEMAS / f"{name}-2.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
     validator.validate(json.loads(json.dumps(document)))

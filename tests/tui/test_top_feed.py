@@ -246,7 +246,7 @@ def test_what_is_exported_is_what_is_shown(
     shown = [row.pid for row in model.processes if row.device]
     assert [process.pid for process in listed] == shown
     assert tuple(from_plain(Device, d) for d in document["devices"]) == MOMENT.inventory.devices
-    assert TopModel().export()["format"] == document["format"]
+    assert TopModel().export()["schema"] == document["schema"]
 
 
 # -- the doctor's lines
@@ -271,7 +271,7 @@ def test_a_diagnosis_fits_every_width_and_leaves_nothing_out(fleet: str) -> None
 
 
 def test_a_machine_without_anything_found_says_so() -> None:
-    assert "Nothing found" in text_of(summary(Diagnosis(0.0, "0")))
+    assert "Nothing found" in text_of(summary(Diagnosis(0.0)))
 
 
 # -- the command

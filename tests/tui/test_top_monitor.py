@@ -289,7 +289,7 @@ def test_a_long_log_is_small_and_can_be_jumped_in(tmp_path: Path) -> None:
             assert found == moments[at]
 
 
-HEAD = '{"format": "gpuprobe-moments", "schema_version": [1, 0]}\n'
+HEAD = '{"schema": "gpuprobe.monitor-log", "version": [2, 0], "gpuprobe": "0.1.0"}\n'
 
 
 @pytest.mark.parametrize(
@@ -300,6 +300,8 @@ HEAD = '{"format": "gpuprobe-moments", "schema_version": [1, 0]}\n'
         ('{"format": "other"}\n', DataError),
         ('{"format": "gpuprobe-moments"}\n', DataError),
         ('{"format": "gpuprobe-moments", "schema_version": [99, 0]}\n', UnsupportedSchema),
+        (HEAD.replace("[2, 0]", "[3, 0]"), UnsupportedSchema),
+        (HEAD.replace("[2, 0]", "[2]"), DataError),
         (HEAD + '{"moment": {"inventory": 3}}\n', DataError),
         (HEAD + '{"changes": {}}\n', DataError),
         (HEAD + "no\n", DataError),

@@ -311,7 +311,7 @@ async def test_what_is_on_the_screen_is_exported(
         await until(pilot, lambda: len(list(tmp_path.iterdir())) == 2)
     (exported,) = tmp_path.glob("*.json")
     document = json.loads(exported.read_text())
-    assert document["format"] == "gpuprobe-top"
+    assert document["schema"] == "gpuprobe.top"
     assert [p["pid"] for p in document["processes"]] == [41000, 41001, 41002, 41003]
     assert document["shown"]["filter"] == "alice"
     assert len(document["devices"]) == 8

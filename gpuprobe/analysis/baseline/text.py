@@ -11,21 +11,24 @@ from typing import Any, Final
 from gpuprobe.analysis.baseline.model import METRICS, PEAK, Baseline, Tolerance
 from gpuprobe.analysis.compare.accounts import Account, LineShare
 from gpuprobe.analysis.peak.high_water import Share
-from gpuprobe.errors import DataError, UnsupportedSchema
+from gpuprobe.errors import DataError
+from gpuprobe.model.document import check_version, header
 from gpuprobe.model.text import human_bytes
 
 __all__ = ["SCHEMA", "VERSION", "dumps", "loads"]
 
 SCHEMA: Final = "gpuprobe.baseline"
-VERSION: Final = (1, 1)
+VERSION: Final = (2, 0)
 """(major, minor); a minor version only adds keys.
 
 History:
 * 1.0: first version.
 * 1.1: ``accounts``, ``places`` and ``stopped_after``; ``tolerance`` holds what was chosen, not the
   defaults too. What a line calls is in ``places``, once.
+* 2.0: ``gpuprobe``, the version that wrote it. 1.x is still read.
 """
 
+_HINT: Final = "delete it, and gpuprobe baseline update writes a new one"
 _BEGIN: Final = '{\n "a'  # accounts, or at_peak: the first key
 
 
@@ -33,8 +36,7 @@ def dumps(baseline: Baseline) -> str:
     """The baseline as reviewable JSON, ASCII only."""
     peak = baseline.accounts.get(PEAK, Account(0))
     document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "version": list(VERSION),
+        **header(SCHEMA, VERSION),
         "environment": dict(baseline.environment),
         "steps": baseline.steps,
         "metrics": {
@@ -149,19 +151,14 @@ def loads(text: str, where: str = "the baseline") -> Baseline:
         document = json.loads(text)
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise _none(where)
-        major, minor = (_whole(part) for part in document["version"][:2])
-        if major > VERSION[0]:
-            raise UnsupportedSchema(
-                f"{where} was written by a newer gpuprobe (baseline version {major})",
-                hint="upgrade gpuprobe",
-            )
-        return _baseline(document, where, newer=(major, minor) > VERSION)
+        version = check_version(document, VERSION, where, hint=_HINT)
+        return _baseline(document, where, newer=version > VERSION)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         if not _may_be_one(text):
             raise _none(where) from None
         raise DataError(
             f"{where} is damaged: {type(error).__name__}: {error}",
-            hint="delete it, and gpuprobe baseline update writes a new one",
+            hint=_HINT,
         ) from error
 
 

@@ -22,11 +22,12 @@ __all__ = [
     "TransferSpeed",
 ]
 
-SCHEMA_VERSION = (1, 0)
+SCHEMA_VERSION = (2, 0)
 """(major, minor) of the JSON document. A newer minor only adds keys.
 
 History:
 * 1.0: first version.
+* 2.0: a finding has ``location`` and ``related``, as in every document. ``doctor-2.json``.
 """
 
 _NOT_COLLECTED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
@@ -68,7 +69,6 @@ class Diagnosis:
     """
 
     taken_at: float
-    gpuprobe: str
     driver: str | Unavailable = _NOT_COLLECTED
     torch: str | Unavailable = _NOT_COLLECTED
     devices: int | Unavailable = _NOT_COLLECTED

@@ -13,6 +13,7 @@ from gpuprobe.model.record import record
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 
 __all__ = [
+    "SCHEMA",
     "SCHEMA_VERSION",
     "GpuWork",
     "HostLoad",
@@ -23,12 +24,17 @@ __all__ = [
     "XidNote",
 ]
 
-SCHEMA_VERSION = (1, 1)
-"""(major, minor) of a file of moments. A newer minor only adds keys.
+SCHEMA = "gpuprobe.monitor-log"
+"""What the first line of a file of readings says it is."""
+
+SCHEMA_VERSION = (2, 0)
+"""(major, minor) of a file of readings. A newer minor only adds keys.
 
 History:
 * 1.0: first version.
 * 1.1: ``work``, what each process does on each GPU.
+* 2.0: the header of every document, for ``format`` (``gpuprobe-moments``) and ``schema_version``.
+  1.x is still read.
 """
 
 _NOT_COLLECTED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)

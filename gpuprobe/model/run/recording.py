@@ -9,16 +9,17 @@ from gpuprobe.model.findings import Finding
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
 
-__all__ = ["FORMAT", "SCHEMA_VERSION", "RankRecording", "Recording"]
+__all__ = ["SCHEMA", "SCHEMA_VERSION", "RankRecording", "Recording"]
 
-FORMAT = "gpuprobe.recording"
+SCHEMA = "gpuprobe.recording"
 """What the first line of every rank's stream says it is."""
 
-SCHEMA_VERSION = (1, 0)
+SCHEMA_VERSION = (2, 0)
 """(major, minor). A newer major is refused; a newer minor only adds keys.
 
 History:
-* 1.0: first version.
+* 1.0: first version; the header has ``format`` and ``writer`` for ``schema`` and ``gpuprobe``.
+* 2.0: the header and the findings are as in every document. 1.x is still read.
 """
 
 

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final, TextIO
 
-from gpuprobe._version import __version__
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
 from gpuprobe.analysis.compare.diff import DiffRow
+from gpuprobe.model.document import header
+from gpuprobe.model.document import write as write_document
 from gpuprobe.model.findings import Finding, Fix, Level
 from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.text import human_bytes, human_delta
 
-__all__ = ["VERSION", "document", "findings", "write"]
+__all__ = ["SCHEMA", "VERSION", "document", "findings", "write"]
 
-VERSION: Final = (1, 1)
+SCHEMA: Final = "gpuprobe.check"
+VERSION: Final = (2, 0)
 """(major, minor); a minor version only adds keys.
 
 History:
 * 1.0: first version.
 * 1.1: ``settings``; ``accepted``, ``source``, ``cause``, ``place`` and ``rows`` of each metric.
+* 2.0: with all documents; nothing changed in this one. ``schemas/check-2.json``.
 """
 
 
 def document(result: CheckResult) -> dict[str, Any]:
     """The check as plain data. Sizes are bytes."""
     return {
-        "schema": "gpuprobe.check",
-        "version": list(VERSION),
-        "gpuprobe": __version__,
+        **header(SCHEMA, VERSION),
         "ok": result.ok,
         "cause": result.cause,
         "metrics": [_metric(metric) for metric in result.metrics],
@@ -118,5 +118,4 @@ def _location(text: str) -> Place | None:
 
 def write(result: CheckResult, stream: TextIO) -> None:
     """Write one JSON document, ASCII only."""
-    json.dump(document(result), stream, indent=2, allow_nan=False)
-    stream.write("\n")
+    write_document(document(result), stream)

@@ -1,10 +1,5 @@
 """A diff as JSON.
 
-Schema ``gpuprobe.diff``, history:
-
-* 1.0: first version. ``schemas/diff-1.json`` is its JSON Schema.
-* 1.1: ``peaks[].compared``: which moments the rows compare where a peak has no trace.
-
 Sizes are integers in bytes. A peak is ``{"at_least", "at_most", "exact"}``; a value that is not
 known is ``{"unavailable": reason, "status": …}``. In each of ``rows.category``, ``rows.module``
 and ``rows.line`` the deltas sum to the peak's ``delta`` or, where ``compared`` is not null, to
@@ -13,31 +8,37 @@ the difference of its two ``allocated``.
 
 from __future__ import annotations
 
-import json
-from importlib import resources
 from typing import Any, TextIO
 
 from gpuprobe.analysis.compare.diff import BY, Diff, DiffRow, PeakDiff
 from gpuprobe.model.codec import to_plain
+from gpuprobe.model.document import header
+from gpuprobe.model.document import write as write_document
 from gpuprobe.model.values import Peak, Unavailable
+from gpuprobe.reporters.json import schema as load_schema
 
 __all__ = ["SCHEMA", "VERSION", "document", "schema", "write"]
 
 SCHEMA = "gpuprobe.diff"
-VERSION = (1, 1)
+VERSION = (2, 0)
+"""(major, minor); a minor version only adds keys.
+
+History:
+* 1.0: first version.
+* 1.1: ``peaks[].compared``: what the rows compare where a peak has no trace.
+* 2.0: ``gpuprobe``, the version that wrote it. ``schemas/diff-2.json``.
+"""
 
 
 def write(diff: Diff, stream: TextIO, by: tuple[str, ...] = BY) -> None:
     """Write ``diff`` as one JSON document, ASCII only."""
-    json.dump(document(diff, by), stream, indent=2, allow_nan=False)
-    stream.write("\n")
+    write_document(document(diff, by), stream)
 
 
 def document(diff: Diff, by: tuple[str, ...] = BY) -> dict[str, Any]:
     """The diff as plain data, with the breakdowns in ``by``."""
     return {
-        "schema": SCHEMA,
-        "version": list(VERSION),
+        **header(SCHEMA, VERSION),
         "before": diff.before,
         "after": diff.after,
         "cautions": list(diff.cautions),
@@ -47,9 +48,7 @@ def document(diff: Diff, by: tuple[str, ...] = BY) -> dict[str, Any]:
 
 def schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of the diff, as shipped in the package."""
-    file = resources.files("gpuprobe.reporters.json") / "schemas" / "diff-1.json"
-    loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return loaded
+    return load_schema("diff-2")
 
 
 def _peak(peak: PeakDiff, by: tuple[str, ...]) -> dict[str, Any]:

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Final, TextIO
 
-from gpuprobe._version import __version__
+from gpuprobe.model.document import header
+from gpuprobe.model.document import write as write_document
 from gpuprobe.model.plans.estimate import Estimate, Share
 
-__all__ = ["VERSION", "document", "write"]
+__all__ = ["SCHEMA", "VERSION", "document", "write"]
 
-VERSION: Final = (1, 0)
+SCHEMA: Final = "gpuprobe.estimate"
+VERSION: Final = (2, 0)
 """(major, minor); a minor version only adds keys.
 
 History:
 * 1.0: first version.
+* 2.0: with all documents; nothing changed in this one. ``schemas/estimate-2.json``.
 """
 
 
 def document(estimate: Estimate) -> dict[str, Any]:
     """The estimate as plain data. Sizes are bytes."""
     return {
-        "schema": "gpuprobe.estimate",
-        "version": list(VERSION),
-        "gpuprobe": __version__,
+        **header(SCHEMA, VERSION),
         "gpu": estimate.gpu,
         "devices": estimate.devices,
         "ranks": estimate.ranks,
@@ -53,5 +53,4 @@ def _rows(shares: Sequence[Share]) -> list[dict[str, Any]]:
 
 def write(estimate: Estimate, stream: TextIO) -> None:
     """Write one JSON document, ASCII only."""
-    json.dump(document(estimate), stream, indent=2, allow_nan=False)
-    stream.write("\n")
+    write_document(document(estimate), stream)

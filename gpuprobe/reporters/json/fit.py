@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final, TextIO
 
-from gpuprobe._version import __version__
+from gpuprobe.model.document import header
+from gpuprobe.model.document import write as write_document
 from gpuprobe.model.plans.fit import Fit, Trial
 
-__all__ = ["VERSION", "document", "write"]
+__all__ = ["SCHEMA", "VERSION", "document", "write"]
 
-VERSION: Final = (1, 0)
+SCHEMA: Final = "gpuprobe.fit"
+VERSION: Final = (2, 0)
 """(major, minor); a minor version only adds keys.
 
 History:
 * 1.0: first version.
+* 2.0: with all documents; nothing changed in this one. ``schemas/fit-2.json``.
 """
 
 
 def document(fit: Fit) -> dict[str, Any]:
     """The answer as plain data. Sizes are bytes."""
     return {
-        "schema": "gpuprobe.fit",
-        "version": list(VERSION),
-        "gpuprobe": __version__,
+        **header(SCHEMA, VERSION),
         "gpu": fit.gpu,
         "capacity": fit.capacity,
         "argument": fit.argument,
@@ -61,5 +61,4 @@ def _trial(trial: Trial) -> dict[str, Any]:
 
 def write(fit: Fit, stream: TextIO) -> None:
     """Write one JSON document, ASCII only."""
-    json.dump(document(fit), stream, indent=2, allow_nan=False)
-    stream.write("\n")
+    write_document(document(fit), stream)

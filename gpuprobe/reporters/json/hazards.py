@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-import json
-from importlib import resources
 from typing import Any, Final, TextIO
 
-from gpuprobe._version import __version__
 from gpuprobe.hazards.known import Comparison
 from gpuprobe.hazards.results import Hazards
-from gpuprobe.model.findings import Finding
-from gpuprobe.model.place import Place
+from gpuprobe.model.document import header
+from gpuprobe.model.document import write as write_document
+from gpuprobe.model.findings import place_document, to_document
+from gpuprobe.reporters.json import schema as load_schema
 
-__all__ = ["VERSION", "document", "schema", "write"]
+__all__ = ["SCHEMA", "VERSION", "document", "schema", "write"]
 
-VERSION: Final = (1, 1)
+SCHEMA: Final = "gpuprobe.hazards"
+VERSION: Final = (2, 0)
 """(major, minor); a minor version only adds keys.
 
 History:
+* 1.0: first version.
 * 1.1: ``self_waits`` and ``baseline``.
-* 1.0: first version. ``schemas/hazards-1.json`` is its JSON Schema.
+* 2.0: a finding has ``subject``, as in every document. ``schemas/hazards-2.json``.
 """
 
 
 def document(hazards: Hazards) -> dict[str, Any]:
     """Everything that was found, as plain data."""
     return {
-        "schema": "gpuprobe.hazards",
-        "version": list(VERSION),
-        "gpuprobe": __version__,
+        **header(SCHEMA, VERSION),
         "operations": hazards.operations,
-        "findings": [_finding(finding) for finding in hazards.findings],
+        "findings": [to_document(finding) for finding in hazards.findings],
         "syncs": [
             {
                 "reason": row.reason,
-                "location": _place(row.location),
+                "location": place_document(row.location),
                 "count": row.count,
                 "seconds": row.seconds,
                 "allowed": row.allowed,
@@ -43,9 +42,10 @@ def document(hazards: Hazards) -> dict[str, Any]:
             for row in hazards.syncs
         ],
         "redundant_waits": [
-            {"location": _place(place), "count": count} for place, count in hazards.redundant
+            {"location": place_document(place), "count": count}
+            for place, count in hazards.redundant
         ],
-        "self_waits": [_place(place) for place in hazards.self_waits],
+        "self_waits": [place_document(place) for place in hazards.self_waits],
         "coverage": list(hazards.coverage),
         "baseline": None if hazards.comparison is None else _comparison(hazards.comparison),
     }
@@ -59,37 +59,11 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
-    return {
-        "rule": finding.rule,
-        "kind": finding.kind,
-        "level": finding.level.value,
-        "message": finding.message,
-        "location": _place(finding.location),
-        "related": [_place(place) for place in finding.related],
-        "evidence": [{"name": name, "value": value} for name, value in finding.evidence],
-        "fix": None
-        if finding.fix is None
-        else {"text": finding.fix.text, "code": finding.fix.code},
-        "count": finding.count,
-        "fingerprint": finding.fingerprint,
-    }
-
-
-def _place(place: Place | None) -> dict[str, Any] | None:
-    if place is None:
-        return None
-    return {"file": place.file, "line": place.line, "function": place.function}
-
-
 def write(hazards: Hazards, stream: TextIO) -> None:
     """Write one JSON document, ASCII only."""
-    json.dump(document(hazards), stream, indent=2, allow_nan=False)
-    stream.write("\n")
+    write_document(document(hazards), stream)
 
 
 def schema() -> dict[str, Any]:
     """The JSON Schema of the document."""
-    file = resources.files("gpuprobe.reporters.json") / "schemas" / "hazards-1.json"
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    return load_schema("hazards-2")

@@ -2,7 +2,7 @@
 
 Every reading is ``{"value": …, "source": …, "status": "ok"}``, or, where it could not be read,
 ``{"value": null, "source": …, "status": …, "reason": …}``. The shape is in
-``schemas/info-1.json``; a minor version adds keys, a major one may change them.
+``schemas/info-2.json``; a minor version adds keys, a major one may change them.
 """
 
 from __future__ import annotations
@@ -11,33 +11,34 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import IO, Any
 
-from gpuprobe._version import __version__
+from gpuprobe.model.document import header
+from gpuprobe.model.document import write as write_document
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.values import Reading, Unavailable
 
 __all__ = ["INFO_SCHEMA_VERSION", "document", "write"]
 
-INFO_SCHEMA_VERSION = (1, 0)
-"""Major and minor. History: 1.0 first version."""
+INFO_SCHEMA_VERSION = (2, 0)
+"""(major, minor).
+
+History:
+* 1.0: first version.
+* 2.0: with all documents; nothing changed in this one.
+"""
 
 
 def document(inventory: Inventory) -> dict[str, Any]:
     """The inventory as plain data: objects, arrays, text, numbers."""
     return {
-        "schema": "gpuprobe.info",
-        "version": list(INFO_SCHEMA_VERSION),
-        "gpuprobe": __version__,
+        **header("gpuprobe.info", INFO_SCHEMA_VERSION),
         **_plain(inventory),
         "devices": [{"key": device.key, **_plain(device)} for device in inventory.devices],
     }
 
 
 def write(inventory: Inventory, stream: IO[str]) -> None:
-    """Write the document, indented, in ASCII: no terminal and no encoding can break it."""
-    import json  # 2 ms
-
-    json.dump(document(inventory), stream, indent=2, ensure_ascii=True, allow_nan=False)
-    stream.write("\n")
+    """Write one JSON document, ASCII only."""
+    write_document(document(inventory), stream)
 
 
 def _plain(value: Any) -> Any:

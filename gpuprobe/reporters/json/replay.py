@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final, TextIO
 
-from gpuprobe._version import __version__
 from gpuprobe.allocator.replays.replay import Divergence, TraceReplay
 from gpuprobe.allocator.replays.results import ReplayResult, TraceResult
 from gpuprobe.allocator.replays.whatif import LIMITS, Outcome, Range
 from gpuprobe.allocator.settings import to_conf
+from gpuprobe.model.document import header
+from gpuprobe.model.document import write as write_document
 
-__all__ = ["VERSION", "document", "write"]
+__all__ = ["SCHEMA", "VERSION", "document", "write"]
 
-VERSION: Final = (1, 0)
+SCHEMA: Final = "gpuprobe.replay"
+VERSION: Final = (2, 0)
 """(major, minor); a minor version only adds keys.
 
 History:
 * 1.0: first version.
+* 2.0: with all documents; nothing changed in this one.
 """
 
 
@@ -25,9 +27,7 @@ def document(result: ReplayResult) -> dict[str, Any]:
     """The replay as plain data. Sizes are bytes; ``verified`` says whether a what-if rests on
     an exact replay of the recording."""
     return {
-        "schema": "gpuprobe.replay",
-        "version": list(VERSION),
-        "gpuprobe": __version__,
+        **header(SCHEMA, VERSION),
         "path": result.path,
         "exact": result.exact,
         "traces": [_trace(trace) for trace in result.traces],
@@ -37,8 +37,7 @@ def document(result: ReplayResult) -> dict[str, Any]:
 
 def write(result: ReplayResult, stream: TextIO) -> None:
     """Write one JSON document, ASCII only."""
-    json.dump(document(result), stream, indent=2, allow_nan=False)
-    stream.write("\n")
+    write_document(document(result), stream)
 
 
 def _trace(trace: TraceResult) -> dict[str, Any]:

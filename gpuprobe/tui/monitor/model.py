@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.model.codec import to_plain
+from gpuprobe.model.document import header
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.machine.monitor import HostLoad, Moment
 from gpuprobe.model.text import human_bytes, visible
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EXPORT_VERSION", "TopModel"]
 
-EXPORT_VERSION = (1, 1)
+EXPORT_SCHEMA = "gpuprobe.top"
+
+EXPORT_VERSION = (2, 0)
 """(major, minor) of the document that ``e`` exports. A newer minor only adds keys.
 
 History:
@@ -267,7 +270,7 @@ class TopModel:
     def export(self, shown: Sequence[ProcessRow] | None = None) -> dict[str, Any]:
         """What is on the screen, as JSON: devices, processes in their order, host, filter."""
         if self.moment is None:
-            return {"format": "gpuprobe-top", "schema_version": list(EXPORT_VERSION)}
+            return header(EXPORT_SCHEMA, EXPORT_VERSION)
         inventory = self.moment.inventory
         rows = self.processes if shown is None else shown
         by_place = {(p.pid, p.device, p.mig): p for p in inventory.processes}
@@ -280,8 +283,7 @@ class TopModel:
                     listed.append(to_plain(process))
                     break
         return {
-            "format": "gpuprobe-top",
-            "schema_version": list(EXPORT_VERSION),
+            **header(EXPORT_SCHEMA, EXPORT_VERSION),
             "taken_at": inventory.taken_at,
             "demo": inventory.demo,
             "host": to_plain(self.moment.host),

@@ -8,7 +8,8 @@ from typing import Any
 from gpuprobe.api.live import StepPeak
 from gpuprobe.api.look import Moment, TraceLook
 from gpuprobe.model.codec import to_plain
-from gpuprobe.model.findings import Finding
+from gpuprobe.model.document import header
+from gpuprobe.model.findings import Finding, to_document
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.values import Unavailable
 
@@ -16,18 +17,19 @@ __all__ = ["SCHEMA", "VERSION", "document", "of_findings", "of_lines", "of_momen
 
 SCHEMA = "gpuprobe.view"
 
-VERSION = (1, 0)
+VERSION = (2, 0)
 """(major, minor). A minor version adds keys. Sizes in bytes, durations in nanoseconds.
 
 History:
 * 1.0: first version.
+* 2.0: ``gpuprobe``, the version that wrote it; a finding is as in every document.
 """
 
 
 def document(name: str, rank: int, pane: str, shown: dict[str, Any]) -> dict[str, Any]:
     """The whole: which recording, rank and pane it is of, and what the pane shows."""
-    head = {"schema": SCHEMA, "version": list(VERSION), "recording": name}
-    return {**head, "rank": rank, "pane": pane, **shown}
+    head = header(SCHEMA, VERSION)
+    return {**head, "recording": name, "rank": rank, "pane": pane, **shown}
 
 
 def of_step(rank: RankRecording, place: int, peak: StepPeak | Unavailable | None) -> dict[str, Any]:
@@ -80,4 +82,4 @@ def of_moment(look: TraceLook, moment: Moment) -> dict[str, Any]:
 
 def of_findings(findings: Sequence[Finding]) -> dict[str, Any]:
     """The findings of a rank."""
-    return {"findings": [to_plain(finding) for finding in findings]}
+    return {"findings": [to_document(finding) for finding in findings]}

@@ -40,9 +40,10 @@ def run(args: argparse.Namespace) -> int:
 
     diagnosis = diagnose(args.demo, bundle=args.bundle)
     if args.json:
+        from gpuprobe.model import document
         from gpuprobe.reporters.json import doctor as doctor_json
 
-        doctor_json.write(doctor_json.document(diagnosis), sys.stdout)
+        document.write(doctor_json.document(diagnosis), sys.stdout)
     else:
         from gpuprobe.reporters.sections.doctor import doctor_sections
         from gpuprobe.reporters.text import draw as text
@@ -62,10 +63,10 @@ def _run_ranks(args: argparse.Namespace) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     diagnosis = diagnose_ranks(args.timeout)
     if diagnosis.speaks and args.json and diagnosis.rank == 0:
-        from gpuprobe._version import __version__
+        from gpuprobe.model import document
         from gpuprobe.reporters.json import doctor as doctor_json
 
-        doctor_json.write(doctor_json.ranks_document(diagnosis, __version__), sys.stdout)
+        document.write(doctor_json.ranks_document(diagnosis), sys.stdout)
     elif diagnosis.speaks:
         from gpuprobe.reporters.sections.doctor import rank_doctor_sections
         from gpuprobe.reporters.text import draw as text

@@ -1,0 +1,61 @@
+"""The header that every JSON document begins with, and writing and checking documents.
+
+A document is an object whose first keys are ``schema`` (what it is), ``version`` (``[major,
+minor]``; a newer minor version only adds keys) and ``gpuprobe`` (the version that wrote it). The
+history of each schema stands beside its version constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import IO, Any
+
+from gpuprobe._version import __version__
+from gpuprobe.errors import DataError, UnsupportedSchema
+
+__all__ = ["check_version", "header", "write"]
+
+
+def header(schema: str, version: tuple[int, int]) -> dict[str, Any]:
+    """The first keys of a document."""
+    return {"schema": schema, "version": list(version), "gpuprobe": __version__}
+
+
+def check_version(
+    document: Mapping[str, Any],
+    newest: tuple[int, int],
+    where: str,
+    *,
+    key: str = "version",
+    hint: str = "",
+) -> tuple[int, int]:
+    """The version in the header of a document that was read; ``where`` begins the messages,
+    ``hint`` is what to do with a damaged document. Version 1 of some has it under another ``key``.
+
+    Raises UnsupportedSchema where its major version is newer than ``newest``, DataError where
+    there is no valid version.
+    """
+    version = document.get(key)
+    if (
+        not isinstance(version, list)
+        or len(version) != 2
+        or not all(type(part) is int and 0 <= part < 1 << 31 for part in version)
+        or version[0] < 1
+    ):
+        raise DataError(f"{where} is damaged: it has no valid version", hint=hint)
+    major, minor = version
+    if major > newest[0]:
+        raise UnsupportedSchema(
+            f"{where}: version {major}.{minor} is newer than this gpuprobe can read "
+            f"(up to {newest[0]}.x)",
+            hint="upgrade gpuprobe: pip install -U gpuprobe",
+        )
+    return major, minor
+
+
+def write(document: object, stream: IO[str]) -> None:
+    """Write one document, indented, ASCII only: no terminal and no encoding can break it."""
+    import json  # 2 ms
+
+    json.dump(document, stream, indent=2, allow_nan=False)
+    stream.write("\n")
