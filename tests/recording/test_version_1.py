@@ -1,0 +1,86 @@
+"""Files of version 1, written before every document had the same header, are still read.
+
+``version_1`` holds what gpuprobe 0.1.0 wrote of two small scripts on a virtual GPU and of a fake
+fleet; names of the machine were replaced.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from gpuprobe.analysis.baseline import loads as load_baseline
+from gpuprobe.api.html import read_hazards
+from gpuprobe.hazards.known import loads as load_known
+from gpuprobe.model.codec import from_plain, to_plain
+from gpuprobe.model.findings import Finding, Fix, Level
+from gpuprobe.model.place import Place
+from gpuprobe.recording.monitor_log import read_moments
+from gpuprobe.recording.reader import read_recording
+
+FILES = Path(__file__).parent / "version_1"
+
+
+def test_a_recording_with_findings() -> None:
+    recording = read_recording(FILES / "race.gpuprobe")
+    assert recording.schema_version == (1, 0)
+    (rank,) = recording.ranks
+    assert (len(rank.steps), rank.truncated, rank.end is not None) == (2, False, True)
+    assert rank.blind_spots == ()
+    assert [finding.rule for finding in rank.findings] == ["GP201"] * 3 + ["GP204"]
+    first = rank.findings[0]
+    assert first == Finding(
+        "GP201",
+        "read-after-write",
+        Level.ERROR,
+        first.message,
+        (
+            ("first", "write by ones of [2, 4] on the default stream at /home/user/race.py:6"),
+            ("second", "read by mul of [2, 4] on stream 1 at /home/user/race.py:8"),
+        ),
+        Place("/home/user/race.py", 8, "<module>"),
+        (Place("/home/user/race.py", 6, "<module>"),),
+        Fix(
+            "make the reading stream wait for the writing one before it reads.",
+            "side.wait_stream(torch.cuda.default_stream())  # side: stream 1",
+        ),
+        subject="ones -> mul",
+        fingerprint="198ed35791bdb53a",
+    )
+
+
+def test_a_finding_of_either_version_is_the_same() -> None:
+    (rank,) = read_recording(FILES / "race.gpuprobe").ranks
+    for finding in rank.findings:
+        plain = to_plain(finding)
+        assert all(set(item) == {"name", "value"} for item in plain["evidence"])
+        assert from_plain(Finding, plain) == finding
+        old = {**plain, "evidence": [[item["name"], item["value"]] for item in plain["evidence"]]}
+        assert from_plain(Finding, old) == finding
+
+
+def test_baselines() -> None:
+    baseline = load_baseline((FILES / "baseline.json").read_text())
+    assert baseline.metrics["peak_allocated"] == 67112448
+    assert baseline.phases["phase backward"] == 67112448
+    assert set(baseline.tolerances or {}) == {"peak_allocated"}
+    assert baseline.accounts["reserved"].total == 69206016
+    known = load_known((FILES / "hazards-baseline.json").read_text())
+    assert [(row.rule, row.about, row.count) for row in known] == [
+        ("GP201", "ones -> mul", 1),
+        ("GP201", "mul -> mm", 1),
+        ("GP201", "mul -> addmm", 1),
+        ("GP204", "mul -> addmm", 1),
+    ]
+
+
+def test_a_log_of_readings() -> None:
+    moments = list(read_moments(FILES / "readings.jsonl"))
+    assert [len(moment.inventory.devices) for moment in moments] == [4, 4]
+    assert moments[0].inventory.driver.version.value == "535.161.08"
+
+
+def test_a_hazards_document_for_the_page() -> None:
+    found = read_hazards(FILES / "hazards.json")
+    assert len(found["findings"]) == 4
+    assert found == json.loads((FILES / "hazards.json").read_text())
