@@ -37,6 +37,7 @@ def test_a_recording_with_findings() -> None:
         (
             ("first", "write by ones of [2, 4] on the default stream at /home/user/race.py:6"),
             ("second", "read by mul of [2, 4] on stream 1 at /home/user/race.py:8"),
+            ("fix verified", "yes: the log with this edge has no such race"),
         ),
         Place("/home/user/race.py", 8, "<module>"),
         (Place("/home/user/race.py", 6, "<module>"),),
