@@ -12,9 +12,9 @@ from gpuprobe.errors import UsageError
 from gpuprobe.model.values import ReadStatus, Unavailable
 
 if TYPE_CHECKING:
-    from gpuprobe.api.devices import DeviceWatch
     from gpuprobe.exporter.runs import RunsReading
     from gpuprobe.model.machine.devices import Device, Inventory
+    from gpuprobe.probes.inventory import DeviceWatch
     from gpuprobe.reporters.metrics.metrics import Family
 
 __all__ = ["SOURCES", "ExportSettings", "Measured", "Meter", "families_of"]
@@ -69,13 +69,13 @@ class Meter:
     """
 
     def __init__(self, settings: ExportSettings) -> None:
-        from gpuprobe.api.devices import demo_fleets
         from gpuprobe.exporter.runs import RunWatch
         from gpuprobe.reporters.metrics.gpu import GpuNames
+        from gpuprobe.testing import fleets
 
         demo = settings.demo
-        if demo is not None and not demo.endswith(".json") and demo not in demo_fleets():
-            raise UsageError(f"no such fleet: {demo}", hint=f"fleets: {', '.join(demo_fleets())}")
+        if demo is not None and not demo.endswith(".json") and demo not in fleets():
+            raise UsageError(f"no such fleet: {demo}", hint=f"fleets: {', '.join(fleets())}")
         self._settings = settings
         self._names = GpuNames()
         self._xids = _XidCount()
@@ -135,7 +135,7 @@ class Meter:
         return found
 
     def _open(self) -> DeviceWatch:
-        from gpuprobe.api.devices import DeviceWatch
+        from gpuprobe.probes.inventory import DeviceWatch
 
         if self._watch is None:
             watch = DeviceWatch(SOURCES, self._settings.demo, detail="full")

@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuprobe.errors import DataError, NotARecording
-from gpuprobe.model.run.summary import Glance
+from gpuprobe.errors import DataError, GpuprobeError, NotARecording
+from gpuprobe.model.run.summary import Glance, Run
 from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.values import Unavailable
 from gpuprobe.recording.files import rank_of_stream, stream_names
 from gpuprobe.recording.stream import StreamParser
 
-__all__ = ["OpenRecording", "glance", "open_recordings"]
+__all__ = ["OpenRecording", "glance", "open_recordings", "running"]
 
 _PROC = Path("/proc")
 
@@ -49,6 +50,23 @@ def open_recordings() -> list[OpenRecording]:
     for pid, stream in _streams():
         found.setdefault(stream.rpartition("/")[0], set()).add(pid)
     return [OpenRecording(path, tuple(sorted(pids))) for path, pids in sorted(found.items())]
+
+
+def running() -> list[Run]:
+    """The recordings being written with the newest of each, by path. One that goes away meanwhile
+    is left out.
+    """
+    found = []
+    for recording in open_recordings():
+        seen: Glance | Unavailable | None
+        try:
+            seen = glance(Path(recording.path))
+        except NotARecording:
+            continue
+        except GpuprobeError as error:
+            seen = Unavailable(str(error))
+        found.append(Run(recording.path, recording.pids, seen))
+    return found
 
 
 def _streams() -> Iterator[tuple[int, str]]:

@@ -14,7 +14,7 @@ from textual.widgets import Footer, Static
 from textual.worker import get_current_worker
 
 from gpuprobe.api.live import Followed
-from gpuprobe.api.runs import runs
+from gpuprobe.api.monitor import runs
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.run.summary import Run
 from gpuprobe.model.text import visible

@@ -12,8 +12,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gpuprobe.api.devices import DeviceWatch, inventory
+from gpuprobe.api.devices import inventory
 from gpuprobe.errors import DataError, UsageError
+from gpuprobe.probes.inventory import DeviceWatch
 from gpuprobe.testing import UnexpectedCall, fake_fleet, fleets, load_fleet
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fake_nvml_c"))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprobe.model.values import Unavailable
-from gpuprobe.probes.visibility import Candidate, MigCandidate, resolve
+from gpuprobe.probes.joining.visibility import Candidate, MigCandidate, resolve
 
 A = "GPU-aaaa1111-0000-0000-0000-000000000000"
 B = "GPU-aaaa2222-0000-0000-0000-000000000000"

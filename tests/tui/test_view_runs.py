@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from gpuprobe.api.runs import runs
+from gpuprobe.api.monitor import runs
 from gpuprobe.model.run.session import Session, SessionEnd, Step
 from gpuprobe.model.run.summary import Glance, Run
 from gpuprobe.model.values import Unavailable

@@ -24,7 +24,7 @@ from gpuprobe.probes.health.base import (
     SharedMemory,
     TorchFacts,
 )
-from gpuprobe.probes.host import ProcTree, container_of
+from gpuprobe.probes.host.describe import ProcTree, container_of
 
 __all__ = ["gather", "read_kernel_log", "read_libraries", "read_packages", "read_shared_memory"]
 

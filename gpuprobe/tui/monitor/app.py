@@ -269,7 +269,7 @@ class TopApp(ProbeApp):
         if self.first_paint is None or elsewhere or now < self._runs_due:
             return
         self._runs_due = now + _RUNS_EVERY
-        from gpuprobe.api.runs import runs
+        from gpuprobe.api.monitor import runs
 
         self.feed.run_job("runs", lambda: tuple(runs()))
 
@@ -524,7 +524,7 @@ class TopApp(ProbeApp):
         self.push_screen(EndProcess(row, self.painter), answered)
 
     def _signal(self, row: ProcessRow, number: int) -> None:
-        from gpuprobe.api.signals import end_process
+        from gpuprobe.api.monitor import end_process
 
         try:
             end_process(row.pid, row.ticks, number)

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
-from gpuprobe.api.monitor import Monitor
+from gpuprobe.api.monitor import MomentLog, Monitor, ReplayedLog
 from gpuprobe.model.machine.monitor import Moment
-from gpuprobe.recording.monitor_log import MomentLog, ReplayedLog
 from gpuprobe.tui.monitor import settings
 from gpuprobe.tui.monitor.app import TopApp
 from gpuprobe.tui.monitor.feed import Reader

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         from gpuprobe.reporters.text import info as info_text
 
         if args.replay is not None:
-            from gpuprobe.recording.monitor_log import last_moment
+            from gpuprobe.api.monitor import last_moment
 
             found = last_moment(args.replay).inventory
         else:

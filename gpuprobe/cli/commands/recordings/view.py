@@ -61,7 +61,7 @@ def _show(followed: Followed | None, args: argparse.Namespace) -> int:
 def _runs(args: argparse.Namespace) -> int:
     if not args.once and can_show():
         return _show(None, args)
-    from gpuprobe.api.runs import runs
+    from gpuprobe.api.monitor import runs
     from gpuprobe.reporters.text import runs as runs_text
 
     runs_text.write(runs(), sys.stdout)

@@ -15,8 +15,12 @@ from typing import Any
 from gpuprobe.model.machine.devices import GpuProcess
 from gpuprobe.model.machine.monitor import HostLoad, ProcessLoad
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
-from gpuprobe.probes import host
-from gpuprobe.probes.host import ProcTree
+from gpuprobe.probes.host.describe import (
+    ProcTree,
+    add_facts,
+    meminfo,
+    process_facts,
+)
 
 __all__ = ["HostWatch", "Stat", "parse_stat"]
 
@@ -99,31 +103,31 @@ class HostWatch:
         facts: dict[int, dict[str, Any]] = {}
         for process in listed:
             if process.pid not in facts:
-                facts[process.pid], load = self._look(process.pid, now)
+                facts[process.pid], load = self._read(process.pid, now)
                 if load is not None:
                     loads[process.pid] = load
-            described.append(host._with(process, facts[process.pid]))
+            described.append(add_facts(process, facts[process.pid]))
         for load in list(loads.values()):
             if load.parent > 1 and load.parent not in loads:
-                _, parent = self._look(load.parent, now, described=False)
+                _, parent = self._read(load.parent, now, described=False)
                 if parent is not None:
                     loads[parent.pid] = parent
         self._known = {pid: known for pid, known in self._known.items() if pid in loads}
         return tuple(described), tuple(loads.values())
 
-    def _look(
+    def _read(
         self, pid: int, now: float, *, described: bool = True
     ) -> tuple[dict[str, Any], ProcessLoad | None]:
         line = self.tree.read(str(pid), "stat")
         stat = line if isinstance(line, Unavailable) else parse_stat(line)
         if isinstance(stat, Unavailable):
             self._known.pop(pid, None)
-            return (host._describe(self.tree, pid, True) if described else {}), None
+            return (process_facts(self.tree, pid) if described else {}), None
         known = self._known.get(pid)
         if known is None or known.start != stat.start:
             known = self._known[pid] = _Known(stat.start, {}, -RENEW)
         if described and (not known.facts or now - known.read_at >= RENEW):
-            known.facts = host._describe(self.tree, pid, True)
+            known.facts = process_facts(self.tree, pid)
             known.read_at = now
         cpu: Reading[float] = Reading(_FIRST, "host")
         if known.busy >= 0 and now > known.busy_at:
@@ -148,10 +152,10 @@ class HostWatch:
         return HostLoad(
             cpu=self._busy(),
             load=_averages(self.tree.read("loadavg")),
-            memory_total=host._meminfo(memory, "MemTotal"),
-            memory_available=host._meminfo(memory, "MemAvailable"),
-            swap_total=host._meminfo(memory, "SwapTotal"),
-            swap_free=host._meminfo(memory, "SwapFree"),
+            memory_total=meminfo(memory, "MemTotal"),
+            memory_available=meminfo(memory, "MemAvailable"),
+            swap_total=meminfo(memory, "SwapTotal"),
+            swap_free=meminfo(memory, "SwapFree"),
         )
 
     def _busy(self) -> Reading[float]:

@@ -1,4 +1,4 @@
-"""Ending a process that is shown on a screen, and never another one by mistake."""
+"""Ending a process that is shown on a screen, and never another by mistake."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 import signal
 
 from gpuprobe.errors import EnvironmentUnavailable
+from gpuprobe.model.values import Unavailable
+from gpuprobe.probes.host.describe import ProcTree
+from gpuprobe.probes.host.live import parse_stat
 
 __all__ = ["end_process"]
 
@@ -42,10 +45,6 @@ def end_process(pid: int, ticks: int, number: int = signal.SIGTERM) -> None:
 
 
 def _start_of(pid: int) -> int:
-    from gpuprobe.model.values import Unavailable
-    from gpuprobe.probes.host import ProcTree
-    from gpuprobe.probes.host_live import parse_stat
-
     # The real /proc, whatever tree the screen shows: signals go to real processes.
     line = ProcTree("/proc").read(str(pid), "stat")
     stat = line if isinstance(line, Unavailable) else parse_stat(line)

@@ -22,7 +22,7 @@ from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import SourceView
-from gpuprobe.probes.visibility import candidates, resolve
+from gpuprobe.probes.joining.visibility import candidates, resolve
 
 __all__ = ["Joined", "join", "join_drivers"]
 

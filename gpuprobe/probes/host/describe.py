@@ -18,11 +18,14 @@ from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 
 __all__ = [
     "ProcTree",
+    "add_facts",
     "container_of",
     "describe_host",
     "describe_processes",
     "kernel_module",
+    "meminfo",
     "proc_root",
+    "process_facts",
 ]
 
 # The inode of the first PID namespace: PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h.
@@ -165,12 +168,13 @@ def describe_processes(
     described = []
     for process in processes:
         if process.pid not in known:
-            known[process.pid] = _describe(tree, process.pid, full)
-        described.append(_with(process, known[process.pid]))
+            known[process.pid] = process_facts(tree, process.pid, full)
+        described.append(add_facts(process, known[process.pid]))
     return tuple(described)
 
 
-def _with(process: GpuProcess, facts: dict[str, Any]) -> GpuProcess:
+def add_facts(process: GpuProcess, facts: dict[str, Any]) -> GpuProcess:
+    """The process with what `process_facts` found. Not ``dataclasses.replace``: it takes longer."""
     return GpuProcess(
         process.pid,
         process.device,
@@ -182,7 +186,10 @@ def _with(process: GpuProcess, facts: dict[str, Any]) -> GpuProcess:
     )
 
 
-def _describe(tree: ProcTree, pid: int, full: bool) -> dict[str, Any]:
+def process_facts(tree: ProcTree, pid: int, full: bool = True) -> dict[str, Any]:
+    """What ``/proc`` has of a process, by the fields of `GpuProcess`; without ``full``, only what
+    a table shows.
+    """
     status = tree.read(str(pid), "status")
     if isinstance(status, Unavailable):
         return _unseen(tree, status)
@@ -259,8 +266,8 @@ def describe_host(proc: ProcTree | None = None, *, full: bool = True) -> HostInf
         python=".".join(map(str, sys.version_info[:3])),
         pid=os.getpid(),
         cpu_count=os.cpu_count() or 0,
-        memory_total=_meminfo(memory, "MemTotal"),
-        memory_available=_meminfo(memory, "MemAvailable"),
+        memory_total=meminfo(memory, "MemTotal"),
+        memory_available=meminfo(memory, "MemAvailable"),
         container=Reading(
             cgroup if isinstance(cgroup, Unavailable) else _container(cgroup), "host"
         ),
@@ -288,7 +295,8 @@ def kernel_module(proc: ProcTree | None = None) -> Reading[str]:
     return Reading(match.group(1) + (" (open)" if "Open Kernel" in text else ""), "host")
 
 
-def _meminfo(text: str | Unavailable, name: str) -> Reading[Bytes]:
+def meminfo(text: str | Unavailable, name: str) -> Reading[Bytes]:
+    """One line of ``/proc/meminfo``, in bytes."""
     if isinstance(text, Unavailable):
         return Reading(text, "host")
     match = re.search(rf"^{name}:\s+(\d+) kB", text, re.M)

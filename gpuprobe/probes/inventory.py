@@ -1,0 +1,198 @@
+"""Asking several sources, and joining what they see into one inventory."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from gpuprobe.errors import MissingExtra, UsageError
+from gpuprobe.model.machine.devices import (
+    Device,
+    DriverInfo,
+    GpuProcess,
+    HostInfo,
+    Inventory,
+    ProbeError,
+    SourceStatus,
+    TopologyMatrix,
+)
+from gpuprobe.model.values import Reading, ReadStatus, Unavailable
+from gpuprobe.probes.joining.devices import join, join_drivers
+from gpuprobe.probes.joining.waterfall import waterfall
+
+if TYPE_CHECKING:
+    from gpuprobe.probes.base import Detail, Source, SourceView
+
+__all__ = ["DeviceWatch", "assemble"]
+
+# name -> (module, class, what pip calls the package, the extra that brings it).
+_SOURCES: dict[str, tuple[str, str, str, str]] = {
+    "nvml": ("gpuprobe.probes.nvml.source", "NvmlSource", "pynvml", ""),
+    "cuda": ("gpuprobe.probes.cuda_driver", "CudaDriverSource", "", ""),
+    "torch": ("gpuprobe.probes.torch_cuda", "TorchSource", "torch", "torch"),
+    "pycuda": ("gpuprobe.probes.pycuda_source", "PycudaSource", "pycuda", "pycuda"),
+}
+
+
+class DeviceWatch:
+    """An open connection to the sources, to be read more than once (NVML starts once).
+
+    A context manager; `read` returns a fresh `Inventory` each time. Arguments and errors are
+    those of `gpuprobe.api.devices.inventory`.
+    """
+
+    def __init__(
+        self,
+        sources: Iterable[str] = ("nvml",),
+        demo: str | None = None,
+        *,
+        detail: Detail = "full",
+        require: Iterable[str] = (),
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        names = list(dict.fromkeys(sources))
+        if "all" in names:
+            names = list(_SOURCES)
+        self._required = tuple(require)
+        self._names = [*names, *(n for n in self._required if n not in names)]
+        unknown = [name for name in self._names if name not in _SOURCES]
+        if unknown:
+            raise UsageError(
+                f"no such source: {unknown[0]}", hint=f"sources: {', '.join(_SOURCES)}, all"
+            )
+        self.detail: Detail = detail
+        self._environ = environ
+        self._demo = demo or ""
+        self._stack = ExitStack()
+        self._sources: list[Source] = []
+
+    def __enter__(self) -> DeviceWatch:
+        with ExitStack() as stack:
+            if self._demo:
+                from gpuprobe.testing import fake_fleet
+
+                stack.enter_context(fake_fleet(self._demo))
+            for name in self._names:
+                module, kind, package, extra = _SOURCES[name]
+                source: Any = getattr(import_module(module), kind)()
+                if extra and name in self._required and not source.status().available:
+                    from importlib.util import find_spec
+
+                    if find_spec(package) is None:
+                        raise MissingExtra(package, extra, why=f"--source {name}")
+                if hasattr(source, "close"):
+                    stack.callback(source.close)
+                self._sources.append(source)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sources = []
+        self._stack.close()
+
+    def read(self) -> Inventory:
+        """Ask every source again."""
+        from gpuprobe.probes.host.describe import describe_host, describe_processes, kernel_module
+        from gpuprobe.probes.joining.topology import join_topology
+
+        full = self.detail == "full"
+        statuses: list[SourceStatus] = []
+        views: list[SourceView] = []
+        for source in self._sources:
+            status = source.status()
+            if status.available:
+                views.append(source.collect(self.detail))
+                status = replace(status, devices_seen=len(views[-1].devices))
+            statuses.append(status)
+        host = describe_host(full=full)
+        for view in views:
+            if view.torch_archs is not None:
+                host = replace(host, torch_archs=Reading(view.torch_archs, view.source))
+            if view.torch_cuda is not None:
+                host = replace(host, torch_cuda=Reading(view.torch_cuda, view.source))
+        driver = join_drivers(views)
+        if full:
+            driver = replace(driver, kernel_module=kernel_module())
+        listed = tuple(process for view in views for process in view.processes)
+        return assemble(
+            statuses,
+            views,
+            driver=driver,
+            host=host,
+            processes=describe_processes(listed, full=full),
+            topology=join_topology(views),
+            environ=os.environ if self._environ is None else self._environ,
+            demo=self._demo,
+        )
+
+
+def assemble(
+    statuses: Sequence[SourceStatus],
+    views: Sequence[SourceView],
+    *,
+    driver: DriverInfo,
+    host: HostInfo,
+    processes: tuple[GpuProcess, ...],
+    environ: Mapping[str, str],
+    topology: TopologyMatrix | None = None,
+    demo: str = "",
+) -> Inventory:
+    """One inventory of what the sources saw. A source without a view could not be asked;
+    ``environ`` is that of the CUDA process in question.
+    """
+    errors: list[ProbeError] = []
+    by_source = {view.source: view for view in views}
+    for status in statuses:
+        if status.name in by_source:
+            errors.extend(by_source[status.name].errors)
+        else:
+            errors.append(ProbeError(status.name, ReadStatus.ERROR, status.reason))
+    joined = join(views, environ)
+    return Inventory(
+        taken_at=time.time(),
+        sources=tuple(statuses),
+        driver=driver,
+        host=host,
+        devices=joined.devices,
+        processes=_ordered(processes, joined.devices),
+        visibility=joined.visibility,
+        disagreements=joined.disagreements,
+        waterfalls=tuple(
+            waterfall(device, processes, os.getuid(), _unlisted(device.key, views, errors))
+            for device in joined.devices
+        ),
+        topology=topology,
+        errors=tuple(errors),
+        demo=demo,
+    )
+
+
+def _unlisted(
+    key: str, views: Sequence[SourceView], errors: list[ProbeError]
+) -> Unavailable | None:
+    """Why the processes of a device are not known, or None if they are."""
+    if not any(view.source == "nvml" for view in views):
+        return Unavailable("only NVML lists processes, and it was not available")
+    for error in errors:
+        if error.device == key and error.what in ("processes", "DeviceGetComputeRunningProcesses"):
+            return Unavailable(error.message, error.status)
+    return None
+
+
+def _ordered(
+    processes: tuple[GpuProcess, ...], devices: tuple[Device, ...]
+) -> tuple[GpuProcess, ...]:
+    """By device, then by memory, the largest first."""
+    position = {device.key: i for i, device in enumerate(devices)}
+
+    def order(process: GpuProcess) -> tuple[int, int, int]:
+        memory = process.memory.value
+        size = 0 if isinstance(memory, Unavailable) else memory
+        return position.get(process.device, 0), -size, process.pid
+
+    return tuple(sorted(processes, key=order))

@@ -1,0 +1,1 @@
+"""One picture of the machine out of what each source says."""
