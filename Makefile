@@ -59,7 +59,7 @@ test: lint types contracts
 
 # Builds pycuda from source, and runs its real code against a fake driver.
 test-pycuda: $(STAMP_DEV)
-	$(PY) tests/fake_nvml_c/pycuda_check.py .venv-pycuda
+	$(PY) tests/support/pycuda_check.py .venv-pycuda
 
 # With a CUDA build of torch in the environment that PYTHON names: PY=python3 make test-gpu
 test-gpu:

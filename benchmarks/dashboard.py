@@ -10,7 +10,7 @@ once a second in a terminal of 160×50, with 8 GPUs and real processes on them; 
 ``/proc/PID/stat``, resident memory from ``/proc/PID/status``. ``soak``: a day of readings one
 after the other, with processes that come and go; memory, threads and files at ten moments.
 
-Needs ``cc`` for the fake NVML of ``tests/fake_nvml_c``. ``FOLDER`` is the ``bin`` of an
+Needs ``cc`` for the fake NVML of ``tests/support``. ``FOLDER`` is the ``bin`` of an
 environment with nvitop; by default ``.venv-bench``, which is made if it is missing.
 """
 
@@ -38,7 +38,7 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "fake_nvml_c"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from fleet_library import build  # noqa: E402
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "snapshot")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 from snapshot_samples import modern, torch_2_0, without_frames  # noqa: E402
 

@@ -2,7 +2,7 @@
 
     python benchmarks/info_speed.py [--rounds 15] [--tools FOLDER]
 
-Builds the fake NVML of ``tests/fake_nvml_c`` for the fleet ``8xh100`` (needs ``cc``), then runs
+Builds the fake NVML of ``tests/support`` for the fleet ``8xh100`` (needs ``cc``), then runs
 the tools in turns, so that whatever else the machine does hits all of them alike. Prints the
 median wall time and the largest resident memory of each, and the median of the paired ratios.
 ``FOLDER`` is the ``bin`` of an environment with nvitop and gpustat; by default ``.venv-bench``,
@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "fake_nvml_c"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from fleet_library import build  # noqa: E402
 

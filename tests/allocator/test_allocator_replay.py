@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from allocator_programs import MIB, POOLS, STREAMS, Program, cut
-from conftest import shared_snapshots
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_files import shared_snapshots
 from test_allocator_invariants import CONFS, programs
 
 import gpuprobe

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from allocator_programs import MIB, Program, cut
-from conftest import shared_snapshots
+from shared_files import shared_snapshots
 
 import gpuprobe
 from gpuprobe.allocator.driver import SimulatedDriver

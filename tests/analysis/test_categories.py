@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from analysis_programs import MIB, Script
-from conftest import shared_snapshots
+from shared_files import shared_snapshots
 
 from gpuprobe.analysis.peak.high_water import by_category, high_water, live_at
 from gpuprobe.analysis.trace.categories import categories

@@ -9,10 +9,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 from analysis_programs import MIB, Script
-from conftest import shared_snapshots
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_builders import environment, session
+from shared_files import shared_snapshots
 
 import gpuprobe
 from gpuprobe.analysis.compare.diff import BY, DiffRow, diff_marks, diff_recordings

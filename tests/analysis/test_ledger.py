@@ -6,9 +6,9 @@ import random
 
 import pytest
 from analysis_programs import MIB, SETTINGS, Script, cut, layout, recorded
-from conftest import shared_snapshots
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_files import shared_snapshots
 
 from gpuprobe.analysis.reserved.fragmentation import fragmentation
 from gpuprobe.analysis.trace.ledger import ledger

@@ -240,7 +240,6 @@ def test_other_addresses_than_loopback_are_warned_of() -> None:
 
 def test_a_scrape_makes_no_cuda_context(tmp_path: Path) -> None:
     """Real libraries, compiled from a description of a machine: NVML is loaded, CUDA is not."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "fake_nvml_c"))
     import fleet_library as build
 
     if build.compiler() is None:

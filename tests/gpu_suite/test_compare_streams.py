@@ -11,13 +11,13 @@ from compare_streams import Event, described, differences, lines, stream
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_models import case
+from shared_files import shared_snapshots
 from truth_files import read_trace, read_truth
 
 import gpuprobe
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import Frame, MemoryTrace
 from gpuprobe.model.values import Unavailable
-from tests.conftest import shared_snapshots
 
 SNAPSHOTS = {path.stem: path for path in shared_snapshots()}
 events = st.lists(st.builds(Event, st.sampled_from("+-"), st.integers(1, 3), st.just("x")))

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from shared_files import shared_snapshots
 from snapshot_programs import NAMES, programs
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import gpuprobe
 from gpuprobe.model.memory import TraceAction
-from tests.conftest import shared_snapshots
 
 SNAPSHOTS = {path.stem: path for path in shared_snapshots() if path.stem in NAMES}
 WORKSPACE = 32 << 20

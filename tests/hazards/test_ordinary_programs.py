@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from gpu_programs import PROGRAMS
+from ordinary_workloads import WORKLOADS
 from torch import nn
 
 import gpuprobe
 from gpuprobe.errors import UsageError
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "virtual"))
-from gpu_programs import PROGRAMS
-from ordinary_workloads import WORKLOADS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

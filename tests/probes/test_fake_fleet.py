@@ -17,8 +17,6 @@ from gpuprobe.errors import DataError, UsageError
 from gpuprobe.probes.inventory import DeviceWatch
 from gpuprobe.testing import UnexpectedCall, fake_fleet, fleets, load_fleet
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "fake_nvml_c"))
-
 
 def test_the_real_nvidia_ml_py_runs_on_it() -> None:
     with fake_fleet("8xh100") as fleet:

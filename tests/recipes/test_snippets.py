@@ -13,15 +13,12 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+import blocks
 import pytest
 import yaml
 from recipe_project import copied, made
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "docs"))
-
-import blocks  # noqa: E402
-
 pytestmark = pytest.mark.xdist_group("recipes")  # so that one process shares the recordings
 
 PAGE = ROOT / "docs" / "how-to" / "gate-memory-in-ci.md"

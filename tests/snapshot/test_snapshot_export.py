@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_files import shared_snapshots
 from snapshot_samples import modern, torch_2_0, without_frames
 from torch.cuda import _memory_viz
 
@@ -23,7 +24,6 @@ from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.snapshot.decode import decode
 from gpuprobe.recording.snapshot.load import trace_from_snapshot
 from gpuprobe.reporters.viewers import torch_snapshot
-from tests.conftest import shared_snapshots
 
 
 def check_round_trip(snapshot: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shared_files import shared_snapshots
 from snapshot_samples import FRAMES, SEGMENT, modern, torch_2_0, without_frames
 
 from gpuprobe.analysis.peak.high_water import high_water
@@ -17,7 +18,6 @@ from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.trace import Annotation, Frame, MemoryTrace, parse_tag, phase_tag
 from gpuprobe.model.values import Unavailable
 from gpuprobe.recording.snapshot.load import read_snapshot, trace_from_snapshot
-from tests.conftest import shared_snapshots
 
 
 def load(tmp_path: Path, snapshot: Any, protocol: int = 4) -> Recording:

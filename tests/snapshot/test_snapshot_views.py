@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shared_files import shared_snapshots
 from snapshot_samples import modern, without_frames
 
 from gpuprobe.analysis.peak.flame import FlameNode, flame_tree
@@ -23,7 +24,6 @@ from gpuprobe.cli import exit_codes, main
 from gpuprobe.errors import UsageError
 from gpuprobe.recording.snapshot.load import trace_from_snapshot
 from gpuprobe.reporters.viewers import flamegraph, perfetto
-from tests.conftest import shared_snapshots
 
 HOSTILE = [
     "</script><img src=x onerror=alert(1)>",

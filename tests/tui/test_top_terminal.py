@@ -13,12 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fleet_library import build, compiler
 from real_terminal import Terminal
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "fake_nvml_c"))
-
-from fleet_library import build, compiler  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

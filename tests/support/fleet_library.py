@@ -1,6 +1,6 @@
 """Build ``libnvidia-ml.so.1`` and ``libcuda.so.1`` that serve one fake fleet.
 
-    python tests/fake_nvml_c/fleet_library.py 8xh100 OUTPUT_FOLDER
+    python tests/support/fleet_library.py 8xh100 OUTPUT_FOLDER
 
 Then ``LD_LIBRARY_PATH=OUTPUT_FOLDER`` makes any monitor see the fleet. Needs ``cc``.
 """

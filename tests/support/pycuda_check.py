@@ -1,6 +1,6 @@
 """Run pycuda's real code against a fake driver. Slow, and optional: ``make test-pycuda``.
 
-    python tests/fake_nvml_c/pycuda_check.py FOLDER
+    python tests/support/pycuda_check.py FOLDER
 
 Makes an environment in FOLDER, builds pycuda there from its source package against the CUDA
 headers of NVIDIA's wheels and the ``libcuda`` of `fleet_library`, and checks that the pycuda
