@@ -11,7 +11,7 @@ itself cannot be told from those that wait there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Any
 
@@ -67,13 +67,16 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """The rank with the highest peak beside the one with the median peak. ``at`` says of when
+    """The rank with the highest peak next to the one with the median peak, and the lowest of all.
+    ``alike`` counts the ranks that peak as high as the highest. ``at`` says of when
     ``categories`` and ``lines`` speak: ``peak`` (both were traced; each sums to the difference
     of what the traces hold), ``step_end`` (categories only), or "" (nothing tells).
     """
 
     worst: PeakSite
     typical: PeakSite
+    lowest: PeakSite
+    alike: int
     at: str
     categories: tuple[Difference, ...] = ()
     lines: tuple[Difference, ...] = ()
@@ -187,6 +190,11 @@ def _own_ns(step: Step) -> int:
 
 
 def _time(ranks: Sequence[RankRecording]) -> RankTime | Unavailable:
+    if any(rank.session.virtual for rank in ranks):
+        return Unavailable(
+            "a virtual GPU takes no time: what the steps took says nothing of the ranks",
+            ReadStatus.NOT_COLLECTED,
+        )
     chosen = {rank.session.rank: {s.index: s for s in full_steps(rank.steps)} for rank in ranks}
     common = set.intersection(*(set(steps) for steps in chosen.values()))
     if not common:
@@ -228,22 +236,26 @@ def _memory(sites: Sequence[PeakSite]) -> RankMemory | Unavailable:
     others = [item for item in highest.values() if item[1] is not worst]
     middle = median_low([amount for amount, _ in others])
     typical = next(site for amount, site in others if amount == middle)
-    if most == middle:
-        return RankMemory(worst, typical, "")
-    return _why(worst, typical)
+    lowest = min(highest.values(), key=lambda item: (item[0], item[1].rank.session.rank))[1]
+    alike = sum(amount == most for amount, _ in highest.values())
+    found = RankMemory(worst, typical, lowest, alike, "")
+    return found if most == middle else _why(found)
 
 
-def _why(worst: PeakSite, typical: PeakSite) -> RankMemory:
+def _why(found: RankMemory) -> RankMemory:
+    worst, typical = found.worst, found.typical
     marks = high_water_at(worst), high_water_at(typical)
     one, two = marks
     if not isinstance(one, Unavailable) and not isinstance(two, Unavailable):
         categories = [{s.key: s.bytes for s in by_category(mark)} for mark in (one, two)]
         lines = [{s.key: s.bytes for s in by_line(mark)} for mark in (one, two)]
-        return RankMemory(worst, typical, "peak", _differences(*categories), _differences(*lines))
+        return replace(
+            found, at="peak", categories=_differences(*categories), lines=_differences(*lines)
+        )
     known = [_known(site) for site in (worst, typical)]
     if known[0] and known[1]:
-        return RankMemory(worst, typical, "step_end", _differences(*known))
-    return RankMemory(worst, typical, "")
+        return replace(found, at="step_end", categories=_differences(*known))
+    return found
 
 
 def _known(site: PeakSite) -> dict[str, int]:
@@ -290,6 +302,8 @@ def _plain_memory(memory: RankMemory | Unavailable, top: int) -> Any:
     return {
         "worst": _plain_site(memory.worst),
         "typical": _plain_site(memory.typical),
+        "lowest": _plain_site(memory.lowest),
+        "alike": memory.alike,
         "at": memory.at or None,
         "categories": [{"key": d.key, "bytes": d.amount} for d in memory.categories],
         "lines": [{"key": d.key, "bytes": d.amount} for d in memory.lines[:top]],

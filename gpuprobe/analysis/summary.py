@@ -43,7 +43,7 @@ __all__ = ["SCHEMA", "VERSION", "Table", "summarize"]
 
 SCHEMA = "gpuprobe.report"
 
-VERSION = (1, 2)
+VERSION = (1, 3)
 """(major, minor). A minor version adds keys; a major one may change them.
 
 History:
@@ -51,6 +51,8 @@ History:
 * 1.1: ``peak.nearest_trace``, for a peak in a step without a trace; ``fragmentation.step``.
 * 1.2: ``beside_tensors.devices`` are those of all ranks, with their ``rank``; before, of the
   first. ``out_of_memory`` is of all ranks and devices, with the ``rank``; before, of the peak's.
+* 1.3: ``session.virtual``; ``rank_comparison.memory.lowest`` and ``.alike``; no ``time`` in it on
+  virtual GPUs.
 """
 
 Table = dict[str, Any]

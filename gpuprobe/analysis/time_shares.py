@@ -76,7 +76,9 @@ def time_shares(steps: Sequence[Step]) -> TimeShares | None:
 
 
 def joined_calls(calls: Iterable[Collective]) -> tuple[Collective, ...]:
-    """The calls by operation, the most bytes first. A time that is not known stays so."""
+    """The calls by operation: what held up the program longest first, then the most bytes. A time
+    that is not known stays so.
+    """
     sums: dict[str, Collective] = {}
     for call in calls:
         before = sums.get(call.op)
@@ -88,4 +90,9 @@ def joined_calls(calls: Iterable[Collective]) -> tuple[Collective, ...]:
             spent = call.host_ns if isinstance(call.host_ns, Unavailable) else spent + call.host_ns
         size = Bytes(before.bytes + call.bytes)
         sums[call.op] = Collective(call.op, before.count + call.count, size, spent)
-    return tuple(sorted(sums.values(), key=lambda call: (-call.bytes, call.op)))
+
+    def order(call: Collective) -> tuple[int, int, str]:
+        spent = 0 if isinstance(call.host_ns, Unavailable) else call.host_ns
+        return -spent, -call.bytes, call.op
+
+    return tuple(sorted(sums.values(), key=order))

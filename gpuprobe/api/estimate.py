@@ -229,7 +229,9 @@ def _result(machine: Any, device: Any, trace: Any, document: Any, steps: int) ->
             f"behind than it found; if every step does, the GPU is full in about {left + 1} more"
         )
     peak = document["peak"]
-    traced = peak.get("traced") or 0
+    traced = peak["traced"]
+    if not isinstance(traced, int):  # the tables are of the highest step with a trace
+        traced = document["top_lines"].get("total", 0)
     return Estimate(
         gpu=model.name,
         devices=len(machine.devices),

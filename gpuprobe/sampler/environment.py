@@ -68,7 +68,9 @@ def describe() -> Environment:
     )
 
 
-def session(argv: tuple[str, ...], level: str, devices: tuple[str, ...]) -> Session:
+def session(
+    argv: tuple[str, ...], level: str, devices: tuple[str, ...], *, virtual: bool = False
+) -> Session:
     """This process, being watched from now on."""
     rank, local_rank, world_size = ranks()
     try:
@@ -85,4 +87,5 @@ def session(argv: tuple[str, ...], level: str, devices: tuple[str, ...]) -> Sess
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
+        virtual=virtual,
     )

@@ -26,7 +26,7 @@ from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.sources import HostMemory, Reader
 from gpuprobe.sampler.step_end import StepEnd
 from gpuprobe.sampler.stepping import Primary, Running
-from gpuprobe.sampler.timeline import MANY_PHASES, OTHER, Segment, Timeline
+from gpuprobe.sampler.timeline import MANY_PHASES, OTHER, Segment, Timeline, counters_rose
 from gpuprobe.sampler.tracing.traces import Traces, chosen_steps, exact_peak
 
 __all__ = ["LEVELS", "Recorder", "program_error"]
@@ -165,13 +165,15 @@ class Recorder:
         cuda = torch.version.cuda is not None and torch.cuda.device_count() > 0
         self._host = HostMemory()
         reader = Reader([], self._host)
+        virtual = False
         devices: tuple[str, ...] = ("cpu",)
         if cuda:
-            self._step_end.read_cuda(reader)
+            virtual = not self._step_end.read_cuda(reader)
             devices = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
         self._timeline = Timeline(reader)
         self._sink.session(
-            environment.session(self._argv, self._level, devices), environment.describe()
+            environment.session(self._argv, self._level, devices, virtual=virtual),
+            environment.describe(),
         )
         self._active = True
         if self._level == "trace" and cuda:
@@ -510,11 +512,14 @@ class Recorder:
         """Whether anything happened after the last step: evaluation, say, or a new peak."""
         segments = self._timeline.cut()
         self._timeline.put_back(segments)
-        peak = exact_peak(segments)
         # The last thing a DataLoader does is to say that there is no more; and a forward phase
         # that is only inferred always follows an optimizer.
         idle = {OTHER, "data"} | ({"forward"} if self._infer_forward else set())
-        return peak > self._traces.peak or any(s.path not in idle for s in segments)
+        return (
+            exact_peak(segments) > self._traces.peak
+            or counters_rose(segments[0].start, segments[-1].end)
+            or any(s.path not in idle for s in segments)
+        )
 
     # -- starting and stopping
 

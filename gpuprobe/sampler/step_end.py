@@ -53,8 +53,10 @@ class StepEnd:
         self._gpu_clock: GpuClock | None = None
         self._at_end: tuple[int, AtEnd | None] = (-1, None)
 
-    def read_cuda(self, reader: Reader) -> None:
-        """There is CUDA: read what it has, and time the GPU at every mark of ``reader``."""
+    def read_cuda(self, reader: Reader) -> bool:
+        """There is CUDA: read what it has, and time the GPU at every mark of ``reader``. False
+        for a virtual GPU, which takes no time.
+        """
         from gpuprobe.sampler.gpu_clock import GpuClock
         from gpuprobe.sampler.sources import CudaCounters, DeviceUse
 
@@ -63,6 +65,7 @@ class StepEnd:
         self._gpu_clock = GpuClock.of_torch()
         if self._gpu_clock is not None:
             reader.gpu_mark = self._gpu_clock.mark
+        return self._gpu_clock is not None
 
     def write(
         self,

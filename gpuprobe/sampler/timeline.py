@@ -26,7 +26,7 @@ from gpuprobe.model.run.session import (
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.sampler.base import AtEnd, DeviceMark, Mark
 
-__all__ = ["MANY_PHASES", "OTHER", "SETUP", "Segment", "Timeline", "assemble"]
+__all__ = ["MANY_PHASES", "OTHER", "SETUP", "Segment", "Timeline", "assemble", "counters_rose"]
 
 _NO_GPU_TIME = Unavailable("not collected")  # as by default: it takes no room in a recording
 
@@ -45,6 +45,10 @@ MANY_PHASES = BlindSpot(
 
 SETUP = "setup"
 """The phase before anything was seen of training: imports, building the model."""
+
+
+HOST_RISE = 16 * 1024 * 1024
+"""Bytes by which the peak of resident memory must rise for `counters_rose`."""
 
 
 class Segment(NamedTuple):
@@ -223,6 +227,24 @@ class _Window:
             activity=self.activity,
             inactive_split=self.end.inactive_split,
         )
+
+
+def counters_rose(start: Mark, end: Mark) -> bool:
+    """Whether a lifetime peak counter rose between the marks: of a device, or of the process's
+    resident memory, which grows by a little whatever a program does.
+    """
+    before = {mark.device: mark for mark in start.devices}
+    pairs = [(start.rss_peak, end.rss_peak, HOST_RISE)]
+    for mark in end.devices:
+        if mark.exact_peak is None:
+            was = before.get(mark.device) or _untouched(mark)
+            pairs.append((was.peak_allocated, mark.peak_allocated, 0))
+            pairs.append((was.peak_reserved, mark.peak_reserved, 0))
+    return any(
+        after - earlier > least
+        for earlier, after, least in pairs
+        if not isinstance(earlier, Unavailable) and not isinstance(after, Unavailable)
+    )
 
 
 def _joined(one: Peak | Unavailable | None, two: Peak | Unavailable) -> Peak | Unavailable:

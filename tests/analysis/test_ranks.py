@@ -176,3 +176,30 @@ def test_time_counts_neither_the_first_step_nor_the_rest_after_the_last() -> Non
     assert shares is not None
     assert (shares.steps, shares.duration_ns) == (2, 10 * MS)
     assert [(c.count, c.bytes, c.host_ns) for c in shares.collectives] == [(2, 8, 3 * MS)]
+
+
+def test_ranks_are_not_all_alike_where_one_peaks_lower() -> None:
+    steps = {n: [build.step(0, {"forward": peak * MIB})] for n, peak in enumerate((9, 9, 6, 9))}
+    ranks = [of_rank(n, made, world=4) for n, made in steps.items()]
+    shown = rendered(joined(*ranks))
+    assert "all 4 ranks" not in shown
+    assert "3 of 4 ranks peak at 9.0 MiB; rank 2 peaks lowest: 6.0 MiB" in shown
+
+
+def test_the_slowest_collective_is_shown_whatever_its_bytes() -> None:
+    calls = [Collective(f"op{i}", 1, Bytes((9 - i) * MIB), MS) for i in range(7)]
+    calls.append(Collective("barrier", 3, Bytes(0), 40 * MS))
+    calls.append(Collective("send", 3, Bytes(90 * MIB), Unavailable("it is asynchronous")))
+    steps = [replace(timed(i, {"forward": 60}), collectives=tuple(calls)) for i in range(2)]
+    shown = rendered(joined(of_rank(0, steps, world=2), of_rank(1, steps, world=2)))
+    assert "barrier: 3× · 0 B · held up the program 40.0 ms" in shown
+    assert "… 4 more operations" in shown
+
+
+def test_no_rank_is_slow_on_virtual_gpus() -> None:
+    """What their steps take is the CPU's time, and its noise."""
+    ranks = [of_rank(n, [timed(i, {"forward": 40 + 20 * n}) for i in range(3)]) for n in range(2)]
+    assert "is the one the others wait for" in rendered(joined(*ranks))
+    for rank in ranks:
+        rank.session = replace(rank.session, virtual=True)
+    assert "time: a virtual GPU takes no time" in rendered(joined(*ranks))

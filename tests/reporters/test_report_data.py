@@ -179,7 +179,7 @@ def test_the_document_says_what_it_is() -> None:
         == (SCHEMA, list(VERSION))
         == (
             "gpuprobe.report",
-            [1, 2],
+            [1, 3],
         )
     )
     assert report["recording"]["name"] == "a.gpuprobe"

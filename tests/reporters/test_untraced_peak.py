@@ -9,6 +9,7 @@ from pathlib import Path
 import jsonschema
 from report_builders import recording, step, trace
 
+from gpuprobe import report
 from gpuprobe.analysis.compare.diff import diff_recordings
 from gpuprobe.api.views import write_flamegraph
 from gpuprobe.model.memory import Category
@@ -17,7 +18,9 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.html import compare as html_compare
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.sections.diff import diff_sections
+from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw
+from gpuprobe.reporters.text import report as report_text
 
 
 def run(sizes: tuple[int, ...], *traced: int) -> Recording:
@@ -73,3 +76,23 @@ def test_a_flame_graph_says_which_step_it_shows(tmp_path: Path) -> None:
     page = (tmp_path / "whole.html").read_text("utf-8")
     assert "Memory at the peak" in page
     assert "the highest step with a trace" not in page
+
+
+def test_a_trace_of_a_part_of_the_step_is_not_the_peak() -> None:
+    """Two trainings in one script: the second's first step is found to belong to the first's
+    last one, whose trace was made before.
+    """
+    made = run((60, 500), 0, 1)
+    half = trace([("/home/u/project/a.py:7", 50, Category.ACTIVATION)], step=1)
+    found = recording([step(0, {"forward": 60}), step(1, {"forward": 500})], [half])
+    assert report(made)["peak"]["traced"] == 500
+    document = report(found)
+    assert "does not hold the peak" in document["peak"]["traced"]["unavailable"]
+    assert document["peak"]["nearest_trace"] == {"step": 1, "below_peak": 450}
+    assert document["categories"]["at"] == "nearest_trace"
+    shown = " ".join(report_text.render(document, Style()))
+    assert "at the peak" not in shown.split("Categories")[1].split("Steps")[0]
+    # Another step's trace may hold more than what there is of the peak's.
+    higher = trace([("/home/u/project/a.py:7", 60, Category.ACTIVATION)], step=0)
+    found = recording([step(0, {"forward": 60}), step(1, {"forward": 500})], [higher, half])
+    assert report(found)["peak"]["nearest_trace"] == {"step": 0, "below_peak": 440}

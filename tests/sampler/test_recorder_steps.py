@@ -10,12 +10,15 @@ import torch
 from models import Checkpointed, Mlp, seeded, train
 from sinks import KeepingSink
 
+import gpuprobe
 from gpuprobe.errors import UsageError
-from gpuprobe.model.memory import Category
-from gpuprobe.model.run.session import Step
-from gpuprobe.model.values import Unavailable
+from gpuprobe.model.memory import AllocatorCounts, Category
+from gpuprobe.model.run.session import AllocatorActivity, Step
+from gpuprobe.model.values import Bytes, Peak, Unavailable
+from gpuprobe.sampler.base import DeviceMark, Mark
 from gpuprobe.sampler.hooks.torch_hooks import LOOKS
 from gpuprobe.sampler.recorder import Recorder
+from gpuprobe.sampler.timeline import HOST_RISE, counters_rose
 
 LEVELS = pytest.mark.parametrize("level", ["counters", "trace"])
 
@@ -333,3 +336,36 @@ def test_optimizers_without_end_do_not_have_all_objects_looked_through_each_time
         hooks._next = 0.0
         hooks.look_again()
         assert hooks._looks == LOOKS + 1
+
+
+def test_a_peak_after_the_last_step_is_kept() -> None:
+    """Memory that no phase is reported for: a table of results, say."""
+    sink = KeepingSink()
+    with gpuprobe.virtual_gpu("t4"), Recorder(sink):
+        model = seeded(Mlp).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            model(torch.randn(8, 16, device="cuda")).sum().backward()
+            optimizer.step()
+        torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+        peak = torch.cuda.max_memory_allocated()
+    assert [step.ended_by for step in sink.steps] == ["optimizer", "optimizer", "end"]
+    (window,) = sink.steps[-1].windows
+    assert window.peak_allocated == Peak.exactly(Bytes(peak))
+
+
+def test_counters_that_rise_are_of_a_device_or_worth_it() -> None:
+    def mark(rss: int, *devices: tuple[str, int, int | None]) -> Mark:
+        made = tuple(
+            DeviceMark(name, AllocatorCounts(), peak, 0, AllocatorActivity(), exact)
+            for name, peak, exact in devices
+        )
+        return Mark(0, rss, rss, made)
+
+    start = mark(0, ("cuda:0", 5, None))
+    assert not counters_rose(start, mark(HOST_RISE, ("cuda:0", 5, None)))
+    assert counters_rose(start, mark(HOST_RISE + 1, ("cuda:0", 5, None)))
+    assert counters_rose(start, mark(0, ("cuda:0", 6, None)))
+    assert counters_rose(start, mark(0, ("cuda:0", 5, None), ("cuda:1", 1, None)))
+    assert not counters_rose(start, mark(0, ("cuda:0", 4, None)))  # the program reset it
+    assert not counters_rose(mark(0, ("cpu", 5, 5)), mark(0, ("cpu", 6, 6)))  # known exactly

@@ -10,7 +10,7 @@ from typing import Any
 from gpuprobe.analysis.growth.leaks import Leaks, leaks, leaks_over_steps
 from gpuprobe.analysis.peak.high_water import high_water
 from gpuprobe.analysis.peak.oom import OomReport, oom_reports
-from gpuprobe.analysis.peak.peaks import PeakSite, nearest_trace, window_of
+from gpuprobe.analysis.peak.peaks import PeakSite, holds_the_peak, nearest_trace, window_of
 from gpuprobe.analysis.reserved.fragmentation import Fragmentation, PoolSpace, fragmentation
 from gpuprobe.analysis.trace.ledger import Ledger, ledger
 from gpuprobe.analysis.trace.segments_at import layout_at
@@ -45,7 +45,7 @@ def forensics(site: PeakSite | None, sites: Sequence[PeakSite] = ()) -> Plain:
             return _nothing(Unavailable("no step was traced", ReadStatus.NOT_COLLECTED))
         book = max(books, key=lambda b: high_water(b).allocated)
         return {
-            "fragmentation": _fragmentation(book),
+            "fragmentation": _fragmentation(site, book),
             "leaks": _leaks(site, book),
             "out_of_memory": [*_failures(site, books), *elsewhere],
         }
@@ -152,8 +152,12 @@ def _not_torch(site: PeakSite, book: Ledger) -> Bytes | Unavailable | None:
     return window.not_torch
 
 
-def _fragmentation(book: Ledger) -> Plain:
-    layout = layout_at(book, high_water(book).event)
+def _fragmentation(site: PeakSite, book: Ledger) -> Plain:
+    mark = high_water(book)
+    layout = layout_at(book, mark.event)
+    step = site.step
+    if step is not None and book.trace.step == step.index and not holds_the_peak(site, mark):
+        layout = Unavailable("the trace of that step does not hold the peak")
     peak = (
         layout
         if isinstance(layout, Unavailable)

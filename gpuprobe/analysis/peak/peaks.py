@@ -17,11 +17,16 @@ __all__ = [
     "PeakSite",
     "device_peaks",
     "high_water_at",
+    "holds_the_peak",
     "host_peak",
     "nearest_trace",
     "overall_peak",
     "window_of",
 ]
+
+_REACHED = 0.999
+"""The share of the counted peak that a trace of it reaches: sizes of blocks are found by rules
+where a history does not tell them."""
 
 _NO_STEP = Unavailable("no step was recorded", ReadStatus.NOT_COLLECTED)
 _NOT_IN_A_TRACE = Unavailable("a trace alone does not tell", ReadStatus.NOT_COLLECTED)
@@ -83,7 +88,9 @@ def host_peak(rank: RankRecording) -> PeakSite | None:
 
 
 def high_water_at(site: PeakSite) -> HighWater | Unavailable:
-    """What was live at the peak, from the trace of its step, read now."""
+    """What was live at the peak, from the trace of its step, read now. Unavailable also where
+    that trace holds a part of the step only, and not the peak.
+    """
     if site.mark is not None:
         return site.mark
     if site.rank.session.level != "trace":
@@ -94,41 +101,60 @@ def high_water_at(site: PeakSite) -> HighWater | Unavailable:
     if site.step is None or not site.device:
         return Unavailable("no step was traced", ReadStatus.NOT_COLLECTED)
     try:
-        # A step that a second optimizer's step was found to belong to has several.
-        marks = [
-            high_water(trace)
-            for trace in site.rank.traces_of(site.step)
-            if trace.device == site.device
-        ]
+        marks = _marks(site, site.step)
     except DataError as error:
         return Unavailable(str(error))
-    if marks:
-        return max(marks, key=lambda mark: mark.allocated)
     number = site.step.index
+    if marks:
+        highest = max(marks, key=lambda mark: mark.allocated)
+        if not holds_the_peak(site, highest):
+            return Unavailable(
+                f"the trace of step {number} does not hold the peak: it is of a part of the step",
+                ReadStatus.NOT_COLLECTED,
+            )
+        return highest
     return Unavailable(
         f"step {number} has no trace: gpuprobe run --trace-steps {number} (or all) makes one",
         ReadStatus.NOT_COLLECTED,
     )
 
 
+def holds_the_peak(site: PeakSite, mark: HighWater) -> bool:
+    """Whether the mark, of a trace of the site's step, is as high as the peak was counted."""
+    return isinstance(site.amount, Unavailable) or (
+        mark.allocated >= site.amount.at_least * _REACHED
+    )
+
+
 def nearest_trace(site: PeakSite) -> tuple[Step, HighWater] | None:
     """The highest of the steps that do have a trace of the site's device, and what was live at
-    its high water mark; None where there is none, or it cannot be read. For a peak in a step
-    without a trace (`high_water_at`): its tables say less than the peak's own would.
+    its high water mark; None where there is none, or it cannot be read. For a peak that no
+    trace holds (`high_water_at`): its tables say less than the peak's own would.
     """
-    found = _highest_step(
+    traced = [
         (step, window.peak_allocated)
         for step in site.rank.steps
         if step.traces and (window := window_of(step.windows, site.device))
-    )
-    if found is None:
-        return None
-    step = found[0]
-    try:
-        marks = [high_water(t) for t in site.rank.traces_of(step) if t.device == site.device]
-    except DataError:
-        return None
-    return (step, max(marks, key=lambda mark: mark.allocated)) if marks else None
+    ]
+    # The peak's own step may be traced in part: another one's trace can be the higher one.
+    others = [item for item in traced if item[0] is not site.step]
+    own = [item for item in traced if item[0] is site.step]
+    marks: list[tuple[Step, HighWater]] = []
+    for candidates in (own, others):
+        found = _highest_step(candidates)
+        if found is not None:
+            try:
+                marks += [(found[0], mark) for mark in _marks(site, found[0])]
+            except DataError:
+                continue
+    return max(marks, key=lambda item: item[1].allocated, default=None)
+
+
+def _marks(site: PeakSite, step: Step) -> list[HighWater]:
+    """The high water marks of a step's traces of the site's device: several, where a second
+    optimizer's step was found to belong to it.
+    """
+    return [high_water(t) for t in site.rank.traces_of(step) if t.device == site.device]
 
 
 def window_of(windows: Iterable[DeviceWindow], device: str) -> DeviceWindow | None:

@@ -33,8 +33,9 @@ class Estimate:
 
     ``verdict`` is `FITS`, `NOT`, or `WITHIN_MARGIN` where the range decides. The shares of
     each of ``by_category``, ``by_module`` and ``by_line`` sum to ``attributed``, the allocated
-    bytes at the peak of the most demanding step that was traced. ``assumed`` says what was taken
-    for granted on the way, ``not_modelled`` what no virtual GPU knows.
+    bytes at the highest instant that was traced: the peak, where they are ``peak_allocated``.
+    ``assumed`` says what was taken for granted on the way, ``not_modelled`` what no virtual GPU
+    knows.
     """
 
     gpu: str

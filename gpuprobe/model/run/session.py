@@ -61,6 +61,7 @@ class Session:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    virtual: bool = False  # "cuda:0", … are GPUs in software: what they do takes no time
 
 
 @dataclass(frozen=True, slots=True)

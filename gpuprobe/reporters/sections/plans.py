@@ -50,8 +50,12 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
     if estimate.settings:
         notes.append(estimate.settings)
     head = Section(f"{title} {human_bytes(estimate.capacity)})", (needed, Line(", ".join(notes))))
+    at = "at the peak"
+    if estimate.attributed != estimate.peak_allocated:
+        below = human_bytes(estimate.peak_allocated - estimate.attributed)
+        at = f"at the highest traced instant, {below} below the peak"
     tables = [
-        Section(f"{title} at the peak", (_shares(title, shares, estimate.attributed, top),))
+        Section(f"{title} {at}", (_shares(title, shares, estimate.attributed, top),))
         for title, shares in (
             ("Categories", estimate.by_category),
             ("Lines", estimate.by_line),

@@ -43,6 +43,8 @@ def time(report: Report, style: Style) -> Iterator[str]:
         )
         text = f"{call['op']}: {call['count']}× · {human_bytes(call['bytes'])} · {held}"
         yield from style.wrapped(text, first="  ", rest="    ")
+    if len(found["collectives"]) > _MOST:
+        yield f"  … {len(found['collectives']) - _MOST} more operations"
 
 
 def beside(report: Report, style: Style) -> Iterator[str]:
@@ -108,7 +110,13 @@ def _memory(found: Report, style: Style) -> Iterator[str]:
     worst, typical = memory["worst"], memory["typical"]
     more = worst["bytes"] - typical["bytes"]
     if not more:
+        lowest, alike = memory["lowest"], memory["alike"]
         text = f"all {found['ranks']} ranks peak at {human_bytes(worst['bytes'])}"
+        if alike < found["ranks"]:
+            text = (
+                f"{alike} of {found['ranks']} ranks peak at {human_bytes(worst['bytes'])}; rank "
+                f"{lowest['rank']} peaks lowest: {human_bytes(lowest['bytes'])}"
+            )
         yield from style.wrapped(text, first="  ", rest="    ")
         return
     text = (
