@@ -423,14 +423,17 @@ class RankPeak:
 
 @record(frozen=True)
 class RankMemory:
-    """The rank with the highest peak, and the one with the median peak of the others. ``at`` says
-    of when ``categories`` and ``lines`` speak: AT_PEAK (both were traced; each sums to the
-    difference of what the traces hold), AT_STEP_END (categories only) or None (nothing tells).
+    """The rank with the highest peak, the one with the median peak of the others, and the lowest of
+    all. ``alike`` counts the ranks that peak as high as ``worst``. ``at`` says of when
+    ``categories`` and ``lines`` speak: AT_PEAK (both were traced; each sums to the difference of
+    what the traces hold), AT_STEP_END (categories only) or None (nothing tells).
     ``more_lines_bytes`` is the sum of the differences of lines that have no row.
     """
 
     worst: RankPeak
     typical: RankPeak
+    lowest: RankPeak
+    alike: int
     at: str | None
     categories: tuple[Difference, ...] = ()
     lines: tuple[Difference, ...] = ()
