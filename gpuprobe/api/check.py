@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuprobe.api.check_plan import Plan, tolerances
 from gpuprobe.errors import DataError, MissingExtra, ProgramFailed, UsageError
+from gpuprobe.model.files import atomic_write
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Baseline, CheckResult, Tolerance
@@ -251,12 +252,10 @@ def write_baseline(
     kept = read_baseline(where).tolerances if where.exists() else None
     baseline = replace(baseline, tolerances={**(kept or {}), **(tolerance or {})})
     text = dumps(baseline)
-    partial = where.with_name(f".{where.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(where)
+        with atomic_write(where) as file:
+            file.write(text.encode())
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise _cannot_write(where, error.strerror or str(error)) from error
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprobe.errors import DataError, UsageError
+from gpuprobe.model.files import atomic_write
 
 if TYPE_CHECKING:
     from gpuprobe.hazards.known import Comparison, KnownFinding
@@ -54,10 +55,8 @@ def write_known(findings: Sequence[Finding], path: str | os.PathLike[str]) -> No
     from gpuprobe.hazards.known import dumps, known
 
     where = Path(path)
-    partial = where.with_name(f".{where.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(dumps(known(findings)), encoding="utf-8")
-        partial.replace(where)
+        with atomic_write(where) as file:
+            file.write(dumps(known(findings)).encode())
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise UsageError(f"cannot write {where}: {error.strerror or error}") from error

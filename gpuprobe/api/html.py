@@ -32,9 +32,9 @@ def write_report(
     DataError where nothing was recorded yet.
     """
     from gpuprobe.analysis.trace.tracks import tracks
-    from gpuprobe.api.files import new_file
     from gpuprobe.api.recordings import report
     from gpuprobe.api.views import _text
+    from gpuprobe.model.files import new_file
     from gpuprobe.reporters.html import report as html_report
 
     document = report(recording, top=html_report.ROWS)
@@ -75,8 +75,8 @@ def write_diff(before: Recording, after: Recording, path: StrPath, *, force: boo
     """
     from gpuprobe.analysis.trace.tracks import tracks
     from gpuprobe.api.diff import diff
-    from gpuprobe.api.files import new_file
     from gpuprobe.api.views import _text
+    from gpuprobe.model.files import new_file
     from gpuprobe.reporters.html import compare as html_compare
     from gpuprobe.reporters.json import diff as diff_json
 
@@ -96,8 +96,8 @@ def write_check(result: CheckResult, path: StrPath, *, title: str = "memory chec
     """Write a check against a baseline as one HTML page that needs nothing else; replaces the
     page of an earlier check. Raises UsageError where it cannot be written.
     """
-    from gpuprobe.api.files import new_file
     from gpuprobe.api.views import _text
+    from gpuprobe.model.files import new_file
     from gpuprobe.reporters.html import compare as html_compare
     from gpuprobe.reporters.json import check as check_json
 

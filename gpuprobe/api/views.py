@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from gpuprobe.api.files import new_file
 from gpuprobe.errors import DataError
+from gpuprobe.model.files import new_file
 
 if TYPE_CHECKING:
     from gpuprobe.model.run.recording import RankRecording, Recording

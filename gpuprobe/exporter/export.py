@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from gpuprobe.api.files import is_special, new_file
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.exporter.meter import ExportSettings, Meter, families_of
+from gpuprobe.model.files import is_special, new_file
 
 if TYPE_CHECKING:
     from gpuprobe.exporter.reader import Reader

@@ -2,5 +2,5 @@
 
 Import from the submodules: ``values`` (units, `Unavailable`, `Reading`, `Peak`), ``memory``
 (allocator words), ``trace`` (columnar events), ``session`` (steps and phases),
-``recording``, ``devices``, ``streams``, ``findings``, and ``codec`` (to and from plain JSON).
+``recording``, ``devices``, ``findings``, and ``codec`` (to and from plain JSON).
 """

@@ -12,23 +12,15 @@ from typing import Generic, NewType, NoReturn, TypeVar
 
 __all__ = [
     "Bytes",
-    "DevicePtr",
     "Peak",
     "ReadStatus",
     "Reading",
-    "StreamId",
     "Unavailable",
     "available",
 ]
 
 Bytes = NewType("Bytes", int)
 """A count of bytes, never of MiB."""
-
-DevicePtr = NewType("DevicePtr", int)
-"""An address in a device's (or, for CPU tensors, the process's) address space."""
-
-StreamId = NewType("StreamId", int)
-"""The ``cudaStream_t`` as an integer; 0 is the legacy default stream."""
 
 T = TypeVar("T")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpuprobe.errors import DataError, InternalError, UsageError
 from gpuprobe.model.codec import to_plain
+from gpuprobe.model.files import atomic_write
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
@@ -101,7 +102,7 @@ class RecordingWriter:
         self._write(_line("step", step))
 
     def trace(self, trace: MemoryTrace) -> str:
-        """Write a chunk beside the stream; return its name, which belongs in `Step.traces`.
+        """Write a chunk; return its name, which belongs in `Step.traces`.
 
         The chunk is complete on return: a step that names it is written afterwards.
         """
@@ -112,13 +113,8 @@ class RecordingWriter:
                 raise InternalError("a trace was written after the recording was closed")
             name = chunk_name(self.rank, self._chunks)
             temporary = self.path / f".{name}.tmp"
-            try:
-                with temporary.open("wb") as file:
-                    file.write(data)
-                temporary.replace(self.path / name)
-            except OSError:
-                temporary.unlink(missing_ok=True)  # give a full disk its space back
-                raise
+            with atomic_write(self.path / name, temporary=temporary) as file:
+                file.write(data)
             self._chunks += 1
         return name
 

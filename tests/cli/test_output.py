@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuprobe.api.files import new_file
 from gpuprobe.api.watch import summary
 from gpuprobe.errors import UsageError
 from gpuprobe.exporter.export import write_textfile
+from gpuprobe.model.files import new_file
 from gpuprobe.reporters.terminal import Style
 
 FULL = Path("/dev/full")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
+from gpuprobe.model.files import atomic_write
 from gpuprobe.reporters.support_bundle.redact import Redactor
 
 __all__ = ["kept_variables", "write"]
@@ -74,22 +74,20 @@ def write(
         "kernel.log": "".join(redactor.text(line) + "\n" for line in kernel_log),
     }
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise UsageError(
-            f"{path} exists already", hint="give another name, or remove it first"
-        ) from None
-    except OSError as error:
-        raise EnvironmentUnavailable(f"cannot write {path}: {error.strerror}") from error
-    try:
-        with os.fdopen(fd, "wb") as raw, zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as out:
+        with (
+            atomic_write(path, replace=False, private=True) as raw,
+            zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as out,
+        ):
             for name, text in files.items():
                 member = zipfile.ZipInfo(name, _EPOCH)
                 member.compress_type = zipfile.ZIP_DEFLATED
                 member.external_attr = 0o644 << 16
                 out.writestr(member, text.encode("utf-8", "backslashreplace"))
+    except FileExistsError:
+        raise UsageError(
+            f"{path} exists already", hint="give another name, or remove it first"
+        ) from None
     except OSError as error:
-        path.unlink(missing_ok=True)
         raise EnvironmentUnavailable(f"cannot write {path}: {error.strerror}") from error
 
 

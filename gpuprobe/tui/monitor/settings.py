@@ -6,15 +6,14 @@ screen says so once.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from gpuprobe.model.files import atomic_write
 from gpuprobe.tui.monitor.tables.processes_model import SORTS
 from gpuprobe.tui.widgets.themes import PALETTES
 
@@ -76,13 +75,5 @@ def save(path: Path | None, settings: Settings) -> None:
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".top-", suffix=".json")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(asdict(settings), file, indent=1)
-            file.write("\n")
-        os.replace(name, path)  # noqa: PTH105 (mkstemp gives a text)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(name)  # noqa: PTH108
-        raise
+    with atomic_write(path, private=True) as file:
+        file.write(json.dumps(asdict(settings), indent=1).encode() + b"\n")
