@@ -116,6 +116,7 @@ class CudaSource(EventSource):
         self.broken = ""
         self._queue: deque[tuple[Any, ...]] = deque()
         self._captured: set[int] = set()  # blocks that were allocated during a capture
+        self._owners: dict[int, tuple[int, int]] = {}  # by block: the stream it is allocated on
         self._elapsed: float | None = None
         self._lock = threading.RLock()  # autograd's threads report too
 
@@ -249,7 +250,8 @@ class CudaSource(EventSource):
         self._queue.append(("gone", event))
 
     def _allocated(self, address: int) -> None:
-        self._queue.append(("alloc", address))
+        device = _device()
+        self._queue.append(("alloc", address, (device, self.machine.stream(device))))
 
     def _block_freed(self, address: int) -> None:
         self._queue.append(("free", address, False))
@@ -269,11 +271,14 @@ class CudaSource(EventSource):
         while queue:
             kind, *given = queue.popleft()
             if kind == "alloc":
+                address, owner = given
+                self._owners[address] = owner
                 if self._capture is not None:
-                    self._captured.add(given[0])
+                    self._captured.add(address)
             elif kind == "free":
                 address, waits = given
                 self._captured.discard(address)
+                self._owners.pop(address, None)
                 if self.engine.knows(address):
                     self._freed(address, waits=waits)
             elif kind == "record":
@@ -321,11 +326,9 @@ class CudaSource(EventSource):
             return None
         if not self.engine.knows(address):
             # Made since the watch began, or before: the reports of allocations have no size.
-            nbytes = max(1, tensor.untyped_storage().nbytes())
-            self.engine.alloc(address, nbytes)
-            if self._capture is not None and address in self._captured:
-                self._capture.allocated.add(address)
-                self._capture.engine.alloc(address, nbytes)
+            nbytes = tensor.untyped_storage().nbytes()
+            owner = self._owners.get(address)
+            self._add_block(address, nbytes, owner, address in self._captured)
         item = tensor.element_size()
         start = address + tensor.storage_offset() * item
         where = of_tensor(start, tensor.size(), tensor.stride(), item)

@@ -126,10 +126,21 @@ class EventSource:
     def allocated(self, tag: StorageTag) -> None:
         address = self._address(tag)
         if address is not None and not self.engine.knows(address):
-            self.engine.alloc(address, max(tag.nbytes, 1))
-            if self._capture is not None:
-                self._capture.allocated.add(address)
-                self._capture.engine.alloc(address, max(tag.nbytes, 1))
+            owner = (tag.place, tag.stream) if tag.place >= 0 else None
+            self._add_block(address, tag.nbytes, owner, self._capture is not None)
+
+    def _add_block(
+        self, address: int, nbytes: int, owner: tuple[int, int] | None, captured: bool
+    ) -> None:
+        """``owner``: device and number of the stream it is allocated on, None where that is not
+        known. ``captured``: it belongs to the graph that is being captured.
+        """
+        engines = [self.engine]
+        if captured and self._capture is not None:
+            self._capture.allocated.add(address)
+            engines.append(self._capture.engine)
+        for engine in engines:
+            engine.alloc(address, max(nbytes, 1), -1 if owner is None else engine.stream(*owner))
 
     def freed(self, tag: StorageTag) -> None:
         address = self._address(tag)

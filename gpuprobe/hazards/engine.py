@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from gpuprobe.hazards import rules
 from gpuprobe.hazards.footprint import Footprint, overlap
 from gpuprobe.hazards.rules import Rule
 
-__all__ = ["HOST", "Access", "Engine", "Race", "Sync"]
+__all__ = ["HOST", "Access", "Edit", "Engine", "LogEntry", "Race", "Sync"]
 
 HOST: Final = 0
 """The host's index among the actors. Host threads count as one, ordered as Python ran them."""
@@ -58,7 +58,9 @@ class Sync(NamedTuple):
 
 
 class Race(NamedTuple):
-    """Two accesses in no order. ``syncs``: the last synchronisations between the two actors."""
+    """Two accesses in no order. ``syncs``: the last synchronisations between the two actors.
+    ``owner``: the stream that the block was allocated on, -1 where that is not known.
+    """
 
     rule: Rule
     first: Access
@@ -66,6 +68,14 @@ class Race(NamedTuple):
     block: int
     log_index: int
     syncs: tuple[Sync, ...]
+    owner: int = -1
+
+
+LogEntry = tuple[Any, ...]
+"""A call of one of the engine's methods: its name, and its arguments."""
+Edit = Callable[["Engine", int, LogEntry], bool]
+"""A fix as a change of the log: called before each entry with the engine that does the log again
+and the entry's index. It may call that engine itself; False leaves the entry out."""
 
 
 class _Block:
@@ -73,9 +83,9 @@ class _Block:
         "address",
         "graphs",
         "inherited",
-        "label",
         "most_reads",
         "most_writes",
+        "owner",
         "reads",
         "size",
         "touched",
@@ -83,16 +93,16 @@ class _Block:
         "writes",
     )
 
-    def __init__(self, address: int, size: int) -> None:
+    def __init__(self, address: int, size: int, owner: int = -1) -> None:
         self.address = address
         self.size = size
+        self.owner = owner  # the stream that it was allocated on
         self.writes: list[Access] = []
         self.reads: list[Access] = []
         self.inherited: list[Access] = []
         self.most_reads = self.most_writes = _FEW  # before they are looked through
         self.touched = False
         self.uses: set[int] = set()  # actors that record_stream named
-        self.label = ""
         self.graphs: tuple[int, ...] = ()  # captured graphs that use it
 
 
@@ -140,7 +150,7 @@ class Engine:
         self.operations = 0
         self.unknown_events = 0
         self._keep_log = keep_log
-        self._log: list[tuple[Any, ...]] = []
+        self._log: list[LogEntry] = []
         self.log_complete = True
         self._every = False  # report each race, not each pair of sites
 
@@ -180,11 +190,12 @@ class Engine:
 
     # -- memory
 
-    def alloc(self, address: int, size: int, label: str = "") -> None:
-        """A block begins. It inherits what was done to its bytes before."""
-        self._note("alloc", address, size, label)
-        block = self._blocks[address] = _Block(address, size)
-        block.label = label
+    def alloc(self, address: int, size: int, owner: int = -1) -> None:
+        """A block begins. It inherits what was done to its bytes before. ``owner``: the stream
+        that it is allocated on, -1 where that is not known.
+        """
+        self._note("alloc", address, size, owner)
+        block = self._blocks[address] = _Block(address, size, owner)
         starts = self._ghost_starts
         if not starts:
             return
@@ -264,10 +275,13 @@ class Engine:
             self._add_ghost(address, block.size, kept)
 
     def record_stream(self, address: int, actor: int) -> None:
-        """The allocator will not hand the block on before this stream's work is done."""
+        """The allocator will not hand the block on before this stream's work is done. It ignores
+        the stream that the block was allocated on (``CUDACachingAllocator.cpp``,
+        ``recordStream``).
+        """
         self._note("record_stream", address, actor)
         block = self._blocks.get(address)
-        if block is not None:
+        if block is not None and actor != block.owner:
             block.uses.add(actor)
 
     def idle(self, actor: int) -> bool:
@@ -441,7 +455,9 @@ class Engine:
         pair = {first.actor, second.actor}
         near = [sync for sync in self._syncs if sync.source in pair or sync.waiter in pair]
         index = len(self._log) - 1 if self._keep_log else -1
-        self.races.append(Race(rule, first, second, block.address, index, tuple(near[-8:])))
+        self.races.append(
+            Race(rule, first, second, block.address, index, tuple(near[-8:]), block.owner)
+        )
 
     # -- synchronisation
 
@@ -521,32 +537,38 @@ class Engine:
 
     # -- proving a fix
 
-    def proves(self, race: Race) -> bool | None:
-        """Whether the race is gone if the second access's actor first waits for the first's; for
-        memory that a graph needs, if it is not freed.
-        None: the log does not reach that far.
+    def passed(self, actor: int, time: int) -> bool:
+        """Whether an actor has done its operation number ``time``."""
+        return self._clocks[actor][actor] >= time
+
+    def used(self, address: int, access: Access) -> bool:
+        """Whether the live block at ``address`` has this access among its own."""
+        block = self._blocks.get(address)
+        return block is not None and any(
+            one.actor == access.actor and one.time == access.time
+            for one in block.writes + block.reads
+        )
+
+    def log_before(self, race: Race) -> Sequence[LogEntry]:
+        """The calls up to the race's second access; none where the log does not reach so far."""
+        if race.log_index < 0 or not self.log_complete:
+            return ()
+        return self._log[: race.log_index + 1]
+
+    def without(self, race: Race, edit: Edit) -> bool | None:
+        """Whether the race is gone when the log is done again with an edit. None: the log does
+        not reach that far.
         """
-        if race.log_index < 0 or not self.log_complete or race.log_index >= len(self._log):
+        log = self.log_before(race)
+        if not log:
             return None
         other = Engine(keep_log=False)
         other._every = True
-        kept_alive = race.block if race.rule is rules.GRAPH_FREED else None
-        for _, (device, number) in enumerate(self.names[1:]):
+        for device, number in self.names[1:]:
             other.stream(device, number)
-        for at, entry in enumerate(self._log[: race.log_index + 1]):
-            if kept_alive is not None:
-                if (
-                    entry[0] in ("alloc", "free")
-                    and entry[1] == kept_alive
-                    and other.knows(entry[1])
-                ):
-                    continue
-            elif at == race.log_index:
-                if race.second.actor == HOST:
-                    other.stream_synchronize(race.first.actor)
-                elif race.first.actor != HOST:
-                    other.stream_wait(race.second.actor, race.first.actor)
-            getattr(other, entry[0])(*entry[1:])
+        for at, entry in enumerate(log):
+            if edit(other, at, entry):
+                getattr(other, entry[0])(*entry[1:])
         wanted = (race.rule.id, race.first.actor, race.first.time, race.block)
         return all(
             (found.rule.id, found.first.actor, found.first.time, found.block) != wanted

@@ -8,31 +8,16 @@ from pathlib import PurePath
 from typing import Any
 
 from gpuprobe.hazards import rules
-from gpuprobe.hazards.engine import HOST, Access, Engine, Race, Sync
+from gpuprobe.hazards.engine import Access, Engine, Race, Sync
+from gpuprobe.hazards.fixes import repair, stream_name
 from gpuprobe.hazards.known import fingerprint
 from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.place import Place
 
-__all__ = ["PlaceOf", "finding", "source_of", "stream_name", "why_not_ordered"]
+__all__ = ["PlaceOf", "finding", "source_of", "why_not_ordered"]
 
 PlaceOf = Callable[[Any], Place | None]
 """What a front end's opaque site means: a file and a line, or None."""
-
-
-def stream_name(engine: Engine, actor: int) -> str:
-    """``the host``, ``the default stream``, or ``stream 3``, with the device if not the first."""
-    if actor == HOST:
-        return "the host"
-    device, number = engine.names[actor]
-    if device < -1:
-        return "another process"
-    if device < 0:
-        return "a thread of collectives"
-    if number < 0:
-        name = "a stream of collectives"
-        return name if device == 0 else f"{name} of cuda:{device}"
-    name = "the default stream" if number == 0 else f"stream {number}"
-    return name if device == 0 else f"{name} of cuda:{device}"
 
 
 def finding(engine: Engine, race: Race, place: PlaceOf, *, verify: bool = True) -> Finding:
@@ -49,7 +34,8 @@ def finding(engine: Engine, race: Race, place: PlaceOf, *, verify: bool = True) 
             f"{race.rule.title}: {_what(second)} on {other}, {_size(second)} bytes"
             f"{', freed' + _near(there, here) if there is not None else ', freed since'}."
         )
-    proof = engine.proves(race) if verify else None
+    fix = repair(engine, race)
+    proof = engine.without(race, fix.edit) if verify else None
     subject = f"{_name(first)} -> {_name(second)}"
     return Finding(
         rule=race.rule.id,
@@ -63,14 +49,14 @@ def finding(engine: Engine, race: Race, place: PlaceOf, *, verify: bool = True) 
                 "fix verified",
                 "not verified: the log does not reach that far"
                 if proof is None
-                else "yes: the log with this edge has no such race"
+                else "yes: with it the same run has no such race"
                 if proof
                 else "no",
             ),
         ),
         location=here,
         related=() if there is None else (there,),
-        fix=Fix(f"{race.rule.remedy}.", _code(engine, race)),
+        fix=Fix(fix.text, fix.code),
         subject=subject,
         fingerprint=fingerprint(
             race.rule.id, race.rule.kind, subject, [source_of(there), source_of(here)]
@@ -178,46 +164,3 @@ def _waited(record: Sync, race: Race) -> bool:
         sync.event == record.event and sync.kind == "wait" and sync.waiter == race.second.actor
         for sync in race.syncs
     )
-
-
-def _code(engine: Engine, race: Race) -> str:
-    """The fix as code, to be put before the second access."""
-    first, second = race.first, race.second
-    one = stream_name(engine, first.actor)
-    if first.actor != HOST and engine.names[first.actor][1] < 0:
-        return "work.wait()  # work: what the collective returned"
-    if race.rule.id == rules.SHARED.id:
-        return "queue.put(tensor.clone())  # or wait for an answer before the tensor is written"
-    if race.rule is rules.GRAPH_FREED:
-        return "static_input = tensor  # kept beside the graph; refill it with copy_()"
-    if race.rule.id == rules.USE_AFTER_FREE.id:
-        stream = _expression(engine, first.actor, False, "side")
-        which = f"side: {one}; " if stream == "side" else ""
-        return f"tensor.record_stream({stream})  # {which}before it is dropped"
-    if second.actor == HOST:
-        stream = _expression(engine, first.actor, False, "side")
-        which = f"side: {one}; " if stream == "side" else ""
-        return f"event = {stream}.record_event()  # {which}after the copy\nevent.synchronize()"
-    if first.actor == HOST:
-        return "event.synchronize()  # of the copy that reads the buffer"
-    several = engine.names[first.actor][0] != engine.names[second.actor][0]
-    if engine.names[second.actor][1] < 0:
-        source = _expression(engine, first.actor, several, "side")
-        which = f"  # side: {one}; before the collective is called" if source == "side" else ""
-        return f"torch.cuda.current_stream().wait_stream({source}){which}"
-    waiter = _expression(engine, second.actor, several, "side")
-    source = _expression(engine, first.actor, several, "other" if waiter == "side" else "side")
-    named = [
-        f"{name}: {stream_name(engine, actor)}"
-        for name, actor in ((waiter, second.actor), (source, first.actor))
-        if name in ("side", "other")
-    ]
-    return f"{waiter}.wait_stream({source})" + (f"  # {', '.join(named)}" if named else "")
-
-
-def _expression(engine: Engine, actor: int, several: bool, name: str) -> str:
-    """A stream as code that says the same inside a `with torch.cuda.stream(...)` and outside."""
-    device, number = engine.names[actor]
-    if number:
-        return name
-    return f"torch.cuda.default_stream({device if several or device else ''})"

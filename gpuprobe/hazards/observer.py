@@ -25,7 +25,8 @@ class AllocatedBlock(Protocol):
 
 class StorageTag(Protocol):
     """Where a live storage lies: ``place`` is a device index, `HOST` or `PINNED`. ``key``
-    identifies the storage as long as it lives; ``block`` is None where it has no device memory.
+    identifies the storage as long as it lives; ``stream`` is the number of the one that it was
+    allocated on; ``block`` is None where it has no device memory.
     """
 
     @property
@@ -34,6 +35,8 @@ class StorageTag(Protocol):
     def place(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+    @property
+    def stream(self) -> int: ...
     @property
     def block(self) -> AllocatedBlock | None: ...
 

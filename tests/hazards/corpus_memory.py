@@ -9,6 +9,7 @@ __all__ = ["CASES"]
 _REC = "PyTorch docs, Tensor.record_stream"
 _SAN = "PyTorch docs, CUDA stream sanitizer"
 _ALLOC = "github.com/pytorch/pytorch/issues/179863"
+_OWN = "c10/cuda/CUDACachingAllocator.cpp, recordStream: ignore uses on the allocation stream"
 
 CASES: tuple[Case, ...] = (
     case(
@@ -233,6 +234,34 @@ with cuda.stream(s):
     y = x.new_zeros(64)
     y.add_(1)
     z = torch.zeros_like(x) + torch.rand_like(x) + x.new_full((64,), 2.0)
+""",
+    ),
+    case(
+        "record_stream_of_its_own_stream_is_ignored",
+        _OWN,
+        UAF,
+        """
+with cuda.stream(s):
+    x = torch.ones(1024, device="cuda")
+    y = x * 2
+    x.record_stream(s)
+    del x
+    z = torch.empty(1024, device="cuda")
+z.fill_(1)
+""",
+    ),
+    case(
+        "the_new_tensor_waits_for_its_own_stream",
+        _OWN,
+        (),
+        """
+with cuda.stream(s):
+    x = torch.ones(1024, device="cuda")
+    y = x * 2
+    del x
+    z = torch.empty(1024, device="cuda")
+cuda.current_stream().wait_stream(s)  #needed
+z.fill_(1)
 """,
     ),
 )
