@@ -13,13 +13,11 @@ from gpuprobe._version import __version__
 if TYPE_CHECKING:
     from gpuprobe.api.check import check
     from gpuprobe.api.devices import devices
-    from gpuprobe.api.diff import diff
     from gpuprobe.api.doctor import doctor
     from gpuprobe.api.estimate import estimate
     from gpuprobe.api.fit import fit
     from gpuprobe.api.hazards import allow_sync, declare_access, detect_hazards
-    from gpuprobe.api.recordings import load, report
-    from gpuprobe.api.replay import replay
+    from gpuprobe.api.recordings import diff, load, replay, report
     from gpuprobe.api.virtual import virtual_gpu
     from gpuprobe.api.watch import record
     from gpuprobe.integrations.steps import watch_steps
@@ -52,13 +50,13 @@ _HOMES = {
     "declare_access": "gpuprobe.api.hazards",
     "detect_hazards": "gpuprobe.api.hazards",
     "devices": "gpuprobe.api.devices",
-    "diff": "gpuprobe.api.diff",
+    "diff": "gpuprobe.api.recordings",
     "doctor": "gpuprobe.api.doctor",
     "estimate": "gpuprobe.api.estimate",
     "fit": "gpuprobe.api.fit",
     "load": "gpuprobe.api.recordings",
     "record": "gpuprobe.api.watch",
-    "replay": "gpuprobe.api.replay",
+    "replay": "gpuprobe.api.recordings",
     "report": "gpuprobe.api.recordings",
     "virtual_gpu": "gpuprobe.api.virtual",
     "watch_steps": "gpuprobe.integrations.steps",

@@ -74,7 +74,7 @@ def write_diff(before: Recording, after: Recording, path: StrPath, *, force: boo
     the curves of both. Returns what was written. Raises what `write_report` and `diff` raise.
     """
     from gpuprobe.analysis.trace.tracks import tracks
-    from gpuprobe.api.diff import diff
+    from gpuprobe.api.recordings import diff
     from gpuprobe.api.views import _text
     from gpuprobe.model.files import new_file
     from gpuprobe.reporters.html import compare as html_compare

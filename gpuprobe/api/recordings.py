@@ -1,4 +1,4 @@
-"""Reading recordings, and reporting on them."""
+"""Recordings and torch memory snapshots: loaded, reported on, compared, replayed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuprobe.errors import DataError, NotARecording, UsageError
+from gpuprobe.errors import DataError
 
 if TYPE_CHECKING:
-    from gpuprobe.model.run.recording import RankRecording, Recording
+    from gpuprobe.allocator.replays.results import ReplayResult
+    from gpuprobe.analysis.compare.diff import Diff
+    from gpuprobe.model.run.recording import Recording
+    from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
-__all__ = ["load", "report", "scratch_recording"]
+__all__ = ["diff", "load", "replay", "report", "scratch_recording"]
+
+StrPath = str | os.PathLike[str]
 
 
 @contextmanager
@@ -32,7 +37,7 @@ def scratch_recording() -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def load(path: str | os.PathLike[str]) -> Recording:
+def load(path: StrPath) -> Recording:
     """Read a recording (a directory) or a torch memory snapshot (a ``.pickle`` file).
 
     A snapshot is parsed, never executed: nothing in it can run. A recording may still be being
@@ -42,38 +47,9 @@ def load(path: str | os.PathLike[str]) -> Recording:
     UnsupportedSchema where a newer major version wrote it, SnapshotError and DataError where
     it is damaged or cannot be read.
     """
-    where = Path(path)
-    try:
-        if where.is_dir():
-            from gpuprobe.recording.reader import read_recording
+    from gpuprobe.recording.load import load
 
-            return read_recording(where)
-        if where.is_file():
-            _refuse_stream(where)
-            # Deferred: most loads are of directories, and need none of the snapshot reader.
-            from gpuprobe.recording.snapshot.load import read_snapshot
-
-            return read_snapshot(where)
-        exists = where.exists()
-    except OSError as error:
-        raise DataError(f"cannot read {where}: {error.strerror or error}") from error
-    if exists:
-        raise NotARecording(f"{where} is neither a recording nor a memory snapshot")
-    raise UsageError(
-        f"no such file or directory: {where}",
-        hint="a recording is a directory written by 'gpuprobe run' or gpuprobe.record(...)",
-    )
-
-
-def _refuse_stream(path: Path) -> None:
-    """One file of a recording is given: say so, rather than that it is no snapshot."""
-    from gpuprobe.recording.files import CHUNK_NAME, STREAM_NAME
-
-    if STREAM_NAME.fullmatch(path.name) or CHUNK_NAME.fullmatch(path.name):
-        raise NotARecording(
-            f"{path} is one file of a recording, which is a directory",
-            hint=f"give the directory: {path.parent}",
-        )
+    return load(path)
 
 
 def report(recording: Recording, *, top: int = 10) -> dict[str, Any]:
@@ -86,28 +62,86 @@ def report(recording: Recording, *, top: int = 10) -> dict[str, Any]:
     """
     from gpuprobe.analysis.summary import summarize
     from gpuprobe.model.gc_pause import gc_paused
+    from gpuprobe.recording.running import is_alive
 
     with gc_paused():  # half of the time, for a report of 64 ranks
-        return summarize(recording, top=top, is_running=_is_running)
+        return summarize(recording, top=top, is_running=is_alive)
 
 
-def _is_running(rank: RankRecording) -> bool | None:
-    """Whether the process that writes a recording still runs; None where it cannot be told,
-    as when it ran on another machine.
+def diff(before: Recording | StrPath, after: Recording | StrPath) -> Diff:
+    """Say what changed between the peaks of two recordings or torch snapshots, given as
+    recordings or as paths.
+
+    For each rank and device, ``peaks[i].rows["category"]`` (``"module"``, ``"line"``) sum
+    exactly to the change of the peak, in bytes. Where a peak's step has no trace, the rows are of
+    the highest steps that have one, which ``peaks[i].compared`` names, and sum to their
+    difference. Rows are `Unavailable` where a side has no trace at all (level ``counters``); the
+    peaks are compared all the same.
+
+    Raises what `load` raises.
     """
-    import socket
+    from gpuprobe.analysis.compare.diff import diff_recordings
 
-    if rank.environment.hostname != socket.gethostname():
-        return None
-    import psutil  # 15 ms, only for a recording without an end
+    return diff_recordings(_loaded(before), _loaded(after))
 
-    try:
-        process = psutil.Process(rank.session.pid)
-        # A process that is younger than the recording only got the same number.
-        return bool(process.create_time() <= rank.session.started_at + 1.0) and (
-            process.status() != psutil.STATUS_ZOMBIE
+
+def _loaded(recording: Recording | StrPath) -> Recording:
+    return load(recording) if isinstance(recording, (str, os.PathLike)) else recording
+
+
+def replay(
+    snapshot: StrPath | Recording | MemoryTrace,
+    settings: AllocatorSettings | str | None = None,
+    *,
+    device: int | None = None,
+    capacity: int | None = None,
+    search: bool = False,
+) -> ReplayResult:
+    """Replay a snapshot's (or recording's) allocations through the allocator's rules.
+
+    Always checks the recorded run first: ``result.exact`` and ``result.first_divergence``.
+    ``settings`` (an `AllocatorSettings`, or text as in ``PYTORCH_CUDA_ALLOC_CONF`` that
+    changes the recorded ones) asks what they would have done; ``search`` tries sensible
+    settings and advises. ``device`` picks one CUDA device by its index. ``capacity``: bytes
+    the allocator can have; default what an out-of-memory event in the trace shows, else
+    unlimited.
+
+    Of a recording with a trace per step each is replayed; a what-if is run on each device's
+    trace with the highest peak. Raises UsageError, NotARecording and DataError as
+    `gpuprobe.load` does, DataError where there is no CUDA trace, ConfigError for bad settings.
+    """
+    # 15 ms: the simulator, which commands that only print a recording do not need.
+    from gpuprobe.allocator.replays.ask import replay_all
+    from gpuprobe.allocator.replays.results import ReplayResult
+    from gpuprobe.allocator.settings import parse_conf
+    from gpuprobe.model.trace import MemoryTrace
+
+    if isinstance(settings, str):
+        parse_conf(settings)  # bad settings are refused before anything is read
+    path = ""
+    if isinstance(snapshot, MemoryTrace):
+        found = [snapshot]
+    else:
+        recording = _loaded(snapshot)
+        path = recording.path
+        found = [trace for rank in recording.ranks for trace in rank.load_traces()]
+    traces = [
+        trace
+        for trace in found
+        if trace.device.startswith("cuda") and (device is None or trace.device == f"cuda:{device}")
+    ]
+    if not traces:
+        raise DataError(
+            "no allocation trace of a CUDA device in it"
+            if device is None
+            else f"no device cuda:{device} in it",
+            hint="a trace is recorded by gpuprobe.record(..., level='trace') or "
+            "torch.cuda.memory._record_memory_history()",
         )
-    except psutil.NoSuchProcess:
-        return False
-    except (psutil.Error, ValueError, OverflowError):
-        return None
+    if not any(len(trace.events) for trace in traces):
+        raise DataError(
+            "there are no events to replay",
+            hint="the snapshot was taken without torch.cuda.memory._record_memory_history()",
+        )
+    results = replay_all(traces, settings, capacity=capacity, search=search)
+    return ReplayResult(path=path, traces=results)

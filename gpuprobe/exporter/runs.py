@@ -192,12 +192,12 @@ def _state(totals: RankTotals, written: bool, alone: bool) -> str:
     does not, as a container has its own names for machine and process; but not which rank it is,
     unless there is one ``alone``.
     """
-    from gpuprobe.api.recordings import _is_running
     from gpuprobe.model.run.recording import RankRecording
+    from gpuprobe.recording.running import is_alive
 
     if totals.end is not None:
         return "complete" if totals.end.error is None else "failed"
-    alive = _is_running(RankRecording(totals.session, totals.environment))
+    alive = is_alive(RankRecording(totals.session, totals.environment))
     if alive or (written and (alone or alive is None)):
         return "running"
     return "unknown" if alive is None else "killed"

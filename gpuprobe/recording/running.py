@@ -9,19 +9,21 @@ user may look into are seen: the own ones, or for root all.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprobe.errors import DataError, GpuprobeError, NotARecording
+from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.summary import Glance, Run
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 from gpuprobe.recording.files import rank_of_stream, stream_names
 from gpuprobe.recording.stream import StreamParser
 
-__all__ = ["OpenRecording", "glance", "open_recordings", "running"]
+__all__ = ["OpenRecording", "glance", "is_alive", "open_recordings", "running"]
 
 _PROC = Path("/proc")
 
@@ -171,3 +173,23 @@ def glance(path: Path) -> Glance | None:
 
 def _no_trace(name: str) -> MemoryTrace:
     raise DataError(f"{name}: a glance reads no trace")
+
+
+def is_alive(rank: RankRecording) -> bool | None:
+    """Whether the process that writes a recording still runs; None where it cannot be told,
+    as when it ran on another machine.
+    """
+    if rank.environment.hostname != socket.gethostname():
+        return None
+    import psutil  # 15 ms, only for a recording without an end
+
+    try:
+        process = psutil.Process(rank.session.pid)
+        # A process that is younger than the recording only got the same number.
+        return bool(process.create_time() <= rank.session.started_at + 1.0) and (
+            process.status() != psutil.STATUS_ZOMBIE
+        )
+    except psutil.NoSuchProcess:
+        return False
+    except (psutil.Error, ValueError, OverflowError):
+        return None

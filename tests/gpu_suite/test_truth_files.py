@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from truth_files import StepTruth, read_trace, read_truth, truth_files, write_truth
 from truth_samples import truth
 
-from gpuprobe.api.replay import replay
+from gpuprobe.api.recordings import replay
 from gpuprobe.errors import DataError, UnsupportedSchema
 from gpuprobe.model.trace import Frame, MemoryTrace
 from gpuprobe.model.values import Unavailable

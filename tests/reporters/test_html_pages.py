@@ -21,8 +21,7 @@ from report_builders import MIB, recording, session, step, trace
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
 from gpuprobe.analysis.compare.diff import DiffRow
 from gpuprobe.api import html
-from gpuprobe.api.diff import diff
-from gpuprobe.api.recordings import report
+from gpuprobe.api.recordings import diff, report
 from gpuprobe.cli import main
 from gpuprobe.errors import DataError, UsageError
 from gpuprobe.hazards.results import Hazards, SyncRow

@@ -10,8 +10,7 @@ import pytest
 from view_recordings import Run
 
 from gpuprobe.analysis.peak.high_water import by_category, by_line, by_module, high_water
-from gpuprobe.api.live import StepPeak
-from gpuprobe.api.look import GROUPINGS, TraceName, excerpt, trace_names
+from gpuprobe.api.live import GROUPINGS, StepPeak, TraceRef, excerpt, trace_refs
 from gpuprobe.api.recordings import load
 from gpuprobe.model.gc_pause import gc_paused
 from gpuprobe.model.run.recording import RankRecording
@@ -30,7 +29,7 @@ def rank(tmp_path: Path) -> RankRecording:
 
 
 def test_a_trace_is_opened_once_by_many_threads(rank: RankRecording) -> None:
-    names = trace_names(rank)
+    names = trace_refs(rank)
     assert [name.step for name in names] == [0, 1, 3, 4, 5]
     traces, found = OpenTraces(), []
     threads = [
@@ -64,10 +63,10 @@ def test_the_peak_is_that_of_the_analysis(rank: RankRecording) -> None:
 
 
 def test_every_moment_sums_up_and_every_block_is_explained(rank: RankRecording) -> None:
-    (look,) = OpenTraces().of(rank, TraceName(1, 1))
+    (look,) = OpenTraces().of(rank, TraceRef(1, 1))
     for position in range(0, len(look), 7):
         for grouping in GROUPINGS:
-            moment = look.moment(position, grouping)
+            moment = look.state(position, grouping)
             assert sum(group.bytes for group in moment.groups) == moment.allocated
             assert sum(moment.categories.values()) == moment.allocated
             assert sum(g.bytes for _, part in moment.tree for g in part) == moment.allocated
@@ -75,10 +74,10 @@ def test_every_moment_sums_up_and_every_block_is_explained(rank: RankRecording) 
         assert not isinstance(segments, Unavailable)
         assert sum(segment.allocated_size for segment in segments) == look.allocated[position]
         assert sum(segment.total_size for segment in segments) == moment.reserved
-    for group in look.moment(look.peak, "block").groups:
+    for group in look.state(look.peak, "block").groups:
         block = look.block(group.rows[0])
-        assert block.born <= look.peak
-        assert block.freed is None or block.freed > look.peak
+        assert block.allocated_at <= look.peak
+        assert block.freed_at is None or block.freed_at > look.peak
         assert group.key == hex(block.address)
         assert block.frames[1].filename.endswith("model.py")
     event = look.event(look.peak)

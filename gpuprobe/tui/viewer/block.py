@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from gpuprobe.analysis.trace.frames import is_user_frame, short_name
-from gpuprobe.api.look import BlockInfo, excerpt
+from gpuprobe.api.live import BlockInfo, excerpt
 from gpuprobe.model.run.session import Session
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.trace import Frame
@@ -92,8 +92,10 @@ def block_lines(block: BlockInfo) -> list[str]:
     parts = [size, words(block.category)]
     if block.stream:
         parts.append(f"stream {block.stream:#x}")
-    life = f"event {block.born:,}" if block.born else "before the trace"
-    life += f" to {block.freed:,}" if block.freed is not None else ", never freed in this trace"
+    life = f"event {block.allocated_at:,}" if block.allocated_at else "before the trace"
+    life += (
+        f" to {block.freed_at:,}" if block.freed_at is not None else ", never freed in this trace"
+    )
     lines = [" · ".join(parts), f"allocated: {life}"]
     where = [f"phase {block.phase}" if block.phase else "", block.module]
     if any(where):

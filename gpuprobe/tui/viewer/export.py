@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpuprobe.api.live import StepPeak
-from gpuprobe.api.look import Moment, TraceLook
+from gpuprobe.api.live import StepPeak, TraceInspector, TraceState
 from gpuprobe.model.codec import to_plain
 from gpuprobe.model.document import header
 from gpuprobe.model.findings import Finding, to_document
@@ -52,7 +51,7 @@ def of_lines(lines: list[tuple[str, str]]) -> dict[str, Any]:
     return {"lines": found}
 
 
-def of_moment(look: TraceLook, moment: Moment) -> dict[str, Any]:
+def of_moment(look: TraceInspector, moment: TraceState) -> dict[str, Any]:
     """What was allocated at a position of a trace. ``groups`` and ``categories`` each sum to
     ``allocated``.
     """

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from gpuprobe.analysis.growth.forecast import Forecast
 from gpuprobe.analysis.time_shares import full_steps, time_shares
-from gpuprobe.api.live import Insight, Neighbours
+from gpuprobe.api.live import Forecast, Insight, Neighbours
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import AllocatorActivity, DeviceWindow, Step

@@ -29,8 +29,8 @@ from gpuprobe.api.live import (
     insight,
     neighbours,
     out_of_memory,
+    trace_refs,
 )
-from gpuprobe.api.look import trace_names
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.run.recording import RankRecording, Recording
@@ -247,7 +247,7 @@ class ViewScreen(Screen[None]):
                 except GpuprobeError as error:
                     beside = Unavailable(str(error))
                 when = out_of_memory(rank, model.device, beside)
-                traced = (number, trace_names(rank)[-1:])
+                traced = (number, trace_refs(rank)[-1:])
                 known = inside[1] if inside[0] == traced else None
                 self.post_message(self.Around(number, Surroundings(beside, when, known)))
                 if known is None:
@@ -300,7 +300,7 @@ class ViewScreen(Screen[None]):
         rank = self._chosen
         if rank is not None:
             self._findings = all_findings(rank)
-            self._trace.offer(rank, trace_names(rank), other=other)
+            self._trace.offer(rank, trace_refs(rank), other=other)
             if not rank.steps and first and not model.running:
                 self.action_pane("trace")  # a snapshot: the trace is all there is
             elif self._pane == "trace":

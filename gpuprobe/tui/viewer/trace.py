@@ -14,7 +14,7 @@ from textual.message import Message
 from textual.widgets import Static
 from textual.worker import get_current_worker
 
-from gpuprobe.api.look import GROUPINGS, Group, Moment, TraceLook, TraceName
+from gpuprobe.api.live import GROUPINGS, Group, TraceInspector, TraceRef, TraceState
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.gc_pause import gc_paused
 from gpuprobe.model.memory import Category
@@ -81,7 +81,7 @@ class TracePane(Vertical):
     class Opened(Message):
         """Traces of a step were read; or ``problem`` says why not."""
 
-        def __init__(self, name: TraceName, looks: list[TraceLook], problem: str = "") -> None:
+        def __init__(self, name: TraceRef, looks: list[TraceInspector], problem: str = "") -> None:
             super().__init__()
             self.name = name
             self.looks = looks
@@ -90,7 +90,7 @@ class TracePane(Vertical):
     class Seen(Message):
         """A moment was looked at."""
 
-        def __init__(self, look: TraceLook, moment: Moment) -> None:
+        def __init__(self, look: TraceInspector, moment: TraceState) -> None:
             super().__init__()
             self.look = look
             self.moment = moment
@@ -107,15 +107,15 @@ class TracePane(Vertical):
         super().__init__(id=id)
         self._traces = traces
         self._rank: RankRecording | None = None
-        self._names: list[TraceName] = []
-        self._shown: TraceName | None = None
-        self._asked: TraceName | None = None
-        self._looks: list[TraceLook] = []
-        self._look: TraceLook | None = None
+        self._names: list[TraceRef] = []
+        self._shown: TraceRef | None = None
+        self._asked: TraceRef | None = None
+        self._looks: list[TraceInspector] = []
+        self._look: TraceInspector | None = None
         self._first, self._end = 0, 1
         self._columns: list[int] = []
         self.position = 0
-        self.moment: Moment | None = None
+        self.moment: TraceState | None = None
         self._grouping = "line"
         self._order = "address"
         self._within: Group | None = None  # the group whose blocks are listed
@@ -148,7 +148,7 @@ class TracePane(Vertical):
         return laid_out and self.moment is not None and self.moment.position == self.position
 
     @property
-    def seen(self) -> tuple[TraceLook, Moment] | None:
+    def seen(self) -> tuple[TraceInspector, TraceState] | None:
         """The trace that is open, and the moment that is shown of it."""
         if self._look is None or self.moment is None:
             return None
@@ -156,7 +156,7 @@ class TracePane(Vertical):
 
     # -- opening
 
-    def offer(self, rank: RankRecording, names: list[TraceName], *, other: bool) -> None:
+    def offer(self, rank: RankRecording, names: list[TraceRef], *, other: bool) -> None:
         """The rank's traces as they are now; ``other``: it is not the rank shown so far."""
         self._rank, self._names = rank, names
         if other:
@@ -174,7 +174,7 @@ class TracePane(Vertical):
         if self._asked is None:
             self._open(self._names[-1] if self._names else None)
 
-    def _open(self, name: TraceName | None) -> None:
+    def _open(self, name: TraceRef | None) -> None:
         if name is None or self._rank is None or name == self._asked:
             return
         self._asked = name
@@ -183,7 +183,7 @@ class TracePane(Vertical):
         # Described, or Textual takes the partial's repr, with all that is in it.
         self.run_worker(read, thread=True, exclusive=True, group="open", description="open")
 
-    def _read(self, rank: RankRecording, name: TraceName) -> None:
+    def _read(self, rank: RankRecording, name: TraceRef) -> None:
         try:
             found = self._traces.of(rank, name)
         except GpuprobeError as error:
@@ -198,7 +198,7 @@ class TracePane(Vertical):
         self._problem = message.problem or ("" if message.looks else "there is no trace")
         self._show_look(message.looks[0] if message.looks else None)
 
-    def _show_look(self, look: TraceLook | None) -> None:
+    def _show_look(self, look: TraceInspector | None) -> None:
         self._look, self.moment, self._bars, self._within = look, None, None, None
         if look is not None:
             self._first, self._end = 0, len(look)
@@ -229,11 +229,11 @@ class TracePane(Vertical):
             see = partial(self._see, look, self.position, self._grouping, self.has_class("map"))
             self.run_worker(see, thread=True, exclusive=True, group="see", description="see")
 
-    def _see(self, look: TraceLook, position: int, grouping: str, mapped: bool) -> None:
+    def _see(self, look: TraceInspector, position: int, grouping: str, mapped: bool) -> None:
         worker = get_current_worker()
         if worker.is_cancelled:  # the cursor has moved on
             return
-        self.post_message(self.Seen(look, look.moment(position, grouping)))
+        self.post_message(self.Seen(look, look.state(position, grouping)))
         if mapped and not worker.is_cancelled:
             with gc_paused():
                 found = look.layout(position)
@@ -429,7 +429,7 @@ class TracePane(Vertical):
         self._paint_at()
         self._paint_treemap()
 
-    def _name_of(self, group: Group, look: TraceLook | None, room: int) -> str:
+    def _name_of(self, group: Group, look: TraceInspector | None, room: int) -> str:
         if look is not None and (self._within is not None or self._grouping == "block"):
             block = look.block(group.rows[0])
             line = self._short(block.line, max(10, room - len(group.key) - 2))

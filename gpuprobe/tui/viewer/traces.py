@@ -6,9 +6,7 @@ import gc
 import threading
 from collections import OrderedDict
 
-from gpuprobe.analysis.peak.high_water import Share
-from gpuprobe.api.live import StepPeak, step_peak
-from gpuprobe.api.look import TraceLook, TraceName, open_traces
+from gpuprobe.api.live import Share, StepPeak, TraceInspector, TraceRef, open_traces, step_peak
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.gc_pause import gc_paused
 from gpuprobe.model.run.recording import RankRecording
@@ -27,9 +25,9 @@ class OpenTraces:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: OrderedDict[tuple[int, TraceName], list[TraceLook]] = OrderedDict()
+        self._open: OrderedDict[tuple[int, TraceRef], list[TraceInspector]] = OrderedDict()
 
-    def of(self, rank: RankRecording, name: TraceName) -> list[TraceLook]:
+    def of(self, rank: RankRecording, name: TraceRef) -> list[TraceInspector]:
         """The traces of a step. Raises what `open_traces` raises."""
         key = (rank.session.rank, name)
         with self._lock:
@@ -49,7 +47,7 @@ class OpenTraces:
         if not step.traces:
             return step_peak(rank, step)
         try:
-            looks = self.of(rank, TraceName(step.index, place))
+            looks = self.of(rank, TraceRef(step.index, place))
         except GpuprobeError as error:
             return Unavailable(str(error))
         return peak_of(looks[0]) if looks else step_peak(rank, step)
@@ -60,7 +58,7 @@ class OpenTraces:
             self._open.clear()
 
 
-def peak_of(look: TraceLook) -> StepPeak:
+def peak_of(look: TraceInspector) -> StepPeak:
     """The highest moment of a trace."""
     event = look.event(look.peak)
     rows = look.instants.alive(look.peak)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from gpuprobe.api.diff import diff
+from gpuprobe.api.recordings import diff
 from gpuprobe.cli import exit_codes, talk
 from gpuprobe.model.text import visible
 

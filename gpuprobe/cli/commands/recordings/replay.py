@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 
-from gpuprobe.api.replay import replay
+from gpuprobe.api.recordings import replay
 from gpuprobe.cli import exit_codes
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

@@ -1,15 +1,18 @@
-"""Looking into a trace: what was allocated at any moment, by whom, and where it lay."""
+"""One trace, inspected: what was allocated at any position, by whom, and where it lay."""
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuprobe.analysis.trace.frames import Lines, module_row
+from gpuprobe.analysis.trace.ledger import ledger
+from gpuprobe.analysis.trace.positions import Instants
+from gpuprobe.analysis.trace.segments_at import layout_at
+from gpuprobe.analysis.trace.timeline import timeline
 from gpuprobe.model.memory import Category, TraceAction
-from gpuprobe.model.values import ReadStatus, Unavailable
+from gpuprobe.model.values import Unavailable
 
 if TYPE_CHECKING:
     from array import array
@@ -22,25 +25,20 @@ __all__ = [
     "GROUPINGS",
     "BlockInfo",
     "EventLine",
-    "Excerpt",
     "Group",
-    "Moment",
-    "TraceLook",
-    "TraceName",
-    "excerpt",
+    "TraceInspector",
+    "TraceRef",
+    "TraceState",
     "open_traces",
-    "trace_names",
+    "trace_refs",
 ]
 
 GROUPINGS = ("line", "module", "category", "block")
-"""By what the blocks of a moment can be grouped."""
-
-_MOST_SOURCE = 4 << 20
-"""Bytes of a source file that are read at most."""
+"""By what the blocks of a state can be grouped."""
 
 
 @dataclass(frozen=True, slots=True)
-class TraceName:
+class TraceRef:
     """A step that was traced, or the whole of a snapshot (``step`` is None). ``position`` is
     the place of the step in ``RankRecording.steps``, -1 for a snapshot.
     """
@@ -49,13 +47,13 @@ class TraceName:
     position: int
 
 
-def trace_names(rank: RankRecording) -> list[TraceName]:
+def trace_refs(rank: RankRecording) -> list[TraceRef]:
     """The traces that a rank has, by what the steps say; nothing is read."""
-    found = [TraceName(s.index, place) for place, s in enumerate(rank.steps) if s.traces]
-    return found if rank.steps else [TraceName(None, -1)]
+    found = [TraceRef(s.index, place) for place, s in enumerate(rank.steps) if s.traces]
+    return found if rank.steps else [TraceRef(None, -1)]
 
 
-def open_traces(rank: RankRecording, name: TraceName) -> list[TraceLook]:
+def open_traces(rank: RankRecording, name: TraceRef) -> list[TraceInspector]:
     """Read the traces of a step (one per device, and per part of the step), or of a snapshot.
 
     The one with the most memory comes first. Raises DataError where one is damaged.
@@ -64,9 +62,8 @@ def open_traces(rank: RankRecording, name: TraceName) -> list[TraceLook]:
         traces = rank.load_traces()
     else:
         traces = rank.traces_of(rank.steps[name.position])
-    looks = [TraceLook(trace) for trace in traces]
-    looks.sort(key=lambda look: -look.instants.allocated[look.peak])
-    return looks
+    found = [TraceInspector(trace) for trace in traces]
+    return sorted(found, key=lambda one: -one.allocated[one.peak])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +94,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class BlockInfo:
-    """One allocated block. ``born`` is the position at which it appears, 0 where it was there
-    before the trace; ``freed`` that at which it is given back, None where it never is.
+    """One allocated block. ``allocated_at`` is the position at which it appears, 0 where it was
+    there before the trace; ``freed_at`` that at which it is given back, None where it never is.
     """
 
     address: int
@@ -109,13 +106,13 @@ class BlockInfo:
     line: str
     module: str
     phase: str
-    born: int
-    freed: int | None
+    allocated_at: int
+    freed_at: int | None
     frames: tuple[Frame, ...]
 
 
 @dataclass(slots=True)
-class Moment:
+class TraceState:
     """What was allocated at one position. ``groups`` sum to ``allocated``, most bytes first;
     so do ``categories``.
     """
@@ -130,19 +127,14 @@ class Moment:
     tree: tuple[tuple[Category, tuple[Group, ...]], ...] = field(default=())
 
 
-class TraceLook:
-    """One trace, prepared so that each moment of it can be looked at in milliseconds.
+class TraceInspector:
+    """One trace, prepared so that each position can be inspected in milliseconds.
 
     Positions are those of `gpuprobe.analysis.trace.positions`. Raises DataError where the trace is
     damaged.
     """
 
     def __init__(self, trace: MemoryTrace) -> None:
-        from gpuprobe.analysis.trace.frames import Lines
-        from gpuprobe.analysis.trace.ledger import ledger
-        from gpuprobe.analysis.trace.positions import Instants
-        from gpuprobe.analysis.trace.timeline import timeline
-
         self.book = ledger(trace)
         self.instants = Instants(self.book)
         line = timeline(self.book)
@@ -182,7 +174,7 @@ class TraceLook:
             row.time_us,
         )
 
-    def moment(self, position: int, grouping: str = "line") -> Moment:
+    def state(self, position: int, grouping: str = "line") -> TraceState:
         """What was allocated at a position, grouped by one of `GROUPINGS`."""
         book, codes = self.book, self.instants.codes
         rows = self.instants.alive(position)
@@ -196,7 +188,7 @@ class TraceLook:
         }
         allocated = self.allocated[position]
         reserved = self.reserved
-        return Moment(
+        return TraceState(
             position=position,
             allocated=allocated,
             pending=self.active[position] - allocated,
@@ -245,8 +237,6 @@ class TraceLook:
         return self._lines.line(self.book.stack[row], before=row >= self.book.made)
 
     def _module(self, row: int) -> str:
-        from gpuprobe.analysis.trace.frames import module_row
-
         module = self.book.trace.stacks.strings[self.book.value("module", row)]
         return module_row(module, self.book.stack[row], before=row >= self.book.made)
 
@@ -264,15 +254,13 @@ class TraceLook:
             line=self._line(row),
             module=strings[book.value("module", row)],
             phase=strings[book.value("phase", row)],
-            born=book.start[row] + 1 if row < book.made else 0,
-            freed=None if freed >= book.events else freed + 1,
+            allocated_at=book.start[row] + 1 if row < book.made else 0,
+            freed_at=None if freed >= book.events else freed + 1,
             frames=book.trace.stacks.frames_of(book.stack[row]),
         )
 
     def layout(self, position: int) -> tuple[Segment, ...] | Unavailable:
         """The segments and their blocks at a position. Takes time in proportion to the trace."""
-        from gpuprobe.analysis.trace.segments_at import layout_at
-
         return layout_at(self.book, position - 1)
 
     def codes_at(self, position: int) -> dict[int, int]:
@@ -281,43 +269,3 @@ class TraceLook:
         codes = self.instants.codes
         addresses = self.book.values("address", rows)
         return {at: codes[row] for at, row in zip(addresses, rows, strict=True)}
-
-
-@dataclass(frozen=True, slots=True)
-class Excerpt:
-    """Lines of a source file around ``line``: (number, text). ``changed``: the file is newer
-    than the recording, so the text may not be what ran.
-    """
-
-    path: str
-    line: int
-    lines: tuple[tuple[int, str], ...]
-    changed: bool
-
-
-def excerpt(
-    frame: Frame, *, cwd: str = "", since: float = 0.0, around: int = 3
-) -> Excerpt | Unavailable:
-    """The source of a frame, read now from this machine's disk. ``cwd`` is where relative names
-    begin, ``since`` when the recording was made (seconds since the Unix epoch, 0: not known).
-
-    Recordings come from anywhere, so what is read is a regular file named ``.py``, and only the
-    lines asked for are kept.
-    """
-    path = Path(frame.filename)
-    if not frame.filename.endswith(".py"):
-        return Unavailable("not a Python file", ReadStatus.UNSUPPORTED)
-    if not path.is_absolute():
-        path = Path(cwd) / path
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_SOURCE:
-            return Unavailable("not a source file")
-        text = path.read_text("utf-8", "replace").splitlines()
-    except (OSError, ValueError) as error:
-        return Unavailable(getattr(error, "strerror", None) or str(error))
-    if not 1 <= frame.line <= len(text):
-        return Unavailable(f"the file has {len(text)} lines")
-    low, high = max(1, frame.line - around), min(len(text), frame.line + around)
-    lines = tuple((number, text[number - 1]) for number in range(low, high + 1))
-    return Excerpt(str(path), frame.line, lines, bool(since) and status.st_mtime > since)

@@ -1,0 +1,64 @@
+"""Who shares a GPU with a process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuprobe.model.machine.devices import GpuProcess, Inventory
+from gpuprobe.model.values import Unavailable
+
+__all__ = ["Neighbours", "neighbours_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The GPU that a running process uses, as the driver sees it now. Bytes.
+
+    ``held`` is what the process holds in all: what torch reserved, and what it did not (the CUDA
+    context, libraries). ``others`` is what ``other_processes`` other processes hold.
+    """
+
+    gpu: str
+    total: int | Unavailable
+    free: int | Unavailable
+    held: int | Unavailable
+    others: int | Unavailable
+    other_processes: int
+
+
+def neighbours_of(pid: int, device: str, found: Inventory) -> Neighbours | Unavailable:
+    """Who shares the GPU that is ``device`` (``cuda:N``) to process ``pid``. `Unavailable` where
+    the process cannot be told apart on the GPUs of ``found``.
+    """
+    mine = [process for process in found.processes if process.pid == pid and not process.hidden]
+    keys = {process.device for process in mine}
+    ordinal = device.partition(":")[2]
+    gpus = [gpu for gpu in found.devices if gpu.key in keys]
+    if len(gpus) > 1:  # which of them is cuda:N, the driver's order tells
+        gpus = [gpu for gpu in gpus if str(gpu.identity.cuda_ordinal) == ordinal]
+    if len(gpus) != 1:
+        why = "holds memory on none" if not keys else f"holds memory on {len(keys)}"
+        return Unavailable(f"by NVML, process {pid} {why} of the {len(found.devices)} GPUs")
+    gpu = gpus[0]
+    here = [process for process in found.processes if process.device == gpu.key]
+    others = [process for process in here if process.pid != pid or process.hidden]
+    name = gpu.name.value
+    total, free = gpu.memory.total.value, gpu.memory.free.value
+    return Neighbours(
+        gpu=name if isinstance(name, str) else gpu.key,
+        total=total,
+        free=free,
+        held=_held([process for process in here if process not in others]),
+        others=_held(others),
+        other_processes=len(others),
+    )
+
+
+def _held(processes: list[GpuProcess]) -> int | Unavailable:
+    total = 0
+    for process in processes:
+        memory = process.memory.value
+        if isinstance(memory, Unavailable):
+            return memory
+        total += memory
+    return total
