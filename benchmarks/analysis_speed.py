@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gpuprobe.analysis.growth.leaks import leaks
 from gpuprobe.analysis.peak.high_water import by_category, by_line, by_module, by_stack, high_water
 from gpuprobe.analysis.reserved.fragmentation import fragmentation
-from gpuprobe.analysis.trace.ledger import ledger
+from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.analysis.trace.timeline import thin, timeline
 from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
 from gpuprobe.model.trace import AllocatorSettings, Frame, MemoryTrace
@@ -115,16 +115,16 @@ def main() -> None:
     count = len(trace.events)
     steps = [count * i // 10 for i in range(1, 10)]
     for _ in range(arguments.rounds):
-        book = timed("ledger", ledger, trace)
-        mark = timed("high_water", high_water, book)
+        ledger = timed("ledger", ledger_of, trace)
+        mark = timed("high_water", high_water, ledger)
         for function in (by_category, by_line, by_module, by_stack):
             timed(function.__name__, function, mark)
-        line = timed("timeline", timeline, book)
+        line = timed("timeline", timeline, ledger)
         timed("thin", thin, line, 2000)
         timed("fragmentation", fragmentation, trace)
-        timed("leaks", leaks, book, steps)
+        timed("leaks", leaks, ledger, steps)
     total = sum(best.values())
-    print(f"{len(trace.events)} events, {len(book)} blocks, {len(mark)} live at the peak")
+    print(f"{len(trace.events)} events, {len(ledger)} blocks, {len(mark)} live at the peak")
     for name, took in best.items():
         print(f"  {name:<14} {took * 1e3:8.1f} ms  {took / total:6.1%}")
     print(

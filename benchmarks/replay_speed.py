@@ -17,7 +17,7 @@ import random
 import sys
 import time
 
-from gpuprobe.allocator.blocks import Block
+from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.allocator.replays.replay import replay_trace
 from gpuprobe.allocator.settings import parse_conf
@@ -34,7 +34,7 @@ def training_run(events: int, conf: str = "") -> MemoryTrace:
     sim = Simulator(parse_conf(conf), device_memory=80 << 30)
     recorder = TraceRecorder(sim)
 
-    def take(size: int) -> Block:
+    def take(size: int) -> PoolBlock:
         block = sim.malloc(size)
         if block is None:
             raise SystemExit("the simulated device has no limit, yet ran out of memory")
@@ -47,7 +47,7 @@ def training_run(events: int, conf: str = "") -> MemoryTrace:
     ]
     while len(recorder.events) < events:
         scale = rng.uniform(0.5, 1.0)  # batches of changing length fragment the heap
-        kept: list[list[Block]] = []
+        kept: list[list[PoolBlock]] = []
         for layer in layers:
             kept.append([take(max(1, int(size * scale))) for size in layer])
             sim.free(take(int(24 * MIB * scale)))

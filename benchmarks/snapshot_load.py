@@ -39,17 +39,17 @@ import gpuprobe
 from gpuprobe.analysis.reserved.fragmentation import fragmentation
 from gpuprobe.analysis.peak.high_water import by_category, by_line, by_module, by_stack, high_water
 from gpuprobe.analysis.growth.leaks import leaks
-from gpuprobe.analysis.trace.ledger import ledger
+from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.analysis.trace.timeline import timeline
 trace = {LOAD.splitlines()[1]}
 after_loading = peaks()[0]
-book = ledger(trace)
-timeline(book)
-mark = high_water(book)
+ledger = ledger_of(trace)
+timeline(ledger)
+mark = high_water(ledger)
 for by in (by_category, by_module, by_line, by_stack):
     assert sum(share.bytes for share in by(mark)) == mark.allocated
 fragmentation(trace)
-leaks(book)
+leaks(ledger)
 """,
     "torch trace_plot": """
 import pickle

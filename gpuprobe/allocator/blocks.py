@@ -13,12 +13,12 @@ from collections.abc import Iterator
 
 from gpuprobe.errors import InternalError
 
-__all__ = ["KEY_SHIFT", "Block", "BlockPool", "ExpandableRange", "FreeList", "PrivatePool"]
+__all__ = ["KEY_SHIFT", "BlockPool", "ExpandableRange", "FreeList", "PoolBlock", "PrivatePool"]
 
 KEY_SHIFT = 64
 
 
-class Block:
+class PoolBlock:
     """A part of a segment, linked to its neighbours. Sizes and addresses in bytes.
 
     ``active`` is allocated or waiting for a stream; ``stream_uses`` are the other streams
@@ -51,8 +51,8 @@ class Block:
         self.allocated = False
         self.active = False
         self.mapped = True
-        self.prev: Block | None = None
-        self.next: Block | None = None
+        self.prev: PoolBlock | None = None
+        self.next: PoolBlock | None = None
         self.expandable: ExpandableRange | None = None
         self.events = 0
         self.stream_uses: set[int] | None = None
@@ -73,20 +73,20 @@ class FreeList:
         self.stream = stream
         self.by_address = by_address
         self.keys: list[int] = []
-        self.blocks: dict[int, Block] = {}
-        self.unmapped: list[Block] = []  # of expandable segments, by address
+        self.blocks: dict[int, PoolBlock] = {}
+        self.unmapped: list[PoolBlock] = []  # of expandable segments, by address
 
-    def key(self, block: Block) -> int:
+    def key(self, block: PoolBlock) -> int:
         return block.size << KEY_SHIFT | (block.address if self.by_address else block.order)
 
-    def add(self, block: Block) -> None:
+    def add(self, block: PoolBlock) -> None:
         """Put a free block in; its age counts from now."""
         block.gc_base = self.pool.searches
         key = self.key(block)
         insort(self.keys, key)
         self.blocks[key] = block
 
-    def remove(self, block: Block) -> None:
+    def remove(self, block: PoolBlock) -> None:
         """Take a free block out. Raises InternalError where it is not here."""
         key = self.key(block)
         at = bisect_left(self.keys, key)
@@ -95,19 +95,19 @@ class FreeList:
         del self.keys[at]
         del self.blocks[key]
 
-    def add_unmapped(self, block: Block) -> None:
+    def add_unmapped(self, block: PoolBlock) -> None:
         insort(self.unmapped, block, key=_address)
 
-    def remove_unmapped(self, block: Block) -> None:
+    def remove_unmapped(self, block: PoolBlock) -> None:
         self.unmapped.remove(block)
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[PoolBlock]:
         """Smallest first. A copy: the list may change while it is walked."""
         blocks = self.blocks
         return iter([blocks[key] for key in self.keys])
 
 
-def _address(block: Block) -> int:
+def _address(block: PoolBlock) -> int:
     return block.address
 
 
@@ -134,7 +134,7 @@ class BlockPool:
             found = self.streams[stream] = FreeList(self, stream, self.by_address)
         return found
 
-    def free_blocks(self) -> list[Block]:
+    def free_blocks(self) -> list[PoolBlock]:
         """All free blocks in the order of torch's set: by stream, size and tie."""
         return [block for stream in sorted(self.streams) for block in self.streams[stream]]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from gpuprobe.allocator.blocks import Block, ExpandableRange, FreeList
+from gpuprobe.allocator.blocks import ExpandableRange, FreeList, PoolBlock
 from gpuprobe.allocator.rules import PAGE_SMALL, expandable_span, round_up
 from gpuprobe.errors import InternalError
 from gpuprobe.model.memory import TraceAction
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "allocate",
     "best_fit",
-    "lowest_room",
+    "lowest_fit",
     "merge",
     "new_range",
     "page_size",
@@ -36,7 +36,7 @@ def page_size(small: bool, large_segment_size: int) -> int:
     return PAGE_SMALL if small else large_segment_size
 
 
-def best_fit(free_list: FreeList, at: int, growable: bool) -> Block | None:
+def best_fit(free_list: FreeList, at: int, growable: bool) -> PoolBlock | None:
     """Best fit where the first candidate, ``keys[at]``, is in an expandable segment.
 
     A block at the end of the mapped part counts with the room it could grow into; walk on
@@ -59,18 +59,18 @@ def best_fit(free_list: FreeList, at: int, growable: bool) -> Block | None:
     return block
 
 
-def _potential(block: Block) -> int:
+def _potential(block: PoolBlock) -> int:
     follower = block.next
     if follower is not None and not follower.mapped:
         return block.size + follower.size
     return block.size
 
 
-def allocate(sim: Simulator, free_list: FreeList, size: int) -> Block | None:
+def allocate(sim: Simulator, free_list: FreeList, size: int) -> PoolBlock | None:
     """Map enough pages for ``size`` bytes at the lowest place that has room
     (``try_allocate_expandable_block``). The block returned is in no free list; None where
     the driver is out of memory."""
-    found = _find_room(sim, free_list, size)
+    found = _find_fit(sim, free_list, size)
     if found is None:
         return None
     block = found
@@ -88,10 +88,10 @@ def allocate(sim: Simulator, free_list: FreeList, size: int) -> Block | None:
     return block
 
 
-def _find_room(sim: Simulator, free_list: FreeList, size: int) -> Block | None:
+def _find_fit(sim: Simulator, free_list: FreeList, size: int) -> PoolBlock | None:
     """The lowest run of unmapped (and adjacent free) blocks with ``size`` bytes of addresses,
     in a new address range where there is none (``find_expandable_block``)."""
-    found = lowest_room(free_list, size)
+    found = lowest_fit(free_list, size)
     if found is not None:
         return found
     page = page_size(free_list.pool.small, sim.settings.large_segment_size)
@@ -102,14 +102,14 @@ def _find_room(sim: Simulator, free_list: FreeList, size: int) -> Block | None:
     return new_range(sim, free_list, ExpandableRange(base, span, page))
 
 
-def lowest_room(free_list: FreeList, size: int) -> Block | None:
+def lowest_fit(free_list: FreeList, size: int) -> PoolBlock | None:
     """The lowest run of unmapped and adjacent free blocks with ``size`` bytes of addresses."""
     for block in free_list.unmapped:
         start = block
         if block.prev is not None and not block.prev.active:
             start = block.prev
         room = 0
-        walk: Block | None = start
+        walk: PoolBlock | None = start
         while room < size and walk is not None and not walk.active:
             room += walk.size
             walk = walk.next
@@ -118,16 +118,16 @@ def lowest_room(free_list: FreeList, size: int) -> Block | None:
     return None
 
 
-def new_range(sim: Simulator, free_list: FreeList, where: ExpandableRange) -> Block:
+def new_range(sim: Simulator, free_list: FreeList, where: ExpandableRange) -> PoolBlock:
     """One unmapped block over a whole new address range."""
-    block = Block(where.base, where.span, free_list, sim._next_order())
+    block = PoolBlock(where.base, where.span, free_list, sim._next_order())
     block.mapped = False
     block.expandable = where
     free_list.add_unmapped(block)
     return block
 
 
-def _map(sim: Simulator, block: Block, size: int) -> bool:
+def _map(sim: Simulator, block: PoolBlock, size: int) -> bool:
     """Map the pages that cover the first ``size`` bytes of an unmapped block, and put it into
     the free list, merged with its free neighbours (``map_block``)."""
     where = block.expandable
@@ -141,7 +141,7 @@ def _map(sim: Simulator, block: Block, size: int) -> bool:
     free_list.remove_unmapped(block)
     block.mapped = True
     if mapped < block.size:
-        rest = Block(address + mapped, block.size - mapped, free_list, sim._next_order())
+        rest = PoolBlock(address + mapped, block.size - mapped, free_list, sim._next_order())
         rest.mapped = False
         rest.expandable = where
         _link(rest, block, block.next)
@@ -158,7 +158,7 @@ def _map(sim: Simulator, block: Block, size: int) -> bool:
     return True
 
 
-def unmap(sim: Simulator, block: Block) -> None:
+def unmap(sim: Simulator, block: PoolBlock) -> None:
     """Unmap the whole pages inside a free block; what is left at its ends stays cached
     (``unmap_block``)."""
     where = block.expandable
@@ -173,13 +173,13 @@ def unmap(sim: Simulator, block: Block) -> None:
     free_list.remove(block)
     sim.driver.unmap(start, end - start)
     if block.address < start:
-        before = Block(block.address, start - block.address, free_list, sim._next_order())
+        before = PoolBlock(block.address, start - block.address, free_list, sim._next_order())
         before.expandable = where
         _link(before, block.prev, block)
         free_list.add(before)
     tail = block.address + block.size - end
     if tail:
-        after = Block(end, tail, free_list, sim._next_order())
+        after = PoolBlock(end, tail, free_list, sim._next_order())
         after.expandable = where
         _link(after, block, block.next)
         free_list.add(after)
@@ -196,7 +196,7 @@ def unmap(sim: Simulator, block: Block) -> None:
         sim.listener(_UNMAP, start, end - start, free_list.stream, owner.index)
 
 
-def release_range(block: Block) -> None:
+def release_range(block: PoolBlock) -> None:
     """Give an address range back once nothing in it is mapped
     (``release_expandable_segment``)."""
     where = block.expandable
@@ -205,7 +205,7 @@ def release_range(block: Block) -> None:
     block.free_list.remove_unmapped(block)
 
 
-def merge(block: Block, other: Block | None) -> int:
+def merge(block: PoolBlock, other: PoolBlock | None) -> int:
     """Absorb a free neighbour that is mapped or unmapped alike (``try_merge_blocks``).
     ``block`` is in no list; ``other`` leaves its own. Returns the bytes gained."""
     if other is None or other.active or other.mapped != block.mapped:
@@ -227,7 +227,7 @@ def merge(block: Block, other: Block | None) -> int:
     return other.size
 
 
-def _link(block: Block, before: Block | None, after: Block | None) -> None:
+def _link(block: PoolBlock, before: PoolBlock | None, after: PoolBlock | None) -> None:
     """Put ``block`` between two neighbours."""
     block.prev, block.next = before, after
     if before is not None:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpuprobe.allocator import expandable
-from gpuprobe.allocator.blocks import Block, ExpandableRange, FreeList
+from gpuprobe.allocator.blocks import ExpandableRange, FreeList, PoolBlock
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import Block as BlockRow
 from gpuprobe.model.memory import BlockState, Segment
 
-__all__ = ["PlacedBlock", "PlacedRange", "PlacedSegment", "adopt", "segments"]
+__all__ = ["PlacedBlock", "PlacedRange", "PlacedSegment", "load_layout", "segments"]
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class PlacedRange:
     parts: list[PlacedSegment] = field(default_factory=list)
 
 
-def adopt(
+def load_layout(
     sim: Simulator, placed: Sequence[PlacedSegment], ranges: Sequence[PlacedRange] = ()
 ) -> None:
     """Put segments with their blocks into an empty simulator.
@@ -70,7 +70,7 @@ def adopt(
             continue
         free_list = _free_list(sim, where.parts[0])
         mapped = ExpandableRange(where.base, where.span, where.page)
-        last: Block | None = None
+        last: PoolBlock | None = None
         at = where.base
         for part in where.parts:
             if part.address > at:
@@ -93,9 +93,9 @@ def _chain(
     sim: Simulator,
     free_list: FreeList,
     segment: PlacedSegment,
-    last: Block | None,
+    last: PoolBlock | None,
     where: ExpandableRange | None,
-) -> Block | None:
+) -> PoolBlock | None:
     """Tile one segment with its active blocks and the holes between them."""
     at = segment.address
     end = segment.address + segment.size
@@ -107,7 +107,7 @@ def _chain(
             )
         if placed.address > at:
             last = _free(sim, free_list, at, placed.address - at, last, where)
-        block = Block(placed.address, placed.size, free_list, sim._next_order())
+        block = PoolBlock(placed.address, placed.size, free_list, sim._next_order())
         block.expandable = where
         block.active = True
         block.allocated = not placed.pending
@@ -126,7 +126,7 @@ def _chain(
     return last
 
 
-def _append(block: Block, last: Block | None) -> Block:
+def _append(block: PoolBlock, last: PoolBlock | None) -> PoolBlock:
     block.prev = last
     if last is not None:
         last.next = block
@@ -138,10 +138,10 @@ def _free(
     free_list: FreeList,
     address: int,
     size: int,
-    last: Block | None,
+    last: PoolBlock | None,
     where: ExpandableRange | None,
-) -> Block:
-    block = _append(Block(address, size, free_list, sim._next_order()), last)
+) -> PoolBlock:
+    block = _append(PoolBlock(address, size, free_list, sim._next_order()), last)
     block.expandable = where
     free_list.add(block)
     return block
@@ -153,8 +153,8 @@ def _unmapped(
     where: ExpandableRange,
     address: int,
     size: int,
-    last: Block | None,
-) -> Block:
+    last: PoolBlock | None,
+) -> PoolBlock:
     piece = ExpandableRange(address, size, where.page)
     block = _append(expandable.new_range(sim, free_list, piece), last)
     block.expandable = where
@@ -178,7 +178,7 @@ def segments(
             continue
         rows = []
         total = 0
-        block: Block | None = head
+        block: PoolBlock | None = head
         while block is not None and block.mapped:
             if block.allocated:
                 state = BlockState.ALLOCATED

@@ -20,7 +20,7 @@ class TraceRecorder:
     """Listens to a simulator and keeps what it does.
 
     ``pools`` gives the torch pool id of each pool index. Times are left out: a simulation has
-    no clock. Without ``listen`` the caller sends the simulator's events to `heard`.
+    no clock. Without ``listen`` the caller sends the simulator's events to `on_event`.
     """
 
     def __init__(
@@ -30,9 +30,9 @@ class TraceRecorder:
         self.events = EventColumns()
         self.pools = list(pools)
         if listen:
-            sim.listener = self.heard
+            sim.listener = self.on_event
 
-    def heard(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
+    def on_event(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
         """One event of the simulator."""
         events = self.events
         events.action.append(action)

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 from gpuprobe.allocator import expandable
-from gpuprobe.allocator.blocks import KEY_SHIFT, Block, BlockPool, FreeList, PrivatePool
+from gpuprobe.allocator.blocks import KEY_SHIFT, BlockPool, FreeList, PoolBlock, PrivatePool
 from gpuprobe.allocator.rules import NO_LIMIT
 from gpuprobe.model.memory import TraceAction
 
@@ -60,7 +60,7 @@ def collect_garbage(sim: Simulator) -> None:
             release_segment(sim, block)
 
 
-def garbage_round(half: BlockPool, total_age: int, count: int) -> list[Block]:
+def garbage_round(half: BlockPool, total_age: int, count: int) -> list[PoolBlock]:
     """What one round of garbage collection frees, in order. Expandable
     blocks count towards the mean but are never freed, as in torch."""
     mean = total_age / count
@@ -71,15 +71,15 @@ def garbage_round(half: BlockPool, total_age: int, count: int) -> list[Block]:
     ]
 
 
-def _age(block: Block) -> int:
+def _age(block: PoolBlock) -> int:
     return block.free_list.pool.searches - block.gc_base
 
 
-def _is_split(block: Block) -> bool:
+def _is_split(block: PoolBlock) -> bool:
     return block.prev is not None or block.next is not None
 
 
-def available_to_release(sim: Simulator, free_list: FreeList, size: int) -> list[Block] | None:
+def available_to_release(sim: Simulator, free_list: FreeList, size: int) -> list[PoolBlock] | None:
     """The oversize cached blocks that ``release_available_cached_blocks`` frees for a request
     of ``size`` bytes, in order; None where it frees nothing."""
     if sim.max_split == NO_LIMIT:
@@ -90,7 +90,7 @@ def available_to_release(sim: Simulator, free_list: FreeList, size: int) -> list
         block = free_list.blocks[free_list.keys[at]]
         if block.expandable is None:
             return [block]
-    freed: list[Block] = []
+    freed: list[PoolBlock] = []
     total = 0
     # Torch walks back over all streams in one set and stops at another stream's block.
     for key in reversed(free_list.keys[:at]):
@@ -152,7 +152,7 @@ def release_half(sim: Simulator, half: BlockPool) -> None:
             expandable.release_range(block)
 
 
-def release_segment(sim: Simulator, block: Block) -> None:
+def release_segment(sim: Simulator, block: PoolBlock) -> None:
     """``cudaFree`` one whole cached segment (``release_block``)."""
     free_list = block.free_list
     owner = free_list.pool.owner

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gpuprobe.allocator import expandable, release
-from gpuprobe.allocator.blocks import KEY_SHIFT, Block, BlockPool, FreeList, PrivatePool
+from gpuprobe.allocator.blocks import KEY_SHIFT, BlockPool, FreeList, PoolBlock, PrivatePool
 from gpuprobe.allocator.driver import Driver, SimulatedDriver
 from gpuprobe.allocator.rules import (
     MIN_BLOCK,
@@ -90,13 +90,13 @@ class Simulator:
         )
         default = PrivatePool(0, tie_by_address)
         self.pools: dict[int, PrivatePool] = {0: default}
-        self.live: dict[int, Block] = {}
+        self.live: dict[int, PoolBlock] = {}
         self.captures: list[tuple[int, frozenset[int] | None]] = []
-        self._queues: dict[int, deque[tuple[int, Block]]] = {}
+        self._queues: dict[int, deque[tuple[int, PoolBlock]]] = {}
         self._finished: dict[int, int] = {}
         self._tickets = 0
-        self._deferred: dict[Block, None] = {}
-        self._capture_uses: dict[Block, set[int]] = {}
+        self._deferred: dict[PoolBlock, None] = {}
+        self._capture_uses: dict[PoolBlock, set[int]] = {}
         self.orders = 0
 
         self.allocated = 0
@@ -114,7 +114,7 @@ class Simulator:
 
     # -- requests ---------------------------------------------------------------------------
 
-    def malloc(self, requested: int, stream: int = 0, pool: int = 0) -> Block | None:
+    def malloc(self, requested: int, stream: int = 0, pool: int = 0) -> PoolBlock | None:
         """Allocate (``malloc`` and ``alloc_found_block``). None: out of memory.
 
         ``pool`` is the index of the pool that the program has directed this stream to, 0
@@ -168,7 +168,7 @@ class Simulator:
             and not owner.no_split
         ):
             rest = block
-            block = Block(rest.address, size, free_list, self._next_order())
+            block = PoolBlock(rest.address, size, free_list, self._next_order())
             block.expandable = rest.expandable
             prev = block.prev = rest.prev
             if prev is not None:
@@ -195,7 +195,7 @@ class Simulator:
             self.listener(_ALLOC, block.address, requested, stream, owner.index)
         return block
 
-    def free(self, block: Block) -> None:
+    def free(self, block: PoolBlock) -> None:
         """Free an allocated block (``free``): at once, or when the streams that used it are
         done. Raises InternalError for a block that is not allocated."""
         self.request_free(block)
@@ -206,7 +206,7 @@ class Simulator:
         else:
             self._insert_events(block)
 
-    def request_free(self, block: Block) -> None:
+    def request_free(self, block: PoolBlock) -> None:
         """The first half of a free: the owner is done with the block."""
         if not block.allocated:
             raise InternalError(f"{block!r} is not allocated")
@@ -214,7 +214,7 @@ class Simulator:
         self.allocated -= block.size
         self._tell(_FREE_REQUESTED, block)
 
-    def complete(self, block: Block) -> None:
+    def complete(self, block: PoolBlock) -> None:
         """The second half of a free (``free_block``): merge with the free neighbours and
         return to the free list."""
         if self.listener is not None:
@@ -253,7 +253,7 @@ class Simulator:
         insort(keys, key)
         blocks[key] = block
 
-    def record_stream(self, block: Block, stream: int) -> None:
+    def record_stream(self, block: PoolBlock, stream: int) -> None:
         """Another stream uses the block (``recordStream``); its own stream is ignored."""
         if stream == block.free_list.stream:
             return
@@ -269,7 +269,7 @@ class Simulator:
 
     # -- searching --------------------------------------------------------------------------
 
-    def search(self, free_list: FreeList, size: int, growable: bool) -> Block | None:
+    def search(self, free_list: FreeList, size: int, growable: bool) -> PoolBlock | None:
         """Take the best fitting free block (``get_free_block``); None where there is none,
         or where the one candidate is refused by the split limits."""
         if self.gc_enabled:
@@ -279,7 +279,7 @@ class Simulator:
             free_list.remove(block)
         return block
 
-    def find(self, free_list: FreeList, size: int, growable: bool) -> Block | None:
+    def find(self, free_list: FreeList, size: int, growable: bool) -> PoolBlock | None:
         """What `search` would take, left where it is."""
         keys = free_list.keys
         at = bisect_left(keys, size << KEY_SHIFT)
@@ -299,7 +299,7 @@ class Simulator:
             return None
         return block
 
-    def _miss(self, free_list: FreeList, size: int) -> Block | None:
+    def _miss(self, free_list: FreeList, size: int) -> PoolBlock | None:
         """No cached block fits: torch's ladder, in order. None: out of memory.
 
         Free-memory callbacks are not simulated: torch registers none that free memory of
@@ -340,7 +340,7 @@ class Simulator:
         """All cached memory may be released unless a capture is underway."""
         return not self.captures
 
-    def _overflow(self, free_list: FreeList, size: int) -> Block | None:
+    def _overflow(self, free_list: FreeList, size: int) -> PoolBlock | None:
         """A cached block of a pool marked ``use_on_oom`` (``try_mempool_fallback``)."""
         for owner in self.pools.values():
             if owner.use_on_oom and owner.index != 0:
@@ -350,7 +350,7 @@ class Simulator:
                     return block
         return None
 
-    def _new_segment(self, free_list: FreeList, size: int) -> Block | None:
+    def _new_segment(self, free_list: FreeList, size: int) -> PoolBlock | None:
         """Memory from the driver (``alloc_block``): a block not in any free list."""
         wanted = allocation_size(size, self.settings.large_segment_size)
         if self.allowed_maximum is not None and self.reserved + wanted > self.allowed_maximum:
@@ -361,7 +361,7 @@ class Simulator:
         address = self.driver.allocate(wanted, free_list.stream, owner.index)
         if address is None:
             return None
-        block = Block(address, wanted, free_list, self._next_order())
+        block = PoolBlock(address, wanted, free_list, self._next_order())
         self.segments_alive += 1
         self.device_allocs += 1
         self.grow(wanted)
@@ -400,7 +400,7 @@ class Simulator:
         (``synchronize_and_free_events``)."""
         self._insert_deferred()
         for stream in list(self._queues):
-            kept: deque[tuple[int, Block]] = deque()
+            kept: deque[tuple[int, PoolBlock]] = deque()
             for ticket, block in self._queues[stream]:
                 if owner is not None and block.free_list.pool.owner is not owner:
                     kept.append((ticket, block))
@@ -411,12 +411,12 @@ class Simulator:
             else:
                 del self._queues[stream]
 
-    def _event_done(self, block: Block) -> None:
+    def _event_done(self, block: PoolBlock) -> None:
         block.events -= 1
         if block.events == 0:
             self.complete(block)
 
-    def _insert_events(self, block: Block) -> None:
+    def _insert_events(self, block: PoolBlock) -> None:
         """An event on every stream that used the block (``insert_events``)."""
         streams = sorted(block.stream_uses or ())
         block.stream_uses = None
@@ -490,7 +490,7 @@ class Simulator:
         self.orders += 1
         return self.orders
 
-    def _tell(self, action: int, block: Block) -> None:
+    def _tell(self, action: int, block: PoolBlock) -> None:
         if self.listener is not None:
             free_list = block.free_list
             self.listener(

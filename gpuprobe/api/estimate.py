@@ -166,7 +166,7 @@ def _estimate(
     taps = []
     for device in machine.devices:
         tap = TraceRecorder(device.sim, listen=False)
-        device.listeners.append(tap.heard)
+        device.listeners.append(tap.on_event)
         taps.append(tap)
     environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks)} if ranks > 1 else {}
     with scratch_recording() as path:

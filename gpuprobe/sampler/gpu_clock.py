@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.sampler.timeline import Segment
+from gpuprobe.sampler.timeline import PhaseSpan
 
 __all__ = ["BEHIND", "Event", "GpuClock"]
 
@@ -53,7 +53,7 @@ class GpuClock:
         """
         self._make = make
         self._usable = usable
-        self._waiting: deque[tuple[list[Segment], Finish]] = deque()
+        self._waiting: deque[tuple[list[PhaseSpan], Finish]] = deque()
 
     @classmethod
     def of_torch(cls) -> GpuClock | None:
@@ -101,11 +101,11 @@ class GpuClock:
             return None
         return event
 
-    def when_over(self, segments: list[Segment], finish: Finish) -> None:
-        """Call ``finish`` with the time of each of these segments on the GPU (ns), at once or at
+    def when_over(self, spans: list[PhaseSpan], finish: Finish) -> None:
+        """Call ``finish`` with the time of each of these spans on the GPU (ns), at once or at
         a later call, in order.
         """
-        self._waiting.append((segments, finish))
+        self._waiting.append((spans, finish))
         self._settle(BEHIND)
 
     def end(self, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -121,29 +121,29 @@ class GpuClock:
         """Finish the steps that are over, and those that make it more than ``most``."""
         usable = self._may()
         while self._waiting:
-            segments, finish = self._waiting[0]
-            over = _over(segments, usable)
+            spans, finish = self._waiting[0]
+            over = _over(spans, usable)
             if not over and len(self._waiting) <= most:
                 return
             self._waiting.popleft()
-            finish([_span(segment) if over else _NOT_OVER for segment in segments])
+            finish([_span(span) if over else _NOT_OVER for span in spans])
 
 
-def _over(segments: list[Segment], usable: bool) -> bool:
+def _over(spans: list[PhaseSpan], usable: bool) -> bool:
     """Whether the GPU has come to the end. A GPU in error has: it does nothing any more; and
     where no event was recorded there is none to come to.
     """
-    for segment in reversed(segments):
-        if segment.end.gpu is not None:
+    for span in reversed(spans):
+        if span.end.gpu is not None:
             try:
-                return usable and bool(segment.end.gpu.query())
+                return usable and bool(span.end.gpu.query())
             except RuntimeError:
                 return True
     return True
 
 
-def _span(segment: Segment) -> int | Unavailable:
-    start, end = segment.start.gpu, segment.end.gpu
+def _span(span: PhaseSpan) -> int | Unavailable:
+    start, end = span.start.gpu, span.end.gpu
     if start is None or end is None:
         return _NO_EVENT
     if start.stream != end.stream:

@@ -23,10 +23,10 @@ from gpuprobe.sampler import environment
 from gpuprobe.sampler.base import Sink
 from gpuprobe.sampler.hooks.wrapping import in_context
 from gpuprobe.sampler.interruptions import from_program
-from gpuprobe.sampler.sources import HostMemory, Reader
-from gpuprobe.sampler.step_end import StepEnd
-from gpuprobe.sampler.stepping import Primary, Running
-from gpuprobe.sampler.timeline import MANY_PHASES, OTHER, Segment, Timeline, counters_rose
+from gpuprobe.sampler.optimizer_calls import OptimizerCalls, StepOwner
+from gpuprobe.sampler.sources import HostMemory, MarkReader
+from gpuprobe.sampler.step_writer import StepWriter
+from gpuprobe.sampler.timeline import MANY_PHASES, OTHER, PhaseSpan, PhaseTimeline, counters_rose
 from gpuprobe.sampler.tracing.traces import Traces, chosen_steps, exact_peak
 
 __all__ = ["LEVELS", "Recorder", "program_error"]
@@ -60,7 +60,7 @@ def _guarded(method: _F) -> _F:
         if threading.get_ident() != self._thread and not self._in_backward():
             return None
         try:
-            with self._unheard():
+            with self._no_torch_function():
                 return method(self, *args, **kwargs)
         except Exception as error:
             if from_program(error):
@@ -121,12 +121,12 @@ class Recorder:
         self._faults: list[str] = []
         self._lost_writes = 0
         self._host: HostMemory | None = None
-        self._timeline: Any = None  # a Timeline from __enter__ on
+        self._timeline: Any = None  # a PhaseTimeline from __enter__ on
         self._finished = self._stopped = False
         self._error: BaseException | None = None  # what ended the program
         self._hooks: Any = None
-        self._extras: Any = None  # Extras, from __enter__ on
-        self._step_end: Any = None  # a StepEnd, from __enter__ on
+        self._per_step: Any = None  # PerStep, from __enter__ on
+        self._step_writer: Any = None  # a StepWriter, from __enter__ on
         self._traces = Traces(
             sink, self._write, convert, chosen_steps(trace_steps) if trace_steps else None
         )
@@ -134,16 +134,16 @@ class Recorder:
         self._index = 0
         self._manual = False
         self._in_step = False
-        self._running = Running()
+        self._optimizer_calls = OptimizerCalls()
         self._infer_forward = False
         self._out_of_memory = False
         self._engine = 0  # of backward passes inside one another (checkpointing)
         self._in_engine: Callable[[], bool] = lambda: False  # of torch, from __enter__ on
-        self._unheard: Callable[[], AbstractContextManager[Any]] = nullcontext  # likewise
+        self._no_torch_function: Callable[[], AbstractContextManager[Any]] = nullcontext  # likewise
         self._recomputes: list[bool] = []  # checkpoints being run again, and whether it goes on
-        self._last: list[Segment] = []
+        self._last: list[PhaseSpan] = []
         self._last_traces: tuple[str, ...] = ()
-        self._primary = Primary()
+        self._step_owner = StepOwner()
         self._seen_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     # -- life
@@ -159,18 +159,18 @@ class Recorder:
 
         self._thread = threading.get_ident()
         self._in_engine = in_engine
-        self._unheard = torch._C.DisableTorchFunction
-        self._step_end = StepEnd(self._sink, self._write, self._traces, self._fault)
+        self._no_torch_function = torch._C.DisableTorchFunction
+        self._step_writer = StepWriter(self._sink, self._write, self._traces, self._fault)
         # device_count asks NVML, where it can: it creates no context and blocks no fork.
         cuda = torch.version.cuda is not None and torch.cuda.device_count() > 0
         self._host = HostMemory()
-        reader = Reader([], self._host)
+        reader = MarkReader([], self._host)
         virtual = False
         devices: tuple[str, ...] = ("cpu",)
         if cuda:
-            virtual = not self._step_end.read_cuda(reader)
+            virtual = not self._step_writer.read_cuda(reader)
             devices = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
-        self._timeline = Timeline(reader)
+        self._timeline = PhaseTimeline(reader)
         self._sink.session(
             environment.session(self._argv, self._level, devices, virtual=virtual),
             environment.describe(),
@@ -180,7 +180,7 @@ class Recorder:
             self._traces.start_cuda()
         _forget_in_children(self)
         try:
-            with self._unheard():
+            with self._no_torch_function():
                 self._start_watching(reader, cuda=cuda)
         except Exception as error:
             if from_program(error):
@@ -188,15 +188,15 @@ class Recorder:
             self._fault(error)
         return self
 
-    def _start_watching(self, reader: Reader, *, cuda: bool) -> None:
-        from gpuprobe.sampler.hooks.extras import Extras
+    def _start_watching(self, reader: MarkReader, *, cuda: bool) -> None:
+        from gpuprobe.sampler.hooks.per_step import PerStep
         from gpuprobe.sampler.hooks.torch_hooks import Hooks
 
         if self._level == "trace" and not cuda:
             reader.sources.append(self._traces.start_cpu(self._timeline, self._fault))
             self._timeline.restart()
-        self._extras = Extras(lambda spot: self._blind((spot,)))
-        self._extras.collectives.install()
+        self._per_step = PerStep(lambda spot: self._blind((spot,)))
+        self._per_step.collectives.install()
         self._hooks = Hooks(self, self._given)
         self._hooks.install(every_module=self._traces.on)
         if self._given is not None:
@@ -238,8 +238,8 @@ class Recorder:
                 self._end_of_session(error)
             if self._active:
                 self._write_waiting()
-            if self._step_end is not None:
-                self._faults += self._step_end.finish()
+            if self._step_writer is not None:
+                self._faults += self._step_writer.finish()
         finally:  # a signal handler of the program's may raise meanwhile
             self._uninstall()
 
@@ -320,7 +320,7 @@ class Recorder:
 
     def _forget_raised(self) -> None:
         """Leave the optimizer phase, where an exception ended it."""
-        if self._running.forget_raised():
+        if self._optimizer_calls.forget_raised():
             self._timeline.leave()
 
     @_guarded
@@ -353,19 +353,19 @@ class Recorder:
 
     @_guarded
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._extras.placement.wanted:
-            self._extras.placement.inputs((*args, *kwargs.values()))
+        if self._per_step.placement.wanted:
+            self._per_step.placement.inputs((*args, *kwargs.values()))
         if self._traces.modules is not None:
             self._traces.modules.mark_inputs(args)
             self._traces.modules.mark_inputs(kwargs.values())
 
     @_guarded
     def loaded(self, batch: Any) -> None:
-        self._extras.placement.batch(batch)
+        self._per_step.placement.batch(batch)
 
     @_guarded
     def forward_done(self, module: Any) -> None:
-        self._extras.collectives.forward_done(module)
+        self._per_step.collectives.forward_done(module)
 
     @_guarded
     def found_models(self, models: list[Any]) -> None:
@@ -397,7 +397,12 @@ class Recorder:
     def optimizer_begins(self, optimizer: Any, caller: FrameType) -> None:
         mine = self._active and os.getpid() == self._pid
         # Whoever trains is who is watched; where a hook steps it, whoever runs backward().
-        if mine and not self._primary.known and not self._running and not self._in_backward():
+        if (
+            mine
+            and not self._step_owner.known
+            and not self._optimizer_calls
+            and not self._in_backward()
+        ):
             if self._traces.cpu is not None and threading.get_ident() != self._thread:
                 self._blind((_OTHER_THREAD,))
             self._thread = threading.get_ident()
@@ -406,25 +411,25 @@ class Recorder:
     @_guarded
     def _optimizer_begins(self, optimizer: Any, caller: FrameType) -> None:
         self._forget_raised()
-        self._running.begin(caller)
+        self._optimizer_calls.begin(caller)
         if optimizer not in self._seen_optimizers:
             self._seen_optimizers.add(optimizer)
             self._optimizers.add(optimizer)
             self._hooks.look_again()
-        if len(self._running) == 1:
+        if len(self._optimizer_calls) == 1:
             self._timeline.enter("optimizer")
             if self._traces.cpu is not None:  # gradients may be gone when the step ends
                 self._traces.cpu.mark_known(self._walk())
 
     @_guarded
     def optimizer_ends(self, optimizer: Any) -> None:
-        self._running.end()
-        if self._running:
+        self._optimizer_calls.end()
+        if self._optimizer_calls:
             return
         if self._manual:
             self._timeline.leave()
             return
-        if self._primary.amends(optimizer, last=bool(self._last)):
+        if self._step_owner.amends(optimizer, last=bool(self._last)):
             self._index -= 1
         else:
             self._last, self._last_traces = [], ()
@@ -467,15 +472,15 @@ class Recorder:
         """End the step here (``leave``: and its last phase), and write it, together with what an
         earlier record of it had.
         """
-        segments = self._last + self._timeline.cut(leave=leave)
+        spans = self._last + self._timeline.cut(leave=leave)
         if self._timeline.overflowed:
             self._timeline.overflowed = False
             self._blind((MANY_PHASES,))
         living = self._living()
-        calls, placed = self._extras.take(self._index, living)
-        traces = self._step_end.write(
+        calls, placed = self._per_step.take(self._index, living)
+        traces = self._step_writer.write(
             self._index,
-            segments,
+            spans,
             living,
             self._optimizers,
             earlier_traces=self._last_traces,
@@ -485,7 +490,7 @@ class Recorder:
             collectives=calls,
             placement=placed,
         )
-        self._last, self._last_traces = segments, traces
+        self._last, self._last_traces = spans, traces
         self._index += 1
         self._traces.begin_step(self._index)
         self._timeline.restart()  # our own work is nobody's phase
@@ -510,15 +515,15 @@ class Recorder:
 
     def _tail_matters(self) -> bool:
         """Whether anything happened after the last step: evaluation, say, or a new peak."""
-        segments = self._timeline.cut()
-        self._timeline.put_back(segments)
+        spans = self._timeline.cut()
+        self._timeline.put_back(spans)
         # The last thing a DataLoader does is to say that there is no more; and a forward phase
         # that is only inferred always follows an optimizer.
         idle = {OTHER, "data"} | ({"forward"} if self._infer_forward else set())
         return (
-            exact_peak(segments) > self._traces.peak
-            or counters_rose(segments[0].start, segments[-1].end)
-            or any(s.path not in idle for s in segments)
+            exact_peak(spans) > self._traces.peak
+            or counters_rose(spans[0].start, spans[-1].end)
+            or any(s.path not in idle for s in spans)
         )
 
     # -- starting and stopping
@@ -533,8 +538,8 @@ class Recorder:
         try:
             if self._hooks is not None:
                 self._hooks.remove()
-            if self._extras is not None:
-                self._extras.collectives.remove()
+            if self._per_step is not None:
+                self._per_step.collectives.remove()
             if not self._traces.stop():
                 self._faults.append("the dispatch mode stays: another mode lies above it")
         except Exception as error:  # noqa: BLE001 - leaving must not end the program either
@@ -554,8 +559,8 @@ class Recorder:
         # The hooks stay, and do nothing, until `stop`: this may be inside one of them, or another
         # thread, while torch goes through the very list that they are in.
         self._active = False
-        if self._extras is not None:
-            self._extras.collectives.active = False
+        if self._per_step is not None:
+            self._per_step.collectives.active = False
         self._traces.pause()
         self._say(f"gpuprobe stopped recording, the program goes on: {text}")
 

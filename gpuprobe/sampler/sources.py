@@ -14,7 +14,7 @@ from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.sampler.base import AtEnd, DeviceMark, Mark, MemorySource
 from gpuprobe.sampler.interruptions import from_program
 
-__all__ = ["CudaCounters", "DeviceUse", "HostMemory", "Reader"]
+__all__ = ["CudaCounters", "DeviceUse", "HostMemory", "MarkReader"]
 
 _NOT_COUNTED = Unavailable("this torch does not count it", ReadStatus.UNSUPPORTED)
 
@@ -206,7 +206,7 @@ class DeviceUse:
             return Unavailable(f"cudaMemGetInfo: {str(error).splitlines()[0]}", ReadStatus.ERROR)
 
 
-class Reader:
+class MarkReader:
     """Reads a `Mark`: the clock, the host, and every memory source."""
 
     def __init__(

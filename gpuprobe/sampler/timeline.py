@@ -1,7 +1,7 @@
 """The phases of a step: a stack of names, and a mark at every change. Pure code, no torch.
 
-The time of a step is cut into segments, one from each mark to the next, each under one phase
-path. Segments cover the step without gaps, so the durations of the phases of depth one sum to
+The time of a step is cut into spans, one from each mark to the next, each under one phase
+path. Spans cover the step without gaps, so the durations of the phases of depth one sum to
 the step's.
 """
 
@@ -26,7 +26,15 @@ from gpuprobe.model.run.session import (
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.sampler.base import AtEnd, DeviceMark, Mark
 
-__all__ = ["MANY_PHASES", "OTHER", "SETUP", "Segment", "Timeline", "assemble", "counters_rose"]
+__all__ = [
+    "MANY_PHASES",
+    "OTHER",
+    "SETUP",
+    "PhaseSpan",
+    "PhaseTimeline",
+    "assemble",
+    "counters_rose",
+]
 
 _NO_GPU_TIME = Unavailable("not collected")  # as by default: it takes no room in a recording
 
@@ -34,8 +42,8 @@ OTHER = "other"
 """The phase of time that no hook and no user phase claims."""
 
 MOST = 50_000
-"""Segments of one step that are told apart; they take some 20 MB. A program that evaluates for
-hours without a training step makes more: the rest of such a step is one segment of phase `OTHER`.
+"""Spans of one step that are told apart; they take some 20 MB. A program that evaluates for
+hours without a training step makes more: the rest of such a step is one span of phase `OTHER`.
 """
 
 MANY_PHASES = BlindSpot(
@@ -51,7 +59,7 @@ HOST_RISE = 16 * 1024 * 1024
 """Bytes by which the peak of resident memory must rise for `counters_rose`."""
 
 
-class Segment(NamedTuple):
+class PhaseSpan(NamedTuple):
     """A stretch of time in one phase, between two marks."""
 
     path: str
@@ -68,8 +76,8 @@ class _Level:
         self.again = 0  # how often it was entered again while it was on
 
 
-class Timeline:
-    """Turns phase changes into segments.
+class PhaseTimeline:
+    """Turns phase changes into spans.
 
     A *sticky* phase goes on after it was left, until the next one begins: the forward phase
     ends where the backward pass starts, not where the model returned (the loss is part of it).
@@ -81,9 +89,9 @@ class Timeline:
         self._rest = SETUP
         self._mark = read()
         self.started_ns = self._mark.time_ns
-        self._segments: list[Segment] = []
+        self._spans: list[PhaseSpan] = []
         self.overflowed = False
-        """Whether a step had more than `MOST` segments."""
+        """Whether a step had more than `MOST` spans."""
         self.path = SETUP
         """The phase that is on now. An attribute: it is read at every allocation."""
 
@@ -119,8 +127,8 @@ class Timeline:
             self._stack.pop()
         self._renew()
 
-    def cut(self, *, leave: bool = False) -> list[Segment]:
-        """End the current segment here; return all segments since the last cut.
+    def cut(self, *, leave: bool = False) -> list[PhaseSpan]:
+        """End the current span here; return all spans since the last cut.
 
         ``leave``: the innermost phase ends here too, at the same mark.
         """
@@ -134,8 +142,8 @@ class Timeline:
             else:
                 self._stack.pop()
         self._renew()
-        segments, self._segments = self._segments, []
-        return segments
+        spans, self._spans = self._spans, []
+        return spans
 
     def skip(self) -> None:
         """Forget the time since the last cut: it belongs to no step."""
@@ -143,12 +151,12 @@ class Timeline:
         self._rest = OTHER
         self._renew()
 
-    def put_back(self, segments: list[Segment]) -> None:
-        """Undo a `cut`: these segments are still to be counted."""
-        self._segments[:0] = segments
+    def put_back(self, spans: list[PhaseSpan]) -> None:
+        """Undo a `cut`: these spans are still to be counted."""
+        self._spans[:0] = spans
 
     def restart(self) -> None:
-        """Take a new mark without a segment: what happened since the last one is not counted."""
+        """Take a new mark without a span: what happened since the last one is not counted."""
         self._mark = self._read()
 
     @property
@@ -161,15 +169,15 @@ class Timeline:
 
     def _close(self) -> None:
         mark = self._read()
-        segments = self._segments
-        if len(segments) < MOST:
-            segments.append(Segment(self.path, self._mark, mark))
-        elif len(segments) == MOST:
+        spans = self._spans
+        if len(spans) < MOST:
+            spans.append(PhaseSpan(self.path, self._mark, mark))
+        elif len(spans) == MOST:
             self.overflowed = True
-            segments.append(Segment(OTHER, self._mark, mark))
+            spans.append(PhaseSpan(OTHER, self._mark, mark))
         else:
-            last = segments[-1]
-            segments[-1] = last._replace(end=_with_peaks(mark, last.end))
+            last = spans[-1]
+            spans[-1] = last._replace(end=_with_peaks(mark, last.end))
         self._mark = mark
 
 
@@ -187,7 +195,7 @@ def _with_peaks(mark: Mark, earlier: Mark) -> Mark:
 
 
 class _Window:
-    """One device over several segments."""
+    """One device over several spans."""
 
     __slots__ = ("activity", "end", "peak_allocated", "peak_reserved", "start")
 
@@ -217,7 +225,7 @@ class _Window:
         self.activity = _activity_sum(self.activity, start.activity, end.activity)
 
     def done(self) -> DeviceWindow:
-        unknown = Unavailable("no segment")
+        unknown = Unavailable("no span")
         return DeviceWindow(
             device=self.start.device,
             start=self.start.counts,
@@ -305,7 +313,7 @@ def _rise(before: int, after: int) -> int:
 
 
 class _Sum:
-    """Everything of one phase path (or of the whole step) over several segments."""
+    """Everything of one phase path (or of the whole step) over several spans."""
 
     __slots__ = (
         "devices",
@@ -328,17 +336,17 @@ class _Sum:
         self.rss_peak: Peak | Unavailable | None = None
         self.gpu_ns: int | Unavailable = 0
 
-    def add(self, segment: Segment, gpu_ns: int | Unavailable) -> None:
-        start, end = segment.start, segment.end
+    def add(self, span: PhaseSpan, gpu_ns: int | Unavailable) -> None:
+        start, end = span.start, span.end
         self.duration += end.time_ns - start.time_ns
         if not isinstance(self.gpu_ns, Unavailable):
             self.gpu_ns = gpu_ns if isinstance(gpu_ns, Unavailable) else self.gpu_ns + gpu_ns
-        if self.previous_end is not start:  # a child's segments follow without a gap
+        if self.previous_end is not start:  # a child's spans follow without a gap
             self.entries += 1
         self.previous_end = self.last = end
         started = {mark.device: mark for mark in start.devices}
         for mark in end.devices:
-            # A device that was first used in this segment starts from nothing.
+            # A device that was first used in this span starts from nothing.
             before = started.get(mark.device) or _untouched(mark)
             window = self.devices.get(mark.device)
             if window is None:
@@ -354,7 +362,7 @@ class _Sum:
         return HostWindow(
             rss_start=_bytes(self.first.rss),
             rss_end=_bytes(self.last.rss),
-            rss_peak=Unavailable("no segment") if self.rss_peak is None else self.rss_peak,
+            rss_peak=Unavailable("no span") if self.rss_peak is None else self.rss_peak,
         )
 
 
@@ -376,7 +384,7 @@ def _untouched(mark: DeviceMark) -> DeviceMark:
 
 def assemble(
     index: int,
-    segments: list[Segment],
+    spans: list[PhaseSpan],
     *,
     origin_ns: int,
     gpu_ns: Sequence[int | Unavailable] = (),
@@ -387,23 +395,23 @@ def assemble(
     ended_by: str = "optimizer",
     at_end: AtEnd | None = None,
 ) -> Step:
-    """Build a step from its segments (at least one). ``origin_ns``: the session's start.
-    ``gpu_ns``: the time of each segment on the GPU; without it that is not collected.
+    """Build a step from its spans (at least one). ``origin_ns``: the session's start.
+    ``gpu_ns``: the time of each span on the GPU; without it that is not collected.
     ``at_end``: what was read once, when the step had ended.
     """
-    whole = _Sum(segments[0].start)
+    whole = _Sum(spans[0].start)
     phases: dict[str, _Sum] = {}
-    for segment, spent in zip(segments, gpu_ns or repeat(_NO_GPU_TIME)):  # noqa: B905 - endless
-        whole.add(segment, spent)
-        path = segment.path
+    for span, spent in zip(spans, gpu_ns or repeat(_NO_GPU_TIME)):  # noqa: B905 - endless
+        whole.add(span, spent)
+        path = span.path
         while path:  # the phase itself, then everything that encloses it
             if path not in phases:
-                phases[path] = _Sum(segment.start)
-            phases[path].add(segment, spent)
+                phases[path] = _Sum(span.start)
+            phases[path].add(span, spent)
             path = path.rpartition("/")[0]
     return Step(
         index=index,
-        start_ns=segments[0].start.time_ns - origin_ns,
+        start_ns=spans[0].start.time_ns - origin_ns,
         duration_ns=whole.duration,
         phases=tuple(
             Phase(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from gpuprobe.allocator.blocks import Block
+from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.virtual.device import VirtualDevice
 from gpuprobe.virtual.machine import Machine
 
@@ -52,7 +52,7 @@ class Call:
         self.kwargs = kwargs
         self.result: Any = None
         self.copied = False
-        self._held: list[Block] = []
+        self._held: list[PoolBlock] = []
 
     def argument(self, name: str, default: Any = None) -> Any:
         """An argument by its name in the operator's schema."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gpuprobe.allocator.blocks import Block
+from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.settings import memory_fraction
 from gpuprobe.allocator.simulator import Listener, Simulator
@@ -54,8 +54,8 @@ class VirtualDevice:
         self.sim.listener = self._heard
         self._lock = threading.RLock()
         self._busy = False
-        self._waiting: deque[Block] = deque()
-        self.workspaces: dict[tuple[Any, ...], Block] = {}
+        self._waiting: deque[PoolBlock] = deque()
+        self.workspaces: dict[tuple[Any, ...], PoolBlock] = {}
 
     def _heard(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
         for listener in self.listeners:
@@ -71,7 +71,7 @@ class VirtualDevice:
 
     # -- memory
 
-    def malloc(self, nbytes: int, stream: int = 0) -> Block:
+    def malloc(self, nbytes: int, stream: int = 0) -> PoolBlock:
         """A block of at least ``nbytes`` (> 0) for work on ``stream``. Raises
         torch.OutOfMemoryError where the device is full, with torch's own wording.
         """
@@ -86,7 +86,7 @@ class VirtualDevice:
             raise torch.OutOfMemoryError(self._out_of_memory(nbytes))
         return block
 
-    def free(self, block: Block) -> None:
+    def free(self, block: PoolBlock) -> None:
         """Give a block back. Never raises for a block that `malloc` gave, once."""
         with self._lock:
             if self._busy:  # called by the garbage collector while the allocator runs
@@ -95,7 +95,7 @@ class VirtualDevice:
             self._free(block)
             self._drain()
 
-    def _free(self, block: Block) -> None:
+    def _free(self, block: PoolBlock) -> None:
         self._busy = True
         try:
             self.sim.free(block)
@@ -106,7 +106,7 @@ class VirtualDevice:
         while self._waiting:
             self._free(self._waiting.popleft())
 
-    def record_stream(self, block: Block, stream: int) -> None:
+    def record_stream(self, block: PoolBlock, stream: int) -> None:
         """Another stream uses the block: it is not given to anyone until that work is done."""
         with self._lock:
             self.sim.record_stream(block, stream)

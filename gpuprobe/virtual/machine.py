@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.allocator.blocks import Block
+from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.hazards.observer import HOST, PINNED, Observer
 from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.torch_support.tensors import is_meta, parts
@@ -40,8 +40,8 @@ class Brand(weakref.ref[Any]):
     place: int
     nbytes: int
     stream: int
-    block: Block | None
-    extra: list[Block] | None
+    block: PoolBlock | None
+    extra: list[PoolBlock] | None
     zeroed: int | None
 
 

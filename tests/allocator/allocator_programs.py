@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from gpuprobe.allocator.blocks import Block
+from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.allocator.simulator import Simulator
@@ -57,7 +57,7 @@ class Program:
             tie_by_address=tie_by_address,
         )
         self.recorder = TraceRecorder(self.sim, POOLS)
-        self.held: list[Block] = []
+        self.held: list[PoolBlock] = []
         self.captures = captures
 
     def run(self, steps: int) -> Program:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from gpuprobe.allocator.blocks import Block
+from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.recorder import TraceRecorder
 from gpuprobe.allocator.simulator import Simulator
@@ -42,7 +42,7 @@ def recorded(seed: int, settings: AllocatorSettings, steps: int) -> tuple[Memory
     rng = random.Random(seed)
     sim = Simulator(settings, SimulatedDriver(None, "ascending"))
     recorder = TraceRecorder(sim, POOLS)
-    held: list[Block] = []
+    held: list[PoolBlock] = []
     marks = []
     for _ in range(steps):
         roll = rng.random()

@@ -10,7 +10,7 @@ from shared_files import shared_snapshots
 
 from gpuprobe.analysis.peak.high_water import by_category, high_water, live_at
 from gpuprobe.analysis.trace.categories import categories
-from gpuprobe.analysis.trace.ledger import ledger
+from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.model.memory import Category
 from gpuprobe.model.trace import Annotation
 from gpuprobe.recording.snapshot.load import read_snapshot
@@ -48,11 +48,11 @@ class Training(Script):
 
     def found(self) -> dict[int, str]:
         """Category by requested size: sizes are used once each."""
-        book = ledger(self.trace)
-        rows = range(len(book))
+        ledger = ledger_of(self.trace)
+        rows = range(len(ledger))
         return {
-            book.requested[row]: Category.from_code(code).value
-            for row, code in zip(rows, categories(book, rows), strict=True)
+            ledger.requested[row]: Category.from_code(code).value
+            for row, code in zip(rows, categories(ledger, rows), strict=True)
         }
 
 
@@ -243,8 +243,8 @@ EXPECTED = {
 @pytest.mark.parametrize("name", EXPECTED)
 def test_adamw_holds_two_moments_and_a_gradient_per_parameter(name: str) -> None:
     (trace,) = _traces(SNAPSHOTS[name])
-    book = ledger(trace)
-    mark = live_at(book, book.events - 1)
+    ledger = ledger_of(trace)
+    mark = live_at(ledger, ledger.events - 1)
     count, size = EXPECTED[name]
     requested: dict[str, list[int]] = {}
     for code, asked in zip(mark.category, mark.requested, strict=True):

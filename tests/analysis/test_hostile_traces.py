@@ -13,7 +13,7 @@ from gpuprobe.analysis.peak.flame import flame_tree
 from gpuprobe.analysis.peak.high_water import by_category, by_line, high_water
 from gpuprobe.analysis.peak.oom import oom_reports
 from gpuprobe.analysis.reserved.fragmentation import Fragmentation, fragmentation
-from gpuprobe.analysis.trace.ledger import ledger
+from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.analysis.trace.segments_at import layout_at
 from gpuprobe.analysis.trace.timeline import thin, timeline
 from gpuprobe.errors import DataError
@@ -64,16 +64,16 @@ def test_contradictions_are_survived(
         trace.events.append(action, address, size, time_us=times * time, stack=stacks[stack])
     trace.segments = tuple(segments)
     trace.annotations = (Annotation("START", "Optimizer.step#X.step", 3),) * times
-    book = ledger(trace)
-    mark = high_water(book)
+    ledger = ledger_of(trace)
+    mark = high_water(ledger)
     assert sum(share.bytes for share in by_line(mark)) == mark.allocated
     assert sum(share.bytes for share in by_category(mark)) == mark.allocated
     assert flame_tree(mark).bytes == mark.allocated
-    line = timeline(book)
+    line = timeline(ledger)
     assert max(line.allocated) == mark.allocated
     assert len(thin(line, 8)) <= max(8, len(line))
     for event in (-1, len(events) // 2, len(events) - 1):
-        layout = layout_at(book, event)
+        layout = layout_at(ledger, event)
         if isinstance(layout, Unavailable):
             continue
         account = fragmentation(trace, layout)
@@ -81,9 +81,9 @@ def test_contradictions_are_survived(
             total = account.total
             held = total.requested + total.rounding + total.pending + total.free
             assert held == total.reserved
-    assert len(oom_reports(book)) == sum(action == 8 for action, *_ in events)
-    step_boundaries(book)
-    leaks(book, [len(events) // 3, len(events) // 2, len(events)])
+    assert len(oom_reports(ledger)) == sum(action == 8 for action, *_ in events)
+    step_boundaries(ledger)
+    leaks(ledger, [len(events) // 3, len(events) // 2, len(events)])
 
 
 @pytest.mark.parametrize("where", ["events", "baseline", "segments", "blocks"])
@@ -99,4 +99,4 @@ def test_sizes_beyond_any_device_are_refused(where: str) -> None:
         size = MIB if where == "blocks" else huge
         trace.segments = (Segment(0, 0, size, 0, "large", blocks=blocks),)
     with pytest.raises(DataError, match="more than any device has"):
-        ledger(trace)
+        ledger_of(trace)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shared_files import shared_snapshots
 
 from gpuprobe.analysis.reserved.fragmentation import fragmentation
-from gpuprobe.analysis.trace.ledger import ledger
+from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.analysis.trace.segments_at import layout_at
 from gpuprobe.analysis.trace.timeline import thin, timeline
 from gpuprobe.model.trace import MemoryTrace
@@ -26,8 +26,8 @@ SNAPSHOTS = shared_snapshots()
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 120))
 def test_totals_are_the_allocators_own_at_every_moment(name: str, seed: int, steps: int) -> None:
     trace, marks = recorded(seed, SETTINGS[name], steps)
-    book = ledger(trace)
-    line = timeline(book)
+    ledger = ledger_of(trace)
+    line = timeline(ledger)
     for mark in marks:
         assert line.allocated[mark.events] == mark.allocated
         assert line.active[mark.events] == mark.active
@@ -35,9 +35,9 @@ def test_totals_are_the_allocators_own_at_every_moment(name: str, seed: int, ste
             assert line.reserved[mark.events] == mark.reserved
     assert isinstance(line.reserved, Unavailable) == (not trace.segments)
     # The sizes were worked out by rule: the final layout had nothing to correct.
-    assert book.checks.resized == 0
-    assert book.checks.unlisted == 0
-    assert book.checks.lost == 0
+    assert ledger.checks.resized == 0
+    assert ledger.checks.unlisted == 0
+    assert ledger.checks.lost == 0
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -64,10 +64,10 @@ def test_a_trace_that_begins_late_accounts_for_what_was_there(
     trace = cut(whole, marks[first].events)
     if not trace.segments:
         return  # nothing is known of memory that was gone by the end and never freed in it
-    book = ledger(trace)
-    allocated, active = book.allocated_after(), book.active_after()
+    ledger = ledger_of(trace)
+    allocated, active = ledger.allocated_after(), ledger.active_after()
     # Only a block freed later, with a hole behind it, leaves its slack open: counted.
-    open_bytes = book.checks.assumed_slack * MIB
+    open_bytes = ledger.checks.assumed_slack * MIB
     for mark in marks[first:]:
         index = mark.events - marks[first].events
         assert mark.allocated - open_bytes <= allocated[index] <= mark.allocated
@@ -92,11 +92,11 @@ def test_a_trace_that_makes_no_sense_still_adds_up(
     trace = MemoryTrace("cuda:0", settings=SETTINGS["default"] if by_allocator else None)
     for action, slot, size in rows:
         trace.events.append(action, 0x1000 + slot * MIB, size)
-    book = ledger(trace)
-    allocated, active = book.allocated_after(), book.active_after()
+    ledger = ledger_of(trace)
+    allocated, active = ledger.allocated_after(), ledger.active_after()
     assert len(allocated) == len(active) == len(rows) + 1
     for event in (-1, len(rows) - 1):
-        assert allocated[event + 1] == sum(book.size[row] for row in book.alive(event))
+        assert allocated[event + 1] == sum(ledger.size[row] for row in ledger.alive(event))
     assert all(0 <= a <= b for a, b in zip(allocated, active, strict=True))
 
 
@@ -106,19 +106,19 @@ def test_the_cpu_has_neither_rounding_nor_pairs_of_frees() -> None:
     new = script.alloc(13)
     script.free(old, both=False)
     script.free(new)
-    book = ledger(script.trace)
-    assert list(book.allocated_after()) == [1001, 1014, 13, 0, 0]
-    assert list(book.active_after()) == [1001, 1014, 13, 13, 0]
-    assert isinstance(timeline(book).reserved, Unavailable)
+    ledger = ledger_of(script.trace)
+    assert list(ledger.allocated_after()) == [1001, 1014, 13, 0, 0]
+    assert list(ledger.active_after()) == [1001, 1014, 13, 13, 0]
+    assert isinstance(timeline(ledger).reserved, Unavailable)
 
 
 def test_an_address_given_out_again_ends_the_block_that_had_it() -> None:
     script = Script("cpu")
     script.alloc(100, address=64)
     script.alloc(30, address=64)
-    book = ledger(script.trace)
-    assert list(book.allocated_after()) == [0, 100, 30]
-    assert book.checks.implied_frees == 1
+    ledger = ledger_of(script.trace)
+    assert list(ledger.allocated_after()) == [0, 100, 30]
+    assert ledger.checks.implied_frees == 1
 
 
 @settings(max_examples=60, deadline=None)
@@ -141,17 +141,17 @@ def test_a_thinned_timeline_keeps_every_extreme(seed: int, points: int) -> None:
 @pytest.mark.parametrize("path", SNAPSHOTS, ids=lambda path: path.stem)
 def test_real_snapshots_end_at_their_segments_totals(path) -> None:  # type: ignore[no-untyped-def]
     for trace in read_snapshot(path).ranks[0].load_traces():
-        book = ledger(trace)
-        assert (book.checks.resized, book.checks.lost, book.checks.assumed_slack) == (0, 0, 0)
-        line = timeline(book)
+        ledger = ledger_of(trace)
+        assert (ledger.checks.resized, ledger.checks.lost, ledger.checks.assumed_slack) == (0, 0, 0)
+        line = timeline(ledger)
         assert line.allocated[-1] == sum(s.allocated_size for s in trace.segments)
         assert not isinstance(line.reserved, Unavailable)
         assert all(a <= r for a, r in zip(line.active, line.reserved, strict=True))
-        end = layout_at(book, book.events - 1)
+        end = layout_at(ledger, ledger.events - 1)
         assert not isinstance(end, Unavailable)
         assert layout(end) == layout(trace.segments)
         peak = line.allocated.index(max(line.allocated)) - 1
-        at_peak = layout_at(book, peak)
+        at_peak = layout_at(ledger, peak)
         assert not isinstance(at_peak, Unavailable)
         account = fragmentation(trace, at_peak, moment="peak")
         assert not isinstance(account, Unavailable)

@@ -10,7 +10,7 @@ from report_builders import recording, step, trace
 from gpuprobe.analysis.peak.flame import FlameNode
 from gpuprobe.analysis.peak.high_water import by_category, by_module, high_water
 from gpuprobe.analysis.peak.tree import category_tree, module_tree, pruned
-from gpuprobe.analysis.trace.ledger import ledger
+from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.analysis.trace.timeline import timeline
 from gpuprobe.analysis.trace.tracks import Track, bands, spans, tracks
 from gpuprobe.model.memory import Category
@@ -26,10 +26,10 @@ def program(seed: int, steps: int) -> MemoryTrace:
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 120), st.data())
 def test_bands_sum_to_allocated_at_any_points(seed: int, steps: int, data: st.DataObject) -> None:
-    book = ledger(program(seed, steps))
-    points = sorted(data.draw(st.sets(st.integers(-1, book.events - 1), min_size=1)))
-    totals = timeline(book).allocated
-    found = bands(book, points)
+    ledger = ledger_of(program(seed, steps))
+    points = sorted(data.draw(st.sets(st.integers(-1, ledger.events - 1), min_size=1)))
+    totals = timeline(ledger).allocated
+    found = bands(ledger, points)
     for index, event in enumerate(points):
         assert sum(column[index] for column in found.values()) == totals[event + 1]
 
@@ -37,9 +37,9 @@ def test_bands_sum_to_allocated_at_any_points(seed: int, steps: int, data: st.Da
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1000), st.integers(20, 150), st.integers(8, 60))
 def test_a_thinned_track_keeps_extremes_and_bands(seed: int, steps: int, points: int) -> None:
-    book = ledger(program(seed, steps))
+    ledger = ledger_of(program(seed, steps))
     track = Track(0, "cuda:0")
-    track.add(book, 10**9)
+    track.add(ledger, 10**9)
     assert track.complete
     whole = list(track.allocated)
     reserved = track.reserved
@@ -87,12 +87,12 @@ def test_tracks_that_are_left_out_are_named() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 100))
 def test_phases_by_the_stacks_do_not_overlap(seed: int, steps: int) -> None:
-    book = ledger(program(seed, steps))
-    found, source = spans(book)
+    ledger = ledger_of(program(seed, steps))
+    found, source = spans(ledger)
     assert source in ("recorded", "stacks", "")
     end = 0
     for span in found:
-        assert end <= span.first < span.end <= book.events + 1
+        assert end <= span.first < span.end <= ledger.events + 1
         end = span.end
 
 
@@ -156,7 +156,7 @@ def test_pruning_takes_deep_trees() -> None:
 def test_curves_are_thinned_until_they_fit(seed: int) -> None:
     track = Track(0, "cuda:0")
     for _ in range(8):
-        track.add(ledger(recorded(seed, AllocatorSettings(), 150)[0]), 10**9)
+        track.add(ledger_of(recorded(seed, AllocatorSettings(), 150)[0]), 10**9)
     highest, before = max(track.allocated), len(track)
     (whole,) = track_data([track])
     assert whole["complete"]

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_strategies import UNDECODABLE, memory_traces, same_trace
 
-from gpuprobe.analysis.trace.ledger import ledger
+from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.errors import DataError, UnsupportedSchema
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import Frame, MemoryTrace
@@ -66,8 +66,8 @@ def test_a_step_that_did_nothing_but_fail_keeps_its_rows() -> None:
         trace.events.append(TraceAction.OOM.code, 0, 6 << 30, device_free=1 << 20)
     back = chunks.decode_chunk(chunks.encode_chunk(trace), "chunk")
     assert list(back.events.address) == [0, 0]
-    book = ledger(back)
-    assert (book.events, book.made, len(book)) == (2, 0, 1)
+    ledger = ledger_of(back)
+    assert (ledger.events, ledger.made, len(ledger)) == (2, 0, 1)
 
 
 def test_file_names_that_are_not_utf8() -> None:

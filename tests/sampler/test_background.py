@@ -15,7 +15,7 @@ from models import Mlp, seeded, train
 from sinks import KeepingSink
 
 from gpuprobe.model.run.session import Step
-from gpuprobe.sampler import background, step_end
+from gpuprobe.sampler import background, step_writer
 from gpuprobe.sampler.background import Background
 from gpuprobe.sampler.recorder import Recorder
 
@@ -181,7 +181,7 @@ def test_a_disk_that_hangs_holds_up_nobody() -> None:
 
 def test_steps_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "LIMIT", 2)
-    monkeypatch.setattr(step_end, "WRITE_TIMEOUT", 0.0)
+    monkeypatch.setattr(step_writer, "WRITE_TIMEOUT", 0.0)
     sink = Slow()
     model = seeded(Mlp)
     with Recorder(sink):

@@ -19,7 +19,7 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.sampler.gpu_clock import BEHIND, GpuClock
 from gpuprobe.sampler.recorder import Recorder
 from gpuprobe.sampler.sources import DeviceUse
-from gpuprobe.sampler.timeline import Segment, Timeline, assemble
+from gpuprobe.sampler.timeline import PhaseSpan, PhaseTimeline, assemble
 
 
 class Device:
@@ -75,7 +75,9 @@ class Marks:
         return Mark(self.now, 1, 1, (), self.clock.mark())
 
 
-def step_of(device: Device, timeline: Timeline, forward: float, backward: float) -> list[Segment]:
+def step_of(
+    device: Device, timeline: PhaseTimeline, forward: float, backward: float
+) -> list[PhaseSpan]:
     timeline.enter("forward")
     device.queued += forward
     timeline.leave()
@@ -88,11 +90,11 @@ def step_of(device: Device, timeline: Timeline, forward: float, backward: float)
 def test_times_are_those_between_the_same_marks() -> None:
     device = Device()
     clock = clock_of(device)
-    timeline = Timeline(Marks(clock))
-    segments = step_of(device, timeline, 3.0, 5.5)
+    timeline = PhaseTimeline(Marks(clock))
+    spans = step_of(device, timeline, 3.0, 5.5)
     found: list[Step] = []
     clock.when_over(
-        segments, lambda spans: found.append(assemble(0, segments, origin_ns=0, gpu_ns=spans))
+        spans, lambda spans: found.append(assemble(0, spans, origin_ns=0, gpu_ns=spans))
     )
     assert not found  # the GPU has done nothing yet
     device.done = device.queued
@@ -109,12 +111,12 @@ def test_times_are_those_between_the_same_marks() -> None:
 def test_a_host_that_runs_ahead_is_never_made_to_wait() -> None:
     device = Device()
     clock = clock_of(device)
-    timeline = Timeline(Marks(clock))
+    timeline = PhaseTimeline(Marks(clock))
     found: list[tuple[int, bool]] = []
     for index in range(BEHIND + 3):
-        segments = step_of(device, timeline, 1.0, 1.0)
+        spans = step_of(device, timeline, 1.0, 1.0)
         clock.when_over(
-            segments,
+            spans,
             lambda spans, index=index: found.append(
                 (index, not any(isinstance(s, Unavailable) for s in spans))
             ),
@@ -129,7 +131,7 @@ def test_a_gpu_that_never_comes_back_is_given_up(monkeypatch: pytest.MonkeyPatch
     device = Device()
     clock = clock_of(device)
     found: list[Any] = []
-    clock.when_over(step_of(device, Timeline(Marks(clock)), 1.0, 1.0), found.append)
+    clock.when_over(step_of(device, PhaseTimeline(Marks(clock)), 1.0, 1.0), found.append)
     monkeypatch.setattr("gpuprobe.sampler.gpu_clock._END_TIMEOUT", 0.01)
     clock.end()
     (spans,) = found
@@ -139,10 +141,10 @@ def test_a_gpu_that_never_comes_back_is_given_up(monkeypatch: pytest.MonkeyPatch
 def test_a_gpu_in_error_costs_the_times_only() -> None:
     device = Device()
     clock = clock_of(device)
-    segments = step_of(device, Timeline(Marks(clock)), 1.0, 1.0)
+    spans = step_of(device, PhaseTimeline(Marks(clock)), 1.0, 1.0)
     device.failed = True
     found: list[Any] = []
-    clock.when_over(segments, found.append)
+    clock.when_over(spans, found.append)
     (spans,) = found
     assert {span.reason for span in spans} == {
         "not timed: Both events must be recorded on the same device"
@@ -152,7 +154,7 @@ def test_a_gpu_in_error_costs_the_times_only() -> None:
 def test_while_a_graph_is_captured_nothing_is_recorded_and_nothing_asked() -> None:
     device = Device()
     clock = clock_of(device)
-    timeline = Timeline(Marks(clock))
+    timeline = PhaseTimeline(Marks(clock))
     found: list[Any] = []
     before = step_of(device, timeline, 1.0, 1.0)
     device.capturing = True
@@ -171,7 +173,7 @@ def test_marks_on_two_streams_say_nothing() -> None:
     """The second stream may be ahead of the first: the time would be negative."""
     device = Device()
     clock = clock_of(device)
-    timeline = Timeline(Marks(clock))
+    timeline = PhaseTimeline(Marks(clock))
     timeline.enter("forward")
     device.stream, device.queued = 1, -5.0
     timeline.leave()
@@ -191,7 +193,7 @@ def test_a_step_without_events_waits_for_nothing() -> None:
     device = Device()
     clock = GpuClock(device.event, lambda: False)
     found: list[Any] = []
-    clock.when_over(step_of(device, Timeline(Marks(clock)), 1.0, 1.0), found.append)
+    clock.when_over(step_of(device, PhaseTimeline(Marks(clock)), 1.0, 1.0), found.append)
     (spans,) = found
     assert {span.reason for span in spans} == {"no event was recorded here"}
 
@@ -205,7 +207,7 @@ def test_a_gpu_that_answers_nothing_more_costs_no_step() -> None:
         return True
 
     clock = GpuClock(device.event, usable)
-    timeline = Timeline(Marks(clock))
+    timeline = PhaseTimeline(Marks(clock))
     found: list[Any] = []
     clock.when_over(step_of(device, timeline, 1.0, 1.0), found.append)
     device.failed = True

@@ -165,7 +165,7 @@ FAULTS = [
     (recorder.Timeline, "enter"),
     (recorder.Timeline, "leave"),
     (recorder.Timeline, "cut"),
-    (recorder.Reader, "__call__"),
+    (recorder.MarkReader, "__call__"),
     (cpu_trace.CpuTrace, "_see"),
     (cpu_trace.CpuTrace, "_add"),
     (cpu_trace.CpuTrace, "mark_known"),

@@ -14,7 +14,7 @@ from gpuprobe.model.run.session import AllocatorActivity
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.sampler import timeline as timelines
 from gpuprobe.sampler.base import DeviceMark, Mark
-from gpuprobe.sampler.timeline import OTHER, SETUP, Timeline, assemble
+from gpuprobe.sampler.timeline import OTHER, SETUP, PhaseTimeline, assemble
 
 
 @dataclass
@@ -63,7 +63,7 @@ actions = st.lists(
 @given(st.lists(actions, min_size=1, max_size=4))
 def test_phases_cover_every_step_and_peaks_hold(steps: list[list[tuple[str, object]]]) -> None:
     machine = Machine()
-    timeline = Timeline(machine.read)
+    timeline = PhaseTimeline(machine.read)
     origin = timeline.started_ns
     end = origin
     for index, program in enumerate(steps):
@@ -78,13 +78,13 @@ def test_phases_cover_every_step_and_peaks_hold(steps: list[list[tuple[str, obje
                 assert isinstance(argument, int)
                 machine.use(argument)
                 true_peak = max(true_peak, argument)
-        segments = timeline.cut()
-        step = assemble(index, segments, origin_ns=origin)
-        # No gaps, no overlaps: each segment starts at the very mark the last one ended with.
-        assert segments[0].start.time_ns == end
-        for one, two in itertools.pairwise(segments):
+        spans = timeline.cut()
+        step = assemble(index, spans, origin_ns=origin)
+        # No gaps, no overlaps: each span starts at the very mark the last one ended with.
+        assert spans[0].start.time_ns == end
+        for one, two in itertools.pairwise(spans):
             assert one.end is two.start
-        end = segments[-1].end.time_ns
+        end = spans[-1].end.time_ns
         tops = [phase for phase in step.phases if "/" not in phase.path]
         assert sum(phase.duration_ns for phase in tops) == step.duration_ns
         assert step.start_ns + step.duration_ns == end - origin
@@ -102,14 +102,14 @@ def test_phases_cover_every_step_and_peaks_hold(steps: list[list[tuple[str, obje
 
 
 def test_setup_is_what_comes_before_training() -> None:
-    timeline = Timeline(Machine().read)
+    timeline = PhaseTimeline(Machine().read)
     timeline.enter("forward")
     timeline.leave()
-    assert [segment.path for segment in timeline.cut()] == [SETUP, "forward", "other"]
+    assert [span.path for span in timeline.cut()] == [SETUP, "forward", "other"]
 
 
 def test_a_sticky_phase_lasts_until_the_next_one_begins() -> None:
-    timeline = Timeline(Machine().read)
+    timeline = PhaseTimeline(Machine().read)
     timeline.enter("forward")
     timeline.leave(sticky=True)
     assert timeline.path == "forward"
@@ -121,7 +121,7 @@ def test_a_sticky_phase_lasts_until_the_next_one_begins() -> None:
 
 
 def test_a_sticky_phase_ends_with_what_encloses_it() -> None:
-    timeline = Timeline(Machine().read)
+    timeline = PhaseTimeline(Machine().read)
     timeline.enter("mine")
     timeline.enter("forward")
     timeline.leave(sticky=True)
@@ -132,7 +132,7 @@ def test_a_sticky_phase_ends_with_what_encloses_it() -> None:
 def test_a_counter_that_the_program_reset_gives_bounds() -> None:
     machine = Machine()
     machine.use(500)
-    timeline = Timeline(machine.read)
+    timeline = PhaseTimeline(machine.read)
     machine.use(100)
     machine.peak = machine.allocated  # torch.cuda.reset_peak_memory_stats()
     machine.use(300)
@@ -149,7 +149,7 @@ def test_a_device_first_used_in_a_step_starts_from_nothing() -> None:
         mark = machine.read()
         return mark if with_device[0] else mark._replace(devices=())
 
-    timeline = Timeline(read)
+    timeline = PhaseTimeline(read)
     with_device[0] = True
     machine.use(700)
     (window,) = assemble(0, timeline.cut(), origin_ns=0).windows
@@ -164,14 +164,14 @@ def test_what_cannot_be_read_stays_unavailable() -> None:
     def read() -> Mark:
         return Mark(0, reason, reason, ())
 
-    step = assemble(0, Timeline(read).cut(), origin_ns=0)
+    step = assemble(0, PhaseTimeline(read).cut(), origin_ns=0)
     assert step.host.rss_start == reason
     assert step.host.rss_peak == reason
     assert step.windows == ()
 
 
 def test_a_phase_inside_one_of_the_same_name_is_that_phase() -> None:
-    timeline = Timeline(Machine().read)
+    timeline = PhaseTimeline(Machine().read)
     timeline.enter("forward")  # the program's own
     for _ in range(2):
         timeline.enter("forward")  # what the hook reports
@@ -188,24 +188,24 @@ def test_phases_without_end_take_no_memory_without_end(
 ) -> None:
     monkeypatch.setattr(timelines, "MOST", 10)
     machine = Machine()
-    timeline = Timeline(machine.read)
+    timeline = PhaseTimeline(machine.read)
     for turn in range(changes):
         timeline.enter(("data", "forward")[turn % 2])
         machine.use(turn * 10)
         timeline.leave()
-    segments = timeline.cut()
-    assert len(segments) <= 11
+    spans = timeline.cut()
+    assert len(spans) <= 11
     assert timeline.overflowed == (2 * changes + 1 > 10)
-    # Nothing is lost: the segments are one after the other, up to the last mark.
-    assert segments[0].start.time_ns == 1
-    assert segments[-1].end.time_ns == machine.now
-    assert all(a.end is b.start for a, b in itertools.pairwise(segments))
-    step = assemble(0, segments, origin_ns=0)
+    # Nothing is lost: the spans are one after the other, up to the last mark.
+    assert spans[0].start.time_ns == 1
+    assert spans[-1].end.time_ns == machine.now
+    assert all(a.end is b.start for a, b in itertools.pairwise(spans))
+    step = assemble(0, spans, origin_ns=0)
     assert sum(p.duration_ns for p in step.phases if "/" not in p.path) == step.duration_ns
     assert step.windows[0].peak_allocated == Peak.exactly((changes - 1) * 10)
     assert step.windows[0].activity == AllocatorActivity(device_allocs=changes)
     timeline.enter("forward")
-    assert [segment.path for segment in timeline.cut()][:1] == [OTHER]
+    assert [span.path for span in timeline.cut()][:1] == [OTHER]
 
 
 def test_the_peak_that_is_known_exactly_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_the_peak_that_is_known_exactly_stays_so(monkeypatch: pytest.MonkeyPatch
         device = DeviceMark("cpu", counts, 0, 0, AllocatorActivity(), exact_peak=next(peaks))
         return Mark(next(ticks), Bytes(1), Bytes(1), (device,))
 
-    timeline = Timeline(read)
+    timeline = PhaseTimeline(read)
     for name in ("data", "forward", "data"):
         timeline.enter(name)
         timeline.leave()

@@ -11,7 +11,7 @@ from shared_files import shared_snapshots
 from snapshot_samples import FRAMES, SEGMENT, modern, torch_2_0, without_frames
 
 from gpuprobe.analysis.peak.high_water import high_water
-from gpuprobe.analysis.trace.ledger import ledger
+from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.errors import NotARecording, SnapshotError
 from gpuprobe.model.memory import BlockState, TraceAction
 from gpuprobe.model.run.recording import Recording
@@ -183,9 +183,9 @@ def test_the_dictionary_of_the_program_is_left_as_it_is() -> None:
 def test_real_snapshots_add_up(path: Path) -> None:
     """What the events say is alive at the end is what torch's final layout has."""
     (trace,) = traces(read_snapshot(path))
-    book = ledger(trace)
-    assert (book.checks.unlisted, book.checks.lost, book.checks.implied_frees) == (0, 0, 0)
-    assert book.allocated_after()[-1] == sum(s.allocated_size for s in trace.segments)
+    ledger = ledger_of(trace)
+    assert (ledger.checks.unlisted, ledger.checks.lost, ledger.checks.implied_frees) == (0, 0, 0)
+    assert ledger.allocated_after()[-1] == sum(s.allocated_size for s in trace.segments)
     with path.open("rb") as stream:
         assert trace_from_snapshot(pickle.load(stream), 0) == trace
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuprobe.analysis.peak.high_water import live_at
-from gpuprobe.analysis.trace.ledger import ledger
-from gpuprobe.analysis.trace.positions import _BLOCK, Instants
+from gpuprobe.analysis.trace.ledger import ledger_of
+from gpuprobe.analysis.trace.positions import _BLOCK, Positions
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import MemoryTrace
 
@@ -47,17 +47,17 @@ def trace_of(events: int, seed: int, alive: int) -> MemoryTrace:
 def test_every_position_and_plot_is_as_the_whole_pass_says(
     events: int, seed: int, alive: int, data: st.DataObject
 ) -> None:
-    book = ledger(trace_of(events, seed, alive))
-    instants = Instants(book)
+    ledger = ledger_of(trace_of(events, seed, alive))
+    instants = Positions(ledger)
     assert len(instants) == events + 1
     position = data.draw(st.integers(0, events))
     rows = instants.alive(position)
-    assert sorted(rows) == sorted(book.alive(position - 1))
-    assert sum(book.size[row] for row in rows) == instants.allocated[position]
-    whole = live_at(book, position - 1)
+    assert sorted(rows) == sorted(ledger.alive(position - 1))
+    assert sum(ledger.size[row] for row in rows) == instants.allocated[position]
+    whole = live_at(ledger, position - 1)
     assert sorted(instants.codes[row] for row in rows) == sorted(whole.category)
-    active = sum(book.size[row] for row in instants.active(position))
-    assert active == book.active_after()[position]
+    active = sum(ledger.size[row] for row in instants.active(position))
+    assert active == ledger.active_after()[position]
 
     first = data.draw(st.integers(0, events))
     end = data.draw(st.integers(first + 1, events + 1))

@@ -14,9 +14,9 @@ from typing import Final, NoReturn
 from gpuprobe.allocator import expandable, release
 from gpuprobe.allocator.blocks import (
     KEY_SHIFT,
-    Block,
     ExpandableRange,
     FreeList,
+    PoolBlock,
     PrivatePool,
 )
 from gpuprobe.allocator.replays.ties import TieEvidence
@@ -54,7 +54,7 @@ class Diverged(Exception):
         rules: str,
         trace: str,
         why: str,
-        block: Block | None = None,
+        block: PoolBlock | None = None,
     ) -> None:
         super().__init__(why)
         self.index = index
@@ -123,7 +123,9 @@ class TraceSimulator(Simulator):
                 self.disagree("no allocation follows, so none is made")
         self._clear()
 
-    def malloc_in_batch(self, index: int, requested: int, stream: int, pool: int) -> Block | None:
+    def malloc_in_batch(
+        self, index: int, requested: int, stream: int, pool: int
+    ) -> PoolBlock | None:
         """The batch came before the allocation (or out-of-memory) event ``index``."""
         self.at_event = index
         if self.peek() == _MAP or _MAP in self._codes():
@@ -190,7 +192,7 @@ class TraceSimulator(Simulator):
                 return
         self.disagree(_WORDS[action].format(address, human_bytes(size)))
 
-    def disagree(self, rules: str, why: str = "", block: Block | None = None) -> NoReturn:
+    def disagree(self, rules: str, why: str = "", block: PoolBlock | None = None) -> NoReturn:
         """Raise Diverged at the batch's next event, or at the one that ended the batch."""
         events = self.events
         if self._at < len(self._batch):
@@ -231,7 +233,7 @@ class TraceSimulator(Simulator):
             self.recent.append(block.address)
             self.complete(block)
 
-    def _next_completed(self) -> Block:
+    def _next_completed(self) -> PoolBlock:
         """The block whose free completes next."""
         address, size = self.next_event()
         block = self.live.get(address)
@@ -276,7 +278,7 @@ class TraceSimulator(Simulator):
             return False
         if self.peek() == _MAP:
             return True
-        lowest = expandable.lowest_room(free_list, size)
+        lowest = expandable.lowest_fit(free_list, size)
         address = self.events.address[index]
         return lowest is not None and found.address != address == lowest.address
 
@@ -315,7 +317,7 @@ class TraceSimulator(Simulator):
             self.complete(block)
         return True
 
-    def _would_fit(self, block: Block, size: int) -> bool:
+    def _would_fit(self, block: PoolBlock, size: int) -> bool:
         """Whether a search for ``size`` bytes would take the block once it is free."""
         room = block.size
         for neighbour in (block.prev, block.next):
@@ -360,7 +362,7 @@ class TraceSimulator(Simulator):
         stacks = self.events.column("stack")
         return 0 < stacks[self.at_event] == stacks[self._batch[self._at]]
 
-    def _frees_next(self, blocks: list[Block]) -> bool:
+    def _frees_next(self, blocks: list[PoolBlock]) -> bool:
         """The batch goes on to free exactly these first."""
         events = self.events
         wanted = self._batch[self._at : self._at + len(blocks)]
@@ -384,7 +386,7 @@ class TraceSimulator(Simulator):
                     return True
         return False
 
-    def search(self, free_list: FreeList, size: int, growable: bool) -> Block | None:
+    def search(self, free_list: FreeList, size: int, growable: bool) -> PoolBlock | None:
         if self._miss_once:
             self._miss_once = False
             if self.gc_enabled:

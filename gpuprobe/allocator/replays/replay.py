@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
-from gpuprobe.allocator.blocks import Block
-from gpuprobe.allocator.layout import adopt, segments
+from gpuprobe.allocator.blocks import PoolBlock
+from gpuprobe.allocator.layout import load_layout, segments
 from gpuprobe.allocator.replays.oracle import Diverged, TraceSimulator
 from gpuprobe.allocator.replays.start_state import StartState, pool_indices, start_state
 from gpuprobe.allocator.rules import round_size
@@ -191,7 +191,7 @@ def _run(
     _mark_own_allocators(trace, settings, sim, pools)
     run = _Run(sim)
     try:
-        adopt(sim, state.segments, state.ranges)
+        load_layout(sim, state.segments, state.ranges)
     except DataError as error:
         run.divergence = Divergence(
             0, "start state", "has no such layout", str(error), "the trace contradicts itself"
@@ -309,7 +309,7 @@ def _drive(trace: MemoryTrace, sim: TraceSimulator, pools: Sequence[int]) -> int
 
 
 def _wrong_place(
-    trace: MemoryTrace, sim: TraceSimulator, index: int, block: Block | None
+    trace: MemoryTrace, sim: TraceSimulator, index: int, block: PoolBlock | None
 ) -> NoReturn:
     """Raise Diverged for an allocation that went elsewhere, saying why as far as is known."""
     events = trace.events
@@ -326,7 +326,7 @@ def _wrong_place(
     raise Diverged(index, rules, trace_says, why, block)
 
 
-def _why_not(sim: TraceSimulator, chosen: Block, address: int) -> str:
+def _why_not(sim: TraceSimulator, chosen: PoolBlock, address: int) -> str:
     """What the rules know about the place the trace chose."""
     hole = chosen.size
     rest = chosen.next

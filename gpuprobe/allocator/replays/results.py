@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuprobe.allocator.replays.replay import Divergence, TraceReplay
-from gpuprobe.allocator.replays.whatif import Advice, Outcome
+from gpuprobe.allocator.replays.whatif import SettingsAdvice, WhatIfOutcome
 
 __all__ = ["ReplayResult", "TraceResult"]
 
@@ -18,9 +18,9 @@ class TraceResult:
     """
 
     recorded: TraceReplay
-    baseline: Outcome | None = None
-    what_if: Outcome | None = None
-    advice: Advice | None = None
+    baseline: WhatIfOutcome | None = None
+    what_if: WhatIfOutcome | None = None
+    advice: SettingsAdvice | None = None
     capacity: int | None = None
     capacity_source: str = ""
 

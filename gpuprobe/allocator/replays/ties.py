@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from gpuprobe.allocator.blocks import KEY_SHIFT, Block, BlockPool, FreeList
+from gpuprobe.allocator.blocks import KEY_SHIFT, BlockPool, FreeList, PoolBlock
 
 __all__ = ["TieEvidence"]
 
@@ -27,7 +27,7 @@ class TieEvidence:
         self.learnt = 0
         self._earlier: dict[int, set[int]] = {}
 
-    def first_of(self, free_list: FreeList, block: Block, address: int) -> Block:
+    def first_of(self, free_list: FreeList, block: PoolBlock, address: int) -> PoolBlock:
         """Of the older blocks that are as large as ``block``, the one at ``address`` (which
         the trace takes), unless that contradicts what it took before; else ``block``."""
         at = bisect_left(free_list.keys, block.size << KEY_SHIFT)
@@ -66,7 +66,7 @@ class TieEvidence:
         place = {address: at for at, address in enumerate(addresses)}
         for half in halves:
             for free_list in half.streams.values():
-                sizes: dict[int, list[Block]] = {}
+                sizes: dict[int, list[PoolBlock]] = {}
                 for block in free_list:
                     if block.order <= self.unknown and block.address in place:
                         sizes.setdefault(block.size, []).append(block)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpuprobe.allocator.blocks import Block
+from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.driver import ADDRESS_ORDERS, SimulatedDriver
 from gpuprobe.allocator.replays.replay import TraceReplay, event_pools
 from gpuprobe.allocator.replays.start_state import StartState, start_state
@@ -27,7 +27,7 @@ from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
-__all__ = ["LIMITS", "Advice", "Outcome", "Range", "search", "what_if"]
+__all__ = ["LIMITS", "Range", "SettingsAdvice", "WhatIfOutcome", "search", "what_if"]
 
 _ALLOC: Final = TraceAction.ALLOC.code
 _FREE_REQUESTED: Final = TraceAction.FREE_REQUESTED.code
@@ -61,7 +61,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class WhatIfOutcome:
     """What some settings would have done. Sizes in bytes, calls counted within the trace.
 
     ``fragmentation`` is in millionths: the part of reserved memory that was not in use when
@@ -84,16 +84,16 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class SettingsAdvice:
     """The smallest change that helps, or ``best`` None where nothing tried does.
 
     ``gain`` is what peak reserved shrinks by, in the worst address order. ``fits``: the
     recorded settings run out of memory at the capacity and this change does not.
     """
 
-    baseline: Outcome
-    tried: tuple[Outcome, ...]
-    best: Outcome | None
+    baseline: WhatIfOutcome
+    tried: tuple[WhatIfOutcome, ...]
+    best: WhatIfOutcome | None
     gain: int
     fits: bool
 
@@ -120,7 +120,7 @@ def what_if(
     *,
     capacity: int | None = None,
     orders: Sequence[str] = ADDRESS_ORDERS,
-) -> Outcome:
+) -> WhatIfOutcome:
     """The trace under ``settings``, on a device with ``capacity`` bytes for the allocator
     (None: unlimited). ``recorded`` is the replay that found where ``empty_cache`` was called.
     """
@@ -132,7 +132,7 @@ def what_if(
     finally:
         if was_enabled:
             gc.enable()
-    return Outcome(
+    return WhatIfOutcome(
         settings=settings,
         change=differences(recorded.settings, settings),
         peak_allocated=_range([r.peak_allocated for r in runs]),
@@ -220,7 +220,7 @@ def _simulate(
     )
 
 
-def _request(sim: Simulator, size: int, stream: int, pool: int) -> Block | None:
+def _request(sim: Simulator, size: int, stream: int, pool: int) -> PoolBlock | None:
     """One allocation. Into a private pool it is as if within a capture: nothing is released
     to make room then."""
     if pool == 0:
@@ -237,7 +237,7 @@ def _count(state: StartState) -> int:
     return sum(len(part.blocks) for part in parts)
 
 
-def _allocate_old(sim: Simulator, state: StartState) -> dict[int, Block]:
+def _allocate_old(sim: Simulator, state: StartState) -> dict[int, PoolBlock]:
     """Allocate what was alive before the trace, lowest address first."""
     parts = [*state.segments, *(part for where in state.ranges for part in where.parts)]
     parts.sort(key=lambda part: part.address)
@@ -258,7 +258,9 @@ def _allocate_old(sim: Simulator, state: StartState) -> dict[int, Block]:
     return live
 
 
-def search(trace: MemoryTrace, recorded: TraceReplay, *, capacity: int | None = None) -> Advice:
+def search(
+    trace: MemoryTrace, recorded: TraceReplay, *, capacity: int | None = None
+) -> SettingsAdvice:
     """Try the sensible settings and find the smallest change that helps.
 
     Helping means: no out-of-memory where the recorded settings have one, else a peak of
@@ -287,7 +289,7 @@ def search(trace: MemoryTrace, recorded: TraceReplay, *, capacity: int | None = 
     gain = 0
     if best is not None:
         gain = baseline.peak_reserved.least - best.peak_reserved.most
-    return Advice(
+    return SettingsAdvice(
         baseline=baseline,
         tried=tuple(everything),
         best=best,
@@ -296,17 +298,17 @@ def search(trace: MemoryTrace, recorded: TraceReplay, *, capacity: int | None = 
     )
 
 
-def _rank(outcome: Outcome) -> tuple[int, int]:
+def _rank(outcome: WhatIfOutcome) -> tuple[int, int]:
     return outcome.would_oom, outcome.peak_reserved.most
 
 
-def _best(baseline: Outcome, outcomes: list[Outcome]) -> Outcome | None:
+def _best(baseline: WhatIfOutcome, outcomes: list[WhatIfOutcome]) -> WhatIfOutcome | None:
     """The best of the outcomes that help at all."""
     helping = [o for o in outcomes if _helps(baseline, o)]
     return min(helping, key=_rank, default=None)
 
 
-def _helps(baseline: Outcome, outcome: Outcome) -> bool:
+def _helps(baseline: WhatIfOutcome, outcome: WhatIfOutcome) -> bool:
     if outcome.would_oom:
         return False
     if baseline.would_oom:
@@ -315,7 +317,7 @@ def _helps(baseline: Outcome, outcome: Outcome) -> bool:
     return gain >= max(_WORTH_BYTES, _WORTH * baseline.peak_reserved.least)
 
 
-def _much_better(baseline: Outcome, single: Outcome, pair: Outcome) -> bool:
+def _much_better(baseline: WhatIfOutcome, single: WhatIfOutcome, pair: WhatIfOutcome) -> bool:
     more = single.peak_reserved.most - pair.peak_reserved.most
     return more >= max(_WORTH_BYTES, _WORTH_MORE * baseline.peak_reserved.least)
 

@@ -19,7 +19,7 @@ from gpuprobe.analysis.compare.accounts import (
 )
 from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks
 from gpuprobe.analysis.trace.frames import UserFrame, is_user_frame
-from gpuprobe.analysis.trace.parts import AFTER, FIRST, LATER, Moment, Traced, traced
+from gpuprobe.analysis.trace.parts import AFTER, FIRST, LATER, Traced, TracePoint, traced
 from gpuprobe.errors import DataError
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.run.session import DeviceWindow, Step
@@ -84,7 +84,7 @@ def baseline_of(
         },
         steps=len(steps),
         metrics=metrics,
-        phases={name: moment.bytes for name, moment in _moments(found)},
+        phases={name: point.bytes for name, point in _points(found)},
         accounts=_one_way_to_call(accounts | _accounts(found, steps, metrics, naming)),
     )
 
@@ -106,12 +106,12 @@ def _one_way_to_call(accounts: Mapping[str, Account]) -> dict[str, Account]:
     }
 
 
-def _moments(found: Traced) -> list[tuple[str, Moment]]:
-    """The highest moments of phases and kinds of step; none where a step has no trace, since it
+def _points(found: Traced) -> list[tuple[str, TracePoint]]:
+    """The highest points of phases and kinds of step; none where a step has no trace, since it
     may have been higher."""
     if not found.complete:
         return []
-    phases = [(f"phase {name}", moment) for name, moment in sorted(found.phases().items())]
+    phases = [(f"phase {name}", point) for name, point in sorted(found.phases().items())]
     kinds = found.kinds_of_step()
     return phases + [(_KINDS[kind], kinds[kind]) for kind in _KINDS if kind in kinds]
 
@@ -155,14 +155,14 @@ def _accounts(
     accounts[PEAK] = account_at(found, peak, naming, metrics["peak_allocated"], whole=True)
     if not found.complete:
         return accounts
-    by_moment = {peak: replace(accounts[PEAK], categories=(), modules=())}
-    for name, moment in _moments(found):
-        if moment not in by_moment:
-            by_moment[moment] = account_at(found, moment, naming, moment.bytes)
-        accounts[name] = by_moment[moment]
+    by_point = {peak: replace(accounts[PEAK], categories=(), modules=())}
+    for name, point in _points(found):
+        if point not in by_point:
+            by_point[point] = account_at(found, point, naming, point.bytes)
+        accounts[name] = by_point[point]
     ends = {
-        step.index: moment
-        for step, moment in zip(found.steps, found.ends, strict=True)
+        step.index: point
+        for step, point in zip(found.steps, found.ends, strict=True)
         if step.ended_by != "end"
     }
     last = account_at(found, ends[steps[-1].index], naming, metrics.get("steady_allocated", 0))
@@ -180,6 +180,6 @@ def _accounts(
     return accounts
 
 
-def _is_the_peak(found: Traced, peak: Moment) -> bool:
+def _is_the_peak(found: Traced, peak: TracePoint) -> bool:
     amount = found.site.amount
     return not isinstance(amount, Unavailable) and peak.bytes >= amount.at_least

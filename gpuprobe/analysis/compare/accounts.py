@@ -22,8 +22,8 @@ from gpuprobe.analysis.trace.frames import (
     module_row,
     short_name,
 )
-from gpuprobe.analysis.trace.ledger import Ledger, ledger
-from gpuprobe.analysis.trace.parts import Moment, Traced
+from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
+from gpuprobe.analysis.trace.parts import Traced, TracePoint
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import Frame
 
@@ -206,17 +206,17 @@ def _most(counter: Counter[str]) -> str:
 
 
 def account_at(
-    found: Traced, moment: Moment, naming: Naming, total: int, *, whole: bool = False
+    found: Traced, point: TracePoint, naming: Naming, total: int, *, whole: bool = False
 ) -> Account:
-    """What was allocated at a moment. ``total``: what the counter said. ``whole``: with its
+    """What was allocated at a point. ``total``: what the counter said. ``whole``: with its
     categories and modules too."""
-    book = ledger(found.trace(moment.trace))
-    mark = live_at(book, moment.event)
+    ledger = ledger_of(found.trace(point.trace))
+    mark = live_at(ledger, point.event)
     here = _Table(mark, naming)
-    origins = _Origins(found, moment.trace, naming)
+    origins = _Origins(found, point.trace, naming)
     # Alike blocks together: a mark may have a million, of a hundred stacks.
     groups: dict[tuple[int, int, int, int, int, str], list[int]] = {}
-    for index, until in enumerate(_ends(book, moment.event)):
+    for index, until in enumerate(_ends(ledger, point.event)):
         stack, before = mark.stack[index], mark.is_baseline[index]
         known = None
         if before and not stack:
@@ -281,8 +281,8 @@ class _Origins:
             steps = self._found.steps
             number = self._number
             if number and steps[number].index - steps[number - 1].index <= 1:
-                book = ledger(self._found.trace(number - 1))
-                mark = live_at(book, book.events - 1)
+                ledger = ledger_of(self._found.trace(number - 1))
+                mark = live_at(ledger, ledger.events - 1)
                 self.table = _Table(mark, self._naming)
                 columns = (mark.stack, mark.is_baseline, mark.category, mark.module)
                 keys = zip(mark.address, mark.size, strict=True)
@@ -290,12 +290,12 @@ class _Origins:
         return self._rows.get((address, size))
 
 
-def _ends(book: Ledger, event: int) -> Iterator[str]:
+def _ends(ledger: Ledger, event: int) -> Iterator[str]:
     """How each block that is alive after ``event`` ends, in `live_at`'s order."""
-    runs = Runs(book, Marks(book.trace.stacks))
-    for row in book.alive(event):
-        freed = book.freed[row]
-        if freed >= book.events or row >= book.made:  # of an earlier step
+    runs = Runs(ledger, Marks(ledger.trace.stacks))
+    for row in ledger.alive(event):
+        freed = ledger.freed[row]
+        if freed >= ledger.events or row >= ledger.made:  # of an earlier step
             yield "later"
         else:
             yield "backward" if runs.kind(runs.at(freed)) == "backward" else ""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from gpuprobe.analysis.trace.evidence import Marks, Runs, optimizer_steps
 from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_user_frame
-from gpuprobe.analysis.trace.ledger import Ledger, ledger
+from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
 
@@ -66,10 +66,10 @@ def step_boundaries(trace: MemoryTrace | Ledger) -> tuple[tuple[int, ...], str] 
     Torch's annotations of ``Optimizer.step`` first; where there are none, stacks inside an
     optimizer. Steps of several optimizers with no other allocation between them are one.
     """
-    book = ledger(trace)
-    ends = [end for _, end in optimizer_steps(book.trace)]
+    ledger = ledger_of(trace)
+    ends = [end for _, end in optimizer_steps(ledger.trace)]
     source = "torch's annotations of Optimizer.step"
-    runs = Runs(book, Marks(book.trace.stacks))
+    runs = Runs(ledger, Marks(ledger.trace.stacks))
     if not ends:
         source = "stacks inside an optimizer's step"
         ends = runs.ends_of("optimizer")
@@ -79,7 +79,7 @@ def step_boundaries(trace: MemoryTrace | Ledger) -> tuple[tuple[int, ...], str] 
             "no stack inside an optimizer",
             ReadStatus.NOT_COLLECTED,
         )
-    made = book.start[: book.made]
+    made = ledger.start[: ledger.made]
     merged: list[int] = []
     for end in ends:
         if merged and runs.only("optimizer", merged[-1], end, made):
@@ -102,29 +102,29 @@ def leaks(
     where not given. `Unavailable` where there are too few of them to tell growth from a
     one-time allocation.
     """
-    book = ledger(trace)
+    ledger = ledger_of(trace)
     source = "given boundaries"
     if boundaries is None:
-        found = step_boundaries(book)
+        found = step_boundaries(ledger)
         if isinstance(found, Unavailable):
             return found
         boundaries, source = found
     boundaries = sorted(boundaries)
     last = len(boundaries)
-    lines = Lines(book.trace.stacks, is_user)
+    lines = Lines(ledger.trace.stacks, is_user)
     judged = _Tally(range(last + 1), survive)
-    freed = book.freed
-    edges = [bisect_left(book.start, boundary, 0, book.made) for boundary in boundaries]
+    freed = ledger.freed
+    edges = [bisect_left(ledger.start, boundary, 0, ledger.made) for boundary in boundaries]
     # Step by step: rows are in order of their start, so each step's are next to each other.
     for step, (low, high) in enumerate(zip([0, *edges], edges, strict=False)):
         if last - step < survive:
             break
         outlives = boundaries[step + survive - 1]
         for row in [r for r, end in enumerate(freed[low:high], low) if end >= outlives]:
-            alive = freed[row] >= book.events
+            alive = freed[row] >= ledger.events
             gone = last + 1 if alive else bisect_right(boundaries, freed[row])
-            judged.add(lines.line(book.stack[row]), step, gone, book.size[row])
-    return judged.result(book.trace.device, source)
+            judged.add(lines.line(ledger.stack[row]), step, gone, ledger.size[row])
+    return judged.result(ledger.trace.device, source)
 
 
 def leaks_over_steps(
@@ -156,25 +156,29 @@ def leaks_over_steps(
             numbers.append(number)
         number = numbers[-1]
         device = trace.device
-        book = ledger(trace)
+        ledger = ledger_of(trace)
         lines = Lines(trace.stacks, is_user)
-        addresses = book.values("address", range(len(book)))
+        addresses = ledger.values("address", range(len(ledger)))
         # Half of a step may have no trace, so that the number alone does not tell.
-        is_next = is_next and alive.keys() <= set(addresses[book.made :])
+        is_next = is_next and alive.keys() <= set(addresses[ledger.made :])
         if not is_next:
-            went = [row for row in range(book.made, len(book)) if book.freed[row] < book.events]
-            recycled |= {(lines.line(book.stack[r]), book.size[r]) for r in went if book.stack[r]}
+            stack, freed = ledger.stack, ledger.freed
+            recycled |= {
+                (lines.line(stack[row]), ledger.size[row])
+                for row in range(ledger.made, len(ledger))
+                if freed[row] < ledger.events and stack[row]
+            }
         following: dict[int, tuple[int, str, int]] = {}
         carried = set()
         for row, address in enumerate(addresses):
-            is_made = row < book.made
-            line = lines.line(book.stack[row])
-            born = (number, line, book.size[row])
-            is_alive = book.freed[row] >= book.events
+            is_made = row < ledger.made
+            line = lines.line(ledger.stack[row])
+            born = (number, line, ledger.size[row])
+            is_alive = ledger.freed[row] >= ledger.events
             if not is_made:
                 # Another size or line: another block got the address while nobody looked.
                 known = alive.get(address)
-                if known is None or known[2] != born[2] or (book.stack[row] and known[1] != line):
+                if known is None or known[2] != born[2] or (ledger.stack[row] and known[1] != line):
                     continue
                 if not is_next and known[1:] in recycled:
                     continue

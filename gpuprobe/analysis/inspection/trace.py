@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuprobe.analysis.trace.frames import Lines, module_row
-from gpuprobe.analysis.trace.ledger import ledger
-from gpuprobe.analysis.trace.positions import Instants
+from gpuprobe.analysis.trace.ledger import ledger_of
+from gpuprobe.analysis.trace.positions import Positions
 from gpuprobe.analysis.trace.segments_at import layout_at
 from gpuprobe.analysis.trace.timeline import timeline
 from gpuprobe.model.memory import Category, TraceAction
@@ -135,32 +135,32 @@ class TraceInspector:
     """
 
     def __init__(self, trace: MemoryTrace) -> None:
-        self.book = ledger(trace)
-        self.instants = Instants(self.book)
-        line = timeline(self.book)
+        self.ledger = ledger_of(trace)
+        self.positions = Positions(self.ledger)
+        line = timeline(self.ledger)
         self.active = line.active
         self.reserved: Sequence[int] | Unavailable = line.reserved
         self.device = trace.device
         self.step = trace.step
         self.complete = trace.complete
         self._lines = Lines(trace.stacks)
-        allocated = self.instants.allocated
+        allocated = self.positions.allocated
         self.peak = allocated.index(max(allocated))
 
     def __len__(self) -> int:
         """The number of positions: one more than there are events."""
-        return len(self.instants)
+        return len(self.positions)
 
     @property
     def allocated(self) -> array[int]:
         """Allocated bytes at every position."""
-        return self.instants.allocated
+        return self.positions.allocated
 
     def event(self, position: int) -> EventLine | None:
         """The event that led to a position; None for the first, which has none."""
         if position <= 0:
             return None
-        trace = self.book.trace
+        trace = self.ledger.trace
         row = trace.events.row(position - 1)
         strings = trace.stacks.strings
         return EventLine(
@@ -176,9 +176,9 @@ class TraceInspector:
 
     def state(self, position: int, grouping: str = "line") -> TraceState:
         """What was allocated at a position, grouped by one of `GROUPINGS`."""
-        book, codes = self.book, self.instants.codes
-        rows = self.instants.alive(position)
-        size = book.size
+        ledger, codes = self.ledger, self.positions.codes
+        rows = self.positions.alive(position)
+        size = ledger.size
         by_code: dict[int, int] = {}
         for row in rows:
             by_code[codes[row]] = by_code.get(codes[row], 0) + size[row]
@@ -210,12 +210,12 @@ class TraceInspector:
 
     def grouped(self, rows: Sequence[int], grouping: str) -> tuple[Group, ...]:
         """Rows of the ledger by one of `GROUPINGS`, most bytes first, then by name."""
-        size, codes = self.book.size, self.instants.codes
+        size, codes = self.ledger.size, self.positions.codes
         names: dict[str, Callable[[int], str]] = {
             "line": self._line,
             "module": self._module,
             "category": lambda row: Category.from_code(codes[row]).value,
-            "block": lambda row: f"{self.book.value('address', row):#x}",
+            "block": lambda row: f"{self.ledger.value('address', row):#x}",
         }
         name = names[grouping]
         found: dict[str, list[int]] = {}
@@ -234,38 +234,38 @@ class TraceInspector:
         return tuple(groups)
 
     def _line(self, row: int) -> str:
-        return self._lines.line(self.book.stack[row], before=row >= self.book.made)
+        return self._lines.line(self.ledger.stack[row], before=row >= self.ledger.made)
 
     def _module(self, row: int) -> str:
-        module = self.book.trace.stacks.strings[self.book.value("module", row)]
-        return module_row(module, self.book.stack[row], before=row >= self.book.made)
+        module = self.ledger.trace.stacks.strings[self.ledger.value("module", row)]
+        return module_row(module, self.ledger.stack[row], before=row >= self.ledger.made)
 
     def block(self, row: int) -> BlockInfo:
         """All that is known of the block of a row of the ledger."""
-        book = self.book
-        strings = book.trace.stacks.strings
-        freed = book.freed[row]
+        ledger = self.ledger
+        strings = ledger.trace.stacks.strings
+        freed = ledger.freed[row]
         return BlockInfo(
-            address=book.value("address", row),
-            bytes=book.size[row],
-            requested=book.requested[row],
-            stream=book.value("stream", row),
-            category=Category.from_code(self.instants.codes[row]),
+            address=ledger.value("address", row),
+            bytes=ledger.size[row],
+            requested=ledger.requested[row],
+            stream=ledger.value("stream", row),
+            category=Category.from_code(self.positions.codes[row]),
             line=self._line(row),
-            module=strings[book.value("module", row)],
-            phase=strings[book.value("phase", row)],
-            allocated_at=book.start[row] + 1 if row < book.made else 0,
-            freed_at=None if freed >= book.events else freed + 1,
-            frames=book.trace.stacks.frames_of(book.stack[row]),
+            module=strings[ledger.value("module", row)],
+            phase=strings[ledger.value("phase", row)],
+            allocated_at=ledger.start[row] + 1 if row < ledger.made else 0,
+            freed_at=None if freed >= ledger.events else freed + 1,
+            frames=ledger.trace.stacks.frames_of(ledger.stack[row]),
         )
 
     def layout(self, position: int) -> tuple[Segment, ...] | Unavailable:
         """The segments and their blocks at a position. Takes time in proportion to the trace."""
-        return layout_at(self.book, position - 1)
+        return layout_at(self.ledger, position - 1)
 
     def codes_at(self, position: int) -> dict[int, int]:
         """Address of each allocated block at a position -> its `Category.code`."""
-        rows = self.instants.alive(position)
-        codes = self.instants.codes
-        addresses = self.book.values("address", rows)
+        rows = self.positions.alive(position)
+        codes = self.positions.codes
+        addresses = self.ledger.values("address", rows)
         return {at: codes[row] for at, row in zip(addresses, rows, strict=True)}

@@ -12,7 +12,7 @@ from gpuprobe.analysis.peak.high_water import high_water
 from gpuprobe.analysis.peak.oom import OomReport, oom_reports
 from gpuprobe.analysis.peak.peaks import PeakSite, holds_the_peak, nearest_trace, window_of
 from gpuprobe.analysis.reserved.fragmentation import Fragmentation, PoolSpace, fragmentation
-from gpuprobe.analysis.trace.ledger import Ledger, ledger
+from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.segments_at import layout_at
 from gpuprobe.errors import DataError
 from gpuprobe.model.codec import to_plain
@@ -34,34 +34,36 @@ def forensics(site: PeakSite | None, sites: Sequence[PeakSite] = ()) -> Plain:
     """
     if site is None:
         return _nothing(Unavailable("nothing was measured", ReadStatus.NOT_COLLECTED))
-    others = [_failures(other, _last_books(other)) for other in sites if other is not site]
+    others = [_failures(other, _last_ledgers(other)) for other in sites if other is not site]
     elsewhere = [failure for failures in others for failure in failures]
     try:
-        books = _books(site)
-        if not books and elsewhere:
+        ledgers = _ledgers(site)
+        if not ledgers and elsewhere:
             nothing = _nothing(Unavailable("no step was traced", ReadStatus.NOT_COLLECTED))
             return {**nothing, "out_of_memory": elsewhere}
-        if not books:
+        if not ledgers:
             return _nothing(Unavailable("no step was traced", ReadStatus.NOT_COLLECTED))
-        book = max(books, key=lambda b: high_water(b).allocated)
+        ledger = max(ledgers, key=lambda b: high_water(b).allocated)
         return {
-            "fragmentation": _fragmentation(site, book),
-            "leaks": _leaks(site, book),
-            "out_of_memory": [*_failures(site, books), *elsewhere],
+            "fragmentation": _fragmentation(site, ledger),
+            "leaks": _leaks(site, ledger),
+            "out_of_memory": [*_failures(site, ledgers), *elsewhere],
         }
     except DataError as error:
         return {**_nothing(Unavailable(str(error))), "out_of_memory": elsewhere}
 
 
-def _failures(site: PeakSite, books: Sequence[Ledger]) -> list[Plain]:
+def _failures(site: PeakSite, ledgers: Sequence[Ledger]) -> list[Plain]:
     return [
         {"rank": site.rank.session.rank, **_failure(report)}
-        for book in books
-        for report in oom_reports(book, not_torch=_not_torch(site, book), what_if=WouldHaveFitted())
+        for ledger in ledgers
+        for report in oom_reports(
+            ledger, not_torch=_not_torch(site, ledger), what_if=WouldHaveFitted()
+        )
     ]
 
 
-def _last_books(site: PeakSite) -> list[Ledger]:
+def _last_ledgers(site: PeakSite) -> list[Ledger]:
     """The traces in which a program that ran out of memory did: of the last step; all of a
     snapshot. None of a recording that did not run out, and of what cannot be read.
     """
@@ -76,7 +78,7 @@ def _last_books(site: PeakSite) -> list[Ledger]:
             return []
     except DataError:
         return []
-    return [ledger(trace) for trace in traces if trace.device == site.device]
+    return [ledger_of(trace) for trace in traces if trace.device == site.device]
 
 
 class WouldHaveFitted:
@@ -127,7 +129,7 @@ def _nothing(reason: Unavailable) -> Plain:
     return {"fragmentation": plain, "leaks": plain, "out_of_memory": []}
 
 
-def _books(site: PeakSite) -> list[Ledger]:
+def _ledgers(site: PeakSite) -> list[Ledger]:
     """The traces that tell: of the peak's step and of the last one, or where they have none of
     the highest step that has; all of a snapshot.
     """
@@ -140,33 +142,33 @@ def _books(site: PeakSite) -> list[Ledger]:
             nearest = nearest_trace(site)
             chosen = {} if nearest is None else {nearest[0].index: nearest[0]}
         traces = [trace for step in chosen.values() for trace in site.rank.traces_of(step)]
-    return [ledger(trace) for trace in traces if trace.device == site.device]
+    return [ledger_of(trace) for trace in traces if trace.device == site.device]
 
 
-def _not_torch(site: PeakSite, book: Ledger) -> Bytes | Unavailable | None:
+def _not_torch(site: PeakSite, ledger: Ledger) -> Bytes | Unavailable | None:
     """What others than torch held of the device in the trace's step; None where nobody asked."""
-    step = next((s for s in site.rank.steps if s.index == book.trace.step), None)
+    step = next((s for s in site.rank.steps if s.index == ledger.trace.step), None)
     window = None if step is None else window_of(step.windows, site.device)
     if window is None or isinstance(window.device_used, Unavailable):
         return None
     return window.not_torch
 
 
-def _fragmentation(site: PeakSite, book: Ledger) -> Plain:
-    mark = high_water(book)
-    layout = layout_at(book, mark.event)
+def _fragmentation(site: PeakSite, ledger: Ledger) -> Plain:
+    mark = high_water(ledger)
+    layout = layout_at(ledger, mark.event)
     step = site.step
-    if step is not None and book.trace.step == step.index and not holds_the_peak(site, mark):
+    if step is not None and ledger.trace.step == step.index and not holds_the_peak(site, mark):
         layout = Unavailable("the trace of that step does not hold the peak")
     peak = (
         layout
         if isinstance(layout, Unavailable)
-        else fragmentation(book.trace, layout, moment="peak")
+        else fragmentation(ledger.trace, layout, moment="peak")
     )
-    end = fragmentation(book.trace)
+    end = fragmentation(ledger.trace)
     if isinstance(end, Unavailable):
         return to_plain(end)  # type: ignore[no-any-return]
-    return {"step": book.trace.step, "end": _account(end), "peak": _account(peak)}
+    return {"step": ledger.trace.step, "end": _account(end), "peak": _account(peak)}
 
 
 def _account(found: Fragmentation | Unavailable) -> Plain:
@@ -212,13 +214,13 @@ def _space(space: PoolSpace) -> Plain:
     }
 
 
-def _leaks(site: PeakSite, book: Ledger) -> Plain:
+def _leaks(site: PeakSite, ledger: Ledger) -> Plain:
     found: Leaks | Unavailable
     if site.rank.steps:
         traces = (t for s in site.rank.steps for t in site.rank.traces_of(s))
         found = leaks_over_steps(t for t in traces if t.device == site.device)
     else:
-        found = leaks(book)
+        found = leaks(ledger)
     if isinstance(found, Unavailable):
         return to_plain(found)  # type: ignore[no-any-return]
     return {

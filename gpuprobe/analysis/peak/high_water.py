@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gpuprobe.analysis.trace.categories import categories
-from gpuprobe.analysis.trace.columns import picked
+from gpuprobe.analysis.trace.columns import selected
 from gpuprobe.analysis.trace.frames import (
     BEFORE_THE_TRACE,
     UNKNOWN,
@@ -21,7 +21,7 @@ from gpuprobe.analysis.trace.frames import (
     is_user_frame,
     module_row,
 )
-from gpuprobe.analysis.trace.ledger import Ledger, ledger
+from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.memory import Category
 from gpuprobe.model.trace import MemoryTrace, StackTable
 
@@ -85,37 +85,37 @@ def high_water(trace: MemoryTrace | Ledger) -> HighWater:
     A block counts from its alloc until its free is requested. The baseline itself is an
     instant: where nothing rises above it, ``event`` is -1.
     """
-    book = ledger(trace)
-    totals = book.allocated_after()
-    return live_at(book, totals.index(max(totals)) - 1)
+    ledger = ledger_of(trace)
+    totals = ledger.allocated_after()
+    return live_at(ledger, totals.index(max(totals)) - 1)
 
 
 def live_at(trace: MemoryTrace | Ledger, event: int) -> HighWater:
     """What was allocated just after ``event`` (-1: before the first)."""
-    book = ledger(trace)
-    rows = book.alive(event)
-    events = book.trace.events
-    strings = book.trace.stacks.strings
-    size = array("Q", picked(book.size, rows))
-    requested = array("Q", picked(book.requested, rows))
-    first_baseline = next((i for i, row in enumerate(rows) if row >= book.made), len(rows))
+    ledger = ledger_of(trace)
+    rows = ledger.alive(event)
+    events = ledger.trace.events
+    strings = ledger.trace.stacks.strings
+    size = array("Q", selected(ledger.size, rows))
+    requested = array("Q", selected(ledger.requested, rows))
+    first_baseline = next((i for i, row in enumerate(rows) if row >= ledger.made), len(rows))
     at = max(event, 0)
     return HighWater(
-        device=book.trace.device,
+        device=ledger.trace.device,
         allocated=sum(size),
         requested_bytes=sum(requested),
         event=event,
         phase=strings[events.column("phase")[event]] if event >= 0 else "",
-        time_us=events.column("time_us")[at] if book.events else 0,
+        time_us=events.column("time_us")[at] if ledger.events else 0,
         baseline_bytes=sum(size[first_baseline:]),
-        stacks=book.trace.stacks,
-        address=array("Q", book.values("address", rows)),
+        stacks=ledger.trace.stacks,
+        address=array("Q", ledger.values("address", rows)),
         size=size,
         requested=requested,
-        stack=array("I", picked(book.stack, rows)),
-        category=array("B", categories(book, rows)),
-        module=array("I", book.values("module", rows)),
-        block_phase=array("I", book.values("phase", rows)),
+        stack=array("I", selected(ledger.stack, rows)),
+        category=array("B", categories(ledger, rows)),
+        module=array("I", ledger.values("module", rows)),
+        block_phase=array("I", ledger.values("phase", rows)),
         is_baseline=array("B", bytes(first_baseline) + b"\1" * (len(rows) - first_baseline)),
     )
 

@@ -9,7 +9,7 @@ from gpuprobe.allocator.rules import SMALL_LIMIT, allocation_size
 from gpuprobe.analysis.peak.high_water import HighWater, by_category, by_line, live_at
 from gpuprobe.analysis.reserved.fragmentation import Fragmentation, PoolSpace, fragmentation
 from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_user_frame
-from gpuprobe.analysis.trace.ledger import Ledger, ledger
+from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.segments_at import layout_at
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.text import human_bytes
@@ -72,31 +72,31 @@ def oom_reports(
     others than torch held of it, where that was read instead. ``what_if`` answers which other
     settings would have fitted; without it that is `Unavailable`.
     """
-    book = ledger(trace)
-    events = book.trace.events
+    ledger = ledger_of(trace)
+    events = ledger.trace.events
     if _OOM not in events.action:
         return ()
-    lines = Lines(book.trace.stacks, is_user)
+    lines = Lines(ledger.trace.stacks, is_user)
     found = [i for i, action in enumerate(events.action) if action == _OOM]
-    made = (_report(book, event, device_memory, not_torch, what_if, lines) for event in found)
+    made = (_report(ledger, event, device_memory, not_torch, what_if, lines) for event in found)
     return tuple(made)
 
 
 def _report(
-    book: Ledger,
+    ledger: Ledger,
     event: int,
     device_memory: int | None,
     not_torch: int | Unavailable | None,
     what_if: WhatIf | None,
     lines: Lines,
 ) -> OomReport:
-    trace, events = book.trace, book.trace.events
+    trace, events = ledger.trace, ledger.trace.events
     asked, stream = events.size[event], events.column("stream")[event]
     pool = trace.pools[events.column("pool")[event]]
     stack = events.column("stack")[event]
     device_free = events.column("device_free")[event]
     settings = trace.settings or AllocatorSettings()
-    layout = layout_at(book, event)
+    layout = layout_at(ledger, event)
     account = (
         layout if isinstance(layout, Unavailable) else fragmentation(trace, layout, moment="oom")
     )
@@ -124,8 +124,8 @@ def _report(
         line=lines.line(stack),
         stack=stack,
         device_free=device_free,
-        allocated=book.allocated_after()[event + 1],
-        active=book.active_after()[event + 1],
+        allocated=ledger.allocated_after()[event + 1],
+        active=ledger.active_after()[event + 1],
         reserved=reserved,
         usable_hole=usable,
         largest_hole=largest,
@@ -133,7 +133,7 @@ def _report(
         non_torch=_non_torch(device_memory, device_free, reserved)
         if not_torch is None
         else not_torch,
-        live=live_at(book, event),
+        live=live_at(ledger, event),
         layout=account,
         fits_with=_fits_with(trace, event, what_if),
     )

@@ -40,7 +40,7 @@ from gpuprobe.analysis.trace.evidence import Marks, Runs
 from gpuprobe.analysis.trace.ledger import Ledger
 from gpuprobe.model.memory import Category
 
-__all__ = ["Judge", "categories"]
+__all__ = ["Classifier", "categories"]
 
 _UNKNOWN = Category.UNKNOWN.code
 _PARAMETER = Category.PARAMETER.code
@@ -54,34 +54,36 @@ _WORKSPACE = Category.WORKSPACE.code
 _BUCKET = Category.GRADIENT_BUCKET.code
 
 
-def categories(book: Ledger, rows: Sequence[int]) -> tuple[int, ...]:
+def categories(ledger: Ledger, rows: Sequence[int]) -> tuple[int, ...]:
     """The `Category.code` of each of ``rows``, in their order."""
-    recorded = book.values("category", rows)
+    recorded = ledger.values("category", rows)
     if _UNKNOWN not in recorded:
         return tuple(recorded)
-    judge = Judge(book)
-    return tuple(known or judge.category(row) for known, row in zip(recorded, rows, strict=True))
+    classifier = Classifier(ledger)
+    return tuple(
+        known or classifier.category(row) for known, row in zip(recorded, rows, strict=True)
+    )
 
 
-class Judge:
+class Classifier:
     """The evidence of one trace, gathered once; `category` judges a row by it."""
 
-    def __init__(self, book: Ledger) -> None:
-        self._book = book
-        self._marks = Marks(book.trace.stacks)
-        self._runs = Runs(book, self._marks)
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._marks = Marks(ledger.trace.stacks)
+        self._runs = Runs(ledger, self._marks)
         self._parameter_sizes: set[int] | None = None
         self._fates: dict[tuple[int, int], int] | None = None
         self._recomputed_until: array[int] | None = None
 
     def category(self, row: int) -> int:
         """The `Category.code` of a row; the recorded one where there is one."""
-        book = self._book
-        recorded = book.value("category", row)
+        ledger = self._ledger
+        recorded = ledger.value("category", row)
         if recorded:
             return recorded
-        stack = book.stack[row]
-        if not stack and row >= book.made:
+        stack = ledger.stack[row]
+        if not stack and row >= ledger.made:
             return self._without_stack(row)
         if not self._runs.seen:
             # Lifetimes alone say nothing where no stretch of work can be told from another.
@@ -95,12 +97,12 @@ class Judge:
             return _BUCKET
         if marks & evidence.UNSHARDED:
             return _PARAMETER
-        if marks & evidence.RECOMPUTE and row < book.made:
-            return _TEMPORARY if book.freed[row] <= self._recomputation_of(row) else _ACTIVATION
+        if marks & evidence.RECOMPUTE and row < ledger.made:
+            return _TEMPORARY if ledger.freed[row] <= self._recomputation_of(row) else _ACTIVATION
         runs = self._runs
-        made_in = runs.at(book.start[row]) if row < book.made else -1
-        freed = book.freed[row]
-        alive = freed >= book.events
+        made_in = runs.at(ledger.start[row]) if row < ledger.made else -1
+        freed = ledger.freed[row]
+        alive = freed >= ledger.events
         freed_in = runs.at(freed)
         kind = runs.kind(made_in)
         if kind == "optimizer" or (kind == "" and marks & evidence.OPTIMIZER):
@@ -121,20 +123,20 @@ class Judge:
         return _ACTIVATION if marks & evidence.MODULE_CALL else _UNKNOWN
 
     def _workspace_by_size(self, row: int) -> int:
-        book = self._book
-        kept = book.freed[row] >= book.events
-        odd = book.requested[row] == evidence.CUBLAS_WORKSPACE_BYTES
+        ledger = self._ledger
+        kept = ledger.freed[row] >= ledger.events
+        odd = ledger.requested[row] == evidence.CUBLAS_WORKSPACE_BYTES
         return _WORKSPACE if kept and odd else _UNKNOWN
 
     def _recomputation_of(self, row: int) -> int:
         """The event with which the recomputation that made ``row`` gives way to other work."""
         if self._recomputed_until is None:
-            book, marks = self._book, self._marks
-            until = array("q", [book.events]) * book.made
-            end = book.events
-            for i in range(book.made - 1, -1, -1):
-                if not marks.of(book.stack[i]) & evidence.RECOMPUTE:
-                    end = book.start[i]
+            ledger, marks = self._ledger, self._marks
+            until = array("q", [ledger.events]) * ledger.made
+            end = ledger.events
+            for i in range(ledger.made - 1, -1, -1):
+                if not marks.of(ledger.stack[i]) & evidence.RECOMPUTE:
+                    end = ledger.start[i]
                 until[i] = end
             self._recomputed_until = until
         return self._recomputed_until[row]
@@ -147,53 +149,53 @@ class Judge:
         # The trace ends inside this backward: what became of its like before?
         if self._fates is None:
             self._fates = self._fates_in_backward()
-        book = self._book
-        return self._fates.get((book.stack[row], book.requested[row]), _UNKNOWN)
+        ledger = self._ledger
+        return self._fates.get((ledger.stack[row], ledger.requested[row]), _UNKNOWN)
 
     def _fates_in_backward(self) -> dict[tuple[int, int], int]:
         """(stack, size) -> category, where all earlier blocks of the kind ended alike."""
-        book, runs = self._book, self._runs
+        ledger, runs = self._ledger, self._runs
         fates: dict[tuple[int, int], int] = {}
-        for row in range(book.made):
-            if book.freed[row] >= book.events:
+        for row in range(ledger.made):
+            if ledger.freed[row] >= ledger.events:
                 continue
-            made_in = runs.at(book.start[row])
+            made_in = runs.at(ledger.start[row])
             if runs.kind(made_in) != "backward":
                 continue
-            key = (book.stack[row], book.requested[row])
-            fate = _DETAIL if runs.at(book.freed[row]) == made_in else _GRADIENT
+            key = (ledger.stack[row], ledger.requested[row])
+            fate = _DETAIL if runs.at(ledger.freed[row]) == made_in else _GRADIENT
             fates[key] = fate if fates.get(key, fate) == fate else _UNKNOWN
         return fates
 
     def _without_stack(self, row: int) -> int:
-        book, runs = self._book, self._runs
-        freed = book.freed[row]
-        if freed < book.events:
+        ledger, runs = self._ledger, self._runs
+        freed = ledger.freed[row]
+        if freed < ledger.events:
             run = runs.at(freed)
             return _STATE if runs.kind(run) == "optimizer" else _UNKNOWN
         if self._workspace_by_size(row):
             return _WORKSPACE
         if self._parameter_sizes is None:
             self._parameter_sizes = self._sizes_of_parameters()
-        return _PARAMETER if book.requested[row] in self._parameter_sizes else _UNKNOWN
+        return _PARAMETER if ledger.requested[row] in self._parameter_sizes else _UNKNOWN
 
     def _sizes_of_parameters(self) -> set[int]:
         """Requested sizes that the unexplained baseline has no more often than gradients do."""
-        book = self._book
+        ledger = self._ledger
         if not self._runs.seen:
             return set()
         kept = Counter(
-            book.requested[row]
-            for row in range(book.made, len(book))
-            if not book.stack[row]
-            and not book.value("category", row)
-            and book.freed[row] >= book.events
+            ledger.requested[row]
+            for row in range(ledger.made, len(ledger))
+            if not ledger.stack[row]
+            and not ledger.value("category", row)
+            and ledger.freed[row] >= ledger.events
         )
         gradients: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for row in range(book.made):
-            if book.requested[row] in kept and self.category(row) == _GRADIENT:
-                span = (book.start[row], book.freed[row])
-                gradients[book.requested[row]].append(span)
+        for row in range(ledger.made):
+            if ledger.requested[row] in kept and self.category(row) == _GRADIENT:
+                span = (ledger.start[row], ledger.freed[row])
+                gradients[ledger.requested[row]].append(span)
         return {size for size, spans in gradients.items() if kept[size] <= _most_at_once(spans)}
 
 

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from operator import itemgetter
 
-__all__ = ["picked", "selector"]
+__all__ = ["selected", "selector"]
 
 
 def selector(actions: array[int], *codes: int) -> bytes:
@@ -17,7 +17,7 @@ def selector(actions: array[int], *codes: int) -> bytes:
     return actions.tobytes().translate(bytes(table))
 
 
-def picked(column: Sequence[int], rows: Sequence[int]) -> tuple[int, ...]:
+def selected(column: Sequence[int], rows: Sequence[int]) -> tuple[int, ...]:
     """The values of ``column`` at ``rows``."""
     if len(rows) < 2:
         return tuple(column[row] for row in rows)

@@ -198,27 +198,27 @@ class Runs:
     thread without Python, which is the autograd engine's: that counts as backward.
     """
 
-    def __init__(self, book: Ledger, marks: Marks) -> None:
-        made = book.made
-        stacks = book.stack[:made]
+    def __init__(self, ledger: Ledger, marks: Marks) -> None:
+        made = ledger.made
+        stacks = ledger.stack[:made]
         seen = set(stacks)
         known = len(stacks) - stacks.count(0)
-        recorded = book.trace.events.phase
-        has_phases = len(recorded) == book.events and any(recorded)
-        self.seen = known > 0 or has_phases or bool(book.trace.annotations)
+        recorded = ledger.trace.events.phase
+        has_phases = len(recorded) == ledger.events and any(recorded)
+        self.seen = known > 0 or has_phases or bool(ledger.trace.annotations)
         no_stack = "backward" if known * 2 > made else ""
         kind_of = {stack: _kind(marks.of(stack)) for stack in seen}
         kind_of[0] = no_stack
         closures = {stack for stack in seen if marks.of(stack) & MODULE_CALL}
         kinds = list(map(kind_of.__getitem__, stacks))
         if has_phases:
-            strings = book.trace.stacks.strings
-            phases = [recorded[event] for event in book.start[:made]]
+            strings = ledger.trace.stacks.strings
+            phases = [recorded[event] for event in ledger.start[:made]]
             by_phase = {p: _phase_kind(strings[p]) for p in set(phases)}
             kinds = [by_phase[p] or kind for p, kind in zip(phases, kinds, strict=True)]
-        for first, last in optimizer_steps(book.trace):
-            low = bisect_left(book.start, first, 0, made)
-            high = bisect_left(book.start, last, 0, made)
+        for first, last in optimizer_steps(ledger.trace):
+            low = bisect_left(ledger.start, first, 0, made)
+            high = bisect_left(ledger.start, last, 0, made)
             # A closure (LBFGS, Lightning) has the model run inside the optimizer's step.
             kinds[low:high] = [
                 kind if kind == "backward" or stack in closures else "optimizer"
@@ -232,7 +232,7 @@ class Runs:
         for row in chain([0] if made else [], changes):
             if kinds[row] and kinds[row] != current:
                 current = kinds[row]
-                self._start.append(book.start[row])
+                self._start.append(ledger.start[row])
                 self._kind.append(current)
 
     def at(self, event: int) -> int:

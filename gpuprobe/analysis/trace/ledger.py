@@ -29,7 +29,7 @@ from gpuprobe.errors import DataError
 from gpuprobe.model.memory import BlockState, TraceAction
 from gpuprobe.model.trace import COLUMNS, EventColumns, LiveColumns, MemoryTrace
 
-__all__ = ["Checks", "Ledger", "ledger"]
+__all__ = ["Checks", "Ledger", "ledger_of"]
 
 _MOST_BYTES = 1 << 61
 """Beyond this, sums could leave the 8 bytes of a column."""
@@ -145,7 +145,7 @@ class Ledger:
         return array("q", accumulate(delta, initial=held))
 
 
-def ledger(trace: MemoryTrace | Ledger) -> Ledger:
+def ledger_of(trace: MemoryTrace | Ledger) -> Ledger:
     """Match every free with its allocation. A ledger is returned as it is.
 
     Functions that take a trace also take its ledger, so that several of them share the pass.
@@ -239,7 +239,7 @@ def ledger(trace: MemoryTrace | Ledger) -> Ledger:
     stack.extend(baseline.stack)
     start.extend([-1] * len(baseline))
     requested.extend(baseline.size)
-    book = Ledger(
+    ledger = Ledger(
         trace=trace,
         events=count,
         made=made,
@@ -255,9 +255,9 @@ def ledger(trace: MemoryTrace | Ledger) -> Ledger:
     )
     if by_allocator:
         sizes = BlockSizes(trace, start, done, requested, baseline.address, final)
-        book.size = sizes.size
+        ledger.size = sizes.size
         checks.resized, checks.assumed_slack = sizes.resized, sizes.assumed
-    return book
+    return ledger
 
 
 def _where(events: EventColumns, event: int) -> dict[str, int]:

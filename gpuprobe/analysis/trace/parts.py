@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from gpuprobe.analysis.peak.peaks import PeakSite
 from gpuprobe.analysis.trace.evidence import Marks, Runs
 from gpuprobe.analysis.trace.frames import UserFrame, is_user_frame
-from gpuprobe.analysis.trace.ledger import Ledger, ledger
+from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.trace import Frame, MemoryTrace, StackTable
 
-__all__ = ["AFTER", "FIRST", "LATER", "Moment", "Part", "Traced", "traced"]
+__all__ = ["AFTER", "FIRST", "LATER", "TracePart", "TracePoint", "Traced", "traced"]
 
 FIRST, LATER, AFTER = "first", "later", "after the last"
 """The kinds of step: the first is where optimizer state is born; what follows the last full step
@@ -35,7 +35,7 @@ FIRST, LATER, AFTER = "first", "later", "after the last"
 
 
 @dataclass(slots=True)
-class Part:
+class TracePart:
     """A stretch of one trace, events ``[first, end)``. ``peak`` bytes were allocated after
     ``event``. ``site``: the line that called the model."""
 
@@ -50,7 +50,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TracePoint:
     """An instant: after ``event`` of trace number ``trace``, with ``bytes`` allocated."""
 
     trace: int
@@ -60,14 +60,14 @@ class Moment:
 
 @dataclass(slots=True)
 class Traced:
-    """The traces of one device, step by step, and their highest moments. ``steps[i]`` is the step
+    """The traces of one device, step by step, and their highest points. ``steps[i]`` is the step
     of trace number i, ``parts[i]`` its parts."""
 
     site: PeakSite
     steps: list[Step] = field(default_factory=list)
     names: list[int] = field(default_factory=list)  # which of the step's traces
-    parts: list[list[Part]] = field(default_factory=list)
-    ends: list[Moment] = field(default_factory=list)  # the last instant of each trace
+    parts: list[list[TracePart]] = field(default_factory=list)
+    ends: list[TracePoint] = field(default_factory=list)  # the last instant of each trace
     complete: bool = True  # every step has a trace
 
     def trace(self, number: int) -> MemoryTrace:
@@ -81,39 +81,39 @@ class Traced:
         trained = {part.site for part in every if part.saved}
         return [[_label(part, trained) for part in parts] for parts in self.parts]
 
-    def peak(self) -> Moment | None:
-        """The first of the highest moments of all."""
+    def peak(self) -> TracePoint | None:
+        """The first of the highest points of all."""
         return _highest(part for parts in self.parts for part in parts)
 
-    def phases(self) -> dict[str, Moment]:
-        """The highest moment of each phase."""
-        groups: dict[str, list[Part]] = {}
+    def phases(self) -> dict[str, TracePoint]:
+        """The highest point of each phase."""
+        groups: dict[str, list[TracePart]] = {}
         for names, parts in zip(self.labels(), self.parts, strict=True):
             for name, part in zip(names, parts, strict=True):
                 groups.setdefault(name, []).append(part)
         found = ((name, _highest(parts)) for name, parts in groups.items())
-        return {name: moment for name, moment in found if moment is not None}
+        return {name: point for name, point in found if point is not None}
 
-    def kinds_of_step(self) -> dict[str, Moment]:
-        """The highest moment of each kind of step."""
-        groups: dict[str, list[Part]] = {}
+    def kinds_of_step(self) -> dict[str, TracePoint]:
+        """The highest point of each kind of step."""
+        groups: dict[str, list[TracePart]] = {}
         first = self.site.rank.steps[0].index if self.site.rank.steps else 0
         for step, parts in zip(self.steps, self.parts, strict=True):
             kind = AFTER if step.ended_by == "end" else FIRST if step.index == first else LATER
             groups.setdefault(kind, []).extend(parts)
         found = ((name, _highest(parts)) for name, parts in groups.items())
-        return {name: moment for name, moment in found if moment is not None}
+        return {name: point for name, point in found if point is not None}
 
 
-def _label(part: Part, trained: set[Frame | None]) -> str:
+def _label(part: TracePart, trained: set[Frame | None]) -> str:
     if part.kind != "forward":
         return part.kind
     return "forward" if part.site is None or part.site in trained else "evaluation"
 
 
-def _highest(parts: Iterable[Part]) -> Moment | None:
+def _highest(parts: Iterable[TracePart]) -> TracePoint | None:
     best = max(parts, key=lambda part: (part.peak, -part.trace, -part.event), default=None)
-    return None if best is None else Moment(best.trace, best.event, best.peak)
+    return None if best is None else TracePoint(best.trace, best.event, best.peak)
 
 
 def _of_device(site: PeakSite, step: Step) -> Iterator[MemoryTrace]:
@@ -131,46 +131,46 @@ def traced(site: PeakSite, *, is_user: UserFrame = is_user_frame) -> Traced:
             break
         number = -1
         for number, trace in enumerate(_of_device(site, step)):
-            book = ledger(trace)
+            ledger = ledger_of(trace)
             found.steps.append(step)
             found.names.append(number)
             index = len(found.parts)
-            found.parts.append(_parts(book, index, is_user))
-            totals = book.allocated_after()
-            found.ends.append(Moment(index, book.events - 1, totals[-1]))
+            found.parts.append(_parts(ledger, index, is_user))
+            totals = ledger.allocated_after()
+            found.ends.append(TracePoint(index, ledger.events - 1, totals[-1]))
         if number < 0 and step.ended_by != "end":
             found.complete = False
     found.complete = found.complete and bool(found.parts)
     return found
 
 
-def _parts(book: Ledger, number: int, is_user: UserFrame) -> list[Part]:
-    runs = Runs(book, Marks(book.trace.stacks))
-    sites = _Sites(book.trace.stacks, is_user)
-    parts: list[Part] = []
-    for row in range(book.made):
-        kind = runs.kind(runs.at(book.start[row])) or "forward"
-        site = sites.of(book.stack[row]) if kind == "forward" else None
+def _parts(ledger: Ledger, number: int, is_user: UserFrame) -> list[TracePart]:
+    runs = Runs(ledger, Marks(ledger.trace.stacks))
+    sites = _Sites(ledger.trace.stacks, is_user)
+    parts: list[TracePart] = []
+    for row in range(ledger.made):
+        kind = runs.kind(runs.at(ledger.start[row])) or "forward"
+        site = sites.of(ledger.stack[row]) if kind == "forward" else None
         now = parts[-1] if parts else None
         if number == 0 and kind == "forward" and site is None and (not now or now.kind == "setup"):
             kind = "setup"
         if now is None or now.kind != kind or (site is not None and site != now.site):
-            parts.append(Part(number, kind, site, book.start[row]))
-    totals = book.allocated_after()
+            parts.append(TracePart(number, kind, site, ledger.start[row]))
+    totals = ledger.allocated_after()
     for index, part in enumerate(parts):
-        part.end = parts[index + 1].first if index + 1 < len(parts) else book.events
+        part.end = parts[index + 1].first if index + 1 < len(parts) else ledger.events
         span = totals[part.first + 1 : part.end + 1]
         part.peak = max(span)
         part.event = part.first + span.index(part.peak)
     if not parts:
-        parts.append(Part(number, "forward", None, 0, book.events, max(totals)))
+        parts.append(TracePart(number, "forward", None, 0, ledger.events, max(totals)))
         parts[0].event = totals.index(max(totals)) - 1
     at = 0
-    for row in range(book.made):
-        while at + 1 < len(parts) and parts[at + 1].first <= book.start[row]:
+    for row in range(ledger.made):
+        while at + 1 < len(parts) and parts[at + 1].first <= ledger.start[row]:
             at += 1
-        freed = book.freed[row]
-        if not parts[at].saved and freed < book.events:
+        freed = ledger.freed[row]
+        if not parts[at].saved and freed < ledger.events:
             parts[at].saved = runs.kind(runs.at(freed)) == "backward"
     return parts
 

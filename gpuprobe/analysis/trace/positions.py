@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 
 from gpuprobe.analysis.trace.categories import categories
-from gpuprobe.analysis.trace.ledger import Ledger, ledger
+from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.memory import Category
 from gpuprobe.model.trace import MemoryTrace
 
-__all__ = ["Instants"]
+__all__ = ["Positions"]
 
 _MARKS = 64
 """Positions at which what is alive is kept."""
@@ -26,28 +26,28 @@ _BLOCK = 256
 """Positions whose highest is kept with its bands, for plots of long stretches."""
 
 
-class Instants:
+class Positions:
     """A trace, prepared. ``codes`` is the `Category.code` of each row of the ledger."""
 
     def __init__(self, trace: MemoryTrace | Ledger) -> None:
-        book = self.book = ledger(trace)
-        self.allocated = book.allocated_after()
-        self.codes = bytes(categories(book, range(len(book))))
-        self._spacing = max(1, -(-(book.events + 1) // _MARKS))
+        ledger = self.ledger = ledger_of(trace)
+        self.allocated = ledger.allocated_after()
+        self.codes = bytes(categories(ledger, range(len(ledger))))
+        self._spacing = max(1, -(-(ledger.events + 1) // _MARKS))
         self._marks = self._find_marks()
         self._tops = array("q")
         self._find_tops()
-        self._bands = _bands(range(len(book)), book, self.codes, self._tops)
+        self._bands = _bands(range(len(ledger)), ledger, self.codes, self._tops)
 
     def __len__(self) -> int:
         """The number of positions."""
-        return self.book.events + 1
+        return self.ledger.events + 1
 
     def _find_marks(self) -> list[array[int]]:
         """The rows that are active at every ``_spacing``-th position."""
-        book = self.book
-        start, done, made = book.start, book.done, book.made
-        alive: Iterable[int] = range(made, len(book))
+        ledger = self.ledger
+        start, done, made = ledger.start, ledger.done, ledger.made
+        alive: Iterable[int] = range(made, len(ledger))
         marks, low = [], 0
         for position in range(0, len(self), self._spacing):
             event = position - 1
@@ -65,18 +65,18 @@ class Instants:
 
     def active(self, position: int) -> list[int]:
         """The rows that are allocated or pending at a position: baseline first, then by start."""
-        book, event = self.book, position - 1
+        ledger, event = self.ledger, position - 1
         mark = position // self._spacing
-        done = book.done
-        low = bisect_right(book.start, mark * self._spacing - 1, 0, book.made)
-        high = bisect_right(book.start, event, low, book.made)
+        done = ledger.done
+        low = bisect_right(ledger.start, mark * self._spacing - 1, 0, ledger.made)
+        high = bisect_right(ledger.start, event, low, ledger.made)
         rows = [row for row in self._marks[mark] if done[row] > event]
         rows += [row for row, end in enumerate(done[low:high], low) if end > event]
         return rows
 
     def alive(self, position: int) -> list[int]:
         """The rows that are allocated at a position; their sizes sum to ``allocated`` there."""
-        freed, event = self.book.freed, position - 1
+        freed, event = self.ledger.freed, position - 1
         return [row for row in self.active(position) if freed[row] > event]
 
     def highest(self, first: int, end: int) -> int:
@@ -119,20 +119,20 @@ class Instants:
         if all(p < len(tops) and tops[p] == at for p, at in zip(places, positions, strict=True)):
             found = {c: array("q", map(b.__getitem__, places)) for c, b in self._bands.items()}
             return {category: band for category, band in found.items() if any(band)}
-        book = self.book
-        low = bisect_right(book.start, positions[0] - 1, 0, book.made)
-        high = bisect_right(book.start, positions[-1] - 1, low, book.made)
+        ledger = self.ledger
+        low = bisect_right(ledger.start, positions[0] - 1, 0, ledger.made)
+        high = bisect_right(ledger.start, positions[-1] - 1, low, ledger.made)
         rows = [*self.alive(positions[0]), *range(low, high)]
-        return _bands(rows, book, self.codes, positions)
+        return _bands(rows, ledger, self.codes, positions)
 
 
 def _bands(
-    rows: Iterable[int], book: Ledger, codes: Sequence[int], positions: Sequence[int]
+    rows: Iterable[int], ledger: Ledger, codes: Sequence[int], positions: Sequence[int]
 ) -> dict[Category, array[int]]:
     """Allocated bytes of ``rows`` by category at each of the rising positions."""
     count = len(positions)
     deltas: dict[int, list[int]] = {code: [0] * (count + 1) for code in set(codes)}
-    start, freed, size = book.start, book.freed, book.size
+    start, freed, size = ledger.start, ledger.freed, ledger.size
     for row in rows:
         delta, amount = deltas[codes[row]], size[row]
         delta[bisect_left(positions, start[row] + 1)] += amount

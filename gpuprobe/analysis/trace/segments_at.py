@@ -11,7 +11,7 @@ from itertools import compress
 
 from gpuprobe.allocator.rules import SMALL_LIMIT, SMALL_SEGMENT
 from gpuprobe.analysis.trace.columns import selector
-from gpuprobe.analysis.trace.ledger import Ledger, ledger
+from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
@@ -31,21 +31,21 @@ def layout_at(trace: MemoryTrace | Ledger, event: int) -> tuple[Segment, ...] | 
     pool's), that of unmapped pages by the blocks that were in them. `Unavailable` without
     final segments, and where the trace contradicts them.
     """
-    book = ledger(trace)
-    if not book.trace.segments:
+    ledger = ledger_of(trace)
+    if not ledger.trace.segments:
         return Unavailable("no segments were recorded", ReadStatus.NOT_COLLECTED)
-    segments = sorted(_segments_at(book, event), key=lambda s: s.address)
+    segments = sorted(_segments_at(ledger, event), key=lambda s: s.address)
     starts = [segment.address for segment in segments]
     rows = [
         row
-        for row, (start, done) in enumerate(zip(book.start, book.done, strict=True))
+        for row, (start, done) in enumerate(zip(ledger.start, ledger.done, strict=True))
         if start <= event < done
     ]
     blocks: list[list[Block]] = [[] for _ in segments]
-    addresses = book.values("address", rows)
+    addresses = ledger.values("address", rows)
     for address, row in sorted(zip(addresses, rows, strict=True)):
         index = bisect_right(starts, address) - 1
-        size = book.size[row]
+        size = ledger.size[row]
         if index < 0 or address + size > segments[index].address + segments[index].total_size:
             return Unavailable(f"the block at {address:#x} lies in no segment of that moment")
         inside = blocks[index]
@@ -54,8 +54,8 @@ def layout_at(trace: MemoryTrace | Ledger, event: int) -> tuple[Segment, ...] | 
             return Unavailable(f"two blocks of that moment overlap at {address:#x}")
         if address > end:
             inside.append(Block(end, address - end, 0, BlockState.INACTIVE))
-        state = BlockState.ALLOCATED if event < book.freed[row] else BlockState.PENDING_FREE
-        inside.append(Block(address, size, book.requested[row], state, book.stack[row]))
+        state = BlockState.ALLOCATED if event < ledger.freed[row] else BlockState.PENDING_FREE
+        inside.append(Block(address, size, ledger.requested[row], state, ledger.stack[row]))
     return tuple(_filled(segment, inside) for segment, inside in zip(segments, blocks, strict=True))
 
 
@@ -82,12 +82,12 @@ def _like(segment: Segment, address: int, size: int, blocks: tuple[Block, ...] =
     )
 
 
-def _segments_at(book: Ledger, event: int) -> list[Segment]:
+def _segments_at(ledger: Ledger, event: int) -> list[Segment]:
     """The final segments with all later segment events undone, without their blocks."""
-    events, trace = book.trace.events, book.trace
+    events, trace = ledger.trace.events, ledger.trace
     found = {segment.address: segment for segment in trace.segments}
     device = trace.segments[0].device
-    marked = compress(range(book.events), selector(events.action, _ALLOC, _FREE, _MAP, _UNMAP))
+    marked = compress(range(ledger.events), selector(events.action, _ALLOC, _FREE, _MAP, _UNMAP))
     streams, pools = events.column("stream"), events.column("pool")
     kinds: _Kinds | None = None
     for index in reversed([i for i in marked if i > event]):
@@ -101,7 +101,7 @@ def _segments_at(book: Ledger, event: int) -> list[Segment]:
         elif action == _MAP:
             _cut(found, address, size)
         else:
-            kinds = kinds or _Kinds(book)
+            kinds = kinds or _Kinds(ledger)
             kind = kinds.of(address, address + size)
             pool = trace.pools[pools[index]]
             added = Segment(device, address, size, streams[index], kind, pool, True)
@@ -112,10 +112,10 @@ def _segments_at(book: Ledger, event: int) -> list[Segment]:
 class _Kinds:
     """Which pool a range of pages belonged to, told by a block that was ever in it."""
 
-    def __init__(self, book: Ledger) -> None:
-        addresses = book.values("address", range(len(book)))
-        self._rows = sorted(zip(addresses, book.size, strict=True))
-        settings = book.trace.settings or AllocatorSettings()
+    def __init__(self, ledger: Ledger) -> None:
+        addresses = ledger.values("address", range(len(ledger)))
+        self._rows = sorted(zip(addresses, ledger.size, strict=True))
+        settings = ledger.trace.settings or AllocatorSettings()
         self._page = settings.large_segment_size
 
     def of(self, start: int, end: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import compress
 
 from gpuprobe.analysis.trace.columns import selector
-from gpuprobe.analysis.trace.ledger import Ledger, ledger
+from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
@@ -38,16 +38,16 @@ class Timeline:
 
 def timeline(trace: MemoryTrace | Ledger) -> Timeline:
     """Every point of the trace. `thin` makes fewer of them for a screen."""
-    book = ledger(trace)
-    events = book.trace.events
-    times = array("q", events.time_us) or array("q", bytes(8 * book.events))
+    ledger = ledger_of(trace)
+    events = ledger.trace.events
+    times = array("q", events.time_us) or array("q", bytes(8 * ledger.events))
     return Timeline(
-        device=book.trace.device,
-        event=range(-1, book.events),
+        device=ledger.trace.device,
+        event=range(-1, ledger.events),
         time_us=times[:1] + times if times else array("q", [0]),
-        allocated=book.allocated_after(),
-        active=book.active_after(),
-        reserved=_reserved(book),
+        allocated=ledger.allocated_after(),
+        active=ledger.active_after(),
+        reserved=_reserved(ledger),
     )
 
 
@@ -56,23 +56,23 @@ _SHRINKS = {TraceAction.SEGMENT_FREE.code: -1, TraceAction.SEGMENT_UNMAP.code: -
 _SIGN = _GROWS | _SHRINKS
 
 
-def _reserved(book: Ledger) -> Sequence[int] | Unavailable:
+def _reserved(ledger: Ledger) -> Sequence[int] | Unavailable:
     """Worked out backwards from the final segments, which alone tell the absolute level."""
-    trace = book.trace
+    trace = ledger.trace
     if not trace.segments:
         return Unavailable(
             "the trace has no segments, so the reserved level is not known",
             ReadStatus.NOT_COLLECTED,
         )
     events = trace.events
-    marked = list(compress(range(book.events), selector(events.action, *_SIGN)))
+    marked = list(compress(range(ledger.events), selector(events.action, *_SIGN)))
     changes = [_SIGN[events.action[event]] * events.size[event] for event in marked]
     level = sum(segment.total_size for segment in trace.segments) - sum(changes)
     found = array("q")
     for event, change in zip(marked, changes, strict=True):
         found += array("q", [level]) * (event + 1 - len(found))
         level += change
-    found += array("q", [level]) * (book.events + 1 - len(found))
+    found += array("q", [level]) * (ledger.events + 1 - len(found))
     return found
 
 

@@ -18,7 +18,7 @@ from operator import ne
 
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.evidence import Marks, Runs
-from gpuprobe.analysis.trace.ledger import Ledger, ledger
+from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.timeline import Timeline, thin, timeline
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import Category
@@ -88,12 +88,12 @@ class Track:
         """Whether every event has its point: nothing was thinned."""
         return len(self.at) == self.events + len(self.chunks)
 
-    def add(self, book: Ledger, points: int) -> None:
+    def add(self, ledger: Ledger, points: int) -> None:
         """Put a trace at the end. Raises DataError where it is damaged."""
-        line = thin(timeline(book), points)
+        line = thin(timeline(ledger), points)
         first = self.chunks[-1].first + self.chunks[-1].events + 1 if self.chunks else 0
-        self.chunks.append(Chunk(book.trace.step, first, book.events))
-        self.events += book.events
+        self.chunks.append(Chunk(ledger.trace.step, first, ledger.events))
+        self.events += ledger.events
         before = len(self)
         self.at.extend(event + 1 + first for event in line.event)
         self.time_us.extend(line.time_us)
@@ -103,13 +103,13 @@ class Track:
             self.reserved = line.reserved
         elif not isinstance(self.reserved, Unavailable):
             self.reserved.extend(line.reserved)
-        found = bands(book, line.event)
+        found = bands(ledger, line.event)
         for category in found.keys() - self.bands.keys():
             self.bands[category] = array("q", bytes(8 * before))
         nothing = array("q", bytes(8 * len(line)))
         for category, column in self.bands.items():
             column.extend(found.get(category, nothing))
-        phases, source = spans(book)
+        phases, source = spans(ledger)
         self.phases.extend(Span(s.first + first, s.end + first, s.name) for s in phases)
         self.phases_from = self.phases_from or source
 
@@ -142,15 +142,15 @@ def tracks(
     left_out: dict[tuple[int, str], None] = {}
     problems: list[str] = []
     for rank in recording.ranks:
-        for book in _books(rank, problems):
-            key = (rank.session.rank, book.trace.device)
+        for ledger in _ledgers(rank, problems):
+            key = (rank.session.rank, ledger.trace.device)
             track = found.get(key)
             if track is None:
                 if len(found) >= most:
                     left_out[key] = None
                     continue
                 track = found[key] = Track(*key)
-            track.add(book, points)
+            track.add(ledger, points)
             if len(track) > 2 * points:
                 track.thinned(points)
     total = sum(len(track) for track in found.values())
@@ -167,36 +167,38 @@ def tracks(
     return list(found.values()), problems
 
 
-def _books(rank: RankRecording, problems: list[str]) -> Iterator[Ledger]:
+def _ledgers(rank: RankRecording, problems: list[str]) -> Iterator[Ledger]:
     """The traces of a rank in the order of its steps; what cannot be read is said."""
     if not rank.steps:
         for trace in rank.load_traces():
-            yield ledger(trace)
+            yield ledger_of(trace)
         return
     for step in rank.steps:
         try:
             for trace in rank.traces_of(step):
-                yield ledger(trace)
+                yield ledger_of(trace)
         except DataError as error:
             problems.append(f"rank {rank.session.rank}, step {step.index}: {error}")
 
 
-def bands(book: Ledger, events: Sequence[int]) -> dict[Category, array[int]]:
+def bands(ledger: Ledger, events: Sequence[int]) -> dict[Category, array[int]]:
     """Allocated bytes by category just after each of ``events`` (rising; -1: before the first).
 
     At every one of them the bands sum to the allocated bytes.
     """
-    codes = categories(book, range(len(book)))
+    codes = categories(ledger, range(len(ledger)))
     # place[e + 1]: the first of the asked events that is not before event e.
-    place = array("q", [0]) * (book.events + 2)
+    place = array("q", [0]) * (ledger.events + 2)
     count = len(events)
     low = -1
     for index, event in enumerate(events):
         place[low + 1 : event + 2] = array("q", [index]) * (event + 1 - low)
         low = event + 1
-    place[low + 1 :] = array("q", [count]) * (book.events + 1 - low)
+    place[low + 1 :] = array("q", [count]) * (ledger.events + 1 - low)
     deltas: dict[int, list[int]] = {code: [0] * (count + 1) for code in set(codes)}
-    for code, start, freed, size in zip(codes, book.start, book.freed, book.size, strict=True):
+    for code, start, freed, size in zip(
+        codes, ledger.start, ledger.freed, ledger.size, strict=True
+    ):
         delta = deltas[code]
         delta[place[start + 1]] += size
         delta[place[freed + 1]] -= size
@@ -206,36 +208,38 @@ def bands(book: Ledger, events: Sequence[int]) -> dict[Category, array[int]]:
     }
 
 
-def spans(book: Ledger) -> tuple[list[Span], str]:
+def spans(ledger: Ledger) -> tuple[list[Span], str]:
     """The phases of a trace, and where they come from (`Track.phases_from`).
 
     As recorded with the events; else as forward, backward, optimizer and data, by the stacks.
     """
-    column = book.trace.events.phase
-    if len(column) == book.events and any(column):
-        strings = book.trace.stacks.strings
-        starts = [0, *compress(range(1, book.events), map(ne, column, column[1:]))]
-        ends = [*starts[1:], book.events]
+    column = ledger.trace.events.phase
+    if len(column) == ledger.events and any(column):
+        strings = ledger.trace.stacks.strings
+        starts = [0, *compress(range(1, ledger.events), map(ne, column, column[1:]))]
+        ends = [*starts[1:], ledger.events]
         found = [
             Span(first + 1, end + 1, strings[column[first]])
             for first, end in zip(starts, ends, strict=True)
             if column[first]
         ]
         return found, "recorded"
-    runs = Runs(book, Marks(book.trace.stacks))
+    runs = Runs(ledger, Marks(ledger.trace.stacks))
     if not runs.seen:
         return [], ""
-    return [Span(first + 1, end + 1, kind) for first, end, kind in _stretches(book, runs)], "stacks"
+    return [
+        Span(first + 1, end + 1, kind) for first, end, kind in _stretches(ledger, runs)
+    ], "stacks"
 
 
-def _stretches(book: Ledger, runs: Runs) -> Iterator[tuple[int, int, str]]:
+def _stretches(ledger: Ledger, runs: Runs) -> Iterator[tuple[int, int, str]]:
     """(first event, end, kind) of every stretch of work."""
-    starts = book.start[: book.made]
+    starts = ledger.start[: ledger.made]
     event = 0
-    while event < book.events:
+    while event < ledger.events:
         run = runs.at(event)
         if run + 1 >= len(runs):
-            end = book.events
+            end = ledger.events
         else:
             # The next stretch begins with the first allocation that is in it.
             end = starts[bisect_left(starts, run + 1, key=runs.at)]

@@ -6,7 +6,7 @@ from typing import Any, Final, TextIO
 
 from gpuprobe.allocator.replays.replay import Divergence, TraceReplay
 from gpuprobe.allocator.replays.results import ReplayResult, TraceResult
-from gpuprobe.allocator.replays.whatif import LIMITS, Outcome, Range
+from gpuprobe.allocator.replays.whatif import LIMITS, Range, WhatIfOutcome
 from gpuprobe.allocator.settings import to_conf
 from gpuprobe.model.document import header
 from gpuprobe.model.document import write as write_document
@@ -96,7 +96,7 @@ def _divergence(divergence: Divergence | None) -> dict[str, Any] | None:
     }
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
+def _outcome(outcome: WhatIfOutcome) -> dict[str, Any]:
     return {
         "change": outcome.change,
         "settings": to_conf(outcome.settings),

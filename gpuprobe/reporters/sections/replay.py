@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gpuprobe.allocator.replays.replay import TraceReplay
 from gpuprobe.allocator.replays.results import ReplayResult, TraceResult
-from gpuprobe.allocator.replays.whatif import LIMITS, Advice, Outcome, Range
+from gpuprobe.allocator.replays.whatif import LIMITS, Range, SettingsAdvice, WhatIfOutcome
 from gpuprobe.allocator.settings import to_conf
 from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.reporters.sections.parts import (
@@ -76,7 +76,7 @@ def _verdict(recorded: TraceReplay) -> list[Line]:
     ]
 
 
-def _asked(trace: TraceResult, baseline: Outcome) -> list[Section]:
+def _asked(trace: TraceResult, baseline: WhatIfOutcome) -> list[Section]:
     parts: list[Part] = []
     if not trace.recorded.exact:
         text = "the recorded run was not reproduced, so what follows may be wrong"
@@ -94,7 +94,7 @@ def _asked(trace: TraceResult, baseline: Outcome) -> list[Section]:
     return found
 
 
-_Row = tuple[str, Callable[[Outcome], Range], Callable[[int], str]]
+_Row = tuple[str, Callable[[WhatIfOutcome], Range], Callable[[int], str]]
 
 _ROWS: tuple[_Row, ...] = (
     ("peak reserved", lambda o: o.peak_reserved, human_bytes),
@@ -106,7 +106,7 @@ _ROWS: tuple[_Row, ...] = (
 )
 
 
-def _comparison(baseline: Outcome, outcome: Outcome) -> tuple[Part, ...]:
+def _comparison(baseline: WhatIfOutcome, outcome: WhatIfOutcome) -> tuple[Part, ...]:
     rows = [
         Row((name, _span(pick(baseline), show), _span(pick(outcome), show)))
         for name, pick, show in _ROWS
@@ -130,7 +130,7 @@ def _span(value: Range, show: Callable[[int], str]) -> str:
     return f"{show(value.least)} to {show(value.most)}"
 
 
-def _oom(outcome: Outcome) -> str:
+def _oom(outcome: WhatIfOutcome) -> str:
     if outcome.would_oom == 0:
         return "no"
     if outcome.would_oom == outcome.orders:
@@ -138,7 +138,7 @@ def _oom(outcome: Outcome) -> str:
     return f"in {outcome.would_oom} of {outcome.orders} orders"
 
 
-def _advice(advice: Advice) -> list[Section]:
+def _advice(advice: SettingsAdvice) -> list[Section]:
     best = advice.best
     tried = f"{len(advice.tried)} settings tried"
     parts: tuple[Part, ...]

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.frames import Lines
-from gpuprobe.analysis.trace.ledger import Ledger, ledger
+from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.timeline import thin, timeline
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import MemoryTrace
@@ -88,7 +88,7 @@ def _events(
         else:
             clock = range(shift, shift + len(trace.events))
             shift += len(trace.events)
-        yield from _device(trace, ledger(trace), pid, part, clock, large)
+        yield from _device(trace, ledger_of(trace), pid, part, clock, large)
         if timed:
             yield from _annotations(trace, pid, origin or 0)
 
@@ -98,9 +98,9 @@ def _metadata(pid: int, tid: int, name: str, text: str) -> Event:
 
 
 def _device(
-    trace: MemoryTrace, book: Ledger, pid: int, part: int, clock: Sequence[int], large: int
+    trace: MemoryTrace, ledger: Ledger, pid: int, part: int, clock: Sequence[int], large: int
 ) -> Iterator[Event]:
-    line = thin(timeline(book), POINTS)
+    line = thin(timeline(ledger), POINTS)
     reserved = None if isinstance(line.reserved, Unavailable) else line.reserved
     for i, event in enumerate(line.event):
         held = {"allocated": line.allocated[i], "pending": line.active[i] - line.allocated[i]}
@@ -110,7 +110,7 @@ def _device(
             args = {"reserved": reserved[i]}
             yield {"ph": "C", "pid": pid, "ts": when, "name": "bytes reserved", "args": args}
     yield from _phases(trace, pid, clock)
-    yield from _slices(trace, book, pid, part, clock, large)
+    yield from _slices(trace, ledger, pid, part, clock, large)
     oom = TraceAction.OOM.code
     sizes, free = trace.events.size, trace.events.column("device_free")
     for i, action in enumerate(trace.events.action):
@@ -136,7 +136,7 @@ def _phases(trace: MemoryTrace, pid: int, clock: Sequence[int]) -> Iterator[Even
 
 
 def _slices(
-    trace: MemoryTrace, book: Ledger, pid: int, part: int, clock: Sequence[int], large: int
+    trace: MemoryTrace, ledger: Ledger, pid: int, part: int, clock: Sequence[int], large: int
 ) -> Iterator[Event]:
     lines = Lines(trace.stacks)
     last = clock[-1] if clock else 0
@@ -144,19 +144,19 @@ def _slices(
     strings = trace.stacks.strings
     rows = [
         row
-        for row, (size, freed) in enumerate(zip(book.size, book.freed, strict=True))
+        for row, (size, freed) in enumerate(zip(ledger.size, ledger.freed, strict=True))
         if size >= large and freed >= 0
     ]
     looked_up = zip(
         rows,
-        categories(book, rows),
-        book.values("module", rows),
-        book.values("address", rows),
+        categories(ledger, rows),
+        ledger.values("module", rows),
+        ledger.values("address", rows),
         strict=True,
     )
     for row, category, module, address in looked_up:
-        start, freed, stack = book.start[row], book.freed[row], book.stack[row]
-        size, asked = book.size[row], book.requested[row]
+        start, freed, stack = ledger.start[row], ledger.freed[row], ledger.stack[row]
+        size, asked = ledger.size[row], ledger.requested[row]
         common = {
             "cat": "allocation",
             "id": f"{part}.{row}",

@@ -20,7 +20,7 @@ from gpuprobe.model.run.session import BlindSpot, Collective
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.patching import patch
 
-__all__ = ["BLIND_SPOT", "DDP", "Collectives"]
+__all__ = ["BLIND_SPOT", "DDP", "CollectiveCalls"]
 
 DDP = "all_reduce (DistributedDataParallel)"
 
@@ -68,7 +68,7 @@ class _Nesting(threading.local):
     inner = 0  # bytes of the calls inside the outermost one
 
 
-class Collectives:
+class CollectiveCalls:
     """The calls since the last `take`, while installed. Counts those of all threads: FSDP2's are
     made by the threads of the autograd engine.
     """

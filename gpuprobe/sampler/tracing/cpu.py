@@ -28,7 +28,7 @@ from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.patching import patch
 from gpuprobe.sampler.base import DeviceMark
 from gpuprobe.sampler.interruptions import from_program
-from gpuprobe.sampler.tracing.notes import ModuleNames
+from gpuprobe.sampler.tracing.module_calls import ModuleNames
 from gpuprobe.sampler.tracing.tensors import Known, plain_tensors
 
 __all__ = ["BLIND_SPOTS", "CpuTrace"]

@@ -16,7 +16,7 @@ import torch
 from gpuprobe.model.memory import BlockState, TraceAction
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.trace import EventColumns, MemoryTrace, StackTable
-from gpuprobe.sampler.tracing.notes import Notes
+from gpuprobe.sampler.tracing.module_calls import ModuleCalls
 from gpuprobe.sampler.tracing.tensors import Known
 
 __all__ = ["BLIND_SPOTS", "FOREIGN_HISTORY", "CudaTrace", "layout_now"]
@@ -53,7 +53,7 @@ class CudaTrace:
         self._convert = convert
         self._on = False
         self._before = Before({}, {})
-        self.notes = Notes()
+        self.notes = ModuleCalls()
 
     def begin(self) -> bool:
         """Start the history of a step. False where the program records its own."""
@@ -110,7 +110,7 @@ def layout_now(
     step: int,
     known: Iterable[Known],
     before: Before | None = None,
-    notes: Notes | None = None,
+    notes: ModuleCalls | None = None,
 ) -> list[MemoryTrace]:
     """Every device's segments as they are now, with whatever history there is. ``before``: what
     was known when that history began; ``notes``: on what has happened since.

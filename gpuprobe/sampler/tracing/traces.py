@@ -12,12 +12,12 @@ from gpuprobe.model.run.session import BlindSpot, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 from gpuprobe.sampler.base import Sink
-from gpuprobe.sampler.timeline import Segment, Timeline
+from gpuprobe.sampler.timeline import PhaseSpan, PhaseTimeline
 
 if TYPE_CHECKING:
     from gpuprobe.sampler.tracing.cpu import CpuTrace
     from gpuprobe.sampler.tracing.cuda import CudaTrace
-    from gpuprobe.sampler.tracing.notes import Notes
+    from gpuprobe.sampler.tracing.module_calls import ModuleCalls
 
 __all__ = ["Traces", "chosen_steps", "exact_peak"]
 
@@ -56,10 +56,10 @@ def chosen_steps(text: str) -> Callable[[int], bool]:
     return lambda index: any(index in steps for steps in ranges)
 
 
-def exact_peak(segments: list[Segment]) -> int:
+def exact_peak(spans: list[PhaseSpan]) -> int:
     """The largest peak of any device that is known exactly; -1 where none is. Bytes."""
     return max(
-        (m.exact_peak for s in segments for m in s.end.devices if m.exact_peak is not None),
+        (m.exact_peak for s in spans for m in s.end.devices if m.exact_peak is not None),
         default=-1,
     )
 
@@ -104,11 +104,11 @@ class Traces:
         return self.cpu is not None or self.cuda is not None
 
     @property
-    def modules(self) -> CpuTrace | Notes | None:
+    def modules(self) -> CpuTrace | ModuleCalls | None:
         """Who wants to know of module calls and of models' inputs."""
         return self.cpu if self.cuda is None else self.cuda.notes
 
-    def start_cpu(self, timeline: Timeline, on_fault: Callable[[Exception], None]) -> CpuTrace:
+    def start_cpu(self, timeline: PhaseTimeline, on_fault: Callable[[Exception], None]) -> CpuTrace:
         """Follow every storage on the CPU from now on."""
         from gpuprobe.sampler.hooks.discover import live_tensors
         from gpuprobe.sampler.tracing.cpu import BLIND_SPOTS, CpuTrace
@@ -162,9 +162,9 @@ class Traces:
             return self._chosen(index)
         return index < FIRST_STEPS or index == self._odd
 
-    def _look_for_oddities(self, index: int, segments: list[Segment]) -> None:
+    def _look_for_oddities(self, index: int, spans: list[PhaseSpan]) -> None:
         """Have the next step traced, if this one set a new peak or made the allocator retry."""
-        marks = [mark for segment in segments for mark in segment.end.devices]
+        marks = [mark for span in spans for mark in span.end.devices]
         peak = max(
             (m.peak_allocated for m in marks if isinstance(m.peak_allocated, int)), default=0
         )
@@ -201,14 +201,14 @@ class Traces:
     def collect(
         self,
         index: int,
-        segments: list[Segment],
+        spans: list[PhaseSpan],
         known: Mapping[int, Any],
         *,
         out_of_memory: bool = False,
     ) -> tuple[str, ...]:
         """The names of the traces written for the step that ends now."""
         if self.cpu is not None:
-            return self._collect_cpu(self.cpu, index, segments, known, out_of_memory)
+            return self._collect_cpu(self.cpu, index, spans, known, out_of_memory)
         if out_of_memory and self._convert is not None:
             # The exception still holds the frames, and so the tensors, of the failed step.
             if self.cuda is not None:
@@ -217,7 +217,7 @@ class Traces:
 
             return self._save(layout_now(self._convert, index, known.values()))
         if self.cuda is not None:
-            self._look_for_oddities(index, segments)
+            self._look_for_oddities(index, spans)
             return self._save(self.cuda.collect(index, known.values()))
         return ()
 
@@ -225,12 +225,12 @@ class Traces:
         self,
         cpu: CpuTrace,
         index: int,
-        segments: list[Segment],
+        spans: list[PhaseSpan],
         known: Mapping[int, Any],
         out_of_memory: bool,
     ) -> tuple[str, ...]:
         cpu.mark_known(known)
-        peak = exact_peak(segments)
+        peak = exact_peak(spans)
         highest = peak > self.peak
         self.peak = max(self.peak, peak)
         kept = highest if self._chosen is None else False

@@ -348,10 +348,10 @@ class TracePane(Vertical):
             none = "" if self._names else "no trace: needs a recording at level 'trace'"
             self._bands.update(Text(visible(self._problem) or reading or none))
             return
-        self._columns = look.instants.plot(self._first, self._end, width - LABEL)
+        self._columns = look.positions.plot(self._first, self._end, width - LABEL)
         count = len(self._columns)
         wide = max(1, (width - LABEL) // count)
-        bands = look.instants.bands(self._columns)
+        bands = look.positions.bands(self._columns)
         reserved = look.reserved
         levels = None
         if not isinstance(reserved, Unavailable):

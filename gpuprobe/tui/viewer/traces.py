@@ -61,7 +61,7 @@ class OpenTraces:
 def peak_of(look: TraceInspector) -> StepPeak:
     """The highest moment of a trace."""
     event = look.event(look.peak)
-    rows = look.instants.alive(look.peak)
+    rows = look.positions.alive(look.peak)
 
     def shares(grouping: str) -> tuple[Share, ...]:
         groups = look.grouped(rows, grouping)

@@ -14,7 +14,7 @@ from sinks import KeepingSink
 
 import gpuprobe
 from gpuprobe.analysis.trace.categories import categories
-from gpuprobe.analysis.trace.ledger import ledger
+from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.api.watch import _convert
 from gpuprobe.model.memory import Category
 from gpuprobe.model.trace import MemoryTrace
@@ -158,13 +158,13 @@ def test_on_a_gpu_stacks_and_lifetimes_tell(again: bool) -> None:
     with gpuprobe.virtual_gpu("a100-40gb"), Recorder(sink, level="trace", convert=_convert):
         program()
     assert sink.ends[0].gpuprobe_faults == ()
-    book = ledger(trace_of(sink, 1))
-    rows = [row for row in range(book.made) if book.requested[row] == size]
-    found = Counter(Category.from_code(code) for code in categories(book, rows))
+    ledger = ledger_of(trace_of(sink, 1))
+    rows = [row for row in range(ledger.made) if ledger.requested[row] == size]
+    found = Counter(Category.from_code(code) for code in categories(ledger, rows))
     assert found[Category.ACTIVATION] >= 4  # two a call of the closure, and two calls
     assert found[Category.OPTIMIZER_STATE] == found[Category.GRADIENT] == 0
     if again:
-        stacks = [book.trace.stacks.frames_of(book.stack[row]) for row in rows]
+        stacks = [ledger.trace.stacks.frames_of(ledger.stack[row]) for row in rows]
         assert any(frame.name == "recompute_fn" for stack in stacks for frame in stack)
 
 

@@ -11,14 +11,14 @@ from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.sampler.background import Background
 from gpuprobe.sampler.base import AtEnd, Mark, Sink
 from gpuprobe.sampler.interruptions import from_program
-from gpuprobe.sampler.timeline import Segment, assemble
+from gpuprobe.sampler.timeline import PhaseSpan, assemble
 from gpuprobe.sampler.tracing.traces import Traces
 
 if TYPE_CHECKING:
     from gpuprobe.sampler.gpu_clock import GpuClock
-    from gpuprobe.sampler.sources import DeviceUse, Reader
+    from gpuprobe.sampler.sources import DeviceUse, MarkReader
 
-__all__ = ["WRITE_TIMEOUT", "StepEnd"]
+__all__ = ["WRITE_TIMEOUT", "StepWriter"]
 
 WRITE_TIMEOUT = 30.0
 """Seconds that the end of a recording waits for a disk that is slow to take the last steps."""
@@ -31,7 +31,7 @@ _NO_CPU_COUNTERS = Unavailable(
 Write = Callable[[Callable[[], object]], None]
 
 
-class StepEnd:
+class StepWriter:
     """The ends of one recorder's steps. Made once torch is there."""
 
     def __init__(
@@ -42,18 +42,18 @@ class StepEnd:
         on_fault: Callable[[Exception], None],
     ) -> None:
         """``write`` runs what writes to ``sink``, and survives a full disk."""
-        from gpuprobe.sampler.tracing.census import Census
+        from gpuprobe.sampler.tracing.tensor_sums import TensorSums
 
         self._sink = sink
         self._write = write
         self._traces = traces
-        self._census = Census()
+        self._tensor_sums = TensorSums()
         self._background = Background(on_fault)
         self._device_use: DeviceUse | None = None
         self._gpu_clock: GpuClock | None = None
         self._at_end: tuple[int, AtEnd | None] = (-1, None)
 
-    def read_cuda(self, reader: Reader) -> bool:
+    def read_cuda(self, reader: MarkReader) -> bool:
         """There is CUDA: read what it has, and time the GPU at every mark of ``reader``. False
         for a virtual GPU, which takes no time.
         """
@@ -70,7 +70,7 @@ class StepEnd:
     def write(
         self,
         index: int,
-        segments: list[Segment],
+        spans: list[PhaseSpan],
         models: list[Any],
         optimizers: Iterable[Any],
         *,
@@ -83,7 +83,7 @@ class StepEnd:
         is to put into it.
         """
         allocated: dict[str, int | Unavailable] = {
-            m.device: m.counts.allocated for m in segments[-1].end.devices
+            m.device: m.counts.allocated for m in spans[-1].end.devices
         }
         allocated.setdefault("cpu", _NO_CPU_COUNTERS)
         tensors: tuple[KnownTensors, ...]
@@ -92,11 +92,11 @@ class StepEnd:
             from gpuprobe.sampler.tracing.tensors import walk
 
             known = walk(models, optimizers)
-            tensors = self._census.of_walk(known, allocated)
-            traces += self._traces.collect(index, segments, known, out_of_memory=out_of_memory)
+            tensors = self._tensor_sums.of_walk(known, allocated)
+            traces += self._traces.collect(index, spans, known, out_of_memory=out_of_memory)
         else:
             glance = ended_by != "end"
-            tensors = self._census.take(models, optimizers, allocated, glance=glance)
+            tensors = self._tensor_sums.take(models, optimizers, allocated, glance=glance)
         at_end = None
         if self._device_use is not None:
             at_end = self._device_use.read(tuple(allocated), last=ended_by == "end")
@@ -111,20 +111,20 @@ class StepEnd:
             "at_end": at_end,
         }
 
-        def make(segments: list[Segment], **timed: Any) -> Step:
-            return assemble(index, segments, **more, **record, **timed)
+        def make(spans: list[PhaseSpan], **timed: Any) -> Step:
+            return assemble(index, spans, **more, **record, **timed)
 
         if self._traces.cpu is not None:  # it may be wanted once more (`Traces.write_waiting`)
-            step = make(segments)
+            step = make(spans)
             self._write(lambda: self._sink.step(step))
             self._traces.step_written(step)
         elif self._gpu_clock is not None:
             # Without their events: those are given back here, by the thread that trains.
-            bare = [Segment(s.path, _bare(s.start), _bare(s.end)) for s in segments]
+            bare = [PhaseSpan(s.path, _bare(s.start), _bare(s.end)) for s in spans]
             later = functools.partial(make, bare)
-            self._gpu_clock.when_over(segments, lambda spans: self._later(later, gpu_ns=spans))
+            self._gpu_clock.when_over(spans, lambda spans: self._later(later, gpu_ns=spans))
         else:
-            self._later(functools.partial(make, segments))
+            self._later(functools.partial(make, spans))
         return traces
 
     def _later(self, make: Callable[..., Step], **more: Any) -> None:

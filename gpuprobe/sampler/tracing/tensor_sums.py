@@ -1,7 +1,8 @@
 """How many bytes each category holds at the end of every step, at the price of a glance.
 
 `tensors.walk` asks every tensor for its storage: exact, and 2 to 3 µs a tensor. From one step to
-the next the tensors of a training program hardly ever move, so the `Census` looks in three ways:
+the next the tensors of a training program hardly ever move, so `TensorSums` looks in three
+ways:
 
 * At a step whose *signature* is that of the step before, nothing: the signature is what the
   allocators say (on CUDA any growth shows there), how much state the optimizers hold, and
@@ -25,10 +26,10 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.tracing.tensors import PLAIN, Known, category_sums, known_tensors, walk
 
-__all__ = ["FIRST_STEPS", "INTERVAL", "Census"]
+__all__ = ["FIRST_STEPS", "INTERVAL", "TensorSums"]
 
 FIRST_STEPS = 8
-"""Steps at whose end the census always looks: what is allocated late is allocated here."""
+"""Steps at whose end the sums always looks: what is allocated late is allocated here."""
 
 INTERVAL = 8
 """A look at least every so many steps. A full look costs 0.2 ms for 260 tensors on a CPU, half a
@@ -44,7 +45,7 @@ _LOOKED_THROUGH = _TENSORS | {type(None), int, float, bool, str}
 Sums = dict[str, dict[Category, int]]
 
 
-class Census:
+class TensorSums:
     """The sums of one recorder. It holds no tensor: only addresses and sizes."""
 
     def __init__(self) -> None:

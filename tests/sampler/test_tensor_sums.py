@@ -1,4 +1,4 @@
-"""The census says what a walk over every tensor says, and holds on to none of them."""
+"""The sums says what a walk over every tensor says, and holds on to none of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import nn
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.session import KnownTensors
 from gpuprobe.model.values import Unavailable
-from gpuprobe.sampler.tracing.census import FIRST_STEPS, INTERVAL, Census
+from gpuprobe.sampler.tracing.tensor_sums import FIRST_STEPS, INTERVAL, TensorSums
 from gpuprobe.sampler.tracing.tensors import category_sums, known_tensors, walk
 
 _ALLOCATED: dict[str, int | Unavailable] = {"cpu": Unavailable("not counted")}
@@ -87,14 +87,14 @@ CHANGES = [name for name in vars(Program) if not name.startswith("_")]
 @given(st.lists(st.sampled_from(CHANGES), max_size=12))
 def test_a_look_says_what_a_walk_says(changes: list[str]) -> None:
     program = Program()
-    census = Census()
+    sums = TensorSums()
     program.train()
     for change in changes:
         if change in ("train", "frozen") and program.model.norm.weight.grad is not None:
             program.no_gradients()  # Adam takes no sparse gradients, and may not share a buffer
         getattr(program, change)()
         models, optimizers = [program.model], [program.optimizer]
-        found = census.take(models, optimizers, _ALLOCATED, glance=False)
+        found = sums.take(models, optimizers, _ALLOCATED, glance=False)
         assert found == walked(models, optimizers)
 
 
@@ -104,7 +104,7 @@ def test_a_look_says_what_a_walk_says(changes: list[str]) -> None:
 def test_states_of_every_shape(make: Any) -> None:
     layer = nn.Embedding(50, 4, sparse=make is torch.optim.SparseAdam)
     optimizer = make(list(layer.parameters()))
-    census = Census()
+    sums = TensorSums()
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
@@ -114,31 +114,31 @@ def test_states_of_every_shape(make: Any) -> None:
 
     for _ in range(3):
         optimizer.step(closure)
-        found = census.take([layer], [optimizer], _ALLOCATED)
+        found = sums.take([layer], [optimizer], _ALLOCATED)
         assert found == walked([layer], [optimizer])
 
 
 def test_a_steady_program_is_looked_at_seldom_and_never_walked_again() -> None:
     model = seeded(Mlp)
     optimizer = torch.optim.AdamW(model.parameters())
-    census = Census()
+    sums = TensorSums()
     for _ in range(8 * INTERVAL):
         train(model, optimizer, 1)
-        found = census.take([model], [optimizer], _ALLOCATED)
+        found = sums.take([model], [optimizer], _ALLOCATED)
         assert found == walked([model], [optimizer])
-    assert census.looks == FIRST_STEPS + 8 - FIRST_STEPS // INTERVAL
-    assert census.walks == 1
+    assert sums.looks == FIRST_STEPS + 8 - FIRST_STEPS // INTERVAL
+    assert sums.walks == 1
 
 
 def test_what_the_allocator_says_makes_it_look() -> None:
     model = seeded(Mlp)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    census = Census()
+    sums = TensorSums()
     for _ in range(FIRST_STEPS + 1):
-        census.take([model], [optimizer], {"cpu": 10**6})
+        sums.take([model], [optimizer], {"cpu": 10**6})
     model.register_buffer("late", torch.zeros(1000))
-    (before,) = census.take([model], [optimizer], {"cpu": 10**6})
-    (after,) = census.take([model], [optimizer], {"cpu": 10**6 + 4000})
+    (before,) = sums.take([model], [optimizer], {"cpu": 10**6})
+    (after,) = sums.take([model], [optimizer], {"cpu": 10**6 + 4000})
     grown = after.by_category[Category.BUFFER] - before.by_category[Category.BUFFER]
     assert grown == 4000
     assert after.rest == before.rest
@@ -148,8 +148,8 @@ def test_no_tensor_is_kept_alive() -> None:
     model = seeded(Mlp)
     optimizer = torch.optim.AdamW(model.parameters())
     train(model, optimizer, 1)
-    census = Census()
-    census.take([model], [optimizer], _ALLOCATED)
+    sums = TensorSums()
+    sums.take([model], [optimizer], _ALLOCATED)
     gradient = weakref.ref(model.last.weight.grad)
     weight = weakref.ref(model.last.weight)
     optimizer.zero_grad()
@@ -162,15 +162,15 @@ def test_no_tensor_is_kept_alive() -> None:
 
 def test_parameters_that_are_not_made_yet_and_gradients_inside_torch_func() -> None:
     model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))
-    census = Census()
-    found = census.take([model], [], _ALLOCATED)
+    sums = TensorSums()
+    found = sums.take([model], [], _ALLOCATED)
     assert found == walked([model], [])
     assert found[0].by_category[Category.PARAMETER] == 4 * (4 * 2 + 2)
     layer = nn.Linear(3, 1)
 
     def inside(x: torch.Tensor) -> torch.Tensor:
         layer.weight.grad = torch.ones_like(layer.weight) * x.sum()
-        assert census.take([layer], [], _ALLOCATED, glance=False) == walked([layer], [])
+        assert sums.take([layer], [], _ALLOCATED, glance=False) == walked([layer], [])
         layer.weight.grad = None
         return x.sum()
 

@@ -7,17 +7,17 @@ from typing import Any
 
 from gpuprobe.analysis.time_shares import joined_calls
 from gpuprobe.model.run.session import BlindSpot, Collective, Placed
-from gpuprobe.sampler.hooks.collectives import Collectives
+from gpuprobe.sampler.hooks.collectives import CollectiveCalls
 from gpuprobe.sampler.hooks.placement import Placement
 
-__all__ = ["Extras"]
+__all__ = ["PerStep"]
 
 
-class Extras:
+class PerStep:
     """Both, of one recorder. A second record of a step (`Step`) has what the first had, too."""
 
     def __init__(self, blind: Callable[[BlindSpot], None]) -> None:
-        self.collectives = Collectives(blind)
+        self.collectives = CollectiveCalls(blind)
         self.placement = Placement()
         self._last: tuple[int, tuple[Collective, ...], tuple[Placed, ...]] = (-1, (), ())
 

@@ -22,7 +22,7 @@ from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.sampler.tracing.tensors import modules_of, plain_tensors
 
-__all__ = ["ModuleNames", "Notes"]
+__all__ = ["ModuleCalls", "ModuleNames"]
 
 _ALLOC = TraceAction.ALLOC.code
 _INPUT = Category.INPUT.code
@@ -50,7 +50,7 @@ class ModuleNames:
         return name
 
 
-class Notes:
+class ModuleCalls:
     """The notes on one step, from `begin` on. Between steps that are traced, nothing is kept but
     the modules that are running: a step may begin in the middle of one.
     """

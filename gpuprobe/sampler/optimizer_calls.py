@@ -8,7 +8,7 @@ import weakref
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-__all__ = ["Primary", "Running"]
+__all__ = ["OptimizerCalls", "StepOwner"]
 
 
 class _Call(NamedTuple):
@@ -19,7 +19,7 @@ class _Call(NamedTuple):
     code: CodeType
 
 
-class Running:
+class OptimizerCalls:
     """The calls of ``optimizer.step`` that are under way, one inside another.
 
     torch calls no hook where one raises (out of memory in the first step, a closure that gives
@@ -66,7 +66,7 @@ def _stack(frame: FrameType | None) -> list[CodeType]:
     return found
 
 
-class Primary:
+class StepOwner:
     """Tells whether an optimizer's step begins a new training step, or belongs to the one that
     ended last: that of a second optimizer (a generator's beside a discriminator's) does.
     """
