@@ -6,15 +6,13 @@ Rules from ``find_expandable_block``, ``map_block``, ``try_allocate_expandable_b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gpuprobe.allocator.blocks import ExpandableRange, FreeList, PoolBlock
 from gpuprobe.allocator.rules import PAGE_SMALL, expandable_span, round_up
+from gpuprobe.allocator.state import AllocatorState
 from gpuprobe.errors import InternalError
 from gpuprobe.model.memory import TraceAction
-
-if TYPE_CHECKING:
-    from gpuprobe.allocator.simulator import Simulator
 
 __all__ = [
     "allocate",
@@ -66,7 +64,7 @@ def _potential(block: PoolBlock) -> int:
     return block.size
 
 
-def allocate(sim: Simulator, free_list: FreeList, size: int) -> PoolBlock | None:
+def allocate(sim: AllocatorState, free_list: FreeList, size: int) -> PoolBlock | None:
     """Map enough pages for ``size`` bytes at the lowest place that has room
     (``try_allocate_expandable_block``). The block returned is in no free list; None where
     the driver is out of memory."""
@@ -88,7 +86,7 @@ def allocate(sim: Simulator, free_list: FreeList, size: int) -> PoolBlock | None
     return block
 
 
-def _find_fit(sim: Simulator, free_list: FreeList, size: int) -> PoolBlock | None:
+def _find_fit(sim: AllocatorState, free_list: FreeList, size: int) -> PoolBlock | None:
     """The lowest run of unmapped (and adjacent free) blocks with ``size`` bytes of addresses,
     in a new address range where there is none (``find_expandable_block``)."""
     found = lowest_fit(free_list, size)
@@ -118,16 +116,16 @@ def lowest_fit(free_list: FreeList, size: int) -> PoolBlock | None:
     return None
 
 
-def new_range(sim: Simulator, free_list: FreeList, where: ExpandableRange) -> PoolBlock:
+def new_range(sim: AllocatorState, free_list: FreeList, where: ExpandableRange) -> PoolBlock:
     """One unmapped block over a whole new address range."""
-    block = PoolBlock(where.base, where.span, free_list, sim._next_order())
+    block = PoolBlock(where.base, where.span, free_list, sim.next_order())
     block.mapped = False
     block.expandable = where
     free_list.add_unmapped(block)
     return block
 
 
-def _map(sim: Simulator, block: PoolBlock, size: int) -> bool:
+def _map(sim: AllocatorState, block: PoolBlock, size: int) -> bool:
     """Map the pages that cover the first ``size`` bytes of an unmapped block, and put it into
     the free list, merged with its free neighbours (``map_block``)."""
     where = block.expandable
@@ -141,7 +139,7 @@ def _map(sim: Simulator, block: PoolBlock, size: int) -> bool:
     free_list.remove_unmapped(block)
     block.mapped = True
     if mapped < block.size:
-        rest = PoolBlock(address + mapped, block.size - mapped, free_list, sim._next_order())
+        rest = PoolBlock(address + mapped, block.size - mapped, free_list, sim.next_order())
         rest.mapped = False
         rest.expandable = where
         _link(rest, block, block.next)
@@ -152,13 +150,11 @@ def _map(sim: Simulator, block: PoolBlock, size: int) -> bool:
     free_list.add(block)
     sim.grow(mapped)
     sim.device_allocs += 1
-    if sim.listener is not None:
-        pool = free_list.pool.owner.index
-        sim.listener(_MAP, address, mapped, free_list.stream, pool)
+    sim.emit(_MAP, address, mapped, free_list)
     return True
 
 
-def unmap(sim: Simulator, block: PoolBlock) -> None:
+def unmap(sim: AllocatorState, block: PoolBlock) -> None:
     """Unmap the whole pages inside a free block; what is left at its ends stays cached
     (``unmap_block``)."""
     where = block.expandable
@@ -173,13 +169,13 @@ def unmap(sim: Simulator, block: PoolBlock) -> None:
     free_list.remove(block)
     sim.driver.unmap(start, end - start)
     if block.address < start:
-        before = PoolBlock(block.address, start - block.address, free_list, sim._next_order())
+        before = PoolBlock(block.address, start - block.address, free_list, sim.next_order())
         before.expandable = where
         _link(before, block.prev, block)
         free_list.add(before)
     tail = block.address + block.size - end
     if tail:
-        after = PoolBlock(end, tail, free_list, sim._next_order())
+        after = PoolBlock(end, tail, free_list, sim.next_order())
         after.expandable = where
         _link(after, block, block.next)
         free_list.add(after)
@@ -189,11 +185,9 @@ def unmap(sim: Simulator, block: PoolBlock) -> None:
     merge(block, block.prev)
     merge(block, block.next)
     free_list.add_unmapped(block)
-    owner = free_list.pool.owner
     sim.reserved -= end - start
     sim.device_frees += 1
-    if sim.listener is not None:
-        sim.listener(_UNMAP, start, end - start, free_list.stream, owner.index)
+    sim.emit(_UNMAP, start, end - start, free_list)
 
 
 def release_range(block: PoolBlock) -> None:

@@ -107,7 +107,7 @@ def _chain(
             )
         if placed.address > at:
             last = _free(sim, free_list, at, placed.address - at, last, where)
-        block = PoolBlock(placed.address, placed.size, free_list, sim._next_order())
+        block = PoolBlock(placed.address, placed.size, free_list, sim.next_order())
         block.expandable = where
         block.active = True
         block.allocated = not placed.pending
@@ -141,7 +141,7 @@ def _free(
     last: PoolBlock | None,
     where: ExpandableRange | None,
 ) -> PoolBlock:
-    block = _append(PoolBlock(address, size, free_list, sim._next_order()), last)
+    block = _append(PoolBlock(address, size, free_list, sim.next_order()), last)
     block.expandable = where
     free_list.add(block)
     return block

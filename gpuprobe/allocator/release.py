@@ -8,22 +8,19 @@ Rules from ``garbage_collect_cached_blocks``, ``release_available_cached_blocks`
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gpuprobe.allocator import expandable
 from gpuprobe.allocator.blocks import KEY_SHIFT, BlockPool, FreeList, PoolBlock, PrivatePool
 from gpuprobe.allocator.rules import NO_LIMIT
+from gpuprobe.allocator.state import AllocatorState
 from gpuprobe.model.memory import TraceAction
-
-if TYPE_CHECKING:
-    from gpuprobe.allocator.simulator import Simulator
 
 __all__ = [
     "available_to_release",
     "collect_garbage",
     "garbage_round",
     "release_available",
-    "release_cached",
     "release_half",
     "release_pool",
     "release_segment",
@@ -32,7 +29,7 @@ __all__ = [
 _SEGMENT_FREE: Final = TraceAction.SEGMENT_FREE.code
 
 
-def collect_garbage(sim: Simulator) -> None:
+def collect_garbage(sim: AllocatorState) -> None:
     """Free the older whole cached segments of the default large pool until reserved memory
     is back under the threshold (``garbage_collect_cached_blocks``).
 
@@ -79,7 +76,9 @@ def _is_split(block: PoolBlock) -> bool:
     return block.prev is not None or block.next is not None
 
 
-def available_to_release(sim: Simulator, free_list: FreeList, size: int) -> list[PoolBlock] | None:
+def available_to_release(
+    sim: AllocatorState, free_list: FreeList, size: int
+) -> list[PoolBlock] | None:
     """The oversize cached blocks that ``release_available_cached_blocks`` frees for a request
     of ``size`` bytes, in order; None where it frees nothing."""
     if sim.max_split == NO_LIMIT:
@@ -103,7 +102,7 @@ def available_to_release(sim: Simulator, free_list: FreeList, size: int) -> list
     return freed or None
 
 
-def release_available(sim: Simulator, free_list: FreeList, size: int) -> bool:
+def release_available(sim: AllocatorState, free_list: FreeList, size: int) -> bool:
     """Free one oversize cached block that is large enough, or the largest ones until they
     are together (``release_available_cached_blocks``). True: worth trying again."""
     blocks = available_to_release(sim, free_list, size)
@@ -114,31 +113,14 @@ def release_available(sim: Simulator, free_list: FreeList, size: int) -> bool:
     return sum(block.size for block in blocks) >= max(size, sim.max_split)
 
 
-def release_cached(sim: Simulator, pool: int) -> None:
-    """Free all unsplit cached segments and unmap all empty pages (``release_cached_blocks``):
-    of the default pool and of the private pools nobody holds, or of one private pool."""
-    if pool == 0 and not sim.captures:
-        sim.synchronize_events()
-        default = sim.pools[0]
-        release_half(sim, default.large)
-        release_half(sim, default.small)
-    for owner in list(sim.pools.values()):
-        if not owner.freeable:
-            continue
-        if pool != 0:
-            if owner.index != pool:
-                continue
-            sim.synchronize_events(owner)
-        release_pool(sim, owner)
+def release_pool(sim: AllocatorState, owner: PrivatePool) -> None:
+    """The cache of one pool: of the default one the large half first."""
+    halves = (owner.small, owner.large)
+    for half in halves if owner.index else reversed(halves):
+        release_half(sim, half)
 
 
-def release_pool(sim: Simulator, owner: PrivatePool) -> None:
-    """The cache of one private pool."""
-    release_half(sim, owner.small)
-    release_half(sim, owner.large)
-
-
-def release_half(sim: Simulator, half: BlockPool) -> None:
+def release_half(sim: AllocatorState, half: BlockPool) -> None:
     """Whole segments first, then pages (``release_blocks``)."""
     to_unmap = []
     for block in half.free_blocks():
@@ -152,12 +134,10 @@ def release_half(sim: Simulator, half: BlockPool) -> None:
             expandable.release_range(block)
 
 
-def release_segment(sim: Simulator, block: PoolBlock) -> None:
+def release_segment(sim: AllocatorState, block: PoolBlock) -> None:
     """``cudaFree`` one whole cached segment (``release_block``)."""
     free_list = block.free_list
-    owner = free_list.pool.owner
-    if sim.listener is not None:
-        sim.listener(_SEGMENT_FREE, block.address, block.size, free_list.stream, owner.index)
+    sim.emit(_SEGMENT_FREE, block.address, block.size, free_list)
     sim.driver.release(block.address, block.size)
     free_list.remove(block)
     sim.segments_alive -= 1

@@ -11,26 +11,24 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 from gpuprobe.allocator import expandable, release
-from gpuprobe.allocator.blocks import KEY_SHIFT, BlockPool, FreeList, PoolBlock, PrivatePool
-from gpuprobe.allocator.driver import Driver, SimulatedDriver
+from gpuprobe.allocator.blocks import KEY_SHIFT, FreeList, PoolBlock, PrivatePool
+from gpuprobe.allocator.driver import Driver
 from gpuprobe.allocator.rules import (
     MIN_BLOCK,
     NO_LIMIT,
     SMALL_LIMIT,
     allocation_size,
-    limit,
     round_size,
 )
-from gpuprobe.allocator.settings import memory_fraction
+from gpuprobe.allocator.state import AllocatorState, Listener
 from gpuprobe.errors import InternalError
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import AllocatorSettings
 
-__all__ = ["Listener", "Simulator"]
+__all__ = ["Simulator"]
 
 _ALLOC: Final = TraceAction.ALLOC.code
 _FREE_REQUESTED: Final = TraceAction.FREE_REQUESTED.code
@@ -38,26 +36,9 @@ _FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
 _SEGMENT_ALLOC: Final = TraceAction.SEGMENT_ALLOC.code
 _OOM: Final = TraceAction.OOM.code
 
-Listener = Callable[[int, int, int, int, int], None]
-"""Called with (action code, address, size, stream, pool index) for each trace entry that torch
-would record, in torch's order."""
 
-# What an expandable segment is sized by where the device's memory is not known: 1 TiB, more
-# than any device has, so that the range never fills up.
-_UNKNOWN_DEVICE: Final = 1 << 40
-
-
-class Simulator:
-    """One device's caching allocator.
-
-    ``device_memory`` (bytes, None: unknown) sizes expandable segments, and with
-    ``per_process_memory_fraction`` the allowed maximum that garbage collection needs.
-    ``tie_by_address`` picks the older rule for equal blocks; see ``blocks``.
-
-    Counters, in bytes: ``allocated``, ``active`` (allocated and pending), ``requested``
-    (before rounding, of active blocks), ``reserved``; in calls: ``device_allocs``,
-    ``device_frees``, ``retries``, ``ooms``. ``live`` maps addresses to active blocks.
-    """
+class Simulator(AllocatorState):
+    """One device's caching allocator: its state, and torch's rules."""
 
     def __init__(
         self,
@@ -68,19 +49,13 @@ class Simulator:
         tie_by_address: bool = True,
         listener: Listener | None = None,
     ) -> None:
-        self.settings = settings if settings is not None else AllocatorSettings()
-        self.driver: Driver = driver if driver is not None else SimulatedDriver()
-        self.listener = listener
-        self.tie_by_address = tie_by_address
-        self.device_memory = device_memory if device_memory is not None else _UNKNOWN_DEVICE
-        fraction = memory_fraction(self.settings)
-        self.allowed_maximum: int | None = None
-        if fraction < 1.0 and device_memory is not None:
-            self.allowed_maximum = int(fraction * device_memory)
-        self.gc_enabled = (
-            self.allowed_maximum is not None and self.settings.garbage_collection_threshold > 0
+        super().__init__(
+            settings,
+            driver,
+            device_memory=device_memory,
+            tie_by_address=tie_by_address,
+            listener=listener,
         )
-        self.max_split = limit(self.settings.max_split_size)
         self._plain_rounding = not any(self.settings.roundup_power2_divisions.values())
         # The short search serves while nothing but size and tie decides.
         self.plain_search = (
@@ -88,29 +63,12 @@ class Simulator:
             and self.max_split == NO_LIMIT
             and not self.gc_enabled
         )
-        default = PrivatePool(0, tie_by_address)
-        self.pools: dict[int, PrivatePool] = {0: default}
-        self.live: dict[int, PoolBlock] = {}
         self.captures: list[tuple[int, frozenset[int] | None]] = []
         self._queues: dict[int, deque[tuple[int, PoolBlock]]] = {}
         self._finished: dict[int, int] = {}
         self._tickets = 0
         self._deferred: dict[PoolBlock, None] = {}
         self._capture_uses: dict[PoolBlock, set[int]] = {}
-        self.orders = 0
-
-        self.allocated = 0
-        self.active = 0
-        self.requested = 0
-        self.reserved = 0
-        self.peak_allocated = 0
-        self.peak_reserved = 0
-        self.active_at_peak = 0  # active bytes when reserved first reached its peak
-        self.segments_alive = 0
-        self.device_allocs = 0
-        self.device_frees = 0
-        self.retries = 0
-        self.ooms = 0
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -168,7 +126,7 @@ class Simulator:
             and not owner.no_split
         ):
             rest = block
-            block = PoolBlock(rest.address, size, free_list, self._next_order())
+            block = PoolBlock(rest.address, size, free_list, self.next_order())
             block.expandable = rest.expandable
             prev = block.prev = rest.prev
             if prev is not None:
@@ -212,13 +170,13 @@ class Simulator:
             raise InternalError(f"{block!r} is not allocated")
         block.allocated = False
         self.allocated -= block.size
-        self._tell(_FREE_REQUESTED, block)
+        self.emit(_FREE_REQUESTED, block.address, block.requested, block.free_list)
 
     def complete(self, block: PoolBlock) -> None:
         """The second half of a free (``free_block``): merge with the free neighbours and
         return to the free list."""
         if self.listener is not None:
-            self._tell(_FREE_COMPLETED, block)
+            self.emit(_FREE_COMPLETED, block.address, block.requested, block.free_list)
         size = block.size
         self.active -= size
         self.requested -= block.requested
@@ -264,8 +222,18 @@ class Simulator:
             self._capture_uses.setdefault(block, set()).add(stream)
 
     def empty_cache(self, pool: int = 0) -> None:
-        """Return cached memory to the driver (``emptyCache``)."""
-        release.release_cached(self, pool)
+        """Free all unsplit cached segments and unmap all empty pages (``release_cached_blocks``):
+        of the default pool and of the private pools nobody holds, or of one private pool.
+        """
+        if pool == 0 and not self.captures:
+            self.synchronize_events()
+            release.release_pool(self, self.pools[0])
+        for owner in list(self.pools.values()):
+            if not owner.freeable or pool not in (0, owner.index):
+                continue
+            if pool != 0:
+                self.synchronize_events(owner)
+            release.release_pool(self, owner)
 
     # -- searching --------------------------------------------------------------------------
 
@@ -319,9 +287,7 @@ class Simulator:
             block = self._new_segment(free_list, size)
         if block is None:
             self.ooms += 1
-            if self.listener is not None:
-                pool = free_list.pool.owner.index
-                self.listener(_OOM, 0, size, free_list.stream, pool)
+            self.emit(_OOM, 0, size, free_list)
         elif self.peak_reserved > peak:
             # The request that made memory grow belongs to what was in use at the peak.
             self.active_at_peak += size
@@ -334,7 +300,7 @@ class Simulator:
         return release.release_available(self, free_list, size)
 
     def _flush(self) -> None:
-        release.release_cached(self, 0)
+        self.empty_cache()
 
     def _may_flush(self, free_list: FreeList) -> bool:
         """All cached memory may be released unless a capture is underway."""
@@ -361,20 +327,12 @@ class Simulator:
         address = self.driver.allocate(wanted, free_list.stream, owner.index)
         if address is None:
             return None
-        block = PoolBlock(address, wanted, free_list, self._next_order())
+        block = PoolBlock(address, wanted, free_list, self.next_order())
         self.segments_alive += 1
         self.device_allocs += 1
         self.grow(wanted)
-        if self.listener is not None:
-            self.listener(_SEGMENT_ALLOC, address, wanted, free_list.stream, owner.index)
+        self.emit(_SEGMENT_ALLOC, address, wanted, free_list)
         return block
-
-    def grow(self, size: int) -> None:
-        """Count ``size`` more reserved bytes."""
-        self.reserved += size
-        if self.reserved > self.peak_reserved:
-            self.peak_reserved = self.reserved
-            self.active_at_peak = self.active
 
     # -- streams ----------------------------------------------------------------------------
 
@@ -438,23 +396,6 @@ class Simulator:
 
     # -- pools ------------------------------------------------------------------------------
 
-    def pool(
-        self,
-        index: int,
-        *,
-        own_allocator: bool = False,
-        no_split: bool = False,
-        use_on_oom: bool = False,
-    ) -> PrivatePool:
-        """The pool with this index, made on first use with these traits."""
-        found = self.pools.get(index)
-        if found is None:
-            found = self.pools[index] = PrivatePool(index, self.tie_by_address)
-            found.own_allocator = own_allocator
-            found.no_split = no_split
-            found.use_on_oom = use_on_oom
-        return found
-
     def begin_capture(self, pool: int, streams: frozenset[int] | None = None) -> None:
         """Allocations of these streams (None: all) go to ``pool`` (``beginAllocateToPool``)."""
         owner = self.pool(pool)
@@ -479,24 +420,3 @@ class Simulator:
     def release_pool(self, pool: int) -> None:
         """Nobody holds the pool any more (``releasePool``): its cache may be returned."""
         self.pools[pool].freeable = True
-
-    # -- the rest ---------------------------------------------------------------------------
-
-    def halves(self) -> list[BlockPool]:
-        """The small and large half of every pool."""
-        return [half for owner in self.pools.values() for half in (owner.small, owner.large)]
-
-    def _next_order(self) -> int:
-        self.orders += 1
-        return self.orders
-
-    def _tell(self, action: int, block: PoolBlock) -> None:
-        if self.listener is not None:
-            free_list = block.free_list
-            self.listener(
-                action,
-                block.address,
-                block.requested,
-                free_list.stream,
-                free_list.pool.owner.index,
-            )

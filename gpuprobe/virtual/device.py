@@ -12,7 +12,8 @@ import torch
 from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.settings import memory_fraction
-from gpuprobe.allocator.simulator import Listener, Simulator
+from gpuprobe.allocator.simulator import Simulator
+from gpuprobe.allocator.state import Listener
 from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.virtual.catalogue.gpus import GpuModel
 from gpuprobe.virtual.history import History

@@ -453,9 +453,7 @@ class TraceSimulator(Simulator):
         self._learn_release_order()
         # A retry that goes straight on to a new segment had nothing (more) to release.
         if self.peek() in (_NONE, _SEGMENT_ALLOC, _MAP) or self._next_pool() == 0:
-            default = self.pools[0]
-            release.release_half(self, default.large)
-            release.release_half(self, default.small)
+            release.release_pool(self, self.pools[0])
         while self.peek() in (_SEGMENT_FREE, _UNMAP):
             owner = self.pools.get(self._next_pool())
             at = self._at
