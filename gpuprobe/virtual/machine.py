@@ -21,6 +21,7 @@ from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.torch_support.tensors import is_meta, parts
 from gpuprobe.virtual.catalogue.gpus import GpuModel
 from gpuprobe.virtual.device import VirtualDevice
+from gpuprobe.virtual.generators import Generators
 
 __all__ = ["HOST", "PINNED", "Brand", "Local", "Machine", "is_meta", "parts"]
 
@@ -97,6 +98,7 @@ class Machine:
         self.settings = settings
         self.local = Local()
         self.brands: dict[int, Brand] = {}
+        self.generators = Generators(len(models))
         self.observer: Observer | None = None
         self.capture: Any = None  # the graph being captured: see cuda_api.graphs
         self.sync_debug_mode = 0
@@ -138,18 +140,25 @@ class Machine:
         return HOST if brand is None else brand.place
 
     def adopt(
-        self, storage: Any, place: int, stream: int | None = None, instead: Brand | None = None
+        self,
+        storage: Any,
+        place: int,
+        stream: int | None = None,
+        *,
+        instead: Brand | None = None,
+        charged: bool = True,
     ) -> Brand:
         """Brand a storage, and take a block for it where it lies on a device.
 
-        ``instead``: the storage takes over this one's block, if it has the same size. Raises
+        ``instead``: the storage takes over this one's block, if it has the same size. Not
+        ``charged``: it has a size but no memory (zeros that are only known to be so). Raises
         torch.OutOfMemoryError where that device is full.
         """
         nbytes = storage.nbytes()
         block = None
         if stream is None:
             stream = self.stream(place) if place >= 0 else 0
-        if place >= 0 and nbytes:
+        if place >= 0 and nbytes and charged:
             if instead is not None and instead.nbytes == nbytes and instead.place == place:
                 block, instead.block = instead.block, None
             if block is None:

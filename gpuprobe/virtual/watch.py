@@ -7,6 +7,7 @@ the lowering table (`gpuprobe.virtual.lowering`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -133,7 +134,8 @@ class Watch(TorchDispatchMode):
             kwargs = {name: values.without_values(value) for name, value in kwargs.items()}
         if device >= 0 or place >= 0:
             return self._on_device(facts, func, args, kwargs, device, place, given is not args)
-        result = self._run(func, args, kwargs)
+        run = functools.partial(self._draw, HOST) if facts.draws else self._run
+        result = run(func, args, kwargs)
         if place != HOST or birth is not None:
             self._births(result, place, facts, None)
         elif machine.shapes:
@@ -172,7 +174,7 @@ class Watch(TorchDispatchMode):
         if machine.capture is not None:
             machine.capture.about_to_run(func, args, kwargs)
         if row is None:
-            result = self._made(facts, func, args, kwargs, place)
+            result = self._made(facts, func, args, kwargs, place, index)
             self._births(result, place, facts, None)
         else:
             call = Call(machine, machine.devices[index], machine.stream(index), func, args, kwargs)
@@ -182,7 +184,7 @@ class Watch(TorchDispatchMode):
                     row.before(call)
                 source = row.reuse(call) if row.reuse is not None else None
                 there = place if source is None else HOST  # memory that is reused is there
-                result = call.result = self._made(facts, func, args, kwargs, there)
+                result = call.result = self._made(facts, func, args, kwargs, there, index)
                 self._births(result, place, facts, source)
                 if row.after is not None:
                     row.after(call)
@@ -201,24 +203,31 @@ class Watch(TorchDispatchMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         place: int,
+        index: int,
     ) -> Any:
         """What the host's kernel makes for ``place``. Raises torch.OutOfMemoryError where it is
         more than that device has left, if possible before the host is asked for it.
         """
         machine = self.machine
+        run = functools.partial(self._draw, index) if facts.draws else self._run
         if place < 0 or machine.shapes or facts.writes:
-            return self._run(func, args, kwargs)
+            return run(func, args, kwargs)
         device = machine.devices[place]
         if room.doubtful(device, args):
             room.claim(device, machine.stream(place), self._run, func, args, kwargs)
         try:
-            return self._run(func, args, kwargs)
+            return run(func, args, kwargs)
         except RuntimeError as error:
             if room.HOST_FULL not in str(error):
                 raise
             failure = error
         room.claim(device, machine.stream(place), self._run, func, args, kwargs)
         raise failure
+
+    def _draw(self, place: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`_run`, with random numbers from the generator of ``place``."""
+        with self.machine.generators.draw(place, (*args, *kwargs.values())):
+            return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The host's kernel. Meta kernels are often Python code: what they ask of tensors must
@@ -385,7 +394,7 @@ class Watch(TorchDispatchMode):
             if place == HOST and not is_meta(tensor):
                 return  # ordinary host memory: nobody asks about it
             instead = None if source is None else machine.brand_of(source)
-            machine.adopt(storage, place, None, instead)
+            machine.adopt(storage, place, instead=instead, charged=not tensor._is_zerotensor())
         elif known.nbytes != storage.nbytes():
             machine.resized(known, storage)
 
@@ -400,6 +409,7 @@ class Watch(TorchDispatchMode):
             fills=name == "copy_",
             refusal=refusal(name),
             composite=_composite(func),
+            draws=torch.Tag.nondeterministic_seeded in func.tags,
             in_place=bool(schema.returns)
             and all(
                 item.alias_info is not None and item.alias_info.is_write for item in schema.returns
@@ -420,6 +430,7 @@ class _Facts:
     __slots__ = (
         "by_shape",
         "composite",
+        "draws",
         "fills",
         "host_results",
         "in_place",
@@ -438,6 +449,7 @@ class _Facts:
         fills: bool,
         refusal: Callable[..., None] | None,
         composite: bool,
+        draws: bool,
         in_place: bool,
         by_shape: Callable[..., Any] | None,
         needs_values: bool,
@@ -449,6 +461,7 @@ class _Facts:
         self.fills = fills
         self.refusal = refusal
         self.composite = composite
+        self.draws = draws
         self.in_place = in_place
         self.by_shape = by_shape
         self.needs_values = needs_values

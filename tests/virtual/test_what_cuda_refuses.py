@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import gpuprobe
@@ -113,3 +114,61 @@ def test_what_cuda_allows_is_not(x: Any) -> None:
     (rows[torch.tensor([0, 1])].sum() + rows.index_put((torch.tensor([2]),), x[0]).sum()).backward()
     assert rows.grad is not None
     assert rows.grad.is_cuda
+
+
+def _heads(dtype: torch.dtype = torch.half, length: int = 8) -> Any:
+    return torch.ones(1, 2, length, 16, dtype=dtype, device="cuda")
+
+
+NO_KERNEL: dict[str, tuple[SDPBackend, Callable[[], Any]]] = {
+    "flash in single precision": (
+        SDPBackend.FLASH_ATTENTION,
+        lambda: F.scaled_dot_product_attention(*[_heads(torch.float)] * 3),
+    ),
+    "flash with a mask": (
+        SDPBackend.FLASH_ATTENTION,
+        lambda: F.scaled_dot_product_attention(
+            *[_heads()] * 3, attn_mask=torch.ones(8, 8, dtype=torch.bool, device="cuda")
+        ),
+    ),
+    "flash causal, of two lengths": (
+        SDPBackend.FLASH_ATTENTION,
+        lambda: F.scaled_dot_product_attention(
+            _heads(), _heads(length=4), _heads(length=4), is_causal=True
+        ),
+    ),
+    "flash of three dimensions": (
+        SDPBackend.FLASH_ATTENTION,
+        lambda: F.scaled_dot_product_attention(*[_heads()[0]] * 3),
+    ),
+    "efficient in double precision": (
+        SDPBackend.EFFICIENT_ATTENTION,
+        lambda: F.scaled_dot_product_attention(*[_heads(torch.double)] * 3),
+    ),
+    "cuDNN in single precision": (
+        SDPBackend.CUDNN_ATTENTION,
+        lambda: F.scaled_dot_product_attention(*[_heads(torch.float)] * 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_KERNEL)
+def test_an_attention_kernel_that_cannot_run(x: Any, name: str) -> None:
+    backend, call = NO_KERNEL[name]
+    with (
+        sdpa_kernel(backend),
+        pytest.warns(UserWarning, match="not used because"),
+        pytest.raises(RuntimeError, match=r"^No available kernel\. Aborting execution\.$"),
+    ):
+        call()
+    with sdpa_kernel([backend, SDPBackend.MATH]):
+        call()
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION],
+)
+def test_an_attention_kernel_that_can_run(x: Any, backend: SDPBackend) -> None:
+    with sdpa_kernel(backend):
+        assert F.scaled_dot_product_attention(*[_heads()] * 3).is_cuda

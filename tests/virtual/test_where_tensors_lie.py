@@ -233,3 +233,57 @@ def test_a_device_stays_a_device(compute: str) -> None:
 
     torch.jit.script(place)
     torch.jit.script(torch.nn.Transformer.generate_square_subsequent_mask)
+
+
+def test_a_module_goes_where_a_tensor_is(compute: str) -> None:
+    like = torch.zeros(1, dtype=torch.half).cuda()
+    for model in (torch.nn.Linear(2, 2).to(like), torch.nn.Linear(2, 2).to(tensor=like)):
+        assert model.weight.is_cuda
+        assert model.weight.dtype is torch.half
+    assert not torch.nn.Linear(2, 2).cuda().to(torch.zeros(1)).weight.is_cuda
+
+
+class _Two(torch.autograd.Function):
+    """Two results: the gradient of one that is not used is made of nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, first: Any, second: Any) -> Any:
+        return first * 2 + second * 3
+
+
+FROM_NOTHING: dict[str, Callable[[Any], Any]] = {
+    "sgn": lambda x: x.sgn(),
+    "sign": lambda x: x.sign(),
+    "floor": lambda x: x.floor(),
+    "repeat": lambda x: x.repeat(0, 2),
+    "two results": lambda x: _Two.apply(x)[0],
+    "of a copy": lambda x: x.cpu().cuda().sgn(),
+    "deep": lambda x: ((x * 2).exp() + 1).repeat(0, 1),
+    "eigenvalues": lambda x: torch.linalg.eigvalsh(x[:, :3] + x[:, :3].mT),
+    "where": lambda x: torch.where(x > 0, x, 0.0),
+    "cummax": lambda x: x.cummax(0).values,
+    "pad": lambda x: F.pad(x, (1, -1)),
+}
+
+
+@pytest.mark.parametrize("run", FROM_NOTHING.values(), ids=list(FROM_NOTHING))
+def test_gradients_lie_where_their_tensors_do(compute: str, run: Callable[[Any], Any]) -> None:
+    x = torch.full((3, 4), 0.5, device="cuda", requires_grad=True)
+    run(x).sum().backward()
+    assert x.grad.is_cuda
+    host = torch.ones(3, 4, requires_grad=True)
+    host.cuda().repeat(0, 1).sum().backward()
+    assert not host.grad.is_cuda
+
+
+def test_a_gradient_of_known_zeros_takes_no_memory(values: None) -> None:
+    x = torch.ones(1 << 20, device="cuda", requires_grad=True)
+    loss = x.sgn().sum()
+    before = torch.cuda.memory_allocated()
+    loss.backward()
+    assert x.grad.is_cuda
+    assert torch.cuda.memory_allocated() - before <= 512  # the first gradient of all, a number

@@ -16,6 +16,7 @@ import torch
 
 from gpuprobe.hazards.rules import ALSO_WRITTEN
 from gpuprobe.patching import Patches
+from gpuprobe.virtual.generators import drawing_from
 from gpuprobe.virtual.machine import Machine, is_meta
 from gpuprobe.virtual.torch_patches import keys
 
@@ -39,8 +40,10 @@ class _Tensor:
 class Capture:
     """The calls of one graph. `note` is called by the dispatch mode."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, index: int) -> None:
         self._machine = machine
+        self._generator = machine.generators.default[index]
+        self._state = self._generator.get_state()  # numbers are drawn at each replay
         self._slots: list[tuple[weakref.ref[Any], int, bool]] = []
         self._slot_of: dict[int, int] = {}
         self._born: set[int] = set()  # slots whose storages the capture made
@@ -82,6 +85,7 @@ class Capture:
                 if storage is not None and storage.nbytes() == copy.nbytes():
                     storage.copy_(copy)
         self._before.clear()
+        self._generator.set_state(self._state)
 
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         given = (func, self._pack(args), self._pack(kwargs))
@@ -111,7 +115,8 @@ class Capture:
         from torch.utils._python_dispatch import _disable_current_modes
 
         scratch: dict[int, Any] = {}
-        with _disable_current_modes(), keys.below(), torch.no_grad():
+        drawing = drawing_from(self._generator)
+        with _disable_current_modes(), keys.below(), torch.no_grad(), drawing:
             for func, args, kwargs, result in self._calls:
                 got = func(*self._unpack(args, scratch), **self._unpack(kwargs, scratch))
                 self._store(got, result, scratch)
@@ -170,7 +175,7 @@ def install(machine: Machine, patches: Patches) -> None:
             stream = machine.stream(self._index)
             device = machine.devices[self._index]
             device.sim.begin_capture(self._pool[1], frozenset({stream}))
-            self._capture = machine.capture = Capture(machine)
+            self._capture = machine.capture = Capture(machine, self._index)
             self._open = True
             if machine.observer is not None:
                 machine.observer.capture_begin(self._index, stream)

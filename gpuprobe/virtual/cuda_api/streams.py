@@ -266,6 +266,17 @@ def install(machine: Machine, patches: Patches) -> None:
         patches.set(module, "Stream", Stream)
         patches.set(module, "ExternalStream", ExternalStream)
         patches.set(module, "Event", Event)
+    original = torch.autograd.graph._engine_run_backward
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        """Streams that are made current within are told from those that were before."""
+        before, local.base = local.base, dict(local.streams)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            local.base = before
+
+    patches.set_all(torch.autograd.graph, {"_engine_run_backward": run_backward}, "torch.autograd")
     names: dict[str, Any] = {
         "current_stream": current_stream,
         "default_stream": default_stream,

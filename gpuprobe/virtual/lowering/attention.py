@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+import warnings
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from gpuprobe.virtual.calls import Call, Row
 
-__all__ = ["EFFICIENT", "FLASH", "MATH", "ROWS", "laid_out", "pick"]
+__all__ = ["EFFICIENT", "FLASH", "MATH", "ROWS", "Attention", "laid_out", "pick"]
 
 FLASH, EFFICIENT, MATH = "flash", "efficient", "math"
 _HALF: Final = (torch.float16, torch.bfloat16)
@@ -33,52 +35,111 @@ def laid_out(kernel: str, like: Any, values: Any) -> Any:
     return made.copy_(values)
 
 
-def pick(
-    capability: tuple[int, int],
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    *,
-    enable_gqa: bool,
-) -> str:
-    """The kernel that ``scaled_dot_product_attention`` takes for tensors of shape (batch,
-    heads, sequence, head dim), and others.
+class Attention(NamedTuple):
+    """A call of ``scaled_dot_product_attention`` on a device of that compute capability."""
 
-    Source: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``: use_flash_attention and
-    use_mem_efficient_attention with their lists of constraints. cuDNN's kernel, which newer
-    versions prefer on Hopper and Blackwell, saves what flash saves and is counted as it.
+    capability: tuple[int, int]
+    query: Any
+    key: Any
+    value: Any
+    mask: Any
+    is_causal: bool
+    enable_gqa: bool
+
+
+def pick(call: Attention) -> str:
+    """The kernel that CUDA takes for tensors of shape (batch, heads, sequence, head dim), and
+    others. Raises torch's error, after its warnings, where the program allows none that could.
+
+    Source: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``: select_sdp_backend, and
+    can_use_flash_attention and its like with their lists of constraints. cuDNN's kernel, which
+    newer versions prefer on Hopper and Blackwell, saves what flash saves and is counted as it.
     """
-    if query.dim() != 4 or not query.numel() or not key.numel():
-        return MATH
-    head_dims = (query.size(-1), key.size(-1), value.size(-1))
-    same_heads = query.size(1) == key.size(1) == value.size(1)
     backends = torch.backends.cuda
-    if (
-        backends.flash_sdp_enabled()
-        and capability >= (8, 0)
-        and query.dtype in _HALF
-        and query.dtype == key.dtype == value.dtype
-        and mask is None
-        and len(set(head_dims)) == 1
-        and head_dims[0] <= _MAX_HEAD_DIM
-        and (same_heads or enable_gqa)
-    ):
+    flash, efficient = _not_flash(call), _not_efficient(call)
+    if not flash:
         return FLASH
-    alignment = 8 if query.dtype in _HALF else 4
-    if (
-        backends.mem_efficient_sdp_enabled()
-        and capability >= (5, 0)
-        and query.dtype in (*_HALF, torch.float32)
-        and (query.dtype is not torch.bfloat16 or capability >= (8, 0))
-        and query.dtype == key.dtype == value.dtype
-        and same_heads
-        and head_dims[0] == head_dims[1]
-        and all(dim % alignment == 0 for dim in head_dims)
-        and not (mask is not None and mask.requires_grad)
+    if not efficient:
+        # Its kernel has a gradient for the mask; `functions` has one in the other path only.
+        return MATH if call.mask is not None and call.mask.requires_grad else EFFICIENT
+    if backends.math_sdp_enabled():
+        return MATH
+    cudnn = _not_cudnn(call)
+    if not cudnn:
+        return FLASH if call.mask is None else EFFICIENT
+    enabled = (
+        backends.flash_sdp_enabled(),
+        backends.mem_efficient_sdp_enabled(),
+        backends.cudnn_sdp_enabled(),
+    )
+    if not any(enabled):
+        raise RuntimeError("No viable backend for scaled_dot_product_attention was found.")
+    for kernel, reason in (
+        ("Memory efficient kernel", efficient),
+        ("Flash attention kernel", flash),
+        ("cuDNN attention kernel", cudnn),
     ):
-        return EFFICIENT
-    return MATH
+        warnings.warn(f"{kernel} not used because: {reason}", UserWarning, stacklevel=2)
+    raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def _not_for_all(call: Attention, enabled: bool, dtypes: Sequence[torch.dtype]) -> str:
+    """Why none of the fused kernels can run; "" where they may."""
+    tensors = (call.query, call.key, call.value)
+    if not enabled:
+        return "it has been runtime disabled."
+    if any(tensor.dim() != 4 for tensor in tensors):
+        return "it requires query, key and value to be 4 dimensional."
+    if len({tensor.dtype for tensor in tensors}) > 1 or call.query.dtype not in dtypes:
+        return f"it expects query, key and value of one dtype, one of {list(dtypes)}."
+    if not call.query.numel() or not call.key.numel():
+        return "it does not support zero sequence lengths."
+    return ""
+
+
+def _same_heads(call: Attention) -> bool:
+    return call.query.size(1) == call.key.size(1) == call.value.size(1)
+
+
+def _not_flash(call: Attention) -> str:
+    low = _HALF if call.capability >= (8, 0) else _HALF[:1]
+    if reason := _not_for_all(call, torch.backends.cuda.flash_sdp_enabled(), low):
+        return reason
+    width = call.query.size(-1)
+    if call.mask is not None:
+        return "it does not support non-null attn_mask."
+    if not width == call.key.size(-1) == call.value.size(-1) or width > _MAX_HEAD_DIM:
+        return "it requires q,k,v to have the same last dimension of at most 256."
+    if call.capability < (8, 0):
+        return "it only supports gpu architectures from sm80 on."
+    if call.is_causal and call.query.size(-2) != call.key.size(-2):
+        return "it does not support the is_causal flag when seqlen_q != seqlen_k."
+    if not _same_heads(call) and not call.enable_gqa:
+        return "it requires as many heads of the key and the value as of the query."
+    return ""
+
+
+def _not_efficient(call: Attention) -> str:
+    dtypes = (*(_HALF if call.capability >= (8, 0) else _HALF[:1]), torch.float32)
+    if reason := _not_for_all(call, torch.backends.cuda.mem_efficient_sdp_enabled(), dtypes):
+        return reason
+    width = call.query.size(-1)
+    alignment = 8 if call.query.dtype in _HALF else 4
+    if width != call.key.size(-1) or width % alignment or call.value.size(-1) % alignment:
+        return f"it requires a last dimension of inputs divisible by {alignment}."
+    if not _same_heads(call):
+        return "it requires as many heads of the key and the value as of the query."
+    return ""
+
+
+def _not_cudnn(call: Attention) -> str:
+    if reason := _not_for_all(call, torch.backends.cuda.cudnn_sdp_enabled(), _HALF):
+        return reason
+    if call.capability < (8, 0):
+        return "it only supports gpu architectures from sm80 on."
+    if any(tensor.size(-1) > 128 or tensor.size(-1) % 8 for tensor in (call.query, call.value)):
+        return "head_dim should be a multiple of 8 and no more than 128."
+    return ""
 
 
 def _up(value: int, to: int) -> int:

@@ -8,11 +8,13 @@ meta kernels of the CUDA operators are called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from gpuprobe.virtual.generators import drawing_from
 from gpuprobe.virtual.lowering import attention
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.refusals import two_places
@@ -145,7 +147,7 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Any, p: float, machine: Machine, place: int) -> Any:
-        with unseen(machine):
+        with unseen(machine), machine.generators.draw(place, ()):
             mask = torch.empty_like(tensor).bernoulli_(1 - p)
             result = tensor * mask.div(1 - p)
             kept = mask.bool()
@@ -189,14 +191,9 @@ def _attention(machine: Machine) -> Callable[..., Any]:
             with below():
                 return operator(query, key, value, attn_mask, dropout_p, is_causal, **options)
         _together(machine, place, query, key, value, attn_mask)
-        chosen = attention.pick(
-            machine.devices[place].model.capability,
-            query,
-            key,
-            value,
-            attn_mask,
-            enable_gqa=enable_gqa,
-        )
+        capability = machine.devices[place].model.capability
+        call = attention.Attention(capability, query, key, value, attn_mask, is_causal, enable_gqa)
+        chosen = attention.pick(call)
         if chosen != attention.MATH and not machine.shapes and transformed():
             machine.assume(APART)
             chosen = attention.MATH
@@ -275,6 +272,14 @@ def _math(
     )[0]
 
 
+def _as_on_a_host() -> Any:
+    """The host's attention runs within, whichever kernel of CUDA's the program has chosen."""
+    backends = torch.backends.cuda
+    if backends.flash_sdp_enabled() and backends.math_sdp_enabled():
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
+
+
 class _Attention(torch.autograd.Function):
     """The CPU's attention, with what a fused CUDA kernel allocates: the result, the log of the
     sum of exponentials, flash attention's random state; in the backward pass three gradients and
@@ -295,8 +300,10 @@ class _Attention(torch.autograd.Function):
         machine: Machine,
         place: int,
     ) -> Any:
-        state = torch.default_generator.get_state() if dropout_p else None
-        with unseen(machine):
+        generator = machine.generators.default[place]
+        state = generator.get_state() if dropout_p else None
+        drawn = drawing_from(generator) if dropout_p else nullcontext()
+        with unseen(machine), drawn, _as_on_a_host():
             result = _aten.scaled_dot_product_attention.default(
                 query, key, value, mask, dropout_p, is_causal, **options
             )
@@ -321,11 +328,9 @@ class _Attention(torch.autograd.Function):
         saved = ctx.saved_tensors  # once: checkpointing gives each only once
         query, key, value, mask = saved[:4]
         dropout_p, is_causal, options, chosen, machine, place, state = ctx.rest
-        now = torch.default_generator.get_state() if state is not None else None
-        with unseen(machine), torch.enable_grad():
+        drawn = nullcontext() if state is None else drawing_from(state)
+        with unseen(machine), drawn, _as_on_a_host(), torch.enable_grad():
             inputs = [item.detach().requires_grad_() for item in (query, key, value)]
-            if state is not None:
-                torch.default_generator.set_state(state)
             again = _aten.scaled_dot_product_attention.default(
                 *inputs, mask, dropout_p, is_causal, **options
             )
@@ -334,8 +339,6 @@ class _Attention(torch.autograd.Function):
                 attention.laid_out(chosen, item, found)
                 for item, found in zip(saved[:3], grads, strict=True)
             )
-        if now is not None:
-            torch.default_generator.set_state(now)
         for item in grads:
             given(machine, place, item)
         reads = (grad, *saved)

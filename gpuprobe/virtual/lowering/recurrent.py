@@ -15,6 +15,7 @@ import torch.backends.cudnn.rnn
 
 from gpuprobe.patching import Patches
 from gpuprobe.virtual import refusals
+from gpuprobe.virtual.generators import drawing_from
 from gpuprobe.virtual.lowering.functions import APART, given, ran, unseen
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, transformed
@@ -137,8 +138,9 @@ class _Recurrent(torch.autograd.Function):
     def forward(
         ctx: Any, machine: Machine, place: int, kind: str, operator: Any, spec: Any, *flat: Any
     ) -> Any:
-        state = torch.default_generator.get_state()
-        with unseen(machine):
+        generator = machine.generators.default[place]
+        state = generator.get_state()
+        with unseen(machine), drawing_from(generator):
             results = operator(*_build(spec, list(flat)))
             results = tuple(item.clone() for item in results)
         for item in results:
@@ -159,9 +161,7 @@ class _Recurrent(torch.autograd.Function):
         machine, place, operator, spec, count, state = ctx.rest
         saved = ctx.saved_tensors  # once: checkpointing gives each only once
         flat = saved[:count]
-        now = torch.default_generator.get_state()
-        with unseen(machine), torch.enable_grad():
-            torch.default_generator.set_state(state)
+        with unseen(machine), drawing_from(state), torch.enable_grad():
             inputs = [
                 item.detach().requires_grad_() if item.is_floating_point() else item
                 for item in flat
@@ -179,7 +179,6 @@ class _Recurrent(torch.autograd.Function):
                 [grad for _, grad in pairs],
                 allow_unused=True,
             )
-        torch.default_generator.set_state(now)
         answers = iter(found)
         made: list[Any] = [next(answers) if item.is_floating_point() else None for item in flat]
         needed = ctx.needs_input_grad[5:]

@@ -69,6 +69,9 @@ def install(patches: Patches) -> None:
         """What ``Module.to`` asks."""
         if args and type(args[0]) is int:
             args = (torch.device("cuda", args[0]), *args[1:])
+        like = args[0] if args else options.pop("tensor", None)
+        if isinstance(like, torch.Tensor):  # C++ code sees where its memory really is
+            args = (like.device, like.dtype, *args[1:])
         return indexed_parse(*args, **options)
 
     indexed_parse = _indexed(parse)

@@ -6,6 +6,7 @@ the host's memory (or a meta tensor) with the device remembered for the storages
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -280,15 +281,37 @@ class _ToCopy(torch.autograd.function._SingleLevelFunction):
 
 
 def _asked_by_torch(machine: Machine) -> int:
-    """The device of memory that torch's C++ code takes to be "where the model is": the gradient
-    buckets of DistributedDataParallel. `HOST` for all other callers.
+    """The device of memory that torch's C++ code takes to be where it works: gradients that the
+    backward pass makes of nothing, the gradient buckets of DistributedDataParallel. `HOST` for
+    all other callers.
     """
+    if values.in_engine():
+        return _place_of_gradients(machine, torch._C._current_autograd_node())
     frame = values.caller()
     if frame is None or frame.f_code.co_filename != _DDP:
         return HOST
     owner = frame.f_locals.get("self")
     for parameter in owner.parameters() if isinstance(owner, torch.nn.Module) else ():
         return machine.place_of(parameter)
+    return HOST
+
+
+def _place_of_gradients(machine: Machine, node: Any) -> int:
+    """Where the nearest leaves behind a node of the backward pass lie, or the nearest copies
+    between places left them.
+    """
+    nodes = deque(after for after, _ in node.next_functions)
+    seen = set()
+    while nodes:
+        node = nodes.popleft()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, _ToCopy._backward_cls):
+            return int(node.copy[0])
+        if (leaf := getattr(node, "variable", None)) is not None:
+            return machine.place_of(leaf)
+        nodes.extend(after for after, _ in node.next_functions)
     return HOST
 
 
