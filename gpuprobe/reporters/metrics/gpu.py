@@ -17,8 +17,9 @@ from gpuprobe.model.machine.devices import (
     WaterfallPart,
 )
 from gpuprobe.model.values import Reading, Unavailable
-from gpuprobe.reporters.metrics.gpu_table import GPU, HW_ATTRIBUTES, ROWS, Row, up
+from gpuprobe.reporters.metrics.gpu_table import GPU, HW_ATTRIBUTES, ROWS, up
 from gpuprobe.reporters.metrics.metrics import Family, Kind, Metric, Otel, Points, family, otel_name
+from gpuprobe.reporters.metrics.table import collected
 
 __all__ = ["GPU_METRICS", "GpuNames", "gpu_families"]
 
@@ -122,7 +123,7 @@ def gpu_families(
     """
     labels = {device.key: names.of(device) for device in found.devices}
     devices = [(labels[device.key], device) for device in found.devices]
-    families = [_collected(row, devices) for row in ROWS]
+    families = collected(ROWS, devices)
     families.append(family(_PARTS, _parts(found.waterfalls, labels)))
     families.append(family(_PROCESSES, _counts(found, labels)))
     if not isinstance(xids, Unavailable):
@@ -135,15 +136,6 @@ def gpu_families(
     if processes:
         families.append(family(_PROCESS_MEMORY, _largest(found.processes, labels, processes)))
     return [one for one in families if one.samples]
-
-
-def _collected(row: Row, devices: Iterable[tuple[tuple[str, str, str], Device]]) -> Family:
-    points = (
-        ((*labels, *extra), value)
-        for labels, device in devices
-        for extra, value in row.read(device)
-    )
-    return family(row.metric, points, factor=row.factor)
 
 
 def _parts(
