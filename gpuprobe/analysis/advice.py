@@ -14,11 +14,13 @@ from gpuprobe.analysis.growth.growth import WORTH_SAYING, Growth
 from gpuprobe.analysis.peak.high_water import HighWater, Share, by_category, by_line
 from gpuprobe.analysis.peak.peaks import PeakSite, window_of
 from gpuprobe.model.memory import Category
+from gpuprobe.model.place import NoPlace
+from gpuprobe.model.report import LeakRow, Suggestion
 from gpuprobe.model.run.session import DeviceWindow
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Unavailable
 
-__all__ = ["Advice", "Evidence", "advise"]
+__all__ = ["Evidence", "advise"]
 
 _DOMINATES = 0.4
 """The share of the peak from which a category is worth attacking: below that, halving it
@@ -31,21 +33,10 @@ _MUCH_CACHED_BYTES = 256 * 1024 * 1024
 """And the amount. The allocator's large segments are 20 MiB: a few of them are no problem."""
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """One thing to try. ``bytes`` is the memory it is about (not a promise to save it all)."""
-
-    id: str
-    text: str
-    code: str
-    evidence: str
-    bytes: int
-
-
 @dataclass(slots=True)
 class Evidence:
     """What the rules look at: the peak, what was live at ``moment``, growth, and the line that
-    leaves most behind (``kept``: its name, bytes, and bytes a step).
+    leaves most behind in a step (``kept``).
 
     ``moment`` is the peak, or in words the moment whose high water mark stands in for it.
     """
@@ -53,7 +44,7 @@ class Evidence:
     site: PeakSite
     mark: HighWater | Unavailable
     growth: Growth | None = None
-    kept: tuple[str, int, int] | None = None
+    kept: LeakRow | None = None
     moment: str = "the peak"
     shares: dict[Category, int] = field(init=False, default_factory=dict)
 
@@ -114,7 +105,7 @@ class Evidence:
         return None if step is None else window_of(step.windows, self.site.device)
 
 
-def advise(evidence: Evidence) -> list[Advice]:
+def advise(evidence: Evidence) -> list[Suggestion]:
     """Everything worth trying, the most memory first."""
     found = [advice for rule in _RULES for advice in rule(evidence)]
     return sorted(found, key=lambda advice: -advice.bytes)
@@ -141,7 +132,7 @@ _STATE_GROWS = (
 )
 
 
-def _growing(evidence: Evidence) -> Iterator[Advice]:
+def _growing(evidence: Evidence) -> Iterator[Suggestion]:
     growth = evidence.growth
     if growth is None:
         yield from _kept(evidence)
@@ -167,15 +158,15 @@ def _growing(evidence: Evidence) -> Iterator[Advice]:
             "not detached (use loss.item()), a cache without a limit."
         )
     # Growth has no end: whatever its size by now, it comes first.
-    yield Advice("growth", text, "", seen, max(evidence.peak, growth.bytes) + 1)
+    yield Suggestion("growth", text, "", seen, max(evidence.peak, growth.bytes) + 1)
 
 
-def _kept(evidence: Evidence) -> Iterator[Advice]:
+def _kept(evidence: Evidence) -> Iterator[Suggestion]:
     """Where a run was too short or too uneven for its steps' ends to show growth."""
     if evidence.kept is None:
         return
-    line, size, per_step = evidence.kept
-    if line.startswith("(") or size < WORTH_SAYING * evidence.peak:
+    line, size, per_step = evidence.kept.key, evidence.kept.bytes, evidence.kept.bytes_per_step
+    if isinstance(line, NoPlace) or size < WORTH_SAYING * evidence.peak:
         return
     text = (
         f"Look at what keeps the tensors made at {line} alive from one step to the next (a list "
@@ -185,7 +176,7 @@ def _kept(evidence: Evidence) -> Iterator[Advice]:
     last = evidence.site.rank.steps[-1].index if evidence.site.rank.steps else 0
     if 2 * evidence.state_growth(last - 1, last) > per_step:
         text, place = _STATE_GROWS, f"at {line}"
-    yield Advice(
+    yield Suggestion(
         "growth",
         text,
         "",
@@ -195,7 +186,7 @@ def _kept(evidence: Evidence) -> Iterator[Advice]:
     )
 
 
-def _fragmented(evidence: Evidence) -> Iterator[Advice]:
+def _fragmented(evidence: Evidence) -> Iterator[Suggestion]:
     window = evidence.window()
     if window is None or not evidence.site.device.startswith("cuda"):
         return
@@ -217,7 +208,7 @@ def _fragmented(evidence: Evidence) -> Iterator[Advice]:
     )
     if not isinstance(window.activity, Unavailable) and window.activity.alloc_retries:
         seen += f"; the allocator emptied its cache {window.activity.alloc_retries}× in that step"
-    yield Advice(
+    yield Suggestion(
         "expandable-segments",
         "Let segments grow in place, so that free blocks of different sizes can be joined.",
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" + (f",{others}" if others else ""),
@@ -226,11 +217,11 @@ def _fragmented(evidence: Evidence) -> Iterator[Advice]:
     )
 
 
-def _gradients_in_forward(evidence: Evidence) -> Iterator[Advice]:
+def _gradients_in_forward(evidence: Evidence) -> Iterator[Suggestion]:
     count, share = evidence.share(Category.GRADIENT)
     if evidence.phase.partition("/")[0] != "forward" or share < 0.05:
         return
-    yield Advice(
+    yield Suggestion(
         "zero-grad",
         "Free the gradients before the forward pass rather than after it (unless they are being "
         "accumulated on purpose).",
@@ -241,7 +232,7 @@ def _gradients_in_forward(evidence: Evidence) -> Iterator[Advice]:
     )
 
 
-def _activations(evidence: Evidence) -> Iterator[Advice]:
+def _activations(evidence: Evidence) -> Iterator[Suggestion]:
     count, share = evidence.share(Category.ACTIVATION)
     if share < _DOMINATES:
         return
@@ -250,7 +241,7 @@ def _activations(evidence: Evidence) -> Iterator[Advice]:
     if line is not None:
         seen += f", {human_bytes(line.bytes)} of them made at {line.key}"
     if not evidence.ran("torch/utils/checkpoint.py"):
-        yield Advice(
+        yield Suggestion(
             "checkpoint",
             "Recompute activations in the backward pass instead of keeping them, for the modules "
             "that hold most of them.",
@@ -258,7 +249,7 @@ def _activations(evidence: Evidence) -> Iterator[Advice]:
             seen,
             count,
         )
-    yield Advice(
+    yield Suggestion(
         "smaller-batch",
         "If the batch can be halved: do, and accumulate gradients over two of them. Activations "
         "shrink with it.",
@@ -268,12 +259,12 @@ def _activations(evidence: Evidence) -> Iterator[Advice]:
     )
 
 
-def _temporaries(evidence: Evidence) -> Iterator[Advice]:
+def _temporaries(evidence: Evidence) -> Iterator[Suggestion]:
     count, share = evidence.share(Category.TEMPORARY, Category.AUTOGRAD_DETAIL)
     line = evidence.line(Category.TEMPORARY)
     if share < _DOMINATES or line is None:
         return
-    yield Advice(
+    yield Suggestion(
         "temporaries",
         f"Work in smaller pieces, or in place, at {line.key}.",
         "",
@@ -283,7 +274,7 @@ def _temporaries(evidence: Evidence) -> Iterator[Advice]:
     )
 
 
-def _optimizer_state(evidence: Evidence) -> Iterator[Advice]:
+def _optimizer_state(evidence: Evidence) -> Iterator[Suggestion]:
     count, share = evidence.share(Category.OPTIMIZER_STATE)
     parameters, _ = evidence.share(Category.PARAMETER)
     # Adam in the parameters' precision keeps twice their size; less than that once is what
@@ -293,7 +284,7 @@ def _optimizer_state(evidence: Evidence) -> Iterator[Advice]:
     text = "Use an optimizer with less state: 8-bit Adam, Adafactor, or SGD with momentum."
     if evidence.site.rank.session.world_size > 1:
         text = "Shard the optimizer state over the ranks, or use 8-bit Adam or Adafactor."
-    yield Advice(
+    yield Suggestion(
         "optimizer-state",
         text,
         "",
@@ -303,7 +294,7 @@ def _optimizer_state(evidence: Evidence) -> Iterator[Advice]:
     )
 
 
-def _trace_it(evidence: Evidence) -> Iterator[Advice]:
+def _trace_it(evidence: Evidence) -> Iterator[Suggestion]:
     if evidence.site.rank.session.level != "counters" or evidence.site.step is None:
         return
     step = evidence.site.step
@@ -316,7 +307,7 @@ def _trace_it(evidence: Evidence) -> Iterator[Advice]:
             f"tensors with a name explain {human_bytes(known)} of the "
             f"{human_bytes(evidence.peak)} at the peak"
         )
-    yield Advice(
+    yield Suggestion(
         "trace",
         "Record again at level 'trace': it shows which lines and modules the memory belongs to.",
         "gpuprobe run --level trace …",
@@ -325,7 +316,7 @@ def _trace_it(evidence: Evidence) -> Iterator[Advice]:
     )
 
 
-_RULES: tuple[Callable[[Evidence], Iterator[Advice]], ...] = (
+_RULES: tuple[Callable[[Evidence], Iterator[Suggestion]], ...] = (
     _growing,
     _fragmented,
     _gradients_in_forward,

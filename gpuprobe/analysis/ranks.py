@@ -10,120 +10,53 @@ itself cannot be told from those that wait there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median_low
-from typing import Any
+from typing import TypeVar
 
-from gpuprobe.analysis.peak.high_water import by_category, by_line
+from gpuprobe.analysis.peak.high_water import HighWater, by_category, by_line
 from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, high_water_at
 from gpuprobe.analysis.time_shares import full_steps
-from gpuprobe.model.codec import to_plain
+from gpuprobe.model.place import parse_place
+from gpuprobe.model.report import (
+    AT_PEAK,
+    AT_STEP_END,
+    Key,
+    MemoryDifference,
+    MergedStep,
+    RankComparison,
+    RankMemory,
+    RankPeak,
+    RankTime,
+    TimeDifference,
+)
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import Peak, ReadStatus, Unavailable
 
-__all__ = [
-    "Difference",
-    "MergedStep",
-    "RankMemory",
-    "RankTime",
-    "Ranks",
-    "compare_ranks",
-    "comparison",
-    "merge_steps",
-]
+__all__ = ["compare_ranks", "merge_steps"]
 
-STANDS_OUT = 0.05
-"""A rank is called slow where its own time is longer than the median by this share of a step."""
+_K = TypeVar("_K", bound=Key)
 
 _WAITING = ("backward", "setup")
 
 
-@dataclass(frozen=True, slots=True)
-class MergedStep:
-    """One step of all ranks. Peaks are the largest of any device of a rank, in bytes, at least;
-    times are own times in ns. The medians are of all ranks.
-    """
-
-    index: int
-    ranks: int
-    worst_rank: int
-    peak: int | Unavailable
-    median_peak: int | Unavailable
-    slowest_rank: int
-    own_ns: int
-    median_own_ns: int
-    longest_ns: int  # of the whole step, on any rank
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What one rank has more of than another: bytes (or ns), negative where it has less."""
-
-    key: str
-    amount: int
-
-
-@dataclass(frozen=True, slots=True)
-class RankMemory:
-    """The rank with the highest peak next to the one with the median peak, and the lowest of all.
-    ``alike`` counts the ranks that peak as high as the highest. ``at`` says of when
-    ``categories`` and ``lines`` speak: ``peak`` (both were traced; each sums to the difference
-    of what the traces hold), ``step_end`` (categories only), or "" (nothing tells).
-    """
-
-    worst: PeakSite
-    typical: PeakSite
-    lowest: PeakSite
-    alike: int
-    at: str
-    categories: tuple[Difference, ...] = ()
-    lines: tuple[Difference, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RankTime:
-    """The rank with the longest own time beside the one with the median, over the steps that
-    all ranks have. ``phases`` says where the difference comes from, and sums to it.
-    """
-
-    slowest: int
-    typical: int
-    steps: int
-    own_ns: int
-    typical_ns: int
-    step_ns: int  # of the typical rank's whole steps
-    phases: tuple[Difference, ...]
-
-    @property
-    def stands_out(self) -> bool:
-        return self.own_ns - self.typical_ns > STANDS_OUT * self.step_ns
-
-
-@dataclass(frozen=True, slots=True)
-class Ranks:
-    """The comparison of all ranks of a recording."""
-
-    count: int
-    steps: tuple[MergedStep, ...]
-    memory: RankMemory | Unavailable
-    time: RankTime | Unavailable
-
-
-def compare_ranks(recording: Recording, sites: Sequence[PeakSite] | None = None) -> Ranks | None:
-    """Compare the ranks; None where there are not at least two. ``sites``: `device_peaks`.
+def compare_ranks(
+    recording: Recording, sites: Sequence[PeakSite] | None = None, top: int = 10
+) -> RankComparison | None:
+    """Compare the ranks; None where there are not at least two. ``sites``: `device_peaks`;
+    ``top`` bounds the rows of lines.
 
     Reads the traces of two steps at most.
     """
     if len(recording.ranks) < 2:
         return None
-    sites = device_peaks(recording) if sites is None else sites
-    return Ranks(
-        len(recording.ranks),
-        merge_steps(recording.ranks),
-        _memory(sites),
-        _time(recording.ranks),
+    return RankComparison(
+        ranks=len(recording.ranks),
+        memory=_memory(device_peaks(recording) if sites is None else sites, top),
+        time=_time(recording.ranks),
+        steps=merge_steps(recording.ranks),
     )
 
 
@@ -216,11 +149,13 @@ def _time(ranks: Sequence[RankRecording]) -> RankTime | Unavailable:
         own_ns=own[slowest],
         typical_ns=own[typical],
         step_ns=sum(chosen[typical][index].duration_ns for index in common),
-        phases=_differences(sums[slowest], sums[typical]),
+        phases=tuple(
+            TimeDifference(key, ns) for key, ns in _differences(sums[slowest], sums[typical])
+        ),
     )
 
 
-def _memory(sites: Sequence[PeakSite]) -> RankMemory | Unavailable:
+def _memory(sites: Sequence[PeakSite], top: int) -> RankMemory | Unavailable:
     highest: dict[int, tuple[int, PeakSite]] = {}
     for site in sites:
         if isinstance(site.amount, Unavailable) or not site.device:
@@ -236,26 +171,48 @@ def _memory(sites: Sequence[PeakSite]) -> RankMemory | Unavailable:
     others = [item for item in highest.values() if item[1] is not worst]
     middle = median_low([amount for amount, _ in others])
     typical = next(site for amount, site in others if amount == middle)
-    lowest = min(highest.values(), key=lambda item: (item[0], item[1].rank.session.rank))[1]
-    alike = sum(amount == most for amount, _ in highest.values())
-    found = RankMemory(worst, typical, lowest, alike, "")
-    return found if most == middle else _why(found)
+    least, lowest = min(highest.values(), key=lambda item: (item[0], item[1].rank.session.rank))
+    found = RankMemory(
+        worst=_rank_peak(worst, most),
+        typical=_rank_peak(typical, middle),
+        lowest=_rank_peak(lowest, least),
+        alike=sum(amount == most for amount, _ in highest.values()),
+        at=None,
+    )
+    return found if most == middle else _why(found, worst, typical, top)
 
 
-def _why(found: RankMemory) -> RankMemory:
-    worst, typical = found.worst, found.typical
-    marks = high_water_at(worst), high_water_at(typical)
-    one, two = marks
+def _rank_peak(site: PeakSite, amount: int) -> RankPeak:
+    return RankPeak(
+        rank=site.rank.session.rank,
+        hostname=site.rank.environment.hostname,
+        device=site.device,
+        step=site.step_index,
+        phase=site.phase or None,
+        bytes=amount,
+    )
+
+
+def _why(found: RankMemory, worst: PeakSite, typical: PeakSite, top: int) -> RankMemory:
+    one, two = high_water_at(worst), high_water_at(typical)
     if not isinstance(one, Unavailable) and not isinstance(two, Unavailable):
-        categories = [{s.key: s.bytes for s in by_category(mark)} for mark in (one, two)]
-        lines = [{s.key: s.bytes for s in by_line(mark)} for mark in (one, two)]
+        lines = _memory_differences(*(_by_place(mark) for mark in (one, two)))
+        categories = ({s.key: s.bytes for s in by_category(mark)} for mark in (one, two))
         return replace(
-            found, at="peak", categories=_differences(*categories), lines=_differences(*lines)
+            found,
+            at=AT_PEAK,
+            categories=_memory_differences(*categories),
+            lines=lines[:top],
+            more_lines_bytes=sum(line.bytes for line in lines[top:]),
         )
     known = [_known(site) for site in (worst, typical)]
     if known[0] and known[1]:
-        return replace(found, at="step_end", categories=_differences(*known))
+        return replace(found, at=AT_STEP_END, categories=_memory_differences(*known))
     return found
+
+
+def _by_place(mark: HighWater) -> dict[Key, int]:
+    return {parse_place(share.key): share.bytes for share in by_line(mark)}
 
 
 def _known(site: PeakSite) -> dict[str, int]:
@@ -271,68 +228,13 @@ def _known(site: PeakSite) -> dict[str, int]:
     return {}
 
 
-def _differences(one: Mapping[str, int], two: Mapping[str, int]) -> tuple[Difference, ...]:
+def _memory_differences(
+    one: Mapping[_K, int], two: Mapping[_K, int]
+) -> tuple[MemoryDifference, ...]:
+    return tuple(MemoryDifference(key, size) for key, size in _differences(one, two))
+
+
+def _differences(one: Mapping[_K, int], two: Mapping[_K, int]) -> list[tuple[_K, int]]:
     """What ``one`` has more of, the largest difference first; what is alike is left out."""
-    found: Iterable[Difference] = (
-        Difference(key, one.get(key, 0) - two.get(key, 0)) for key in {**one, **two}
-    )
-    return tuple(sorted((d for d in found if d.amount), key=lambda d: (-abs(d.amount), d.key)))
-
-
-def comparison(ranks: Ranks | None, top: int) -> dict[str, Any] | None:
-    """`compare_ranks` as plain data, ready for JSON; None for a single rank. ``top`` bounds the
-    rows of lines.
-    """
-    if ranks is None:
-        return None
-    return {
-        "ranks": ranks.count,
-        "memory": _plain_memory(ranks.memory, top),
-        "time": _plain_time(ranks.time),
-        "steps": [
-            {name: to_plain(getattr(step, name)) for name in MergedStep.__slots__}
-            for step in ranks.steps
-        ],
-    }
-
-
-def _plain_memory(memory: RankMemory | Unavailable, top: int) -> Any:
-    if isinstance(memory, Unavailable):
-        return to_plain(memory)
-    return {
-        "worst": _plain_site(memory.worst),
-        "typical": _plain_site(memory.typical),
-        "lowest": _plain_site(memory.lowest),
-        "alike": memory.alike,
-        "at": memory.at or None,
-        "categories": [{"key": d.key, "bytes": d.amount} for d in memory.categories],
-        "lines": [{"key": d.key, "bytes": d.amount} for d in memory.lines[:top]],
-        "more_lines_bytes": sum(d.amount for d in memory.lines[top:]),
-    }
-
-
-def _plain_site(site: PeakSite) -> dict[str, Any]:
-    amount = site.amount
-    return {
-        "rank": site.rank.session.rank,
-        "hostname": site.rank.environment.hostname,
-        "device": site.device,
-        "step": None if site.step is None else site.step.index,
-        "phase": site.phase or None,
-        "bytes": to_plain(amount if isinstance(amount, Unavailable) else amount.at_least),
-    }
-
-
-def _plain_time(spent: RankTime | Unavailable) -> Any:
-    if isinstance(spent, Unavailable):
-        return to_plain(spent)
-    return {
-        "slowest": spent.slowest,
-        "typical": spent.typical,
-        "stands_out": spent.stands_out,
-        "steps": spent.steps,
-        "own_ns": spent.own_ns,
-        "typical_ns": spent.typical_ns,
-        "step_ns": spent.step_ns,
-        "phases": [{"key": d.key, "ns": d.amount} for d in spent.phases],
-    }
+    found = [(key, one.get(key, 0) - two.get(key, 0)) for key in {**one, **two}]
+    return sorted((d for d in found if d[1]), key=lambda d: (-abs(d[1]), str(d[0])))

@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
+from gpuprobe.model.report import PhaseTime, TimeShares
 from gpuprobe.model.run.session import Collective, Step
 from gpuprobe.model.values import Bytes, Unavailable
 
-__all__ = ["TimeShares", "full_steps", "joined_calls", "time_shares"]
-
-
-@dataclass(frozen=True, slots=True)
-class TimeShares:
-    """The steps that count, summed. ``phases`` are those of depth one, in ns, the longest
-    first; with ``between`` (time of a step in no phase) they sum to ``duration_ns``. ``gpu_ns``
-    and ``gpu_phases`` are the same on the GPU, by events, of the ``gpu_steps`` that have it.
-    ``collectives`` happen within the phases: their time is not in addition to them.
-    """
-
-    steps: int
-    duration_ns: int
-    phases: tuple[tuple[str, int], ...]
-    between_ns: int
-    gpu_steps: int
-    gpu_ns: int
-    gpu_phases: Mapping[str, int]
-    collectives: tuple[Collective, ...]
-
-    @property
-    def collectives_ns(self) -> int:
-        """How long collectives held up the thread that called them, where that is known."""
-        return sum(
-            call.host_ns for call in self.collectives if not isinstance(call.host_ns, Unavailable)
-        )
+__all__ = ["full_steps", "joined_calls", "time_shares"]
 
 
 def full_steps(steps: Sequence[Step]) -> list[Step]:
@@ -44,8 +19,8 @@ def full_steps(steps: Sequence[Step]) -> list[Step]:
     return whole[1:] or whole or list(steps)
 
 
-def time_shares(steps: Sequence[Step]) -> TimeShares | None:
-    """Sum up `full_steps`; None where there is no step."""
+def time_shares(steps: Sequence[Step], rank: int = 0) -> TimeShares | None:
+    """Sum up `full_steps` of a rank; None where there is no step."""
     chosen = full_steps(steps)
     if not chosen:
         return None
@@ -63,14 +38,15 @@ def time_shares(steps: Sequence[Step]) -> TimeShares | None:
                 if timed and not isinstance(phase.gpu_ns, Unavailable):
                     gpu_phases[phase.path] = gpu_phases.get(phase.path, 0) + phase.gpu_ns
     total = sum(step.duration_ns for step in chosen)
+    longest_first = sorted(phases.items(), key=lambda item: (-item[1], item[0]))
     return TimeShares(
+        rank=rank,
         steps=len(chosen),
         duration_ns=total,
-        phases=tuple(sorted(phases.items(), key=lambda item: (-item[1], item[0]))),
-        between_ns=total - sum(phases.values()),
         gpu_steps=gpu_steps,
         gpu_ns=gpu_ns,
-        gpu_phases=gpu_phases,
+        phases=tuple(PhaseTime(path, ns, gpu_phases.get(path, 0)) for path, ns in longest_first),
+        outside_phases_ns=total - sum(phases.values()),
         collectives=joined_calls(call for step in chosen for call in step.collectives),
     )
 

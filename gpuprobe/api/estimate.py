@@ -11,7 +11,9 @@ from gpuprobe.api.step_limit import Enough, limit
 from gpuprobe.errors import GpuprobeError, MissingExtra, ProgramFailed, UsageError, ValueNeeded
 
 if TYPE_CHECKING:
-    from gpuprobe.model.plans.estimate import Estimate
+    from gpuprobe.model.plans.estimate import Estimate, Share
+    from gpuprobe.model.report import Report, Table
+    from gpuprobe.model.values import Unavailable
     from gpuprobe.sampler.program import Program
     from gpuprobe.virtual.session import Session
 
@@ -157,7 +159,7 @@ def _estimate(
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", why="an estimate runs the training step")
     from gpuprobe.allocator.recorder import TraceRecorder
-    from gpuprobe.api.recordings import load, report, scratch_recording
+    from gpuprobe.api.recordings import load, scratch_recording, summary
     from gpuprobe.api.watch import record
     from gpuprobe.virtual.session import Session, machine_of
 
@@ -186,14 +188,14 @@ def _estimate(
                 else:
                     os.environ[name] = value
             session.stop()
-        document = report(load(path), top=1_000_000)
+        report = summary(load(path), top=1_000_000)
     fullest = max(machine.devices, key=lambda device: device.sim.peak_reserved)
     if not fullest.sim.peak_allocated:
         raise UsageError("nothing was allocated on the GPU", hint=unused)
-    return _result(machine, fullest, taps[fullest.index].trace(), document, steps)
+    return _result(machine, fullest, taps[fullest.index].trace(), report, steps)
 
 
-def _result(machine: Any, device: Any, trace: Any, document: Any, steps: int) -> Estimate:
+def _result(machine: Any, device: Any, trace: Any, report: Report, steps: int) -> Estimate:
     """Put the figures together."""
     from gpuprobe.allocator.replays.replay import replay_trace
     from gpuprobe.allocator.replays.whatif import what_if
@@ -220,7 +222,7 @@ def _result(machine: Any, device: Any, trace: Any, document: Any, steps: int) ->
             verdict = NOT
         elif worst.would_oom or tight > model.total_memory:
             verdict = WITHIN_MARGIN
-    growing = _growing(document, f"cuda:{device.index}")
+    growing = _growing(report, f"cuda:{device.index}")
     if growing and verdict != NOT:
         peak_with_context = device.sim.peak_allocated + model.context_high
         left = max(0, model.total_memory - peak_with_context) // growing
@@ -228,10 +230,6 @@ def _result(machine: Any, device: Any, trace: Any, document: Any, steps: int) ->
             f"that memory does not go on growing: the last step left {human_bytes(growing)} more "
             f"behind than it found; if every step does, the GPU is full in about {left + 1} more"
         )
-    peak = document["peak"]
-    traced = peak["traced"]
-    if not isinstance(traced, int):  # the tables are of the highest step with a trace
-        traced = document["top_lines"].get("total", 0)
     return Estimate(
         gpu=model.name,
         devices=len(machine.devices),
@@ -244,10 +242,10 @@ def _result(machine: Any, device: Any, trace: Any, document: Any, steps: int) ->
         context_high=Bytes(model.context_high),
         capacity=Bytes(model.total_memory),
         verdict=verdict,
-        attributed=Bytes(traced),
-        by_category=_shares(document["categories"]),
-        by_module=_shares(document["top_modules"]),
-        by_line=_shares(document["top_lines"]),
+        attributed=Bytes(_traced(report)),
+        by_category=_shares(report.categories),
+        by_module=_shares(report.top_modules),
+        by_line=_shares(report.top_lines),
         assumed=tuple(
             text if count == 1 else f"{text} ({count} times)"
             for text, count in machine.assumed.items()
@@ -258,28 +256,39 @@ def _result(machine: Any, device: Any, trace: Any, document: Any, steps: int) ->
     )
 
 
-def _growing(document: Any, device: str) -> int:
+def _traced(report: Report) -> int:
+    """What the tables sum to: the peak, or where its step has no trace the highest that has."""
+    from gpuprobe.model.values import Unavailable, available
+
+    if not isinstance(report.peak.traced, Unavailable):
+        return report.peak.traced
+    table = report.top_lines
+    return 0 if isinstance(table, Unavailable) else available(table.total, 0)
+
+
+def _growing(report: Report, device: str) -> int:
     """Bytes by which the end of the last step is above that of the step before, where that is
     worth a word; 0 where it is not. The first step is none to compare with: optimizers make
     their state in it.
     """
     ends = [
-        window["end"]["allocated"]
-        for row in document["steps"]["rows"]
-        if row["ended_by"] != "end"
-        for window in row["devices"]
-        if window["device"] == device
+        window.end.allocated
+        for row in report.steps.rows
+        if row.step.ended_by != "end"
+        for window in row.step.windows
+        if window.device == device
     ]
-    if len(ends) < 3 or not all(isinstance(end, int) for end in ends):
+    known = [end for end in ends if isinstance(end, int)]
+    if len(ends) < 3 or len(known) < len(ends):
         return 0
-    grown: int = ends[-1] - ends[-2]
-    return grown if grown > _WORTH_SAYING * max(ends) else 0
+    grown = known[-1] - known[-2]
+    return grown if grown > _WORTH_SAYING * max(known) else 0
 
 
-def _shares(table: Any) -> Any:
+def _shares(table: Table | Unavailable) -> tuple[Share, ...]:
     from gpuprobe.model.plans.estimate import Share
-    from gpuprobe.model.values import Bytes
+    from gpuprobe.model.values import Bytes, Unavailable
 
-    if not isinstance(table, dict) or "rows" not in table:
+    if isinstance(table, Unavailable):
         return ()
-    return tuple(Share(row["key"], Bytes(row["bytes"])) for row in table["rows"])
+    return tuple(Share(str(row.key), Bytes(row.bytes)) for row in table.rows)

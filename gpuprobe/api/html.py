@@ -32,16 +32,15 @@ def write_report(
     DataError where nothing was recorded yet.
     """
     from gpuprobe.analysis.trace.tracks import tracks
-    from gpuprobe.api.recordings import report
+    from gpuprobe.api.recordings import summary
     from gpuprobe.api.views import _text
     from gpuprobe.model.files import new_file
     from gpuprobe.reporters.html import report as html_report
 
-    document = report(recording, top=html_report.ROWS)
     found, problems = tracks(recording)
     with new_file(path, force) as stream:
         html_report.write(
-            document,
+            summary(recording, top=html_report.ROWS),
             _text(stream),
             tracks=found,
             trees=_trees(recording),

@@ -15,10 +15,11 @@ from gpuprobe.errors import DataError
 if TYPE_CHECKING:
     from gpuprobe.allocator.replays.results import ReplayResult
     from gpuprobe.analysis.compare.diff import Diff
+    from gpuprobe.model.report import Report
     from gpuprobe.model.run.recording import Recording
     from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
-__all__ = ["diff", "load", "replay", "report", "scratch_recording"]
+__all__ = ["diff", "load", "replay", "report", "scratch_recording", "summary"]
 
 StrPath = str | os.PathLike[str]
 
@@ -53,13 +54,22 @@ def load(path: StrPath) -> Recording:
 
 
 def report(recording: Recording, *, top: int = 10) -> dict[str, Any]:
-    """Say where the memory went, as a JSON-ready document (schema ``gpuprobe.report``, version 1,
-    shipped as ``gpuprobe/reporters/json/schemas/report-1.json``).
+    """Say where the memory went, as a JSON-ready document (schema ``gpuprobe.report``, version 2,
+    shipped as ``gpuprobe/reporters/json/schemas/report-2.json``).
 
     Sizes are integers in bytes, durations integers in nanoseconds; a value that is not known
     is ``{"unavailable": reason, "status": …}``. ``top`` bounds the tables of lines and
     modules; what they leave out is in their remainder.
     """
+    from gpuprobe.model.gc_pause import gc_paused
+    from gpuprobe.reporters.json.report import to_document
+
+    with gc_paused():
+        return to_document(summary(recording, top=top))
+
+
+def summary(recording: Recording, *, top: int = 10) -> Report:
+    """`report` as typed values, for this package's own renderers."""
     from gpuprobe.analysis.summary import summarize
     from gpuprobe.model.gc_pause import gc_paused
     from gpuprobe.recording.running import is_alive

@@ -315,19 +315,20 @@ def summary(output: Path, width: int = 80) -> list[str]:
         command = f"gpuprobe report {shlex.quote(shown)}"
         where = f"recording of {world_size} ranks: {shown}   ({command})"
         return [where] if rank == 0 else []
-    from gpuprobe.api.recordings import load, report
+    from gpuprobe.api.recordings import load
+    from gpuprobe.api.recordings import summary as summarize
     from gpuprobe.reporters.terminal import Style
     from gpuprobe.reporters.text.report import headline
 
-    document = report(load(output), top=3)
-    style = Style(width=width, cwd=document["session"]["cwd"])
+    report = summarize(load(output), top=3)
+    style = Style(width=width, cwd=report.session.cwd)
     lines = []
-    if document["peak"]["measure"] is None:
+    if report.peak.measure is None:
         lines.append("nothing was recorded: the program made no training step that torch saw")
     else:
-        first, *rest = headline(document, style)
+        first, *rest = headline(report, style)
         lines += [f"peak: {first}", *rest]
-        lines += [f"try: {style.relative(item['text'])}" for item in document["advice"][:1]]
+        lines += [f"try: {style.relative(item.text)}" for item in report.advice[:1]]
     shown = style.text(style.path(str(output)))
     lines.append(f"recording: {shown}   (gpuprobe report {shlex.quote(shown)})")
     return [line for text in lines for line in style.wrapped(text, rest="  ")]

@@ -27,7 +27,6 @@ __all__ = [
     "CategoryTable",
     "DeviceMemory",
     "DevicePeak",
-    "Difference",
     "FindingRow",
     "FragmentationReport",
     "GrowthReport",
@@ -36,6 +35,7 @@ __all__ = [
     "Layout",
     "LeakReport",
     "LeakRow",
+    "MemoryDifference",
     "MergedStep",
     "NearestTrace",
     "NonTensorMemory",
@@ -60,6 +60,7 @@ __all__ = [
     "Steps",
     "Suggestion",
     "Table",
+    "TimeDifference",
     "TimeShares",
 ]
 
@@ -402,11 +403,19 @@ class NonTensorMemory:
 
 
 @record(frozen=True)
-class Difference:
-    """What one rank has more of than another, negative where it has less: bytes, or ns."""
+class MemoryDifference:
+    """What one rank has more of than another, negative where it has less."""
 
     key: Key
-    amount: int
+    bytes: int
+
+
+@record(frozen=True)
+class TimeDifference:
+    """What one rank spends more time on than another, negative where it spends less."""
+
+    key: str
+    ns: int
 
 
 @record(frozen=True)
@@ -423,8 +432,8 @@ class RankPeak:
 
 @record(frozen=True)
 class RankMemory:
-    """The rank with the highest peak, the one with the median peak of the others, and the lowest of
-    all. ``alike`` counts the ranks that peak as high as ``worst``. ``at`` says of when
+    """The rank with the highest peak, the one with the median peak of the others, and the lowest
+    of all. ``alike`` counts the ranks that peak as high as ``worst``. ``at`` says of when
     ``categories`` and ``lines`` speak: AT_PEAK (both were traced; each sums to the difference of
     what the traces hold), AT_STEP_END (categories only) or None (nothing tells).
     ``more_lines_bytes`` is the sum of the differences of lines that have no row.
@@ -435,8 +444,8 @@ class RankMemory:
     lowest: RankPeak
     alike: int
     at: str | None
-    categories: tuple[Difference, ...] = ()
-    lines: tuple[Difference, ...] = ()
+    categories: tuple[MemoryDifference, ...] = ()
+    lines: tuple[MemoryDifference, ...] = ()
     more_lines_bytes: int = 0
 
 
@@ -456,7 +465,7 @@ class RankTime:
     own_ns: int
     typical_ns: int
     step_ns: int  # of the typical rank's whole steps
-    phases: tuple[Difference, ...]
+    phases: tuple[TimeDifference, ...]
 
     @property
     def stands_out(self) -> bool:

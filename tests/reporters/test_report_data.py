@@ -26,10 +26,11 @@ from report_builders import (
     window,
 )
 
-from gpuprobe.analysis.summary import SCHEMA, VERSION, summarize
+from gpuprobe.analysis.summary import summarize
 from gpuprobe.errors import DataError
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import Block, BlockState, Category, Segment
+from gpuprobe.model.report import Report
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import (
     BlindSpot,
@@ -65,11 +66,20 @@ def closed(schema: Any) -> Any:
 VALIDATOR = jsonschema.Draft202012Validator(closed(report_json.schema()))
 
 
-def checked(made: Recording, **options: Any) -> dict[str, Any]:
+class Checked(dict[str, Any]):
+    """A report's document, and the ``typed`` report that it was made from."""
+
+    def __init__(self, document: dict[str, Any], typed: Report) -> None:
+        super().__init__(document)
+        self.typed = typed
+
+
+def checked(made: Recording, **options: Any) -> Checked:
     """The report, after a trip through JSON text, found valid and conserving."""
     stream = io.StringIO()
-    report_json.write(summarize(made, **options), stream)
-    report: dict[str, Any] = json.loads(stream.getvalue())
+    typed = summarize(made, **options)
+    report_json.write(typed, stream)
+    report = Checked(json.loads(stream.getvalue()), typed)
     VALIDATOR.validate(report)
     growth = report["growth"] or {"lines": None}
     for table in (report["categories"], report["top_lines"], report["top_modules"]):
@@ -82,9 +92,9 @@ def checked(made: Recording, **options: Any) -> dict[str, Any]:
     return report
 
 
-def words(report: dict[str, Any]) -> str:
+def words(report: Checked) -> str:
     """The text with its line breaks taken out."""
-    return " ".join(" ".join(render(report, Style())).split())
+    return " ".join(" ".join(render(report.typed, Style())).split())
 
 
 def conserve(table: dict[str, Any]) -> None:
@@ -137,7 +147,7 @@ def test_any_recording_gives_a_valid_report_and_clean_text(
     made: Recording, top: int, unicode: bool
 ) -> None:
     report = checked(made, top=top)
-    for line in render(report, Style(unicode=unicode)):
+    for line in render(report.typed, Style(unicode=unicode)):
         assert line.isprintable()
         assert len(line) <= 80 or line.startswith("     ")  # a command is not broken
         assert unicode or line.isascii()
@@ -176,19 +186,19 @@ def test_the_document_says_what_it_is() -> None:
     report = checked(recording([step(0, {"forward": 5})]))
     assert (
         (report["schema"], report["version"])
-        == (SCHEMA, list(VERSION))
+        == (report_json.SCHEMA, list(report_json.VERSION))
         == (
             "gpuprobe.report",
-            [1, 3],
+            [2, 0],
         )
     )
     assert report["recording"]["name"] == "a.gpuprobe"
 
 
 def test_the_schema_refuses_what_is_no_report() -> None:
-    report = summarize(recording([step(0, {"forward": 5})]))
+    report = checked(recording([step(0, {"forward": 5})]))
     for path in (("peak", "allocated", "at_least"), ("steps", "rows"), ("schema",)):
-        broken: Any = copy.deepcopy(report)
+        broken: Any = copy.deepcopy(dict(report))
         inner = broken
         for key in path[:-1]:
             inner = inner[key]
@@ -250,7 +260,7 @@ def test_the_peak_over_all_ranks_names_the_rank() -> None:
     assert report["peak"]["rank"] == 1
     assert report["peak"]["device"] == "cuda:1"
     assert [row["peak_allocated"]["at_least"] for row in report["devices"]] == [5, 9, 7]
-    text = "\n".join(render(report, Style()))
+    text = "\n".join(render(report.typed, Style()))
     assert "9 B allocated on cuda:1, in rank 1, phase forward, step 0" in text
     assert "3 ranks" in text
 
@@ -275,7 +285,7 @@ def test_counters_on_the_cpu_report_resident_memory_and_known_tensors() -> None:
     assert "unavailable" in report["categories"]["total"]
     assert "level 'trace'" in report["top_lines"]["unavailable"]
     assert [advice["id"] for advice in report["advice"]] == ["trace"]
-    text = "\n".join(render(report, Style()))
+    text = "\n".join(render(report.typed, Style()))
     assert "700 B to 900 B resident in the process" in text
     assert "%" not in text.split("Categories")[1].split("Lines")[0]  # no share of the unknown
 
@@ -293,7 +303,11 @@ def test_known_tensors_and_the_rest_sum_to_the_total() -> None:
     [
         (30, Bytes(12), "at the end of step 0, mostly parameter 30 B, what no named tensor"),
         (30, Bytes(900), "at the end of step 0, mostly what no named tensor explains 900 B, "),
-        (30, Unavailable("none"), "at the end of step 0, beside what is not known: parameter 30 B"),
+        (
+            30,
+            Unavailable("none"),
+            "step 0, next to what is not known: parameter 30 B",
+        ),
     ],
 )
 def test_a_headline_does_not_pass_over_what_nothing_explains(
@@ -371,7 +385,7 @@ def test_ranks_that_recorded_nothing_are_missed(
     if said:
         assert said in text
         assert f"{len(here)} of {size} ranks" in text
-        assert f"{len(here)} of {size} ranks" in " ".join(html_sections.facts(report))
+        assert f"{len(here)} of {size} ranks" in " ".join(html_sections.facts(report.typed))
     else:
         assert "nothing of" not in text
         assert " of " not in text.split("Peak")[0]
@@ -396,23 +410,23 @@ def test_what_others_hold_is_told_of_every_rank() -> None:
         one = recording([replace(made, windows=(used,))]).ranks[0]
         ranks.append(replace(one, session=replace(one.session, rank=rank, world_size=8)))
     report = checked(replace(recording([]), ranks=tuple(ranks)))
-    rows = report["beside_tensors"]["devices"]
+    rows = report["non_tensor_memory"]["devices"]
     assert [(row["rank"], row["device"]) for row in rows] == [(i, f"cuda:{i}") for i in range(8)]
     assert [row["not_torch"] for row in rows] == [(1 + i) * MIB for i in range(8)]
-    text = words(report).split("Beside the tensors")[1]
+    text = words(report).split("Non-tensor memory")[1]
     assert text.split()[:2] == ["rank", "7,"]
     assert "cuda:7, step 0: 9.0 MiB in use, of which 8.0 MiB is not torch's" in text
     assert "… 3 more" in text
     alone = words(checked(replace(recording([]), ranks=tuple(ranks[:1]))))
-    assert "Beside the tensors cuda:0" in alone
+    assert "Non-tensor memory cuda:0" in alone
 
 
 def test_nothing_measured() -> None:
     report = checked(recording([]))
     assert report["peak"]["measure"] is None
     assert report["advice"] == []
-    assert "nothing was measured" in "\n".join(render(report, Style()))
-    assert headline(report, Style())
+    assert "nothing was measured" in "\n".join(render(report.typed, Style()))
+    assert headline(report.typed, Style())
 
 
 def test_a_recording_without_ranks_is_a_data_error() -> None:
@@ -462,7 +476,7 @@ class TestHowItEnded:
         assert report["recording"]["status"] == "failed"
         assert report["recording"]["error"]["out_of_memory"]
         assert report["blind_spots"][0]["what"] == "a fault inside gpuprobe: hooks: boom"
-        text = "\n".join(render(report, Style()))
+        text = "\n".join(render(report.typed, Style()))
         assert "OutOfMemoryError: CUDA out of \\x1b[31mmemory" in text
 
     @pytest.mark.parametrize(

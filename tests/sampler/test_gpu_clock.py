@@ -12,7 +12,7 @@ from models import Mlp, seeded, train
 from sinks import KeepingSink
 
 import gpuprobe
-from gpuprobe.analysis.reserved.non_tensor import beside, pinned_memory
+from gpuprobe.analysis.reserved.non_tensor import device_memory, pinned_memory
 from gpuprobe.analysis.time_shares import time_shares
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import Unavailable
@@ -275,7 +275,7 @@ def test_on_a_virtual_gpu_the_account_of_the_device_closes() -> None:
         free, total = torch.cuda.mem_get_info()
         reserved = torch.cuda.memory_reserved()
         del pinned
-    (device,) = beside(sink.steps)
+    (device,) = device_memory(sink.steps)
     assert device.device == "cuda:0"
     assert device.reserved == reserved
     assert device.used == total - free
@@ -293,7 +293,7 @@ def test_without_cuda_nothing_of_it_is_recorded() -> None:
     model = seeded(Mlp)
     with Recorder(sink):
         train(model, torch.optim.SGD(model.parameters(), 0.1), 2)
-    assert beside(sink.steps) == ()
+    assert device_memory(sink.steps) == ()
     assert pinned_memory(sink.steps) is None
 
 
@@ -333,7 +333,7 @@ def test_on_cuda() -> None:
         outer = [phase.gpu_ns for phase in step.phases if "/" not in phase.path]
         known = [spent for spent in outer if not isinstance(spent, Unavailable)]
         assert abs(sum(known) - step.gpu_ns) <= 1000 * len(step.phases)  # float32 of ms
-    (device,) = [item for item in beside(sink.steps) if item.device == "cuda:0"]
+    (device,) = [item for item in device_memory(sink.steps) if item.device == "cuda:0"]
     assert not isinstance(device.used, Unavailable)
     assert not isinstance(device.reserved, Unavailable)
     assert abs(device.used - (total - free)) < 64 << 20

@@ -1,61 +1,78 @@
 """The report's sections on what the allocator did with its memory: how it was cut up, what
-outlived its steps, and why an allocation failed. Plain data, ready for JSON.
+outlived its steps, and why an allocation failed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Any, NamedTuple, TypeVar, cast
 
-from gpuprobe.analysis.growth.leaks import Leaks, leaks, leaks_over_steps
+from gpuprobe.analysis.growth.leaks import leaks, leaks_over_steps
 from gpuprobe.analysis.peak.high_water import high_water
 from gpuprobe.analysis.peak.oom import OomReport, oom_reports
 from gpuprobe.analysis.peak.peaks import PeakSite, holds_the_peak, nearest_trace, window_of
-from gpuprobe.analysis.reserved.fragmentation import Fragmentation, PoolSpace, fragmentation
+from gpuprobe.analysis.reserved.fragmentation import Fragmentation, fragmentation
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.segments_at import layout_at
 from gpuprobe.errors import DataError
-from gpuprobe.model.codec import to_plain
+from gpuprobe.model.place import parse_place
+from gpuprobe.model.report import (
+    FragmentationReport,
+    Layout,
+    LeakReport,
+    LeakRow,
+    OutOfMemory,
+    PinRow,
+    PoolRow,
+    Row,
+    Space,
+)
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 
 __all__ = ["forensics"]
 
+_T = TypeVar("_T")
+
 _MOST = 10
 """Rows of pools, pins and leaking lines. All of them are in the trace."""
 
-Plain = dict[str, Any]
+
+class Forensics(NamedTuple):
+    fragmentation: FragmentationReport | Unavailable
+    leaks: LeakReport | Unavailable
+    out_of_memory: tuple[OutOfMemory, ...]
 
 
-def forensics(site: PeakSite | None, sites: Sequence[PeakSite] = ()) -> Plain:
-    """``fragmentation`` (at the end and at the peak) and ``leaks`` of the peak's ``site``, and
-    ``out_of_memory`` there and on the others of ``sites``: what ran out need not be what had the
-    highest peak.
+def forensics(site: PeakSite | None, sites: Sequence[PeakSite] = ()) -> Forensics:
+    """Fragmentation (at the end and at the peak) and leaks of the peak's ``site``, and failures
+    there and on the others of ``sites``: what ran out need not be what had the highest peak.
     """
     if site is None:
-        return _nothing(Unavailable("nothing was measured", ReadStatus.NOT_COLLECTED))
+        missing = Unavailable("nothing was measured", ReadStatus.NOT_COLLECTED)
+        return Forensics(missing, missing, ())
     others = [_failures(other, _last_ledgers(other)) for other in sites if other is not site]
-    elsewhere = [failure for failures in others for failure in failures]
+    elsewhere = tuple(failure for failures in others for failure in failures)
     try:
         ledgers = _ledgers(site)
-        if not ledgers and elsewhere:
-            nothing = _nothing(Unavailable("no step was traced", ReadStatus.NOT_COLLECTED))
-            return {**nothing, "out_of_memory": elsewhere}
         if not ledgers:
-            return _nothing(Unavailable("no step was traced", ReadStatus.NOT_COLLECTED))
-        ledger = max(ledgers, key=lambda b: high_water(b).allocated)
-        return {
-            "fragmentation": _fragmentation(site, ledger),
-            "leaks": _leaks(site, ledger),
-            "out_of_memory": [*_failures(site, ledgers), *elsewhere],
-        }
+            missing = Unavailable("no step was traced", ReadStatus.NOT_COLLECTED)
+            return Forensics(missing, missing, elsewhere)
+        ledger = max(ledgers, key=lambda one: high_water(one).allocated)
+        return Forensics(
+            _fragmentation(site, ledger),
+            _leaks(site, ledger),
+            (*_failures(site, ledgers), *elsewhere),
+        )
     except DataError as error:
-        return {**_nothing(Unavailable(str(error))), "out_of_memory": elsewhere}
+        missing = Unavailable(str(error))
+        return Forensics(missing, missing, elsewhere)
 
 
-def _failures(site: PeakSite, ledgers: Sequence[Ledger]) -> list[Plain]:
+def _failures(site: PeakSite, ledgers: Sequence[Ledger]) -> list[OutOfMemory]:
     return [
-        {"rank": site.rank.session.rank, **_failure(report)}
+        _failure(report, site.rank.session.rank)
         for ledger in ledgers
         for report in oom_reports(
             ledger, not_torch=_not_torch(site, ledger), what_if=WouldHaveFitted()
@@ -124,11 +141,6 @@ class WouldHaveFitted:
         )
 
 
-def _nothing(reason: Unavailable) -> Plain:
-    plain = to_plain(reason)
-    return {"fragmentation": plain, "leaks": plain, "out_of_memory": []}
-
-
 def _ledgers(site: PeakSite) -> list[Ledger]:
     """The traces that tell: of the peak's step and of the last one, or where they have none of
     the highest step that has; all of a snapshot.
@@ -154,7 +166,7 @@ def _not_torch(site: PeakSite, ledger: Ledger) -> Bytes | Unavailable | None:
     return window.not_torch
 
 
-def _fragmentation(site: PeakSite, ledger: Ledger) -> Plain:
+def _fragmentation(site: PeakSite, ledger: Ledger) -> FragmentationReport | Unavailable:
     mark = high_water(ledger)
     layout = layout_at(ledger, mark.event)
     step = site.step
@@ -167,93 +179,60 @@ def _fragmentation(site: PeakSite, ledger: Ledger) -> Plain:
     )
     end = fragmentation(ledger.trace)
     if isinstance(end, Unavailable):
-        return to_plain(end)  # type: ignore[no-any-return]
-    return {"step": ledger.trace.step, "end": _account(end), "peak": _account(peak)}
+        return end
+    return FragmentationReport(
+        ledger.trace.step, _layout(end), peak if isinstance(peak, Unavailable) else _layout(peak)
+    )
 
 
-def _account(found: Fragmentation | Unavailable) -> Plain:
-    if isinstance(found, Unavailable):
-        return to_plain(found)  # type: ignore[no-any-return]
-    return {
-        "total": _space(found.total),
-        "pools": [
-            {
-                "pool": list(pool.pool),
-                "segment_type": pool.segment_type,
-                "stream": pool.stream,
-                **_space(pool),
-            }
-            for pool in found.pools[:_MOST]
-        ],
-        "pins": [
-            {
-                "segment_bytes": pin.total,
-                "free": pin.free,
-                "held": pin.held,
-                "blocks": len(pin.blocks),
-                "lines": [{"key": s.key, "bytes": s.bytes} for s in pin.by_line[:3]],
-            }
+def _layout(found: Fragmentation) -> Layout:
+    return Layout(
+        total=_fields(Space, found.total),
+        pools=tuple(_fields(PoolRow, pool) for pool in found.pools[:_MOST]),
+        pins=tuple(
+            PinRow(
+                segment_bytes=pin.total,
+                free=pin.free,
+                held=pin.held,
+                blocks=len(pin.blocks),
+                lines=tuple(Row(parse_place(s.key), s.bytes, s.blocks) for s in pin.by_line[:3]),
+            )
             for pin in found.pins[:_MOST]
-        ],
-        "why_it_stays": list(found.why_it_stays),
-    }
+        ),
+        why_it_stays=found.why_it_stays,
+    )
 
 
-def _space(space: PoolSpace) -> Plain:
-    """``allocated + pending + free = reserved``; ``returnable + pinned = free``."""
-    return {
-        "segments": space.segments,
-        "reserved": space.reserved,
-        "allocated": space.allocated,
-        "rounding": space.rounding,
-        "pending": space.pending,
-        "free": space.free,
-        "largest_hole": space.largest_hole,
-        "returnable": space.returnable,
-        "pinned": space.pinned,
-    }
-
-
-def _leaks(site: PeakSite, ledger: Ledger) -> Plain:
-    found: Leaks | Unavailable
+def _leaks(site: PeakSite, ledger: Ledger) -> LeakReport | Unavailable:
     if site.rank.steps:
         traces = (t for s in site.rank.steps for t in site.rank.traces_of(s))
         found = leaks_over_steps(t for t in traces if t.device == site.device)
     else:
         found = leaks(ledger)
     if isinstance(found, Unavailable):
-        return to_plain(found)  # type: ignore[no-any-return]
-    return {
-        "boundaries": found.source,
-        "steps": found.steps,
-        "survive": found.survive,
-        "rows": [
-            {
-                "key": line.line,
-                "bytes": line.bytes,
-                "blocks": line.blocks,
-                "bytes_per_step": line.per_step,
-                "seen_in_steps": list(line.steps[:_MOST]),
-            }
+        return found
+    return LeakReport(
+        boundaries=found.source,
+        steps=found.steps,
+        survive=found.survive,
+        rows=tuple(
+            LeakRow(
+                key=parse_place(line.line),
+                bytes=line.bytes,
+                blocks=line.blocks,
+                bytes_per_step=line.per_step,
+                seen_in_steps=line.steps[:_MOST],
+            )
             for line in found.leaking[:_MOST]
-        ],
-    }
+        ),
+    )
 
 
-def _failure(report: OomReport) -> Plain:
-    return {
-        "device": report.device,
-        "line": report.line,
-        "asked": report.asked,
-        "needed": report.needed,
-        "device_free": report.device_free,
-        "allocated": report.allocated,
-        "reserved": to_plain(report.reserved),
-        "largest_hole": to_plain(report.largest_hole),
-        "usable_hole": to_plain(report.usable_hole),
-        "private_pools": to_plain(report.private_pools),
-        "fits_with": to_plain(report.fits_with)
-        if isinstance(report.fits_with, Unavailable)
-        else list(report.fits_with),
-        "sentences": list(report.sentences),
-    }
+def _failure(report: OomReport, rank: int) -> OutOfMemory:
+    return _fields(OutOfMemory, report, rank=rank, place=parse_place(report.line))
+
+
+def _fields(cls: type[_T], source: object, **values: object) -> _T:
+    """A ``cls`` of ``values``, and of the attributes of ``source`` that have its fields' names."""
+    names = (field.name for field in fields(cast(Any, cls)) if field.name not in values)
+    return cls(**values, **{name: getattr(source, name) for name in names})

@@ -52,6 +52,10 @@ class PeakSite:
     end: AllocatorCounts = field(default_factory=AllocatorCounts)  # at the last instant seen
     mark: HighWater | None = None
 
+    @property
+    def step_index(self) -> int | None:
+        return None if self.step is None else self.step.index
+
 
 def overall_peak(recording: Recording, sites: Iterable[PeakSite]) -> PeakSite | None:
     """The highest of ``sites`` (from `device_peaks`); the highest peak of resident memory

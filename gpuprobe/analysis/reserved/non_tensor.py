@@ -1,61 +1,34 @@
-"""What lies beside the bytes that tensors hold: holes, other users of the device, pinned memory."""
+"""Memory that no tensor holds: holes, other users of the device, pinned memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from gpuprobe.model.report import DeviceMemory, PinnedMemory
 from gpuprobe.model.run.session import DeviceWindow, Step
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 
-__all__ = ["Beside", "PinnedMemory", "beside", "pinned_memory"]
+__all__ = ["device_memory", "pinned_memory"]
 
 _NOT_ASKED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """One device, at the end of the last step that tells. Unit: bytes.
-
-    ``used`` (by anybody) = ``reserved`` (by torch) + ``not_torch`` (contexts, libraries, NCCL,
-    other processes); ``reserved`` = what tensors have + cached, of which ``inactive_split`` lies
-    in segments that are partly in use and serves nothing larger than its holes.
-    """
-
-    device: str
-    step: int
-    reserved: Bytes | Unavailable
-    inactive_split: Bytes | Unavailable
-    used: Bytes | Unavailable
-    not_torch: Bytes | Unavailable
-
-
-@dataclass(frozen=True, slots=True)
-class PinnedMemory:
-    """Pinned memory of the host at the end of the last step that tells: in use, and held by
-    torch's cache (which never gives it back by itself). Unit: bytes.
-    """
-
-    step: int
-    in_use: Bytes
-    held: Bytes | Unavailable
-
-
-def beside(steps: Sequence[Step]) -> tuple[Beside, ...]:
-    """Of every device of which more is known than its tensors, by name."""
-    found: dict[str, Beside] = {}
+def device_memory(steps: Sequence[Step], rank: int = 0) -> tuple[DeviceMemory, ...]:
+    """Of every device of a rank of which more is known than its tensors, by name."""
+    found: dict[str, DeviceMemory] = {}
     for step in steps:
         for window in step.windows:
-            told = not isinstance(window.device_used, Unavailable)
+            known = not isinstance(window.device_used, Unavailable)
             # A step that did not ask does not hide one that did.
-            if told or (window.device not in found and _split(window) is not None):
-                found[window.device] = Beside(
+            if known or (window.device not in found and _split(window) is not None):
+                found[window.device] = DeviceMemory(
+                    rank,
                     window.device,
                     step.index,
                     window.end.reserved,
                     window.inactive_split,
-                    window.device_used if told else _NOT_ASKED,
-                    window.not_torch if told else _NOT_ASKED,
+                    window.device_used if known else _NOT_ASKED,
+                    window.not_torch if known else _NOT_ASKED,
                 )
     return tuple(found[device] for device in sorted(found))
 

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from gpuprobe.analysis.trace.tracks import Track
 from gpuprobe.model.text import human_bytes, human_delta
+from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.html.data import track_data
 from gpuprobe.reporters.html.markup import Markup, Part, el, join
 from gpuprobe.reporters.html.parts import (
@@ -90,7 +91,7 @@ def _peak_card(peak: Document) -> Markup:
         _big(delta)
         if isinstance(delta, int)
         else el("p", f"The change is not known: {delta['unavailable']}"),
-        el("p", f"{amount(before)} → {amount(after)}"),
+        el("p", f"{amount(_read(before))} → {amount(_read(after))}"),
         el("p", said) if said else None,
         _compared(peak["compared"]),
         class_="card",
@@ -122,7 +123,11 @@ def _breakdown(rows: Document, where: str, suffix: str) -> list[Part]:
         if by not in rows:
             continue
         title = f"{_TITLES[by]}: {where}" if where else _TITLES[by]
-        body: Part = unknown(rows[by]) if "unavailable" in rows[by] else _changes(rows[by], by)
+        body: Part = (
+            unknown(Unavailable(rows[by]["unavailable"]))
+            if "unavailable" in rows[by]
+            else _changes(rows[by], by)
+        )
         found.append(section(f"by-{by}{suffix}", title, body, short=f"By {by}"))
     return found
 
@@ -279,3 +284,10 @@ def _metrics(metrics: Sequence[Document], caption: str) -> Markup:
                number=False),
     ]  # fmt: skip
     return table(columns, list(metrics), caption=caption)
+
+
+def _read(plain: dict[str, Any]) -> Peak | Unavailable:
+    """A peak, from the document."""
+    if "unavailable" in plain:
+        return Unavailable(plain["unavailable"])
+    return Peak(plain["at_least"], plain["at_most"])

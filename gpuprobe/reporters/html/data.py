@@ -10,8 +10,9 @@ from gpuprobe.analysis.peak.flame import FlameNode
 from gpuprobe.analysis.peak.tree import pruned
 from gpuprobe.analysis.trace.timeline import Timeline, thin
 from gpuprobe.analysis.trace.tracks import Track
+from gpuprobe.model.report import StepRow
 from gpuprobe.model.text import visible
-from gpuprobe.model.values import Unavailable
+from gpuprobe.model.values import Bytes, Unavailable, available
 from gpuprobe.reporters.html.payload import pack
 from gpuprobe.reporters.viewers.flamegraph import to_data
 
@@ -94,7 +95,7 @@ _MOST = 1 << 52
 """Of a column: beyond it the numbers of a browser are no longer exact."""
 
 
-def step_columns(rows: Iterable[dict[str, Any]], most: int = _STEPS) -> list[dict[str, Any]]:
+def step_columns(rows: Iterable[StepRow], most: int = _STEPS) -> list[dict[str, Any]]:
     """The steps of a report, one table per rank and device; -1 stands for what is not known.
 
     Of more than ``most`` steps those with extremes are kept.
@@ -102,18 +103,18 @@ def step_columns(rows: Iterable[dict[str, Any]], most: int = _STEPS) -> list[dic
     found: dict[tuple[int, str], dict[str, array[int]]] = {}
     names = ("index", "duration_ns", "at_least", "at_most", "reserved", "end")
     for row in rows:
-        for window in row["devices"]:
-            key = (row["rank"], window["device"])
+        step = row.step
+        for window in step.windows:
+            key = (row.rank, window.device)
             columns = found.setdefault(key, {name: array("q") for name in names})
-            peak, reserved = window["peak_allocated"], window["peak_reserved"]
-            end = window["end"]["allocated"]
+            peak, reserved = window.peak_allocated, window.peak_reserved
             values = {
-                "index": row["index"],
-                "duration_ns": row["duration_ns"],
-                "at_least": peak.get("at_least", -1),
-                "at_most": peak.get("at_most", -1),
-                "reserved": reserved.get("at_most", -1),
-                "end": end if isinstance(end, int) else -1,
+                "index": step.index,
+                "duration_ns": step.duration_ns,
+                "at_least": -1 if isinstance(peak, Unavailable) else peak.at_least,
+                "at_most": -1 if isinstance(peak, Unavailable) else peak.at_most,
+                "reserved": -1 if isinstance(reserved, Unavailable) else reserved.at_most,
+                "end": available(window.end.allocated, Bytes(-1)),
             }
             for name, value in values.items():
                 # A damaged recording may hold more than a column does.

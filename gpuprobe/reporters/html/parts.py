@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuprobe.model.text import human_bytes, human_delta
+from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.html.markup import Markup, Part, el, join
 
 __all__ = [
@@ -135,13 +136,13 @@ def change(count: int) -> tuple[Part, int]:
     return el("span", human_delta(count), title=f"{count:+,} B", class_=kind), count
 
 
-def amount(bounds: dict[str, Any]) -> str:
+def amount(bounds: Peak | Unavailable) -> str:
     """A peak for people: exact, or between its bounds."""
-    if "unavailable" in bounds:
+    if isinstance(bounds, Unavailable):
         return "not known"
-    if bounds["exact"]:
-        return human_bytes(bounds["at_least"])
-    return f"{human_bytes(bounds['at_least'])} to {human_bytes(bounds['at_most'])}"
+    if bounds.exact:
+        return human_bytes(bounds.at_least)
+    return f"{human_bytes(bounds.at_least)} to {human_bytes(bounds.at_most)}"
 
 
 def bar(share: float, name: str = "") -> Markup:
@@ -203,9 +204,9 @@ def plural(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def unknown(value: dict[str, Any]) -> Markup:
+def unknown(value: Unavailable) -> Markup:
     """Why something cannot be shown."""
-    return el("p", f"Not known: {value['unavailable']}", class_="unknown")
+    return el("p", f"Not known: {value.reason}", class_="unknown")
 
 
 def listed(items: Iterable[Part]) -> Markup | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import IO, Any
@@ -21,11 +22,13 @@ from typing import IO, Any
 from gpuprobe._version import __version__
 from gpuprobe.analysis.peak.flame import FlameNode
 from gpuprobe.analysis.trace.tracks import Track
+from gpuprobe.model.report import Report, Steps
 from gpuprobe.reporters.html import sections
 from gpuprobe.reporters.html.data import step_columns, track_data, tree_data
 from gpuprobe.reporters.html.hazards import hazard_sections
 from gpuprobe.reporters.html.markup import Markup, Part, el, join, script_json
 from gpuprobe.reporters.html.parts import section
+from gpuprobe.reporters.json.report import to_document
 
 __all__ = ["ROWS", "data_of", "page", "write"]
 
@@ -38,14 +41,16 @@ Trees = dict[str, FlameNode]
 
 
 def data_of(
-    report: dict[str, Any], tracks: Sequence[Track] = (), trees: Trees | None = None
+    report: Report, tracks: Sequence[Track] = (), trees: Trees | None = None
 ) -> dict[str, Any]:
     """What the page draws and, under ``report``, the report it was made from; the rows of its
     steps are in columns of their own (``steps``).
     """
-    rows = report["steps"]["rows"]
+    rows = report.steps.rows
+    document = to_document(replace(report, steps=Steps(report.steps.highlights, ())))
+    del document["steps"]["rows"]
     return {
-        "report": {**report, "steps": {"highlights": report["steps"]["highlights"]}},
+        "report": document,
         "tracks": track_data(tracks),
         "trees": {name: tree_data(tree) for name, tree in (trees or {}).items()},
         "steps": step_columns(rows),
@@ -53,7 +58,7 @@ def data_of(
 
 
 def write(
-    report: dict[str, Any],
+    report: Report,
     stream: IO[str],
     *,
     tracks: Sequence[Track] = (),
@@ -63,14 +68,14 @@ def write(
 ) -> None:
     """Write the page of a recording to a text stream (UTF-8).
 
-    ``report`` is the report document, made with `ROWS` rows; ``tracks`` and ``problems`` are
+    ``report`` is made with `ROWS` rows; ``tracks`` and ``problems`` are
     what `gpuprobe.analysis.trace.tracks.tracks` gives, ``trees`` those of the peak, named
     ``categories``, ``modules`` and ``stacks``; ``hazards`` is the hazards document.
     """
     data = data_of(report, tracks, trees)
-    spots = [(spot["what"], spot["consequence"]) for spot in report["blind_spots"]]
+    spots = [(spot.what, spot.consequence) for spot in report.blind_spots]
     spots += [(problem, "") for problem in problems]
-    cwd = report["session"]["cwd"]
+    cwd = report.session.cwd
     body: list[Part] = [
         sections.answer(report),
         timeline_section(data["tracks"]),
@@ -89,7 +94,7 @@ def write(
     ]
     page(
         stream,
-        title=report["recording"]["name"],
+        title=report.recording.name,
         subtitle=" · ".join(sections.facts(report)),
         body=body,
         data=data,

@@ -1,22 +1,169 @@
-"""The report as JSON."""
+"""The report as JSON: the document ``gpuprobe.report``.
+
+An object has its dataclass's fields, all of them, under their names; `_SHAPES` lists the few
+that differ. A row that is of a line of code has ``key`` (its text) and ``file``, ``line`` and
+``function``, which are null where no line is known. A value that is not known is
+``{"unavailable": reason, "status": …}``.
+"""
 
 from __future__ import annotations
 
-import json
-from importlib import resources
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from operator import attrgetter
 from typing import Any, TextIO
 
-__all__ = ["schema", "write"]
+from gpuprobe.model.codec import to_plain
+from gpuprobe.model.document import header
+from gpuprobe.model.document import write as write_document
+from gpuprobe.model.findings import Finding
+from gpuprobe.model.memory import AllocatorCounts
+from gpuprobe.model.place import NoPlace, Place
+from gpuprobe.model.report import (
+    FindingRow,
+    RankTime,
+    Report,
+    StepRow,
+    TimeShares,
+)
+from gpuprobe.model.run.session import DeviceWindow, Phase, Step
+from gpuprobe.model.values import Peak, Unavailable
+from gpuprobe.reporters.json import schema as load_schema
+
+__all__ = ["SCHEMA", "VERSION", "schema", "to_document", "write"]
+
+SCHEMA = "gpuprobe.report"
+
+VERSION = (2, 0)
+"""(major, minor). A minor version adds keys; a major one may change them.
+
+History:
+* 1.0: first version.
+* 1.1: ``peak.nearest_trace``, for a peak in a step without a trace; ``fragmentation.step``.
+* 1.2: ``beside_tensors.devices`` are those of all ranks, with their ``rank``; before, of the
+  first. ``out_of_memory`` is of all ranks and devices, with the ``rank``; before, of the peak's.
+* 1.3: ``session.virtual``; ``rank_comparison.memory.lowest`` and ``.alike``; no ``time`` in it on
+  virtual GPUs.
+* 2.0: ``beside_tensors`` is ``non_tensor_memory``; every row of a line of code has ``file``,
+  ``line`` and ``function`` (``out_of_memory.line`` is now its ``key``).
+"""
 
 
-def write(report: dict[str, Any], stream: TextIO) -> None:
-    """Write ``report`` (from `gpuprobe.report`) as one JSON document, ASCII only."""
-    json.dump(report, stream, indent=2, allow_nan=False)
-    stream.write("\n")
+def to_document(report: Report) -> dict[str, Any]:
+    """The report as what ``json.dumps`` takes."""
+    return {**header(SCHEMA, VERSION), **_encode(report)}
+
+
+def write(report: Report, stream: TextIO) -> None:
+    """Write ``report`` as one JSON document, ASCII only."""
+    write_document(to_document(report), stream)
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of the report, as shipped in the package."""
-    file = resources.files("gpuprobe.reporters.json") / "schemas" / "report-1.json"
-    loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return loaded
+    """The JSON Schema of the report."""
+    return load_schema("report-2")
+
+
+_SPREAD = "*"
+"""In a shape: the value is an object whose keys stand among those of its owner."""
+
+_SHAPES: dict[type, dict[str, str]] = {
+    AllocatorCounts: {
+        name: name for name in ("allocated", "pending", "cached", "reserved", "requested")
+    },
+    DeviceWindow: {
+        "device": "device",
+        "peak_allocated": "peak_allocated",
+        "peak_reserved": "peak_reserved",
+        "end": "end",
+    },
+    FindingRow: {"rank": "rank", _SPREAD: "finding"},
+    Peak: {"at_least": "at_least", "at_most": "at_most", "exact": "exact"},
+    Step: {
+        "index": "index",
+        "start_ns": "start_ns",
+        "duration_ns": "duration_ns",
+        "ended_by": "ended_by",
+        "host_rss_peak": "host.rss_peak",
+        "devices": "windows",
+        "phases": "phases",
+    },
+    StepRow: {"rank": "rank", _SPREAD: "step", "outside_phases_ns": "outside_phases_ns"},
+}
+"""Keys, and the attributes they come from."""
+
+_DERIVED: dict[type, tuple[str, ...]] = {
+    RankTime: ("stands_out",),
+    TimeShares: ("collectives_ns",),
+}
+"""Properties that are keys too."""
+
+
+def _encode(value: Any) -> Any:
+    kind = value.__class__
+    encode = _ENCODERS.get(kind)
+    if encode is None:
+        encode = _ENCODERS[kind] = _encoder(kind)
+    return encode(value)
+
+
+def _encoder(kind: type) -> Callable[[Any], Any]:
+    if not is_dataclass(kind):
+        return to_plain
+    shape = _SHAPES.get(kind)
+    if shape is None:
+        shape = {field.name: field.name for field in fields(kind)}
+        shape |= {name: name for name in _DERIVED.get(kind, ())}
+    getters = [(key, attrgetter(path)) for key, path in shape.items()]
+
+    def encode(value: Any) -> dict[str, Any]:
+        plain: dict[str, Any] = {}
+        for key, get in getters:
+            if key == _SPREAD:
+                plain.update(_encode(get(value)))
+            elif key == "key" or key == "place":
+                plain.update(_key(get(value)))
+            else:
+                plain[key] = _encode(get(value))
+        return plain
+
+    return encode
+
+
+def _key(key: str | Place | NoPlace) -> dict[str, Any]:
+    if isinstance(key, Place):
+        return {
+            "key": str(key),
+            "file": key.file or None,
+            "line": key.line if key.file else None,
+            "function": key.function or None,
+        }
+    if isinstance(key, NoPlace):
+        return {"key": key.value, "file": None, "line": None, "function": None}
+    return {"key": key}
+
+
+def _phase(phase: Phase) -> dict[str, Any]:
+    """Its windows are short: there are many of them."""
+    return {
+        "path": phase.path,
+        "duration_ns": phase.duration_ns,
+        "entries": phase.entries,
+        "host_rss_peak": _encode(phase.host.rss_peak),
+        "devices": [
+            {"device": window.device, "peak_allocated": _encode(window.peak_allocated)}
+            for window in phase.windows
+        ],
+    }
+
+
+_ENCODERS: dict[type, Callable[[Any], Any]] = {
+    bool: lambda value: value,
+    int: lambda value: value,
+    str: lambda value: value,
+    type(None): lambda value: value,
+    tuple: lambda value: [_encode(item) for item in value],
+    Finding: to_plain,
+    Phase: _phase,
+    Unavailable: to_plain,
+}

@@ -74,9 +74,9 @@ def _pace(steps: Sequence[Step]) -> list[str]:
         lines[0] += f" · on the GPU {human_ns(round(median(on_gpu)))}"
     shares = time_shares(recent)
     if shares is not None and shares.duration_ns:
-        parts = [(name, ns) for name, ns in shares.phases if ns]
-        if shares.between_ns > 0:
-            parts.append(("between", shares.between_ns))
+        parts = [(phase.path, phase.ns) for phase in shares.phases if phase.ns]
+        if shares.outside_phases_ns > 0:
+            parts.append(("between", shares.outside_phases_ns))
         lines.append(
             " · ".join(f"{name} {100 * ns / shares.duration_ns:.0f}%" for name, ns in parts[:6])
         )

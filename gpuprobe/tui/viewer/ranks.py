@@ -88,7 +88,7 @@ def _own_time(steps: list[Step]) -> int | None:
     shares = time_shares(steps)
     if shares is None or not shares.steps:
         return None
-    backward = sum(ns for name, ns in shares.phases if name == "backward")
+    backward = sum(phase.ns for phase in shares.phases if phase.path == "backward")
     waiting = shares.collectives_ns if not backward else 0
     return max(0, shares.duration_ns - backward - waiting) // shares.steps
 

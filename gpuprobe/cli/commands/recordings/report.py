@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from gpuprobe.api.recordings import load, report
+from gpuprobe.api.recordings import load, summary
 from gpuprobe.api.views import VIEWS
 from gpuprobe.cli import exit_codes, talk
 from gpuprobe.errors import UsageError
@@ -49,15 +49,15 @@ def run(args: argparse.Namespace) -> int:
             talk.say(f"wrote {visible(str(written))}")
     if (wanted or args.html is not None) and not args.json:
         return exit_codes.OK
-    document = report(recording, top=args.top)
+    report = summary(recording, top=args.top)
     if args.json:
         from gpuprobe.reporters.json import report as report_json
 
-        report_json.write(document, sys.stdout)
+        report_json.write(report, sys.stdout)
     else:
         from gpuprobe.reporters.text import report as text
 
-        text.write(document, sys.stdout)
+        text.write(report, sys.stdout)
     return exit_codes.OK
 
 

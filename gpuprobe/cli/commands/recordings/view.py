@@ -34,10 +34,10 @@ def run(args: argparse.Namespace) -> int:
     if args.recording is None:
         return _runs(args)
     if args.once or not can_show():
-        from gpuprobe.api.recordings import load, report
+        from gpuprobe.api.recordings import load, summary
         from gpuprobe.reporters.text import report as text
 
-        text.write(report(load(args.recording)), sys.stdout)
+        text.write(summary(load(args.recording)), sys.stdout)
         return exit_codes.OK
 
     from gpuprobe.api.live import Followed
