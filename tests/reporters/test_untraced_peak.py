@@ -11,6 +11,7 @@ from report_builders import recording, step, trace
 
 from gpuprobe import report
 from gpuprobe.analysis.compare.diff import diff_recordings
+from gpuprobe.api.recordings import summary
 from gpuprobe.api.views import write_flamegraph
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.recording import Recording
@@ -90,7 +91,7 @@ def test_a_trace_of_a_part_of_the_step_is_not_the_peak() -> None:
     assert "does not hold the peak" in document["peak"]["traced"]["unavailable"]
     assert document["peak"]["nearest_trace"] == {"step": 1, "below_peak": 450}
     assert document["categories"]["at"] == "nearest_trace"
-    shown = " ".join(report_text.render(document, Style()))
+    shown = " ".join(report_text.render(summary(found), Style()))
     assert "at the peak" not in shown.split("Categories")[1].split("Steps")[0]
     # Another step's trace may hold more than what there is of the peak's.
     higher = trace([("/home/u/project/a.py:7", 60, Category.ACTIVATION)], step=0)

@@ -5,14 +5,14 @@ Conservation: the root is the peak, and each node's bytes are its children's plu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gpuprobe.analysis.peak.high_water import HighWater
 from gpuprobe.analysis.trace.frames import Lines, is_cpp, short_name
 from gpuprobe.model.trace import Frame
 
-__all__ = ["FlameNode", "flame_tree", "python_frames"]
+__all__ = ["FlameNode", "flame_tree", "grown", "in_order", "python_frames"]
 
 
 @dataclass(slots=True)
@@ -49,25 +49,37 @@ def flame_tree(
         totals[stack, baseline] = (held + size, blocks + 1)
 
     lines = Lines(mark.stacks)
-    tree = FlameNode(root)
+
+    def path(stack: int, baseline: int) -> list[str]:
+        frames = reversed(mark.stacks.frames_of(stack))
+        names = [short_name(frame) for frame in frames if keep(frame)]
+        return names or [lines.line(stack, before=bool(baseline))]
+
+    return grown(root, ((path(*key), size, blocks) for key, (size, blocks) in totals.items()))
+
+
+def grown(name: str, parts: Iterable[tuple[Sequence[str], int, int]]) -> FlameNode:
+    """A tree of parts, each given as (path, bytes, blocks)."""
+    root = FlameNode(name)
     known: dict[tuple[int, str], FlameNode] = {}  # (id of the parent, name) -> node
-    for (stack, baseline), (size, blocks) in totals.items():
-        frames = mark.stacks.frames_of(stack)
-        path = [short_name(frame) for frame in reversed(frames) if keep(frame)]
-        if not path:
-            path = [lines.line(stack, before=bool(baseline))]
-        node = tree
+    for path, size, blocks in parts:
+        node = root
         node.bytes += size
         node.blocks += blocks
-        for name in path:
-            child = known.get((id(node), name))
+        for step in path:
+            child = known.get((id(node), step))
             if child is None:
-                child = known[id(node), name] = FlameNode(name)
+                child = known[id(node), step] = FlameNode(step)
                 node.children.append(child)
             child.bytes += size
             child.blocks += blocks
             node = child
         node.own += size
+    return in_order(root)
+
+
+def in_order(tree: FlameNode) -> FlameNode:
+    """The same tree, the children of every node sorted."""
     pending = [tree]
     while pending:
         node = pending.pop()

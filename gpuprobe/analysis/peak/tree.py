@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
-from gpuprobe.analysis.peak.flame import FlameNode
+from gpuprobe.analysis.peak.flame import FlameNode, grown, in_order
 from gpuprobe.analysis.peak.high_water import HighWater
 from gpuprobe.analysis.trace.frames import Lines, module_row
 from gpuprobe.model.memory import Category
@@ -52,27 +52,7 @@ def _grown(blocks: Iterable[tuple[tuple[str, ...], int]]) -> FlameNode:
     for path, size in blocks:
         held, count = totals.get(path, (0, 0))
         totals[path] = (held + size, count + 1)
-    root = FlameNode("peak")
-    known: dict[tuple[int, str], FlameNode] = {}
-    for path, (size, count) in totals.items():
-        node = root
-        node.bytes += size
-        node.blocks += count
-        for name in path:
-            child = known.get((id(node), name))
-            if child is None:
-                child = known[id(node), name] = FlameNode(name)
-                node.children.append(child)
-            child.bytes += size
-            child.blocks += count
-            node = child
-        node.own += size
-    pending = [root]
-    while pending:
-        node = pending.pop()
-        node.children.sort(key=lambda child: (-child.bytes, child.name))
-        pending.extend(node.children)
-    return root
+    return grown("peak", ((path, size, count) for path, (size, count) in totals.items()))
 
 
 def pruned(tree: FlameNode, most: int) -> FlameNode:
@@ -109,9 +89,4 @@ def pruned(tree: FlameNode, most: int) -> FlameNode:
         walk.extend((child, inside) for child in node.children)
     for parent, count, size, blocks in left.values():
         parent.children.append(FlameNode(f"({count} smaller)", size, blocks, size))
-    pending = [(root, 0)]
-    while pending:
-        node, _ = pending.pop()
-        node.children.sort(key=lambda child: (-child.bytes, child.name))
-        pending.extend((child, 0) for child in node.children)
-    return root
+    return in_order(root)
