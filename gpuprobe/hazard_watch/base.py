@@ -33,7 +33,7 @@ class DeviceModel(Protocol):
     @property
     def devices(self) -> Sequence[Any]: ...
     @property
-    def brands(self) -> Mapping[int, StorageTag]:
+    def tags(self) -> Mapping[int, StorageTag]:
         """Tags of live storages, by their key."""
 
     @property
@@ -55,5 +55,5 @@ class DeviceModel(Protocol):
     def place_of(self, tensor: Any) -> int:
         """Device index, ``HOST`` or ``PINNED``."""
 
-    def brand_of(self, tensor: Any) -> StorageTag | None:
+    def tag_of(self, tensor: Any) -> StorageTag | None:
         """The tag of a tensor's storage, None where it has none."""

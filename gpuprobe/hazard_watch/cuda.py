@@ -64,14 +64,14 @@ class _Local:
 
 
 class _Machine:
-    """The questions that the event source asks, answered by torch. ``brands``: pinned storages."""
+    """The questions that the event source asks, answered by torch. ``tags``: pinned storages."""
 
     shapes = False
     closed = False
 
     def __init__(self) -> None:
         self.devices = list(range(torch.cuda.device_count()))
-        self.brands: dict[int, _Pinned] = {}
+        self.tags: dict[int, _Pinned] = {}
         self.local = _Local()
         self.assumed: dict[str, int] = {}
         self.freed: Callable[[_Pinned], None] = lambda tag: None
@@ -89,21 +89,21 @@ class _Machine:
         if tensor.layout is not torch.strided:
             return HOST
         storage = tensor.untyped_storage()
-        if storage._cdata in self.brands:
+        if storage._cdata in self.tags:
             return PINNED
         if not self.is_pinned(tensor):
             return HOST
         tag = _Pinned(storage, self.freed)
         tag.key, tag.nbytes, tag.place = storage._cdata, storage.nbytes(), PINNED
         tag.stream, tag.block = 0, None
-        self.brands[tag.key] = tag
+        self.tags[tag.key] = tag
         return PINNED
 
     def is_pinned(self, tensor: Any) -> bool:
         return bool(tensor.is_pinned())
 
-    def brand_of(self, tensor: Any) -> _Pinned | None:
-        return self.brands.get(tensor.untyped_storage()._cdata)
+    def tag_of(self, tensor: Any) -> _Pinned | None:
+        return self.tags.get(tensor.untyped_storage()._cdata)
 
 
 class CudaSource(EventSource):
@@ -320,7 +320,7 @@ class CudaSource(EventSource):
             address = self._device_address(tensor)
         else:
             place = self.machine.place_of(tensor) if tensor.layout is torch.strided else HOST
-            tag = self.machine.brand_of(tensor) if place == PINNED else None
+            tag = self.machine.tag_of(tensor) if place == PINNED else None
             address = None if tag is None else self._address(tag)
         if address is None:
             return None
@@ -335,9 +335,9 @@ class CudaSource(EventSource):
         return None if where is None else (address, where)
 
     def _pinned_freed(self, tag: _Pinned) -> None:
-        brands: Any = self.machine.brands
-        if brands.get(tag.key) is tag:
-            del brands[tag.key]
+        tags: Any = self.machine.tags
+        if tags.get(tag.key) is tag:
+            del tags[tag.key]
         known: Any = tag
         # The caching host allocator waits for the streams that used it before it hands it on.
         self._queue.append(("free", self._address(known), True))

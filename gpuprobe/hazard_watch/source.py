@@ -81,7 +81,7 @@ class EventSource:
         self.collectives.install(patches)
         self.processes.install(patches)
         # What exists already was made before the watch.
-        for tag in list(self.machine.brands.values()):
+        for tag in list(self.machine.tags.values()):
             self.earlier = self.earlier or tag.place >= 0
             self.allocated(tag)
 
@@ -101,7 +101,7 @@ class EventSource:
 
     def _touch(self, tensor: Any) -> tuple[int, Footprint] | None:
         try:
-            tag = self.machine.brands.get(tensor.untyped_storage()._cdata)
+            tag = self.machine.tags.get(tensor.untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):
             return None
         if tag is None:
@@ -419,7 +419,7 @@ class EventSource:
         if is_meta(value):
             return
         try:
-            tag = self.machine.brands.get(value.untyped_storage()._cdata)
+            tag = self.machine.tags.get(value.untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):
             return
         if tag is not None:
@@ -439,7 +439,7 @@ class EventSource:
         """The host touches ``where``, from the first byte of a pinned tensor's storage, through
         NumPy.
         """
-        tag = self.machine.brands.get(tensor.untyped_storage()._cdata)
+        tag = self.machine.tags.get(tensor.untyped_storage()._cdata)
         address = None if tag is None else self._address(tag)
         if address is not None:
             where = where._replace(low=where.low + address, high=where.high + address)

@@ -31,7 +31,7 @@ class _Kind(type(_Real)):  # type: ignore[misc]
 
 
 class Generator(_Real, metaclass=_Kind):
-    """``torch.Generator`` that may claim to be a CUDA device's."""
+    """``torch.Generator`` that may require to be a CUDA device's."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         wanted = torch.device(device)

@@ -1,8 +1,8 @@
 """The virtual machine: its devices, which storage lies where, and what each thread has current.
 
-A *brand* says where a storage is supposed to lie. The storage itself is ordinary CPU memory
-(``compute="real"``) or has no memory at all (``"shapes"``: a meta tensor). A brand is the weak
-reference to its storage: when the storage dies, its block goes back to the allocator.
+A *tag* says where a storage is supposed to lie. The storage itself is ordinary CPU memory
+(``compute="real"``) or has no memory at all (``"shapes"``: a meta tensor). A tag is the weak
+reference to its storage: when the storage is gone, its block goes back to the allocator.
 """
 
 from __future__ import annotations
@@ -20,29 +20,27 @@ from gpuprobe.hazards.observer import HOST, PINNED, Observer
 from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.torch_support.tensors import is_meta, parts
 from gpuprobe.virtual.catalogue.gpus import GpuModel
-from gpuprobe.virtual.device import VirtualDevice
+from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.generators import Generators
 
-__all__ = ["HOST", "PINNED", "Brand", "Local", "Machine", "is_meta", "parts"]
+__all__ = ["HOST", "PINNED", "Local", "Machine", "Tag", "is_meta", "parts"]
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
-class Brand(weakref.ref[Any]):
+class Tag(weakref.ref[Any]):
     """Where a live storage lies. ``block`` is None for host memory and empty storages.
 
-    ``extra`` are further blocks that die with the storage: what a CUDA kernel saves beside it.
     ``zeroed`` numbers the node of the backward pass that made it as zeros, None for all others.
     """
 
-    __slots__ = ("block", "extra", "key", "nbytes", "place", "stream", "zeroed")
+    __slots__ = ("block", "key", "nbytes", "place", "stream", "zeroed")
 
     key: int
     place: int
     nbytes: int
     stream: int
     block: PoolBlock | None
-    extra: list[PoolBlock] | None
     zeroed: int | None
 
 
@@ -54,7 +52,7 @@ class Local(threading.local):
         self.streams: dict[int, int] = {}
         # The streams that were current where backward was called, while it is followed.
         self.base: dict[int, int] | None = None
-        self.birth: int | None = None  # the place of storages that the call at hand makes
+        self.new_place: int | None = None  # the place of storages that the call at hand makes
         self.entered = False  # the keys and the dispatch mode are on in this thread
         self.inside = False  # a kernel is at work: tensors answer what torch made them
         self.reason = ""  # why the copy at hand is made, where torch itself makes it
@@ -97,7 +95,7 @@ class Machine:
         ]
         self.settings = settings
         self.local = Local()
-        self.brands: dict[int, Brand] = {}
+        self.tags: dict[int, Tag] = {}
         self.generators = Generators(len(models))
         self.observer: Observer | None = None
         self.capture: Any = None  # the graph being captured: see cuda_api.graphs
@@ -121,34 +119,33 @@ class Machine:
 
     # -- storages
 
-    def brand_of(self, tensor: Any) -> Brand | None:
-        """The brand of a tensor's storage, None where it has none. A tensor without a storage
-        has the brand of its first part.
+    def tag_of(self, tensor: Any) -> Tag | None:
+        """The tag of a tensor's storage, None where it has none. A tensor without a storage
+        has the tag of its first part.
         """
         try:
             if type(tensor) in _PLAIN:
-                return self.brands.get(tensor.untyped_storage()._cdata)
+                return self.tags.get(tensor.untyped_storage()._cdata)
             with torch._C.DisableTorchFunctionSubclass():  # this is no call of the program's
-                return self.brands.get(tensor.untyped_storage()._cdata)
+                return self.tags.get(tensor.untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):  # a subclass or layout without storage
             found = parts(tensor)
-            return self.brand_of(found[0]) if found else None
+            return self.tag_of(found[0]) if found else None
 
     def place_of(self, tensor: Any) -> int:
         """Device index, `HOST` or `PINNED`. A tensor without storage is the host's."""
-        brand = self.brand_of(tensor)
-        return HOST if brand is None else brand.place
+        tag = self.tag_of(tensor)
+        return HOST if tag is None else tag.place
 
-    def adopt(
+    def track(
         self,
         storage: Any,
         place: int,
-        stream: int | None = None,
         *,
-        instead: Brand | None = None,
+        instead: Tag | None = None,
         charged: bool = True,
-    ) -> Brand:
-        """Brand a storage, and take a block for it where it lies on a device.
+    ) -> Tag:
+        """Tag a storage, and take a block for it where it lies on a device.
 
         ``instead``: the storage takes over this one's block, if it has the same size. Not
         ``charged``: it has a size but no memory (zeros that are only known to be so). Raises
@@ -156,25 +153,23 @@ class Machine:
         """
         nbytes = storage.nbytes()
         block = None
-        if stream is None:
-            stream = self.stream(place) if place >= 0 else 0
+        stream = self.stream(place) if place >= 0 else 0
         if place >= 0 and nbytes and charged:
             if instead is not None and instead.nbytes == nbytes and instead.place == place:
                 block, instead.block = instead.block, None
             if block is None:
                 block = self.devices[place].malloc(nbytes, stream)
-        brand = Brand(storage, self._died)
-        brand.key = storage._cdata
-        brand.place = place
-        brand.nbytes = nbytes
-        brand.stream = stream
-        brand.block = block
-        brand.extra = None
-        brand.zeroed = None
-        self.brands[brand.key] = brand
+        tag = Tag(storage, self._on_freed)
+        tag.key = storage._cdata
+        tag.place = place
+        tag.nbytes = nbytes
+        tag.stream = stream
+        tag.block = block
+        tag.zeroed = None
+        self.tags[tag.key] = tag
         if self.observer is not None:
-            self.observer.allocated(brand)
-        return brand
+            self.observer.allocated(tag)
+        return tag
 
     def made_on_host(self, key: int, instruction: tuple[int, int]) -> None:
         """A factory made a host storage while Python was at ``instruction`` (frame id, offset).
@@ -193,35 +188,33 @@ class Machine:
         """Whether a host storage was made within the instruction at hand."""
         return self.local.instruction == instruction and key in self.local.fresh
 
-    def resized(self, brand: Brand, storage: Any) -> None:
+    def resized(self, tag: Tag, storage: Any) -> None:
         """A storage changed its size: another block, allocated before the old one is freed
         (``resize_bytes_cuda`` in ``aten/src/ATen/native/cuda/Resize.cpp``).
         """
-        old, nbytes = brand.block, storage.nbytes()
-        brand.nbytes = nbytes
-        if brand.place < 0:
+        old, nbytes = tag.block, storage.nbytes()
+        tag.nbytes = nbytes
+        if tag.place < 0:
             return
-        device = self.devices[brand.place]
-        brand.stream = self.stream(brand.place)
-        brand.block = device.malloc(nbytes, brand.stream) if nbytes else None
+        device = self.devices[tag.place]
+        tag.stream = self.stream(tag.place)
+        tag.block = device.malloc(nbytes, tag.stream) if nbytes else None
         if self.observer is not None:
-            self.observer.resized(brand, old)
+            self.observer.resized(tag, old)
         if old is not None:
             device.free(old)
 
-    def _died(self, brand: Brand) -> None:
-        if self.brands.get(brand.key) is brand:
-            del self.brands[brand.key]
+    def _on_freed(self, tag: Tag) -> None:
+        if self.tags.get(tag.key) is tag:
+            del self.tags[tag.key]
         if self.closed:
             return
         if self.observer is not None:
-            self.observer.freed(brand)
-        if brand.place >= 0:
-            device = self.devices[brand.place]
-            if brand.block is not None:
-                device.free(brand.block)
-            for block in brand.extra or ():
-                device.free(block)
+            self.observer.freed(tag)
+        if tag.place >= 0:
+            device = self.devices[tag.place]
+            if tag.block is not None:
+                device.free(tag.block)
 
     # -- streams
 
@@ -269,4 +262,4 @@ class Machine:
     def close(self) -> None:
         """Storages that outlive the virtual machine no longer count."""
         self.closed = True
-        self.brands.clear()
+        self.tags.clear()

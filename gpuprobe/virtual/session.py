@@ -13,12 +13,12 @@ from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.patching import Patches
 from gpuprobe.virtual import cuda_api
 from gpuprobe.virtual.catalogue.gpus import GpuModel, parse_spec
+from gpuprobe.virtual.dispatch.mode import DispatchMode
 from gpuprobe.virtual.lowering import functions, recurrent, rows
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.torch_patches import autocast, collectives, tensors, uninitialized
 from gpuprobe.virtual.torch_patches.intercept import Intercept
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, exclude, include, pass_by
-from gpuprobe.virtual.watch import Watch
 
 __all__ = ["Session", "current", "virtual_gpu"]
 
@@ -40,7 +40,7 @@ class Session:
         self.intercept = Intercept(machine)
         self._patches = Patches()
         self._kernels: Kernels | None = None
-        self._watch = Watch(machine, rows())
+        self._mode = DispatchMode(machine, rows())
 
     def start(self) -> None:
         """Raises UsageError where another session is under way."""
@@ -87,12 +87,12 @@ class Session:
         """Remember where every live block was allocated, from now on."""
         for device in self.machine.devices:
             device.history.keep_stacks = True
-            device.listen_to_history()
+            device.follow_history()
 
     def enter_thread(self) -> None:
         """Make this thread use the virtual machine."""
         include(DEVICE)
-        self._watch.__enter__()
+        self._mode.__enter__()
         self.machine.local.entered = True
 
     def leave_thread(self) -> None:
@@ -104,8 +104,8 @@ class Session:
         self.machine.local.entered = False
         exclude(DEVICE)
         stack = _get_current_dispatch_mode_stack()
-        if stack and stack[-1] is self._watch:
-            self._watch.__exit__(None, None, None)
+        if stack and stack[-1] is self._mode:
+            self._mode.__exit__(None, None, None)
 
 
 def _threads(session: Session, patches: Patches) -> None:

@@ -66,7 +66,7 @@ _empty_strided = torch.empty_strided
 
 
 def answer(machine: Machine, func: Any, args: tuple[Any, ...]) -> Any:
-    """What a call that needs values gets: an answer where the machine was told to make one up,
+    """What a call that needs values gets: an answer where the machine is to make one up,
     `NO_ANSWER` where the operator can do without. Raises ValueNeeded otherwise.
     """
     name = func._schema.name.removeprefix("aten::")
@@ -144,7 +144,7 @@ _HARMLESS = (
 
 
 def _reader() -> tuple[str, float] | None:
-    """What torch's own code that reads a value is told, and the assumption in words."""
+    """What torch's own code that reads a value is given, and the assumption in words."""
     frame = caller()
     for _ in range(6):
         if frame is None:

@@ -44,18 +44,18 @@ class Reports:
         finally:
             local.device = before
 
-    def allocated(self, brand: Any) -> None:
-        if brand.place >= 0 and brand.block is not None:
-            self._fire("MemoryAllocationCallbacks", brand.block.address)
+    def allocated(self, tag: Any) -> None:
+        if tag.place >= 0 and tag.block is not None:
+            self._fire("MemoryAllocationCallbacks", tag.block.address)
 
-    def freed(self, brand: Any) -> None:
-        if brand.place >= 0 and brand.block is not None:
-            self._fire("MemoryDeallocationCallbacks", brand.block.address)
+    def freed(self, tag: Any) -> None:
+        if tag.place >= 0 and tag.block is not None:
+            self._fire("MemoryDeallocationCallbacks", tag.block.address)
 
-    def resized(self, brand: Any, old: Any) -> None:
+    def resized(self, tag: Any, old: Any) -> None:
         if old is not None:
             self._fire("MemoryDeallocationCallbacks", old.address)
-        self.allocated(brand)
+        self.allocated(tag)
 
     def event_record(self, event: int, index: int, number: int) -> None:
         self._fire("EventRecordCallbacks", event, number, device=index)
@@ -115,8 +115,8 @@ class OnVirtual(CudaSource):
     def _device_address(self, tensor: Any) -> int | None:
         if tensor.layout is not torch.strided:  # no storage: torch raises, the feed gives None
             return None
-        brand = self.virtual.brand_of(tensor)
-        return None if brand is None or brand.block is None else brand.block.address
+        tag = self.virtual.tag_of(tensor)
+        return None if tag is None or tag.block is None else tag.block.address
 
 
 def judge(case: Case) -> Hazards:

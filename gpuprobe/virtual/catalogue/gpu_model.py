@@ -21,7 +21,7 @@ class GpuModel:
     """One kind of GPU, with the field names of torch's device properties.
 
     Sizes are in bytes, clocks in kHz, the bus width in bits. ``context`` is an interval: what
-    a process holds on the GPU beside what torch's allocator reserved, once its first kernels
+    a process holds on the GPU besides what torch's allocator reserved, once its first kernels
     are loaded (the CUDA context with the libraries' code), for one process on one GPU without
     NCCL. ``sources`` maps a field to where its value was read; a figure that no source gives
     is `Unavailable`.

@@ -1,6 +1,6 @@
 """GPUs by name: what torch reports of each, and what its CUDA context costs.
 
-The figures and the source of each are data, in ``gpus.json`` beside this file. Users add GPUs
+The figures and the source of each are data, in ``gpus.json`` next to this file. Users add GPUs
 of their own in a file of the same form, named by the environment variable ``GPUPROBE_GPUS``
 (several: separated as in ``PATH``)::
 

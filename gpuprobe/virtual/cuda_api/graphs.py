@@ -46,7 +46,7 @@ class Capture:
         self._state = self._generator.get_state()  # numbers are drawn at each replay
         self._slots: list[tuple[weakref.ref[Any], int, bool]] = []
         self._slot_of: dict[int, int] = {}
-        self._born: set[int] = set()  # slots whose storages the capture made
+        self._made: set[int] = set()  # slots whose storages the capture made
         self._calls: list[tuple[Any, Any, Any, Any]] = []
         self.accesses: Any = None  # what the hazard engine keeps of a capture
         # A capture runs nothing on a GPU. Here it does, to have results to go on with: what was
@@ -70,8 +70,8 @@ class Capture:
     def _keep(self, storage: Any) -> None:
         key = storage._cdata
         slot = self._slot_of.get(key)
-        born = slot is not None and slot in self._born and self._slots[slot][0]() is storage
-        if key not in self._before and not born:
+        made = slot is not None and slot in self._made and self._slots[slot][0]() is storage
+        if key not in self._before and not made:
             with keys.below():
                 copy = torch.UntypedStorage(storage.nbytes())
                 copy.copy_(storage)
@@ -91,7 +91,7 @@ class Capture:
         given = (func, self._pack(args), self._pack(kwargs))
         known = len(self._slots)
         self._calls.append((*given, self._pack(result)))
-        self._born.update(range(known, len(self._slots)))
+        self._made.update(range(known, len(self._slots)))
 
     def _pack(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

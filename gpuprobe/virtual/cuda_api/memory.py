@@ -64,7 +64,7 @@ def install(machine: Machine, patches: Patches) -> None:
                 device.history.start(
                     max_entries=max_entries, clear=clear, events=enabled in ("all", True)
                 )
-            device.listen_to_history()
+            device.follow_history()
 
     def snapshot(pool: Any = None) -> dict[str, Any]:
         found = [segment for device in devices for segment in device.history.segments()]
@@ -180,7 +180,7 @@ def _mem_pool(machine: Machine) -> type:
 
 def _host_statistics(machine: Machine) -> Any:
     def stats() -> dict[str, int]:
-        sizes = [brand.nbytes for brand in list(machine.brands.values()) if brand.place == -2]
+        sizes = [tag.nbytes for tag in list(machine.tags.values()) if tag.place == -2]
         return {
             "allocated_bytes.current": sum(sizes),
             "active_bytes.current": sum(sizes),

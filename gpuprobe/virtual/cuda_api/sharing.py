@@ -28,8 +28,8 @@ def install(machine: Machine, patches: Patches) -> None:
     numbers = itertools.count()
 
     def _share_cuda_(storage: Any) -> tuple[Any, ...]:
-        brand = machine.brands.get(storage._cdata)
-        if brand is None or brand.place < 0:
+        tag = machine.tags.get(storage._cdata)
+        if tag is None or tag.place < 0:
             raise RuntimeError("_share_cuda_: only available on CUDA")
         if machine.shapes:
             raise NotModelled(
@@ -40,12 +40,12 @@ def install(machine: Machine, patches: Patches) -> None:
         name = f"{os.getpid()}.{next(numbers)}".encode().rjust(_NAME)
         size = storage.nbytes()
         handle = name + ctypes.string_at(_data_ptr(storage), size)
-        return brand.place, handle, size, 0, b"", 0, b"", False
+        return tag.place, handle, size, 0, b"", 0, b"", False
 
     def _new_shared_cuda(cls: Any, device: int, handle: bytes, *rest: Any) -> Any:
         storage = cls(len(handle) - _NAME)
         ctypes.memmove(_data_ptr(storage), handle[_NAME:], storage.nbytes())
-        machine.adopt(storage, device)
+        machine.track(storage, device)
         return storage
 
     patches.set(torch.UntypedStorage, "_share_cuda_", _share_cuda_)

@@ -37,7 +37,7 @@ def install(machine: Machine, patches: Patches) -> None:
     def index_of(device: Any) -> int:
         return int(torch.cuda._utils._get_device_index(device, optional=True))
 
-    def tell(name: str, *args: Any) -> None:
+    def notify(name: str, *args: Any) -> None:
         if machine.observer is not None:
             getattr(machine.observer, name)(*args)
 
@@ -97,7 +97,7 @@ def install(machine: Machine, patches: Patches) -> None:
             return _LOW, _HIGH
 
         def query(self) -> bool:
-            tell("stream_synchronize", self.device_index, self.number)
+            notify("stream_synchronize", self.device_index, self.number)
             return True
 
         def is_capturing(self) -> bool:
@@ -105,7 +105,7 @@ def install(machine: Machine, patches: Patches) -> None:
 
         def synchronize(self) -> None:
             machine.devices[self.device_index].finish(self.number)
-            tell("stream_synchronize", self.device_index, self.number)
+            notify("stream_synchronize", self.device_index, self.number)
 
         def wait_stream(self, stream: Any) -> None:
             self.wait_event(stream.record_event())
@@ -198,21 +198,21 @@ def install(machine: Machine, patches: Patches) -> None:
                 stream = current_stream()
             self._time = time.perf_counter()
             self._where = (stream.device_index, stream.number)
-            tell("event_record", self.number, stream.device_index, stream.number)
+            notify("event_record", self.number, stream.device_index, stream.number)
 
         def wait(self, stream: Any = None) -> None:
             if stream is None:
                 stream = current_stream()
-            tell("event_wait", self.number, stream.device_index, stream.number)
+            notify("event_wait", self.number, stream.device_index, stream.number)
 
         def query(self) -> bool:
-            tell("event_query", self.number)
+            notify("event_query", self.number)
             return True
 
         def synchronize(self) -> None:
             if self._where is not None:
                 machine.devices[self._where[0]].finish(self._where[1])
-            tell("event_synchronize", self.number)
+            notify("event_synchronize", self.number)
 
         def elapsed_time(self, end: Any) -> float:
             if not (self._timing and end._timing):
@@ -260,7 +260,7 @@ def install(machine: Machine, patches: Patches) -> None:
         found = machine.devices[index]
         for number in range(2 * POOL + 1 + len(external)):
             found.finish(number)
-        tell("device_synchronize", index)
+        notify("device_synchronize", index)
 
     for module in (torch.cuda, torch.cuda.streams):
         patches.set(module, "Stream", Stream)
@@ -269,7 +269,7 @@ def install(machine: Machine, patches: Patches) -> None:
     original = torch.autograd.graph._engine_run_backward
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        """Streams that are made current within are told from those that were before."""
+        """Streams that are made current within are told apart from those that were before."""
         before, local.base = local.base, dict(local.streams)
         try:
             return original(*args, **kwargs)

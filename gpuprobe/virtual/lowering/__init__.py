@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuprobe.virtual.calls import Row
+from gpuprobe.virtual.dispatch.calls import Row
 from gpuprobe.virtual.lowering import (
     accumulate,
     attention,

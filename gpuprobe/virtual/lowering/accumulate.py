@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.virtual.calls import Call, Row
+from gpuprobe.virtual.dispatch.calls import Call, Row
 
 __all__ = ["ROWS", "at_its_end", "into_first"]
 
@@ -22,8 +22,8 @@ def at_its_end(call: Call, tensor: Any, references: int) -> bool:
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         return False
     storage = tensor.untyped_storage()
-    brand = call.machine.brands.get(storage._cdata)
-    if brand is None or brand.block is None:
+    tag = call.machine.tags.get(storage._cdata)
+    if tag is None or tag.block is None:
         return False
     if torch._C._storage_Use_Count(storage._cdata) > 2:
         return False
@@ -59,9 +59,9 @@ def _note_zeros(call: Call) -> None:
     """Remember which node of the backward pass made them."""
     node = torch._C._current_autograd_node()
     if node is not None:
-        brand = call.machine.brand_of(call.result)
-        if brand is not None:
-            brand.zeroed = node._sequence_nr()
+        tag = call.machine.tag_of(call.result)
+        if tag is not None:
+            tag.zeroed = node._sequence_nr()
 
 
 def into_first(call: Call) -> Any:
@@ -69,8 +69,8 @@ def into_first(call: Call) -> Any:
     node = torch._C._current_autograd_node()
     if node is None or not call.args:
         return None
-    brand = call.machine.brand_of(call.args[0])
-    if brand is None or brand.zeroed != node._sequence_nr():
+    tag = call.machine.tag_of(call.args[0])
+    if tag is None or tag.zeroed != node._sequence_nr():
         return None
     return call.args[0] if at_its_end(call, call.args[0], _FIRST) else None
 

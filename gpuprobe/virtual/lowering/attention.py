@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from gpuprobe.virtual.calls import Call, Row
+from gpuprobe.virtual.dispatch.calls import Call, Row
 
 __all__ = ["EFFICIENT", "FLASH", "MATH", "ROWS", "Attention", "laid_out", "pick"]
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from gpuprobe.virtual.calls import Call, Row
+from gpuprobe.virtual.dispatch.calls import Call, Row
 
 __all__ = ["ROWS", "lt_workspace_bytes", "workspace_bytes"]
 

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from gpuprobe.virtual.dispatch.refusals import two_places
 from gpuprobe.virtual.generators import drawing_from
 from gpuprobe.virtual.lowering import attention
 from gpuprobe.virtual.machine import Machine
-from gpuprobe.virtual.refusals import two_places
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, transformed
 
-__all__ = ["APART", "given", "install", "ran", "unseen"]
+__all__ = ["APART", "given", "install", "ran", "uncharged"]
 
 _aten = torch.ops.aten
 APART = (
@@ -38,7 +38,7 @@ def install(machine: Machine, kernels: Kernels) -> None:
 
 
 @contextmanager
-def unseen(machine: Machine) -> Iterator[None]:
+def uncharged(machine: Machine) -> Iterator[None]:
     """Operators within are not charged to the device."""
     local = machine.local
     before, local.paused = local.paused, True
@@ -51,7 +51,7 @@ def unseen(machine: Machine) -> Iterator[None]:
 
 def given(machine: Machine, place: int, tensor: Any) -> Any:
     """Put a tensor that was made out of sight on the device."""
-    machine.adopt(tensor.untyped_storage(), place)
+    machine.track(tensor.untyped_storage(), place)
     return tensor
 
 
@@ -147,7 +147,7 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Any, p: float, machine: Machine, place: int) -> Any:
-        with unseen(machine), machine.generators.draw(place, ()):
+        with uncharged(machine), machine.generators.draw(place, ()):
             mask = torch.empty_like(tensor).bernoulli_(1 - p)
             result = tensor * mask.div(1 - p)
             kept = mask.bool()
@@ -161,7 +161,7 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         (kept,) = ctx.saved_tensors
-        with unseen(ctx.machine):
+        with uncharged(ctx.machine):
             result = grad * kept.to(grad.dtype).div(1 - ctx.p)
         given(ctx.machine, ctx.place, result)
         ran(ctx.machine, ctx.place, "native_dropout_backward", (grad, kept), result)
@@ -303,7 +303,7 @@ class _Attention(torch.autograd.Function):
         generator = machine.generators.default[place]
         state = generator.get_state() if dropout_p else None
         drawn = drawing_from(generator) if dropout_p else nullcontext()
-        with unseen(machine), drawn, _as_on_a_host():
+        with uncharged(machine), drawn, _as_on_a_host():
             result = _aten.scaled_dot_product_attention.default(
                 query, key, value, mask, dropout_p, is_causal, **options
             )
@@ -329,7 +329,7 @@ class _Attention(torch.autograd.Function):
         query, key, value, mask = saved[:4]
         dropout_p, is_causal, options, chosen, machine, place, state = ctx.rest
         drawn = nullcontext() if state is None else drawing_from(state)
-        with unseen(machine), drawn, _as_on_a_host(), torch.enable_grad():
+        with uncharged(machine), drawn, _as_on_a_host(), torch.enable_grad():
             inputs = [item.detach().requires_grad_() for item in (query, key, value)]
             again = _aten.scaled_dot_product_attention.default(
                 *inputs, mask, dropout_p, is_causal, **options

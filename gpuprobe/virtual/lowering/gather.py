@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.virtual.calls import Call, Row
+from gpuprobe.virtual.dispatch.calls import Call, Row
 from gpuprobe.virtual.lowering.accumulate import into_first
 from gpuprobe.virtual.lowering.sorting import radix_sort_bytes
 
@@ -70,7 +70,7 @@ def _given(call: Call) -> list[torch.Tensor]:
 
 
 def _on_host(call: Call, tensor: torch.Tensor) -> bool:
-    return call.machine.brand_of(tensor) is None
+    return call.machine.tag_of(tensor) is None
 
 
 def _index_before(call: Call) -> None:

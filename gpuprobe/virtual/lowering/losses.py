@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.virtual.calls import Call, Row
+from gpuprobe.virtual.dispatch.calls import Call, Row
 from gpuprobe.virtual.lowering.reduce import whole
 
 __all__ = ["ROWS"]

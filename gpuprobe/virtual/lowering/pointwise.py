@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from gpuprobe.virtual.calls import Call, Row
+from gpuprobe.virtual.dispatch.calls import Call, Row
 
 __all__ = ["ROWS"]
 
@@ -18,7 +18,7 @@ def _scalars_moved(call: Call) -> None:
     choices = [call.argument("self"), call.argument("other")]
     item = torch.result_type(*choices).itemsize
     for tensor in choices:
-        if not tensor.dim() and call.machine.brand_of(tensor) is None:
+        if not tensor.dim() and call.machine.tag_of(tensor) is None:
             call.scratch(item)
 
 

@@ -14,9 +14,9 @@ import torch
 import torch.backends.cudnn.rnn
 
 from gpuprobe.patching import Patches
-from gpuprobe.virtual import refusals
+from gpuprobe.virtual.dispatch import refusals
 from gpuprobe.virtual.generators import drawing_from
-from gpuprobe.virtual.lowering.functions import APART, given, ran, unseen
+from gpuprobe.virtual.lowering.functions import APART, given, ran, uncharged
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, transformed
 
@@ -140,7 +140,7 @@ class _Recurrent(torch.autograd.Function):
     ) -> Any:
         generator = machine.generators.default[place]
         state = generator.get_state()
-        with unseen(machine), drawing_from(generator):
+        with uncharged(machine), drawing_from(generator):
             results = operator(*_build(spec, list(flat)))
             results = tuple(item.clone() for item in results)
         for item in results:
@@ -161,7 +161,7 @@ class _Recurrent(torch.autograd.Function):
         machine, place, operator, spec, count, state = ctx.rest
         saved = ctx.saved_tensors  # once: checkpointing gives each only once
         flat = saved[:count]
-        with unseen(machine), drawing_from(state), torch.enable_grad():
+        with uncharged(machine), drawing_from(state), torch.enable_grad():
             inputs = [
                 item.detach().requires_grad_() if item.is_floating_point() else item
                 for item in flat
@@ -189,7 +189,7 @@ class _Recurrent(torch.autograd.Function):
                 sum(made[at].numel() for at in weights), dtype=first.dtype, device=flat[0].device
             )
             for at, part in zip(weights, _parts(buffer, [made[at] for at in weights]), strict=True):
-                with unseen(machine):
+                with uncharged(machine):
                     made[at] = part.copy_(made[at])
         for at, item in enumerate(made):
             if item is not None and needed[at] and at not in weights:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.virtual.calls import Call, Row
+from gpuprobe.virtual.dispatch.calls import Call, Row
 from gpuprobe.virtual.lowering.reduce_config import Reduction, buffers
 
 __all__ = ["ROWS", "whole"]

@@ -1,4 +1,4 @@
-"""Sorts and draws: what they take beside their inputs and outputs.
+"""Sorts and draws: what they take besides their inputs and outputs.
 
 Source of `radix_sort_bytes`: ``dispatch_radix_sort.cuh`` (``InvokeOnesweep``,
 ``InvokeSingleTile``) and the policies of ``tuning_radix_sort.cuh`` for compute capability 8.0,
@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from gpuprobe.virtual.calls import Call, Row
+from gpuprobe.virtual.dispatch.calls import Call, Row
 
 __all__ = ["ROWS", "radix_sort_bytes"]
 

@@ -13,7 +13,7 @@ from torch.utils._device import DeviceContext, _device_constructors
 
 from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import HOST, PINNED, Machine
-from gpuprobe.virtual.torch_patches.intercept import Intercept, born_on
+from gpuprobe.virtual.torch_patches.intercept import Intercept, placed_on
 from gpuprobe.virtual.torch_patches.keys import below
 
 __all__ = ["install"]
@@ -57,7 +57,7 @@ def _on_host(original: Callable[..., Any], machine: Machine) -> Callable[..., An
             or machine.place_of(tensor) < 0
         ):
             return original(*args, **options)
-        with born_on(machine, HOST):
+        with placed_on(machine, HOST):
             return original(*args, **options)
 
     return make
@@ -213,7 +213,7 @@ def _valueless(machine: Machine, patches: Patches) -> None:
             place = PINNED if options.pop("pin_memory", False) else HOST
             options["device"] = "meta"
             options.pop("generator", None)
-            with born_on(machine, place), below():
+            with placed_on(machine, place), below():
                 result = original(*args, **options)
             if result.numel() <= 1 and place == HOST:  # counters and such: they have values
                 options["device"] = "cpu"
@@ -227,7 +227,7 @@ def _valueless(machine: Machine, patches: Patches) -> None:
 
 
 def _implied(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> torch.dtype:
-    """The dtype of a factory that was not told one."""
+    """The dtype of a factory that was given none."""
     if name == "full":
         fill = options.get("fill_value", args[1] if len(args) > 1 else 0.0)
         if isinstance(fill, bool):

@@ -1,6 +1,6 @@
 """Devices named by a number: ``device=0``, ``torch.device(0)``.
 
-Where it is given a number, torch's C++ code asks which kind of accelerator it has, and is told
+Where it is given a number, torch's C++ code asks which kind of accelerator it has: there is
 none. The functions of Python that take a device are replaced by ones that name its kind, CUDA.
 Source: ``THPDevice_pynew`` in ``torch/csrc/Device.cpp``, ``toDevice`` in
 ``torch/csrc/utils/python_arg_parser.h``.

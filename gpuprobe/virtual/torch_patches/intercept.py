@@ -19,7 +19,7 @@ from gpuprobe.virtual import values
 from gpuprobe.virtual.machine import HOST, PINNED, Machine, is_meta
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, single_level, transformed
 
-__all__ = ["Intercept", "born_on"]
+__all__ = ["Intercept", "placed_on"]
 
 _DDP = f"{folder_of(torch)}nn/parallel/distributed.py"
 _CPU = torch.device("cpu")
@@ -31,14 +31,14 @@ _real_device = torch._C.TensorBase.device.__get__
 
 
 @contextmanager
-def born_on(machine: Machine, place: int) -> Iterator[None]:
+def placed_on(machine: Machine, place: int) -> Iterator[None]:
     """Storages that this thread makes meanwhile lie in ``place``."""
     local = machine.local
-    before, local.birth = local.birth, place
+    before, local.new_place = local.new_place, place
     try:
         yield
     finally:
-        local.birth = before
+        local.new_place = before
 
 
 class Intercept:
@@ -104,15 +104,15 @@ class Intercept:
                         if not takes_tensor
                         else "pin_memory can only be used with CPU tensors"
                     )
-                with born_on(machine, place), below():
+                with placed_on(machine, place), below():
                     return operator(*args, **kwargs)
             if pin:
                 kwargs["pin_memory"] = False
-                with born_on(machine, PINNED), below():
+                with placed_on(machine, PINNED), below():
                     return operator(*args, **kwargs)
             place = HOST if takes_tensor else _asked_by_torch(machine)
             if place >= 0:
-                with born_on(machine, place), below():
+                with placed_on(machine, place), below():
                     return operator(*args, **kwargs)
             with below():
                 result = operator(*args, **kwargs)
@@ -234,7 +234,7 @@ class Intercept:
         """What `move` does once autograd has been taken care of."""
         machine = self.machine
         host = _META if machine.shapes and (place >= 0 or is_meta(tensor)) else _CPU
-        with born_on(machine, place), below():
+        with placed_on(machine, place), below():
             return torch.ops.aten._to_copy.default(
                 tensor,
                 dtype=dtype,
@@ -252,7 +252,7 @@ class Intercept:
             return tensor
         if place >= 0:
             raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
-        with born_on(machine, PINNED), below():
+        with placed_on(machine, PINNED), below():
             return tensor.clone(memory_format=torch.contiguous_format)
 
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gpuprobe.patching import Patches
 from gpuprobe.virtual import values
-from gpuprobe.virtual.machine import PINNED, Brand, Machine, is_meta
+from gpuprobe.virtual.machine import PINNED, Machine, Tag, is_meta
 from gpuprobe.virtual.torch_patches import constructors, indices
 from gpuprobe.virtual.torch_patches.intercept import Intercept
 from gpuprobe.virtual.torch_patches.keys import below, transformed
@@ -54,30 +54,30 @@ def _attributes(machine: Machine, patches: Patches) -> None:
 
     local = machine.local
 
-    def brand_of(tensor: Any) -> Brand | None:
+    def tag_of(tensor: Any) -> Tag | None:
         if local.inside:
             return None
         if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
             inner = tensor.__tensor_flatten__()[0]  # a DTensor is where its parts are
-            return brand_of(getattr(tensor, inner[0])) if inner else None
-        return machine.brand_of(tensor)
+            return tag_of(getattr(tensor, inner[0])) if inner else None
+        return machine.tag_of(tensor)
 
     def device(tensor: Any) -> torch.device:
-        brand = brand_of(tensor)
-        if brand is None:
+        tag = tag_of(tensor)
+        if tag is None:
             return real["device"](tensor)
-        return devices[brand.place] if brand.place >= 0 else _CPU
+        return devices[tag.place] if tag.place >= 0 else _CPU
 
     def is_cuda(tensor: Any) -> bool:
-        brand = brand_of(tensor)
-        return brand is not None and brand.place >= 0
+        tag = tag_of(tensor)
+        return tag is not None and tag.place >= 0
 
     def is_cpu(tensor: Any) -> bool:
-        brand = brand_of(tensor)
-        return bool(real["is_cpu"](tensor)) if brand is None else brand.place < 0
+        tag = tag_of(tensor)
+        return bool(real["is_cpu"](tensor)) if tag is None else tag.place < 0
 
     def tensor_is_meta(tensor: Any) -> bool:
-        return brand_of(tensor) is None and bool(real["is_meta"](tensor))
+        return tag_of(tensor) is None and bool(real["is_meta"](tensor))
 
     def set_grad_device(tensor: Any, value: Any) -> None:
         raise AttributeError("attribute 'device' of 'torch._C.TensorBase' objects is not writable")
@@ -104,17 +104,17 @@ def _attributes(machine: Machine, patches: Patches) -> None:
     )
 
     def get_device(tensor: Any) -> int:
-        brand = brand_of(tensor)
-        return brand.place if brand is not None and brand.place >= 0 else -1
+        tag = tag_of(tensor)
+        return tag.place if tag is not None and tag.place >= 0 else -1
 
     patches.set(torch.Tensor, "get_device", get_device)
     patches.set(torch, "get_device", get_device)
 
     def data_ptr(tensor: Any) -> int:
-        brand = brand_of(tensor)
-        if brand is None or brand.block is None:
+        tag = tag_of(tensor)
+        if tag is None or tag.block is None:
             return _Base.data_ptr(tensor)
-        return brand.block.address + tensor.storage_offset() * tensor.element_size()
+        return tag.block.address + tensor.storage_offset() * tensor.element_size()
 
     patches.set(torch.Tensor, "data_ptr", data_ptr)
 
@@ -132,7 +132,7 @@ def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
                     "copy the tensor to host memory first."
                 )
             return tensor.detach().cpu().resolve_conj().resolve_neg().numpy()
-        if is_meta(tensor) and machine.brand_of(tensor) is not None:
+        if is_meta(tensor) and machine.tag_of(tensor) is not None:
             raise values.refuse("numpy()")
         array = _Base.numpy(tensor, force=force)
         if index == PINNED and machine.observer is not None:
@@ -216,7 +216,7 @@ def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
     def tolist(tensor: Any) -> Any:
         if place(tensor) >= 0:
             return tensor.cpu().tolist() if tensor.dim() else tensor.item()
-        if is_meta(tensor) and machine.brand_of(tensor) is not None:
+        if is_meta(tensor) and machine.tag_of(tensor) is not None:
             raise values.refuse("tolist()")
         if machine.observer is not None and place(tensor) == PINNED:
             machine.observer.host_use(tensor, False, "tolist")
@@ -228,15 +228,15 @@ def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
             patches.set(torch.Tensor, name, values.as_number(machine, getattr(_Base, name)))
 
     def record_stream(tensor: Any, stream: Any) -> None:
-        brand = machine.brand_of(tensor)
-        if brand is None or brand.place < 0 or brand.block is None:
+        tag = machine.tag_of(tensor)
+        if tag is None or tag.place < 0 or tag.block is None:
             return
         observer = machine.observer
         # The event that the allocator records for an idle stream is done at once.
-        if observer is None or not observer.idle(brand.place, stream.number):
-            machine.devices[brand.place].record_stream(brand.block, stream.number)
+        if observer is None or not observer.idle(tag.place, stream.number):
+            machine.devices[tag.place].record_stream(tag.block, stream.number)
         if observer is not None:
-            observer.record_stream(brand, stream.number)
+            observer.record_stream(tag, stream.number)
 
     patches.set(torch.Tensor, "record_stream", record_stream)
 
@@ -253,7 +253,7 @@ def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
     @functools.wraps(_Base.new)
     def new(tensor: Any, *args: Any, **options: Any) -> Any:
         """The constructor of torch before 0.4, of the tensor's own kind."""
-        if machine.brand_of(tensor) is None:
+        if machine.tag_of(tensor) is None:
             return _Base.new(tensor, *args, **options)
         device = options.get("device")
         make = {"dtype": tensor.dtype, "device": tensor.device if device is None else device}
@@ -276,7 +276,7 @@ def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
             short = name.rpartition(".")[2]
             if place(tensor) >= 0:
                 return f"torch.cuda.{short}"
-            return f"torch.{short}" if machine.brand_of(tensor) is not None else name
+            return f"torch.{short}" if machine.tag_of(tensor) is not None else name
         text = dtype if isinstance(dtype, str) else None
         if text is None and not isinstance(dtype, torch.dtype):
             text = f"{dtype.__module__}.{dtype.__name__}"
@@ -294,8 +294,8 @@ def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
     original_deepcopy = torch.Tensor.__deepcopy__
 
     def deepcopy(tensor: Any, memo: dict[int, Any]) -> Any:
-        brand = machine.brand_of(tensor) if type(tensor) is torch.Tensor else None
-        if brand is None or not tensor.is_leaf:
+        tag = machine.tag_of(tensor) if type(tensor) is torch.Tensor else None
+        if tag is None or not tensor.is_leaf:
             return original_deepcopy(tensor, memo)
         if id(tensor) in memo:
             return memo[id(tensor)]
@@ -312,7 +312,7 @@ def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
     original_repr = torch.Tensor.__repr__
 
     def representation(tensor: Any, **kwargs: Any) -> str:
-        if not is_meta(tensor) or machine.brand_of(tensor) is None:
+        if not is_meta(tensor) or machine.tag_of(tensor) is None:
             return original_repr(tensor, **kwargs)
         dtype = f", dtype={tensor.dtype}" if tensor.dtype != torch.get_default_dtype() else ""
         return f"tensor(..., device='{tensor.device}', size={tuple(tensor.shape)}{dtype})"
@@ -339,12 +339,12 @@ def _methods(machine: Machine, intercept: Intercept, patches: Patches) -> None:
     def from_dlpack(data: Any, *args: Any, **kwargs: Any) -> Any:
         """Memory of a virtual device stays that device's."""
         _, tensor = capsules.pop(id(data), (None, data))
-        if isinstance(tensor, torch.Tensor) and machine.brand_of(tensor) is not None:
+        if isinstance(tensor, torch.Tensor) and machine.tag_of(tensor) is not None:
             return tensor.detach()
         return original_from(data, *args, **kwargs)
 
     def to_dlpack(tensor: Any) -> Any:
-        if machine.brand_of(tensor) is None:
+        if machine.tag_of(tensor) is None:
             return original_to(tensor)
         capsule = object()
         capsules[id(capsule)] = (capsule, tensor)
@@ -370,42 +370,42 @@ _LEGACY = {
 
 
 def _storages(machine: Machine, patches: Patches) -> None:
-    brands = machine.brands
+    tags = machine.tags
     Storage = torch.UntypedStorage
     base = torch._C.StorageBase
 
-    def brand_of(storage: Any) -> Brand | None:
-        return brands.get(storage._cdata)
+    def tag_of(storage: Any) -> Tag | None:
+        return tags.get(storage._cdata)
 
     original_device = base.device.__get__
 
     def device(storage: Any) -> torch.device:
-        brand = brand_of(storage)
-        if brand is None:
+        tag = tag_of(storage)
+        if tag is None:
             return original_device(storage)
-        return torch.device("cuda", brand.place) if brand.place >= 0 else _CPU
+        return torch.device("cuda", tag.place) if tag.place >= 0 else _CPU
 
     patches.set(Storage, "device", property(device))
 
     def is_cuda(storage: Any) -> bool:
-        brand = brand_of(storage)
-        return brand is not None and brand.place >= 0
+        tag = tag_of(storage)
+        return tag is not None and tag.place >= 0
 
     patches.set(Storage, "is_cuda", property(is_cuda))
 
     def data_ptr(storage: Any) -> int:
-        brand = brand_of(storage)
-        if brand is None or brand.block is None:
+        tag = tag_of(storage)
+        if tag is None or tag.block is None:
             return base.data_ptr(storage)
-        return brand.block.address
+        return tag.block.address
 
     patches.set(Storage, "data_ptr", data_ptr)
 
     def resize_(storage: Any, nbytes: int) -> Any:
         result = base.resize_(storage, nbytes)
-        brand = brand_of(storage)
-        if brand is not None and brand.nbytes != storage.nbytes():
-            machine.resized(brand, storage)
+        tag = tag_of(storage)
+        if tag is not None and tag.nbytes != storage.nbytes():
+            machine.resized(tag, storage)
         return result
 
     patches.set(Storage, "resize_", resize_)
@@ -422,7 +422,7 @@ def _storages(machine: Machine, patches: Patches) -> None:
     patches.set(Storage, "cpu", cpu)
 
     def clone(storage: Any) -> Any:
-        if brand_of(storage) is None:
+        if tag_of(storage) is None:
             return original_clone(storage)
         return as_tensor(storage).clone().untyped_storage()
 
@@ -472,8 +472,8 @@ def _serialization(machine: Machine, patches: Patches) -> None:
     import torch.serialization as serialization
 
     def tag(storage: Any) -> str | None:
-        brand = machine.brands.get(storage._cdata)
-        return f"cuda:{brand.place}" if brand is not None and brand.place >= 0 else None
+        tag = machine.tags.get(storage._cdata)
+        return f"cuda:{tag.place}" if tag is not None and tag.place >= 0 else None
 
     def deserialize(storage: Any, location: str) -> Any:
         if not location.startswith("cuda"):
@@ -490,8 +490,8 @@ def _serialization(machine: Machine, patches: Patches) -> None:
         with below():
             if machine.shapes:
                 untyped = torch.UntypedStorage(untyped.nbytes(), device="meta")
-        if machine.brands.get(untyped._cdata) is None:
-            machine.adopt(untyped, index)
+        if machine.tags.get(untyped._cdata) is None:
+            machine.track(untyped, index)
         return untyped
 
     before = list(serialization._package_registry)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from gpuprobe.allocator.layout import segments
+from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.code_origin import PACKAGE, line_of
 from gpuprobe.model.memory import BlockState, TraceAction
-
-if TYPE_CHECKING:
-    from gpuprobe.virtual.device import VirtualDevice
 
 __all__ = ["History"]
 
@@ -27,10 +26,12 @@ _OOM: Final = TraceAction.OOM.code
 
 
 class History:
-    """The memory history of one device; off until `start`."""
+    """The memory history of one device; off until `start`. ``free_memory`` asks the device."""
 
-    def __init__(self, device: VirtualDevice) -> None:
-        self._device = device
+    def __init__(self, index: int, sim: Simulator, free_memory: Callable[[], int]) -> None:
+        self._index = index
+        self._sim = sim
+        self._free_memory = free_memory
         self._events: deque[dict[str, Any]] = deque()
         self._stacks: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         self._frames_of: dict[int, list[dict[str, Any]]] = {}  # live address -> its frames
@@ -53,7 +54,7 @@ class History:
         if not self.keep_stacks:
             self._frames_of.clear()
 
-    def heard(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
+    def on_event(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
         """One event of the simulator."""
         if not (self.on or self.keep_stacks):
             return
@@ -68,7 +69,7 @@ class History:
             return
         entry: dict[str, Any] = {
             "action": _ACTIONS[action],
-            "addr": self._device.free_memory if action == _OOM else address,
+            "addr": self._free_memory() if action == _OOM else address,
             "size": size,
             "stream": stream,
             "time_us": time.time_ns() // 1000,
@@ -101,8 +102,8 @@ class History:
     def segments(self) -> list[dict[str, Any]]:
         """The layout now, in torch's form."""
         result = []
-        pools = [(0, index) for index in range(max(self._device.sim.pools) + 1)]
-        for segment in segments(self._device.sim, pools, self._device.index):
+        pools = [(0, index) for index in range(max(self._sim.pools) + 1)]
+        for segment in segments(self._sim, pools, self._index):
             blocks = []
             active = allocated = requested = 0
             for block in segment.blocks:
@@ -121,7 +122,7 @@ class History:
                 blocks.append(row)
             result.append(
                 {
-                    "device": self._device.index,
+                    "device": self._index,
                     "address": int(segment.address),
                     "total_size": int(segment.total_size),
                     "stream": int(segment.stream),

@@ -92,7 +92,7 @@ _KINDS = (
 
 
 class Statistics:
-    """The counters of one device. `heard` is the simulator's listener."""
+    """The counters of one device. `on_event` is the simulator's listener."""
 
     def __init__(self, sim: Simulator) -> None:
         self._sim = sim
@@ -104,7 +104,7 @@ class Statistics:
         self._requested = kinds["requested_bytes"]
         self._zero = [0, 0, 0, 0]  # retries, out of memory, device allocs and frees, when reset
 
-    def heard(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
+    def on_event(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
         """One event of the simulator; sizes of allocations are as requested."""
         if action == _ALLOC:
             block = self._sim.live[address]

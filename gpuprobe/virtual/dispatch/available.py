@@ -1,4 +1,4 @@
-"""Whether a call's results can fit on a device at all, told before the host computes them.
+"""Whether a call's results can fit on a device at all, found out before the host computes them.
 
 With ``compute="real"`` a result is ordinary host memory, made first and charged to the device
 then. Where the device is the smaller of the two, the host must not be asked for what no device
@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.virtual.device import VirtualDevice
+from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.values import without_values
 
-__all__ = ["HOST_FULL", "claim", "doubtful"]
+__all__ = ["HOST_FULL", "may_not_fit", "require"]
 
 HOST_FULL: Final = "you tried to allocate"
 """In torch's error for host memory that it did not get: ``alloc_cpu.cpp`` and
@@ -26,7 +26,7 @@ _WIDEST: Final = 16  # bytes of one element: complex128
 _META = torch.device("meta")
 
 
-def doubtful(device: VirtualDevice, args: tuple[Any, ...]) -> bool:
+def may_not_fit(device: VirtualDevice, args: tuple[Any, ...]) -> bool:
     """Whether results of about the size of the first argument (a tensor, or a shape) may be more
     than the device has left. Cheap, and never says no to such a size that is.
     """
@@ -37,10 +37,10 @@ def doubtful(device: VirtualDevice, args: tuple[Any, ...]) -> bool:
         count = math.prod(first)
     else:
         return False
-    return count * _WIDEST > device.room
+    return count * _WIDEST > device.available
 
 
-def claim(
+def require(
     device: VirtualDevice,
     stream: int,
     run: Callable[..., Any],
@@ -52,7 +52,7 @@ def claim(
     ``run(func, args, kwargs)`` take more than the device has left. Nothing is computed.
     """
     sizes = _sizes(run, func, args, kwargs)
-    if sum(sizes) <= device.room:
+    if sum(sizes) <= device.available:
         return
     held = []
     try:

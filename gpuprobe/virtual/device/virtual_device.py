@@ -16,8 +16,8 @@ from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.allocator.state import Listener
 from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.virtual.catalogue.gpus import GpuModel
-from gpuprobe.virtual.history import History
-from gpuprobe.virtual.statistics import Statistics
+from gpuprobe.virtual.device.history import History
+from gpuprobe.virtual.device.statistics import Statistics
 
 __all__ = ["VirtualDevice"]
 
@@ -27,7 +27,7 @@ class VirtualDevice:
     callback in the middle of one another: frees that arrive while the allocator is at work
     wait until it is done.
 
-    ``context`` (bytes) is what the driver holds for the process beside the allocator; it is
+    ``context`` (bytes) is what the driver holds for the process besides the allocator; it is
     not available to the allocator. ``endless``: the device never runs out of memory.
     """
 
@@ -50,25 +50,25 @@ class VirtualDevice:
             settings, self.driver, device_memory=model.total_memory, tie_by_address=False
         )
         self.statistics = Statistics(self.sim)
-        self.history = History(self)
-        self.listeners: list[Listener] = [self.statistics.heard]
-        self.sim.listener = self._heard
+        self.history = History(index, self.sim, lambda: self.free_memory)
+        self.listeners: list[Listener] = [self.statistics.on_event]
+        self.sim.listener = self._on_event
         self._lock = threading.RLock()
         self._busy = False
         self._waiting: deque[PoolBlock] = deque()
         self.workspaces: dict[tuple[Any, ...], PoolBlock] = {}
 
-    def _heard(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
+    def _on_event(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
         for listener in self.listeners:
             listener(action, address, size, stream, pool)
 
-    def listen_to_history(self) -> None:
-        """Tell the history of events, or no longer, as it asks for."""
+    def follow_history(self) -> None:
+        """Report events to the history while it wants them."""
         wanted = self.history.on or self.history.keep_stacks
-        if wanted and self.history.heard not in self.listeners:
-            self.listeners.append(self.history.heard)
-        elif not wanted and self.history.heard in self.listeners:
-            self.listeners.remove(self.history.heard)
+        if wanted and self.history.on_event not in self.listeners:
+            self.listeners.append(self.history.on_event)
+        elif not wanted and self.history.on_event in self.listeners:
+            self.listeners.remove(self.history.on_event)
 
     # -- memory
 
@@ -147,7 +147,7 @@ class VirtualDevice:
     # -- figures
 
     @property
-    def room(self) -> float:
+    def available(self) -> float:
         """Bytes that tensors could still get if nothing were cached and no byte lost to
         rounding: what is asked for beyond that is refused. Infinite on an endless device.
         """

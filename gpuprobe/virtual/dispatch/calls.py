@@ -2,7 +2,7 @@
 
 The dispatch mode sees every operator below autograd. By itself it charges each new storage to
 the allocator, which is what most CUDA kernels do. A `Row` says what else one operator does:
-scratch memory, buffers saved beside a result, a result that reuses an input's memory.
+scratch memory, a result that reuses an input's memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gpuprobe.allocator.blocks import PoolBlock
-from gpuprobe.virtual.device import VirtualDevice
+from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.machine import Machine
 
 __all__ = ["Call", "Row"]
@@ -74,15 +74,6 @@ class Call:
         """Memory allocated and freed at once, before whatever comes next."""
         if nbytes > 0:
             self.device.free(self.device.malloc(nbytes, self.stream))
-
-    def attach(self, tensor: Any, nbytes: int) -> None:
-        """Memory that lives as long as ``tensor``'s storage (a result's)."""
-        brand = self.machine.brand_of(tensor)
-        if brand is not None and nbytes > 0:
-            block = self.device.malloc(nbytes, self.stream)
-            if brand.extra is None:
-                brand.extra = []
-            brand.extra.append(block)
 
     def release(self) -> None:
         """End of the operator: what C++ holds in local variables goes in reverse order."""

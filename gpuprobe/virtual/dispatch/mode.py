@@ -14,20 +14,21 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpuprobe.virtual import room, values
-from gpuprobe.virtual.calls import Call, Row
+from gpuprobe.virtual import values
+from gpuprobe.virtual.dispatch import available
+from gpuprobe.virtual.dispatch.calls import Call, Row
+from gpuprobe.virtual.dispatch.refusals import refusal, two_places
 from gpuprobe.virtual.machine import HOST, Machine, is_meta, parts
-from gpuprobe.virtual.refusals import refusal, two_places
 from gpuprobe.virtual.torch_patches import keys
 
-__all__ = ["Watch"]
+__all__ = ["DispatchMode"]
 
 _Tensor = torch.Tensor
 _fake_mode = torch._C._get_dispatch_mode
 _FAKE: Final = torch._C._TorchDispatchModeKey.FAKE
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
-# Operators that take host tensors beside device ones, as on CUDA. Source: their CUDA kernels'
+# Operators that take host tensors next to device ones, as on CUDA. Source: their CUDA kernels'
 # checks, in aten/src/ATen/native.
 _MIXED = frozenset(
     {
@@ -65,7 +66,7 @@ _HOST_RESULTS = {
 }
 
 
-class Watch(TorchDispatchMode):
+class DispatchMode(TorchDispatchMode):
     """Pushed in every thread that uses the virtual machine."""
 
     supports_higher_order_operators = True
@@ -109,16 +110,16 @@ class Watch(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
 
         device, host, meta = self._places(args, kwargs)
-        birth = machine.local.birth
-        if host is not None and device >= 0 and birth is None and not facts.mixed:
+        new_place = machine.local.new_place
+        if host is not None and device >= 0 and new_place is None and not facts.mixed:
             self._same_place(func, args, kwargs, device)
-        if device >= 0 and birth is None:
+        if device >= 0 and new_place is None:
             if facts.fills:
                 if machine.local.fresh:
                     self._follow(args[0], device)
             elif facts.refusal is not None or (facts.in_place and not facts.mixed):
                 self._refuse(facts, func, args, device)
-        place = birth if birth is not None else device
+        place = new_place if new_place is not None else device
         given = args
         if machine.shapes and meta:
             if facts.needs_values:
@@ -136,10 +137,10 @@ class Watch(TorchDispatchMode):
             return self._on_device(facts, func, args, kwargs, device, place, given is not args)
         run = functools.partial(self._draw, HOST) if facts.draws else self._run
         result = run(func, args, kwargs)
-        if place != HOST or birth is not None:
-            self._births(result, place, facts, None)
+        if place != HOST or new_place is not None:
+            self._track_results(result, place, facts, None)
         elif machine.shapes:
-            self._host_births(args, result, facts)
+            self._track_host_results(args, result, facts)
         if machine.local.fresh:
             self._freshness(args, result)
         if machine.observer is not None:
@@ -175,7 +176,7 @@ class Watch(TorchDispatchMode):
             machine.capture.about_to_run(func, args, kwargs)
         if row is None:
             result = self._made(facts, func, args, kwargs, place, index)
-            self._births(result, place, facts, None)
+            self._track_results(result, place, facts, None)
         else:
             call = Call(machine, machine.devices[index], machine.stream(index), func, args, kwargs)
             call.copied = copied
@@ -185,7 +186,7 @@ class Watch(TorchDispatchMode):
                 source = row.reuse(call) if row.reuse is not None else None
                 there = place if source is None else HOST  # memory that is reused is there
                 result = call.result = self._made(facts, func, args, kwargs, there, index)
-                self._births(result, place, facts, source)
+                self._track_results(result, place, facts, source)
                 if row.after is not None:
                     row.after(call)
             finally:
@@ -213,15 +214,15 @@ class Watch(TorchDispatchMode):
         if place < 0 or machine.shapes or facts.writes:
             return run(func, args, kwargs)
         device = machine.devices[place]
-        if room.doubtful(device, args):
-            room.claim(device, machine.stream(place), self._run, func, args, kwargs)
+        if available.may_not_fit(device, args):
+            available.require(device, machine.stream(place), self._run, func, args, kwargs)
         try:
             return run(func, args, kwargs)
         except RuntimeError as error:
-            if room.HOST_FULL not in str(error):
+            if available.HOST_FULL not in str(error):
                 raise
             failure = error
-        room.claim(device, machine.stream(place), self._run, func, args, kwargs)
+        available.require(device, machine.stream(place), self._run, func, args, kwargs)
         raise failure
 
     def _draw(self, place: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -256,7 +257,7 @@ class Watch(TorchDispatchMode):
         device = -1
         host = None
         meta = False
-        brand_of = self.machine.brand_of
+        tag_of = self.machine.tag_of
         for value in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(value, _Tensor):
                 items: Any = (value,)
@@ -267,15 +268,15 @@ class Watch(TorchDispatchMode):
             for tensor in items:
                 if not isinstance(tensor, _Tensor):
                     continue
-                brand = brand_of(tensor)
+                tag = tag_of(tensor)
                 if is_meta(tensor):
                     meta = True
-                if brand is None or brand.place < 0:
+                if tag is None or tag.place < 0:
                     if host is None and tensor.dim():
                         host = tensor
                 elif device < 0:
-                    device = brand.place
-                elif device != brand.place and host is None:
+                    device = tag.place
+                elif device != tag.place and host is None:
                     host = tensor  # on another device: as wrong as on the host
         return device, host, meta
 
@@ -290,14 +291,14 @@ class Watch(TorchDispatchMode):
             for tensor in value if isinstance(value, (list, tuple)) else (value,):
                 if not isinstance(tensor, _Tensor):
                     continue
-                brand = machine.brand_of(tensor)
-                if brand is not None and brand.place == device:
+                tag = machine.tag_of(tensor)
+                if tag is not None and tag.place == device:
                     continue
-                if (brand is None or brand.place == HOST) and not tensor.dim():
+                if (tag is None or tag.place == HOST) and not tensor.dim():
                     continue
-                if (brand is None or brand.place == HOST) and self._joins(tensor, device):
+                if (tag is None or tag.place == HOST) and self._joins(tensor, device):
                     continue
-                other = -1 if brand is None else brand.place
+                other = -1 if tag is None else tag.place
                 raise two_places(device, other, func._schema.name.removeprefix("aten::"))
 
     def _joins(self, tensor: Any, device: int) -> bool:
@@ -310,11 +311,11 @@ class Watch(TorchDispatchMode):
         except (NotImplementedError, RuntimeError):
             return True
         if (
-            (machine.brands.get(storage._cdata) is None and is_meta(tensor))
+            (machine.tags.get(storage._cdata) is None and is_meta(tensor))
             or machine.fresh(storage._cdata, values.instruction())
             or values.in_engine()
         ):
-            machine.adopt(storage, device)
+            machine.track(storage, device)
             return True
         return False
 
@@ -338,19 +339,19 @@ class Watch(TorchDispatchMode):
         fills with one: `Machine.fresh`.
         """
         machine = self.machine
-        if machine.brand_of(target) is not None or not target.dim():
+        if machine.tag_of(target) is not None or not target.dim():
             return
         storage = target.untyped_storage()
         if machine.fresh(storage._cdata, values.instruction()):
-            machine.adopt(storage, device)
+            machine.track(storage, device)
 
-    def _host_births(self, args: tuple[Any, ...], result: Any, facts: _Facts) -> None:
+    def _track_host_results(self, args: tuple[Any, ...], result: Any, facts: _Facts) -> None:
         """Results of host tensors are host tensors. What has no place yet gets one with its
         first use: C++ code makes tensors "like this one", which may be a device's.
         """
         for tensor in _tensors(args):
-            if self.machine.brand_of(tensor) is not None or not is_meta(tensor):
-                self._births(result, HOST, facts, None)
+            if self.machine.tag_of(tensor) is not None or not is_meta(tensor):
+                self._track_results(result, HOST, facts, None)
                 return
 
     def _freshness(self, args: tuple[Any, ...], result: Any) -> None:
@@ -359,14 +360,14 @@ class Watch(TorchDispatchMode):
         if any(_storage_key(tensor) in fresh for tensor in _tensors(args)):
             fresh.update(_storage_key(tensor) for tensor in _tensors((result,)))
 
-    def _births(self, result: Any, place: int, facts: _Facts, source: Any) -> None:
+    def _track_results(self, result: Any, place: int, facts: _Facts, source: Any) -> None:
         if type(result) is _Tensor:
-            self._born(result, place, source, facts.in_place)
+            self._track_result(result, place, source, facts.in_place)
         elif isinstance(result, (tuple, list)):
             stay = facts.host_results
             for at, item in enumerate(result):
                 if isinstance(item, _Tensor):
-                    self._born(
+                    self._track_result(
                         item,
                         HOST if at in stay else place,
                         source if at == 0 else None,
@@ -375,26 +376,26 @@ class Watch(TorchDispatchMode):
                 elif isinstance(item, (list, tuple)):
                     for inner in item:
                         if isinstance(inner, _Tensor):
-                            self._born(inner, place, None, facts.in_place)
+                            self._track_result(inner, place, None, facts.in_place)
         elif isinstance(result, _Tensor):
-            self._born(result, place, source, facts.in_place)
+            self._track_result(result, place, source, facts.in_place)
 
-    def _born(self, tensor: Any, place: int, source: Any, in_place: bool) -> None:
+    def _track_result(self, tensor: Any, place: int, source: Any, in_place: bool) -> None:
         machine = self.machine
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):
             for part in parts(tensor):
-                self._born(part, place, None, False)
+                self._track_result(part, place, None, False)
             return
-        known = machine.brands.get(storage._cdata)
+        known = machine.tags.get(storage._cdata)
         if known is None:
             if in_place:
                 return  # an argument, written to: it stays where it is
             if place == HOST and not is_meta(tensor):
                 return  # ordinary host memory: nobody asks about it
-            instead = None if source is None else machine.brand_of(source)
-            machine.adopt(storage, place, instead=instead, charged=not tensor._is_zerotensor())
+            instead = None if source is None else machine.tag_of(source)
+            machine.track(storage, place, instead=instead, charged=not tensor._is_zerotensor())
         elif known.nbytes != storage.nbytes():
             machine.resized(known, storage)
 

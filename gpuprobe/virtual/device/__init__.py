@@ -1,0 +1,1 @@
+"""One virtual CUDA device: its allocator, statistics and memory history."""
