@@ -14,7 +14,7 @@ from gpuprobe.analysis.growth.growth import WORTH_SAYING, Growth
 from gpuprobe.analysis.peak.high_water import HighWater, Share, by_category, by_line
 from gpuprobe.analysis.peak.peaks import PeakSite, window_of
 from gpuprobe.model.memory import Category
-from gpuprobe.model.place import NoPlace
+from gpuprobe.model.place import NoPlace, Place, SourceLine
 from gpuprobe.model.report import LeakRow, Suggestion
 from gpuprobe.model.run.session import DeviceWindow
 from gpuprobe.model.text import human_bytes
@@ -73,12 +73,12 @@ class Evidence:
         total = sum(self.shares.values())
         return count, count / total if total else 0.0
 
-    def line(self, category: Category) -> Share | None:
+    def line(self, category: Category) -> Share[SourceLine] | None:
         """The line of user code with the most memory of a category at the peak."""
         if isinstance(self.mark, Unavailable):
             return None
         lines = by_line(_only(self.mark, category))
-        return next((line for line in lines if not line.key.startswith("(")), None)
+        return next((line for line in lines if isinstance(line.key, Place)), None)
 
     def ran(self, file: str) -> bool:
         """Whether code in a file of this name (``torch/utils/checkpoint.py``) allocated."""
@@ -141,7 +141,7 @@ def _growing(evidence: Evidence) -> Iterator[Suggestion]:
         f"{human_bytes(growth.bytes)} more is allocated at the end of step {growth.last} than at "
         f"the end of step {growth.first}: {human_bytes(growth.per_step)} a step"
     )
-    line = next((s for s in growth.lines if s.bytes > 0 and not s.key.startswith("(")), None)
+    line = next((s for s in growth.lines if s.bytes > 0 and isinstance(s.key, Place)), None)
     state = evidence.state_growth(growth.first, growth.last)
     if 2 * state > growth.bytes:
         text = _STATE_GROWS

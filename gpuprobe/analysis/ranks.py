@@ -15,10 +15,9 @@ from dataclasses import replace
 from statistics import median_low
 from typing import TypeVar
 
-from gpuprobe.analysis.peak.high_water import HighWater, by_category, by_line
+from gpuprobe.analysis.peak.high_water import by_category, by_line
 from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, high_water_at
 from gpuprobe.analysis.time_shares import full_steps
-from gpuprobe.model.place import parse_place
 from gpuprobe.model.report import (
     AT_PEAK,
     AT_STEP_END,
@@ -196,7 +195,9 @@ def _rank_peak(site: PeakSite, amount: int) -> RankPeak:
 def _why(found: RankMemory, worst: PeakSite, typical: PeakSite, top: int) -> RankMemory:
     one, two = high_water_at(worst), high_water_at(typical)
     if not isinstance(one, Unavailable) and not isinstance(two, Unavailable):
-        lines = _memory_differences(*(_by_place(mark) for mark in (one, two)))
+        lines = _memory_differences(
+            *({s.key: s.bytes for s in by_line(mark)} for mark in (one, two))
+        )
         categories = ({s.key: s.bytes for s in by_category(mark)} for mark in (one, two))
         return replace(
             found,
@@ -209,10 +210,6 @@ def _why(found: RankMemory, worst: PeakSite, typical: PeakSite, top: int) -> Ran
     if known[0] and known[1]:
         return replace(found, at=AT_STEP_END, categories=_memory_differences(*known))
     return found
-
-
-def _by_place(mark: HighWater) -> dict[Key, int]:
-    return {parse_place(share.key): share.bytes for share in by_line(mark)}
 
 
 def _known(site: PeakSite) -> dict[str, int]:

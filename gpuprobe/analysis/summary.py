@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
+from typing import Any
 
 from gpuprobe.analysis.advice import Evidence, advise
 from gpuprobe.analysis.blind_spots import blind_spots
@@ -24,7 +25,6 @@ from gpuprobe.analysis.reserved.non_tensor import device_memory, pinned_memory
 from gpuprobe.analysis.time_shares import time_shares
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import Category
-from gpuprobe.model.place import parse_place
 from gpuprobe.model.report import (
     AT_NEAREST_TRACE,
     AT_PEAK,
@@ -34,7 +34,6 @@ from gpuprobe.model.report import (
     FindingRow,
     GrowthReport,
     Highlights,
-    Key,
     NearestTrace,
     NonTensorMemory,
     PeakFigures,
@@ -235,14 +234,12 @@ def _device(site: PeakSite) -> DevicePeak:
 # -- tables
 
 
-def _table(
-    shares: Sequence[Share], top: int, what: str, key: Callable[[str], Key] = lambda key: key
-) -> Table:
+def _table(shares: Sequence[Share[Any]], top: int, what: str) -> Table:
     """The first ``top`` of ``shares``, and the rest as one remainder."""
     shown, rest = shares[:top], shares[top:]
     return Table(
         sum(share.bytes for share in shares),
-        tuple(Row(key(share.key), share.bytes, share.blocks) for share in shown),
+        tuple(Row(share.key, share.bytes, share.blocks) for share in shown),
         Remainder(
             f"{len(rest)} more {what[:-1] if len(rest) == 1 else what}",
             sum(share.bytes for share in rest),
@@ -254,7 +251,7 @@ def _table(
 def _lines(mark: HighWater | Unavailable, top: int) -> Table | Unavailable:
     if isinstance(mark, Unavailable):
         return mark
-    return _table(by_line(mark), top, "lines", parse_place)
+    return _table(by_line(mark), top, "lines")
 
 
 def _modules(mark: HighWater | Unavailable, top: int) -> Table | Unavailable:
@@ -304,7 +301,7 @@ def _growth(growth: Growth, top: int) -> GrowthReport:
         growth.last,
         growth.bytes,
         growth.per_step,
-        _table(growth.lines, top, "lines", parse_place) if growth.lines else None,
+        _table(growth.lines, top, "lines") if growth.lines else None,
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
-__all__ = ["NoPlace", "Place", "parse_place"]
+__all__ = ["NoPlace", "Place", "SourceLine", "parse_place"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,9 @@ class NoPlace(str, Enum):
     def __str__(self) -> str:
         return self.value
 
+
+SourceLine: TypeAlias = Place | NoPlace
+"""Where memory was allocated: the user's line of code, or why there is none."""
 
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>[0-9]+)(?: in (?P<function>.*))?", re.DOTALL)
 _REASONS = {reason.value: reason for reason in NoPlace}

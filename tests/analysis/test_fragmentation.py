@@ -87,7 +87,11 @@ def test_the_pin_names_the_line_and_private_pools_keep_their_own() -> None:
     account = fragmentation(trace)
     assert not isinstance(account, Unavailable)
     (pin,) = account.pins
-    assert (pin.free, pin.held, pin.by_line[0].key) == (19 * MIB, MIB, "/home/u/a.py:4 in cache")
+    assert (pin.free, pin.held, str(pin.by_line[0].key)) == (
+        19 * MIB,
+        MIB,
+        "/home/u/a.py:4 in cache",
+    )
     assert account.total.returnable == 2 * MIB
     assert account.total.rounding == 100
     assert {(p.pool, p.stream, p.returnable) for p in account.pools} == {

@@ -41,7 +41,7 @@ def test_fragmentation_is_named_with_what_pins_it() -> None:
     report = only(oom_reports(trace, device_memory=CAPACITY + 7 * MIB))
     assert report.asked == 15 * MIB
     assert report.needed == 16 * MIB  # from 10 MiB on, segments are multiples of 2 MiB
-    assert report.line == "/home/u/model.py:12 in forward"
+    assert str(report.place) == "/home/u/model.py:12 in forward"
     assert (report.allocated, report.reserved) == (sim.allocated, sim.reserved)
     assert report.usable_hole == report.largest_hole == 9 * MIB
     assert report.non_torch == 7 * MIB

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from view_recordings import Run
 
-from gpuprobe.analysis.peak.high_water import by_category, by_line, by_module, high_water
+from gpuprobe.analysis.peak.high_water import as_text, by_category, by_line, by_module, high_water
 from gpuprobe.api.live import GROUPINGS, StepPeak, TraceRef, excerpt, trace_refs
 from gpuprobe.api.recordings import load
 from gpuprobe.model.gc_pause import gc_paused
@@ -55,7 +55,7 @@ def test_the_peak_is_that_of_the_analysis(rank: RankRecording) -> None:
         assert peak.allocated == mark.allocated
         assert peak.phase == mark.phase
         assert peak.categories == by_category(mark)
-        assert peak.lines == by_line(mark)
+        assert peak.lines == as_text(by_line(mark))
         assert peak.modules == by_module(mark)
     untraced = traces.peak(rank, 2)
     assert isinstance(untraced, Unavailable)

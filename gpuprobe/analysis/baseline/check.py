@@ -21,10 +21,10 @@ from gpuprobe.analysis.compare.causes import Context, explain
 from gpuprobe.analysis.compare.diff import DiffRow, join_rows
 from gpuprobe.analysis.compare.matching import LineInfo, match_lines, match_modules
 from gpuprobe.analysis.peak.high_water import Share
+from gpuprobe.model.place import Place, parse_place
 
 __all__ = ["check_baseline"]
 
-_PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?: in (?P<function>.*))?", re.DOTALL)
 _REFUSED = ("device", "torch", "allocator")
 """What of the environment must be the same: sizes differ with each, whatever the program does."""
 
@@ -254,17 +254,19 @@ def _infos(side: Baseline) -> list[LineInfo]:
         # Only where it is what the line itself allocated does its amount tell lines apart.
         tells = account.unit == "bytes" and name not in ("growth", "reserved")
         for line in account.lines:
-            match = None if line.key.startswith("(") else _PLACE.fullmatch(line.key)
-            if match is None:
+            place = parse_place(line.key)
+            if not isinstance(place, Place) or not place.file:
                 continue
             known = found.get(line.key)
             size = max(line.bytes if tells else 0, known.bytes if known is not None else 0)
-            place = match["file"], int(match["line"]), match["function"] or ""
-            found[line.key] = LineInfo(line.key, *place, tuple(line.calls.split()), size)
+            calls = tuple(line.calls.split())
+            found[line.key] = LineInfo(
+                line.key, place.file, place.line, place.function, calls, size
+            )
     return list(found.values())
 
 
-def _shares(account: Account) -> list[Share]:
+def _shares(account: Account) -> list[Share[str]]:
     return [Share(line.key, line.bytes, line.blocks) for line in account.lines]
 
 

@@ -70,7 +70,7 @@ def _size(value: int) -> dict[str, Any]:
     return {"bytes": value, "text": human_bytes(value)}
 
 
-def _of_shares(rows: Iterable[Share]) -> dict[str, Any]:
+def _of_shares(rows: Iterable[Share[str]]) -> dict[str, Any]:
     return {row.key: {**_size(row.bytes), "blocks": row.blocks} for row in rows}
 
 
@@ -270,7 +270,7 @@ def _share(value: Any) -> float:
     return float(value)
 
 
-def _shares(rows: Mapping[str, Any]) -> tuple[Share, ...]:
+def _shares(rows: Mapping[str, Any]) -> tuple[Share[str], ...]:
     found = [
         Share(str(key), _signed(row["bytes"]), _signed(row["blocks"])) for key, row in rows.items()
     ]

@@ -75,8 +75,8 @@ class Account:
 
     total: int
     lines: tuple[LineShare, ...] = ()
-    categories: tuple[Share, ...] = ()
-    modules: tuple[Share, ...] = ()
+    categories: tuple[Share[str], ...] = ()
+    modules: tuple[Share[str], ...] = ()
     unit: str = "bytes"
 
 
@@ -301,7 +301,7 @@ def _ends(ledger: Ledger, event: int) -> Iterator[str]:
             yield "backward" if runs.kind(runs.at(freed)) == "backward" else ""
 
 
-def merged_shares(shares: Iterable[Share]) -> tuple[Share, ...]:
+def merged_shares(shares: Iterable[Share[str]]) -> tuple[Share[str], ...]:
     """Shares of one name as one, most bytes first."""
     found: dict[str, tuple[int, int]] = {}
     for share in shares:

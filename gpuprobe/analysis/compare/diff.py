@@ -12,7 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpuprobe.analysis.compare.matching import LineInfo, match_lines, match_modules
-from gpuprobe.analysis.peak.high_water import HighWater, Share, by_category, by_line, by_module
+from gpuprobe.analysis.peak.high_water import (
+    HighWater,
+    Share,
+    as_text,
+    by_category,
+    by_line,
+    by_module,
+)
 from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, high_water_at, nearest_trace
 from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_cpp, is_user_frame, short_name
 from gpuprobe.model.run.recording import RankRecording, Recording
@@ -229,7 +236,7 @@ def diff_marks(
     """The rows of each breakdown in `BY`; each sums to ``after.allocated - before.allocated``."""
     categories = by_category(before), by_category(after)
     modules = by_module(before), by_module(after)
-    lines = by_line(before, is_user), by_line(after, is_user)
+    lines = as_text(by_line(before, is_user)), as_text(by_line(after, is_user))
     infos = [list(line_infos(mark, is_user)) for mark in (before, after)]
     in_lines = match_lines(infos[0], infos[1])
     # The rows in brackets, such as "(unknown)", are no places in the code.
@@ -246,7 +253,7 @@ def diff_marks(
 
 
 def join_rows(
-    before: Iterable[Share], after: Iterable[Share], pairs: dict[str, str]
+    before: Iterable[Share[str]], after: Iterable[Share[str]], pairs: dict[str, str]
 ) -> tuple[DiffRow, ...]:
     """Join two sides by ``pairs`` (keys of ``before`` to keys of ``after``)."""
     rest = {share.key: share for share in after}

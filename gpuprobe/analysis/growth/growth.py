@@ -8,6 +8,7 @@ from itertools import pairwise
 from gpuprobe.analysis.peak.high_water import HighWater, Share, by_line, high_water
 from gpuprobe.analysis.peak.peaks import PeakSite, window_of
 from gpuprobe.errors import DataError
+from gpuprobe.model.place import NoPlace, SourceLine
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import Unavailable
@@ -40,7 +41,7 @@ class Growth:
     first: int  # step indices
     last: int
     bytes: int
-    lines: tuple[Share, ...] = ()
+    lines: tuple[Share[SourceLine], ...] = ()
     traced_bytes: int = 0
 
     @property
@@ -76,7 +77,9 @@ def growth_of(site: PeakSite) -> Growth | None:
     )
 
 
-def _grown_lines(rank: RankRecording, device: str, steps: list[Step]) -> tuple[Share, ...]:
+def _grown_lines(
+    rank: RankRecording, device: str, steps: list[Step]
+) -> tuple[Share[SourceLine], ...]:
     """What changed by line between the high water marks of the first and last traced step."""
     traced = [step for step in steps if step.traces]
     if len(traced) < 2:
@@ -86,12 +89,12 @@ def _grown_lines(rank: RankRecording, device: str, steps: list[Step]) -> tuple[S
         return ()
     before = {line.key: line for line in by_line(early)}
     after = {line.key: line for line in by_line(late)}
-    none = Share("", 0, 0)
+    none: Share[SourceLine] = Share(NoPlace.UNKNOWN, 0, 0)
     changes = []
     for key in before.keys() | after.keys():
         old, new = before.get(key, none), after.get(key, none)
         changes.append(Share(key, new.bytes - old.bytes, new.blocks - old.blocks))
-    return tuple(sorted(changes, key=lambda line: (-line.bytes, line.key)))
+    return tuple(sorted(changes, key=lambda line: (-line.bytes, str(line.key))))
 
 
 def _mark(rank: RankRecording, step: Step, device: str) -> HighWater | None:

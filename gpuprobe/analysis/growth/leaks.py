@@ -21,6 +21,7 @@ from typing import NamedTuple
 from gpuprobe.analysis.trace.evidence import Marks, Runs, optimizer_steps
 from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_user_frame
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
+from gpuprobe.model.place import SourceLine
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
 
@@ -36,7 +37,7 @@ class Survivor:
     second row for it, which is not leaking; the step of it is then not judged for the first.
     """
 
-    line: str
+    line: SourceLine
     bytes: int
     blocks: int
     steps: tuple[int, ...]
@@ -123,7 +124,7 @@ def leaks(
         for row in [r for r, end in enumerate(freed[low:high], low) if end >= outlives]:
             alive = freed[row] >= ledger.events
             gone = last + 1 if alive else bisect_right(boundaries, freed[row])
-            judged.add(lines.line(ledger.stack[row]), step, gone, ledger.size[row])
+            judged.add(lines.place(ledger.stack[row]), step, gone, ledger.size[row])
     return judged.result(ledger.trace.device, source)
 
 
@@ -142,9 +143,11 @@ def leaks_over_steps(
     allocator gives the same addresses out again, so a block is taken for the same only where no
     block of its line and size was ever seen to go.
     """
-    alive: dict[int, tuple[int, str, int]] = {}  # address -> (step of birth, line, size)
-    ended: list[tuple[int, int, str, int]] = []  # born, gone, line, size
-    recycled: set[tuple[str, int]] = set()  # (line, size) of blocks that went after their trace
+    alive: dict[int, tuple[int, SourceLine, int]] = {}  # address -> (step of birth, line, size)
+    ended: list[tuple[int, int, SourceLine, int]] = []  # born, gone, line, size
+    recycled: set[tuple[SourceLine, int]] = (
+        set()
+    )  # (line, size) of blocks that went after their trace
     device = ""
     numbers: list[int] = []
     for position, trace in enumerate(traces):
@@ -164,15 +167,15 @@ def leaks_over_steps(
         if not is_next:
             stack, freed = ledger.stack, ledger.freed
             recycled |= {
-                (lines.line(stack[row]), ledger.size[row])
+                (lines.place(stack[row]), ledger.size[row])
                 for row in range(ledger.made, len(ledger))
                 if freed[row] < ledger.events and stack[row]
             }
-        following: dict[int, tuple[int, str, int]] = {}
+        following: dict[int, tuple[int, SourceLine, int]] = {}
         carried = set()
         for row, address in enumerate(addresses):
             is_made = row < ledger.made
-            line = lines.line(ledger.stack[row])
+            line = lines.place(ledger.stack[row])
             born = (number, line, ledger.size[row])
             is_alive = ledger.freed[row] >= ledger.events
             if not is_made:
@@ -224,10 +227,10 @@ class _Tally:
         self._steps = steps
         self._last = steps[-1]
         self._survive = max(1, survive)
-        self._left: dict[str, list[_Block]] = defaultdict(list)
-        self._spans: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+        self._left: dict[SourceLine, list[_Block]] = defaultdict(list)
+        self._spans: dict[SourceLine, list[tuple[int, int, int]]] = defaultdict(list)
 
-    def add(self, line: str, born: int, gone: int, size: int) -> None:
+    def add(self, line: SourceLine, born: int, gone: int, size: int) -> None:
         if min(gone, self._last) - born < self._survive:
             return
         self._spans[line].append((born, gone, size))
@@ -251,13 +254,17 @@ class _Tally:
                 found.append(self._survivor(line, once, (), judged))
                 blocks = [block for block in blocks if block not in apart]
             found.append(self._survivor(line, blocks, once, judged))
-        found.sort(key=lambda item: (not item.leaking, -item.bytes, item.line))
+        found.sort(key=lambda item: (not item.leaking, -item.bytes, str(item.line)))
         return Leaks(device, source, len(self._steps), self._survive, tuple(found))
 
     def _survivor(
-        self, line: str, blocks: Sequence[_Block], once: Sequence[_Block], judged: Sequence[int]
+        self,
+        line: SourceLine,
+        blocks: Sequence[_Block],
+        once: Sequence[_Block],
+        judged: Sequence[int],
     ) -> Survivor:
-        """The row of ``blocks``, beside what the line made ``once`` (in one step)."""
+        """The row of ``blocks``, next to what the line made ``once`` (in one step)."""
         left: Counter[int] = Counter()
         for block in blocks:
             left[block.born] += block.size
@@ -277,7 +284,7 @@ class _Tally:
         )
 
     def _is_leaking(
-        self, line: str, born: Sequence[int], once: Sequence[_Block], judged: Sequence[int]
+        self, line: SourceLine, born: Sequence[int], once: Sequence[_Block], judged: Sequence[int]
     ) -> bool:
         """Left behind in two steps or more, the later half among them, and still growing."""
         late = len(judged) // 2

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuprobe.analysis.growth.leaks import Leaks, leaks, leaks_over_steps
-from gpuprobe.analysis.peak.high_water import Share, by_category, by_line, by_module, high_water
+from gpuprobe.analysis.peak.high_water import (
+    Share,
+    as_text,
+    by_category,
+    by_line,
+    by_module,
+    high_water,
+)
 from gpuprobe.analysis.reserved.fragmentation import Fragmentation, fragmentation
 from gpuprobe.errors import DataError
 from gpuprobe.model.run.recording import RankRecording
@@ -25,9 +32,9 @@ class StepPeak:
     device: str
     allocated: int
     phase: str
-    categories: tuple[Share, ...]
-    lines: tuple[Share, ...]
-    modules: tuple[Share, ...]
+    categories: tuple[Share[str], ...]
+    lines: tuple[Share[str], ...]
+    modules: tuple[Share[str], ...]
 
 
 def step_peak(rank: RankRecording, step: Step) -> StepPeak | Unavailable:
@@ -45,7 +52,12 @@ def step_peak(rank: RankRecording, step: Step) -> StepPeak | Unavailable:
         return Unavailable(reason, ReadStatus.NOT_COLLECTED)
     mark = max(marks, key=lambda m: m.allocated)
     return StepPeak(
-        mark.device, mark.allocated, mark.phase, by_category(mark), by_line(mark), by_module(mark)
+        mark.device,
+        mark.allocated,
+        mark.phase,
+        by_category(mark),
+        as_text(by_line(mark)),
+        by_module(mark),
     )
 
 

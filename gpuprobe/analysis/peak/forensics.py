@@ -16,7 +16,6 @@ from gpuprobe.analysis.reserved.fragmentation import Fragmentation, fragmentatio
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.segments_at import layout_at
 from gpuprobe.errors import DataError
-from gpuprobe.model.place import parse_place
 from gpuprobe.model.report import (
     FragmentationReport,
     Layout,
@@ -195,7 +194,7 @@ def _layout(found: Fragmentation) -> Layout:
                 free=pin.free,
                 held=pin.held,
                 blocks=len(pin.blocks),
-                lines=tuple(Row(parse_place(s.key), s.bytes, s.blocks) for s in pin.by_line[:3]),
+                lines=tuple(Row(s.key, s.bytes, s.blocks) for s in pin.by_line[:3]),
             )
             for pin in found.pins[:_MOST]
         ),
@@ -217,7 +216,7 @@ def _leaks(site: PeakSite, ledger: Ledger) -> LeakReport | Unavailable:
         survive=found.survive,
         rows=tuple(
             LeakRow(
-                key=parse_place(line.line),
+                key=line.line,
                 bytes=line.bytes,
                 blocks=line.blocks,
                 bytes_per_step=line.per_step,
@@ -229,7 +228,7 @@ def _leaks(site: PeakSite, ledger: Ledger) -> LeakReport | Unavailable:
 
 
 def _failure(report: OomReport, rank: int) -> OutOfMemory:
-    return _fields(OutOfMemory, report, rank=rank, place=parse_place(report.line))
+    return _fields(OutOfMemory, report, rank=rank)
 
 
 def _fields(cls: type[_T], source: object, **values: object) -> _T:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.columns import selected
 from gpuprobe.analysis.trace.frames import (
-    BEFORE_THE_TRACE,
-    UNKNOWN,
     Lines,
     UserFrame,
     folded,
@@ -23,11 +22,14 @@ from gpuprobe.analysis.trace.frames import (
 )
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.memory import Category
+from gpuprobe.model.place import NoPlace, SourceLine
+from gpuprobe.model.report import Key
 from gpuprobe.model.trace import MemoryTrace, StackTable
 
 __all__ = [
     "HighWater",
     "Share",
+    "as_text",
     "by_category",
     "by_line",
     "by_module",
@@ -39,11 +41,14 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A part of an amount of memory: ``bytes`` in ``blocks`` blocks, under one name."""
+K = TypeVar("K", bound=Key)
 
-    key: str
+
+@dataclass(frozen=True, slots=True)
+class Share(Generic[K]):
+    """A part of an amount of memory: ``bytes`` in ``blocks`` blocks, of one key."""
+
+    key: K
     bytes: int
     blocks: int
 
@@ -120,12 +125,12 @@ def live_at(trace: MemoryTrace | Ledger, event: int) -> HighWater:
     )
 
 
-def by_category(mark: HighWater) -> tuple[Share, ...]:
+def by_category(mark: HighWater) -> tuple[Share[str], ...]:
     """By `Category`; ``unknown`` is a row like any other."""
     return shares(mark.category, mark.size, lambda code: Category.from_code(code).value)
 
 
-def by_module(mark: HighWater) -> tuple[Share, ...]:
+def by_module(mark: HighWater) -> tuple[Share[str], ...]:
     """By the module that was running when the block was made; needs recorded modules."""
     strings = mark.stacks.strings
     keys = zip(mark.module, map(bool, mark.stack), mark.is_baseline, strict=True)
@@ -136,52 +141,59 @@ def by_module(mark: HighWater) -> tuple[Share, ...]:
     )
 
 
-def by_line(mark: HighWater, is_user: UserFrame = is_user_frame) -> tuple[Share, ...]:
-    """By the first user frame of the stack, ``file:line in function``."""
+def by_line(mark: HighWater, is_user: UserFrame = is_user_frame) -> tuple[Share[SourceLine], ...]:
+    """By the first user frame of the stack."""
     lines = Lines(mark.stacks, is_user)
     keys = zip(mark.stack, mark.is_baseline, strict=True)
-    return shares(keys, mark.size, lambda key: lines.line(key[0], before=bool(key[1])))
+    return shares(keys, mark.size, lambda key: lines.place(key[0], before=bool(key[1])))
 
 
-def by_stack(mark: HighWater) -> tuple[Share, ...]:
+def by_stack(mark: HighWater) -> tuple[Share[str], ...]:
     """By whole stack, folded: outermost first, frames joined by ``;``."""
     stacks = mark.stacks
     keys = zip(mark.stack, mark.is_baseline, strict=True)
     return shares(
         keys,
         mark.size,
-        lambda key: folded(stacks, key[0]) or (BEFORE_THE_TRACE if key[1] else UNKNOWN),
+        lambda key: (
+            folded(stacks, key[0]) or (NoPlace.BEFORE_THE_TRACE if key[1] else NoPlace.UNKNOWN)
+        ),
     )
 
 
-def by_origin(mark: HighWater) -> tuple[Share, ...]:
+def by_origin(mark: HighWater) -> tuple[Share[str], ...]:
     """Two rows: what was there before the trace, and what was made during it."""
     return shares(
         mark.is_baseline,
         mark.size,
-        lambda flag: BEFORE_THE_TRACE if flag else "during the trace",
+        lambda flag: NoPlace.BEFORE_THE_TRACE if flag else "during the trace",
     )
 
 
 def shares(
-    keys: Iterable[object], sizes: Sequence[int], name: Callable[..., str]
-) -> tuple[Share, ...]:
-    """Sum ``sizes`` by ``name(key)``; most bytes first, then by name.
+    parts: Iterable[object], sizes: Sequence[int], key: Callable[..., K]
+) -> tuple[Share[K], ...]:
+    """Sum ``sizes`` by ``key(part)``; most bytes first, then by name.
 
-    ``name`` is called once per different key, not once per block.
+    ``key`` is called once per different part, not once per block.
     """
     found: dict[object, list[int]] = {}
-    for key, size in zip(keys, sizes, strict=True):
-        if key in found:
-            found[key].append(size)
+    for part, size in zip(parts, sizes, strict=True):
+        if part in found:
+            found[part].append(size)
         else:
-            found[key] = [size]
-    merged: dict[str, tuple[int, int]] = {}
-    for key, values in found.items():
-        text = name(key)
-        total, blocks = merged.get(text, (0, 0))
-        merged[text] = (total + sum(values), blocks + len(values))
+            found[part] = [size]
+    merged: dict[K, tuple[int, int]] = {}
+    for part, values in found.items():
+        row = key(part)
+        total, blocks = merged.get(row, (0, 0))
+        merged[row] = (total + sum(values), blocks + len(values))
     return tuple(
-        Share(text, total, blocks)
-        for text, (total, blocks) in sorted(merged.items(), key=lambda i: (-i[1][0], i[0]))
+        Share(row, total, blocks)
+        for row, (total, blocks) in sorted(merged.items(), key=lambda i: (-i[1][0], str(i[0])))
     )
+
+
+def as_text(rows: Iterable[Share[Any]]) -> tuple[Share[str], ...]:
+    """The same with their keys as text."""
+    return tuple(Share(str(row.key), row.bytes, row.blocks) for row in rows)

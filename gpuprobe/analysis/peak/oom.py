@@ -12,6 +12,7 @@ from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_user_frame
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.segments_at import layout_at
 from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.place import SourceLine
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
@@ -42,7 +43,7 @@ class OomReport:
     needed: int
     stream: int
     pool: tuple[int, int]
-    line: str
+    place: SourceLine
     stack: int
     device_free: int
     allocated: int
@@ -121,7 +122,7 @@ def _report(
         needed=allocation_size(asked, settings.large_segment_size),
         stream=stream,
         pool=pool,
-        line=lines.line(stack),
+        place=lines.place(stack),
         stack=stack,
         device_free=device_free,
         allocated=ledger.allocated_after()[event + 1],
@@ -170,7 +171,7 @@ def _non_torch(
 
 def _sentences(report: OomReport) -> Iterable[str]:
     """The report in words, most important first."""
-    yield f"An allocation of {human_bytes(report.asked)} failed at {report.line}."
+    yield f"An allocation of {human_bytes(report.asked)} failed at {report.place}."
     yield (
         f"It needed {human_bytes(report.needed)} from the driver, which had "
         f"{human_bytes(report.device_free)} free."

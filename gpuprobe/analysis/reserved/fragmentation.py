@@ -18,6 +18,7 @@ from gpuprobe.allocator.rules import PAGE_SMALL
 from gpuprobe.analysis.peak.high_water import Share, shares
 from gpuprobe.analysis.trace.frames import Lines
 from gpuprobe.model.memory import Block, BlockState, Segment
+from gpuprobe.model.place import SourceLine
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace, StackTable
 from gpuprobe.model.values import ReadStatus, Unavailable
@@ -82,7 +83,7 @@ class Pin:
     free: int
     held: int
     blocks: tuple[Block, ...]
-    by_line: tuple[Share, ...]
+    by_line: tuple[Share[SourceLine], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +217,7 @@ def pins(segments: Iterable[Segment], stacks: StackTable, most: int = 20) -> tup
             free=free,
             held=sum(b.size for b in used),
             blocks=used,
-            by_line=shares([b.stack for b in used], [b.size for b in used], lines.line),
+            by_line=shares([b.stack for b in used], [b.size for b in used], lines.place),
         )
         for free, segment, used in found[:most]
     )

@@ -9,39 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from gpuprobe.model.place import NoPlace, Place, SourceLine
 from gpuprobe.model.trace import Frame, StackTable
 
 __all__ = [
-    "AUTOGRAD_ENGINE",
-    "BEFORE_THE_TRACE",
-    "NO_MODULE",
-    "NO_USER_FRAME",
-    "UNKNOWN",
     "Lines",
     "UserFrame",
     "folded",
     "is_cpp",
     "is_user_frame",
     "module_row",
+    "place_of",
     "short_name",
 ]
 
 UserFrame = Callable[[Frame], bool]
-
-UNKNOWN = "(unknown)"
-"""The row of memory without any stack or module."""
-
-BEFORE_THE_TRACE = "(before the trace)"
-"""The row of memory without a stack that was alive before recording began."""
-
-AUTOGRAD_ENGINE = "(autograd engine)"
-"""The row of memory allocated on a backward thread, which has no Python frames."""
-
-NO_MODULE = "(no module)"
-"""The row of memory with which no module is recorded, though where it was made is known."""
-
-NO_USER_FRAME = "(no user frame)"
-"""The row of memory whose stack has frames, none of them the user's."""
 
 _PYTHON_SUFFIXES = (".py", ".pyi", ".pyx", ".ipynb")
 _LIBRARY = re.compile(
@@ -85,31 +67,37 @@ def is_user_frame(frame: Frame) -> bool:
     return _LIBRARY.search(name.replace("\\", "/")) is None
 
 
+def place_of(frame: Frame) -> SourceLine:
+    """The frame's line; of native frames only the function."""
+    if is_cpp(frame):
+        return Place("", 0, frame.name) if frame.name else NoPlace.UNKNOWN
+    return Place(frame.filename, frame.line, frame.name)
+
+
 def short_name(frame: Frame) -> str:
     """``file:line in function``, or only the function for native frames."""
-    if is_cpp(frame):
-        return frame.name or UNKNOWN
-    return f"{frame.filename}:{frame.line}" + (f" in {frame.name}" if frame.name else "")
+    return str(place_of(frame))
 
 
 def module_row(module: str, stack: int, *, before: bool) -> str:
     """The module as a key; ``stack`` and ``before`` say why where there is none."""
     if module or stack:
-        return module or NO_MODULE
-    return BEFORE_THE_TRACE if before else UNKNOWN
+        return module or NoPlace.NO_MODULE
+    return NoPlace.BEFORE_THE_TRACE if before else NoPlace.UNKNOWN
 
 
 class Lines:
     """From stack ids to source lines, each stack looked at once.
 
     ``is_user`` decides which frames are the user's; the first such frame, from the innermost,
-    is the line. Where there is none, one of the constants of this module says why.
+    is the line. Where there is none, `NoPlace` says why.
     """
 
     def __init__(self, stacks: StackTable, is_user: UserFrame = is_user_frame) -> None:
         self._stacks = stacks
         self._is_user = is_user
         self._user: dict[int, bool] = {}  # frame id -> is it the user's
+        self._places: dict[int, SourceLine] = {}  # by frame id
         self._frames: dict[int, int] = {}  # stack id -> frame id, or a negative reason
 
     def frame(self, stack: int) -> Frame | None:
@@ -117,14 +105,21 @@ class Lines:
         found = self._find(stack)
         return self._stacks.frames[found] if found > 0 else None
 
-    def line(self, stack: int, *, before: bool = False) -> str:
-        """The line as a key; ``before`` says that the memory predates the trace."""
+    def place(self, stack: int, *, before: bool = False) -> SourceLine:
+        """The line; ``before`` says that the memory predates the trace."""
         found = self._find(stack)
         if found > 0:
-            return short_name(self._stacks.frames[found])
+            place = self._places.get(found)
+            if place is None:
+                place = self._places[found] = place_of(self._stacks.frames[found])
+            return place
         if found == _NO_STACK:
-            return BEFORE_THE_TRACE if before else UNKNOWN
-        return AUTOGRAD_ENGINE if found == _ENGINE else NO_USER_FRAME
+            return NoPlace.BEFORE_THE_TRACE if before else NoPlace.UNKNOWN
+        return NoPlace.AUTOGRAD_ENGINE if found == _ENGINE else NoPlace.NO_USER_FRAME
+
+    def line(self, stack: int, *, before: bool = False) -> str:
+        """`place` as text."""
+        return str(self.place(stack, before=before))
 
     def _find(self, stack: int) -> int:
         found = self._frames.get(stack)

@@ -186,7 +186,7 @@ def _leaks(found: Insight | Unavailable | None, cwd: str) -> list[str]:
     if not leaks.leaking:
         return [f"no line leaves more behind with every step ({leaks.steps} traced steps)"]
     return [
-        f"+{human_bytes(line.per_step)} a step: {short_line(line.line, cwd)}"
+        f"+{human_bytes(line.per_step)} a step: {short_line(str(line.line), cwd)}"
         for line in leaks.leaking[:3]
     ]
 

@@ -63,7 +63,7 @@ def peak_of(look: TraceInspector) -> StepPeak:
     event = look.event(look.peak)
     rows = look.positions.alive(look.peak)
 
-    def shares(grouping: str) -> tuple[Share, ...]:
+    def shares(grouping: str) -> tuple[Share[str], ...]:
         groups = look.grouped(rows, grouping)
         return tuple(Share(group.key, group.bytes, len(group.rows)) for group in groups)
 
