@@ -10,7 +10,14 @@ from gpuprobe.analysis.advice import Evidence, advise
 from gpuprobe.analysis.blind_spots import blind_spots
 from gpuprobe.analysis.growth.growth import Growth, growth_of
 from gpuprobe.analysis.peak.forensics import Forensics, forensics
-from gpuprobe.analysis.peak.high_water import HighWater, Share, by_category, by_line, by_module
+from gpuprobe.analysis.peak.high_water import (
+    HighWater,
+    Share,
+    as_text,
+    by_category,
+    by_line,
+    by_module,
+)
 from gpuprobe.analysis.peak.peaks import (
     PeakSite,
     device_peaks,
@@ -257,7 +264,7 @@ def _lines(mark: HighWater | Unavailable, top: int) -> Table | Unavailable:
 def _modules(mark: HighWater | Unavailable, top: int) -> Table | Unavailable:
     if isinstance(mark, Unavailable):
         return mark
-    return _table(by_module(mark), top, "modules")
+    return _table(as_text(by_module(mark)), top, "modules")
 
 
 def _categories(
