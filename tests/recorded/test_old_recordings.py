@@ -1,0 +1,73 @@
+"""Recordings of format 1.0 open, and their reports say what they said then.
+
+``v1`` holds what gpuprobe 0.1.0 recorded of small programs, and next to each the document
+``gpuprobe.report`` 1.2 that it made of it: training on the CPU with a list that grows, training
+that was killed, training on two ranks (gloo), a virtual GPU with hazards, and one that ran out of
+memory. Names of the machine were replaced.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import gpuprobe
+from gpuprobe.api.recordings import summary
+from gpuprobe.reporters.json import report as report_json
+from gpuprobe.reporters.terminal import Style
+from gpuprobe.reporters.text.report import render
+
+FOLDER = Path(__file__).parent / "v1"
+NAMES = ("cpu", "killed", "oom", "ranks", "virtual")
+
+PROSE = {"text", "evidence", "message", "what", "consequence", "sentences", "why_it_stays"}
+"""Keys whose values are sentences: they may be worded anew."""
+
+
+def renamed(old: dict[str, Any]) -> dict[str, Any]:
+    """A document of version 1.2 with the names of version 2."""
+    for name in ("schema", "version", "gpuprobe"):
+        del old[name]
+    old["non_tensor_memory"] = old.pop("beside_tensors")
+    for failure in old["out_of_memory"]:
+        failure["key"] = failure.pop("line")
+    return old
+
+
+def differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Where ``new`` does not hold what ``old`` does; keys may be added."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = [f"{path}.{key}: gone" for key in old if key not in new]
+        for key, value in old.items():
+            if key in new and key not in PROSE:
+                found += differences(value, new[key], f"{path}.{key}")
+        return found
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        pairs = enumerate(zip(old, new, strict=True))
+        return [text for i, (a, b) in pairs for text in differences(a, b, f"{path}[{i}]")]
+    return [] if old == new else [f"{path}: {old!r}, now {new!r}"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_figures_are_those_of_then(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FOLDER)
+    old = renamed(json.loads(Path(f"{name}.report.json").read_text("utf-8")))
+    recording = gpuprobe.load(f"{name}.gpuprobe")
+    new = json.loads(json.dumps(gpuprobe.report(recording)))
+    jsonschema.validate(new, report_json.schema())
+    assert differences(old, new) == []
+    assert "\n".join(render(summary(recording), Style()))
+
+
+def test_a_figure_that_changed_is_noticed() -> None:
+    old = {"rows": [{"bytes": 1, "text": "a"}], "total": 3}
+    assert differences(old, {"rows": [{"bytes": 1, "text": "b", "more": 2}], "total": 3}) == []
+    assert differences(old, {"rows": [{"bytes": 2, "text": "a"}], "total": 3}) == [
+        ".rows[0].bytes: 1, now 2"
+    ]
+    assert differences(old, {"rows": [], "total": 3})
+    assert differences(old, {"rows": [{"bytes": 1}]}) == [".total: gone", ".rows[0].text: gone"]
