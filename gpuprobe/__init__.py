@@ -14,11 +14,9 @@ if TYPE_CHECKING:
     from gpuprobe.api.check import check
     from gpuprobe.api.devices import devices
     from gpuprobe.api.doctor import doctor
-    from gpuprobe.api.estimate import estimate
-    from gpuprobe.api.fit import fit
     from gpuprobe.api.hazards import allow_sync, declare_access, detect_hazards
     from gpuprobe.api.recordings import diff, load, replay, report
-    from gpuprobe.api.virtual import virtual_gpu
+    from gpuprobe.api.virtual import estimate, fit, virtual_gpu
     from gpuprobe.api.watch import record
     from gpuprobe.integrations.steps import watch_steps
     from gpuprobe.model.run.recording import Recording
@@ -52,8 +50,8 @@ _HOMES = {
     "devices": "gpuprobe.api.devices",
     "diff": "gpuprobe.api.recordings",
     "doctor": "gpuprobe.api.doctor",
-    "estimate": "gpuprobe.api.estimate",
-    "fit": "gpuprobe.api.fit",
+    "estimate": "gpuprobe.api.virtual",
+    "fit": "gpuprobe.api.virtual",
     "load": "gpuprobe.api.recordings",
     "record": "gpuprobe.api.watch",
     "replay": "gpuprobe.api.recordings",

@@ -11,31 +11,49 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuprobe.api.check_plan import Plan, tolerances
-from gpuprobe.errors import DataError, MissingExtra, ProgramFailed, UsageError
-from gpuprobe.model.files import atomic_write
+from gpuprobe.analysis.baseline import (
+    METRICS,
+    Baseline,
+    CheckResult,
+    Tolerance,
+    baseline_of,
+    check_baseline,
+)
+from gpuprobe.errors import MissingExtra, ProgramFailed
+from gpuprobe.gate.files import ensure_writable, read_baseline, write_baseline
+from gpuprobe.gate.plan import Plan, baseline_path, plan, tolerances
+from gpuprobe.gate.project import ProjectSettings, read_project
 
 if TYPE_CHECKING:
-    from gpuprobe.analysis.baseline import Baseline, CheckResult, Tolerance
     from gpuprobe.hazards.results import Hazards
     from gpuprobe.model.run.recording import Recording
 
 __all__ = [
+    "METRICS",
+    "Plan",
+    "ProjectSettings",
+    "Tolerance",
+    "baseline_path",
     "check",
     "compare",
     "compare_as_planned",
     "ensure_writable",
     "measure",
     "measure_as_planned",
+    "plan",
     "read_baseline",
+    "read_project",
+    "recorded",
     "tolerances",
     "write_baseline",
 ]
 
+StrPath = str | os.PathLike[str]
+
 
 def check(
-    recording: Recording | str | os.PathLike[str],
-    baseline: Baseline | str | os.PathLike[str],
+    recording: Recording | StrPath,
+    baseline: Baseline | StrPath,
     *,
     device: str = "",
     tolerance: Mapping[str, Tolerance] | None = None,
@@ -46,12 +64,20 @@ def check(
     ``device`` names the GPU in words, where the baseline has one. Raises what `load` raises, and
     DataError for a baseline that is damaged or not one.
     """
-    from gpuprobe.analysis.baseline import Baseline, baseline_of, check_baseline
     from gpuprobe.api.recordings import load
 
     before = baseline if isinstance(baseline, Baseline) else read_baseline(baseline)
     found = recording if not isinstance(recording, (str, os.PathLike)) else load(recording)
     return check_baseline(before, baseline_of(found, device=device), tolerance)
+
+
+def recorded(path: StrPath, *, device: str = "", root: str = "") -> Baseline:
+    """What a recording stands for. ``device`` names the GPU in words; ``root`` is the project's
+    folder, which file names are relative to. Raises what `load` raises.
+    """
+    from gpuprobe.api.recordings import load
+
+    return baseline_of(load(path), device=device, root=root)
 
 
 def measure(
@@ -74,14 +100,13 @@ def measure(
 
     Raises ProgramFailed where the program does not end well; KeyboardInterrupt goes through.
     """
-    from gpuprobe.analysis.baseline import baseline_of
     from gpuprobe.api.recordings import load, scratch_recording
 
     if not module and Path(target).is_dir():
-        return baseline_of(load(target), root=root)
+        return recorded(target, root=root)
     from gpuprobe.api import watch
     from gpuprobe.api.hazards import DEFAULT_GPU
-    from gpuprobe.api.step_limit import Limited
+    from gpuprobe.sampler.hooks.step_limit import Limited
 
     if hazards and virtual is None and not _has_cuda():
         virtual = DEFAULT_GPU  # what looking for hazards would enter by itself: here it is said
@@ -200,8 +225,6 @@ def measure_as_planned(plan: Plan) -> Baseline:
 
 def compare_as_planned(before: Baseline, after: Baseline, plan: Plan) -> CheckResult:
     """`compare` with the tolerances of a plan; its settings are in the result."""
-    from gpuprobe.analysis.baseline import check_baseline
-
     result = check_baseline(
         before,
         after,
@@ -215,65 +238,4 @@ def compare(
     before: Baseline, after: Baseline, tolerance: Mapping[str, Tolerance] | None = None
 ) -> CheckResult:
     """Compare two measurements. The call's tolerances go before the baseline's own."""
-    from gpuprobe.analysis.baseline import check_baseline
-
     return check_baseline(before, after, tolerance)
-
-
-def read_baseline(path: str | os.PathLike[str]) -> Baseline:
-    """Raises UsageError where there is none, DataError for something else."""
-    from gpuprobe.analysis.baseline import loads
-
-    where = Path(path)
-    try:
-        text = where.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UsageError(
-            f"no baseline at {where}",
-            hint="gpuprobe baseline update writes one, with the same arguments as this",
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"cannot read {where}: {error}", hint="is this a baseline? it is text, in UTF-8"
-        ) from error
-    return loads(text, str(where))
-
-
-def write_baseline(
-    baseline: Baseline,
-    path: str | os.PathLike[str],
-    tolerance: Mapping[str, Tolerance] | None = None,
-) -> None:
-    """Write it whole or not at all, with ``tolerance``. Tolerances of a baseline that is there are
-    kept. Raises UsageError where it cannot be written, DataError where what is there is none."""
-    from gpuprobe.analysis.baseline import dumps
-
-    where = Path(path)
-    kept = read_baseline(where).tolerances if where.exists() else None
-    baseline = replace(baseline, tolerances={**(kept or {}), **(tolerance or {})})
-    text = dumps(baseline)
-    try:
-        with atomic_write(where) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise _cannot_write(where, error.strerror or str(error)) from error
-
-
-def _cannot_write(path: Path, reason: str) -> UsageError:
-    hint = "" if path.parent.is_dir() else f"there is no folder {path.parent}: make it first"
-    return UsageError(f"cannot write {path}: {reason}", hint=hint)
-
-
-def ensure_writable(*paths: str | os.PathLike[str] | None) -> None:
-    """Say that a file cannot be written before a program has run for it, not afterwards. None is
-    no file. Raises UsageError."""
-    for path in paths:
-        if path is None:
-            continue
-        where = Path(path)
-        if where.is_dir():
-            raise _cannot_write(where, "it is a folder")
-        if not where.parent.is_dir():
-            raise _cannot_write(where, "No such file or directory")
-        if not os.access(where if where.exists() else where.parent, os.W_OK):
-            raise _cannot_write(where, "Permission denied")

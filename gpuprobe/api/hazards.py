@@ -10,13 +10,24 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.errors import MissingExtra, UsageError
+from gpuprobe.gate.files import ensure_replaceable, read_known, write_known
+from gpuprobe.hazards.known import compare as compare_known
 
 if TYPE_CHECKING:
     from gpuprobe.hazard_watch.source import EventSource
-    from gpuprobe.hazards.results import Hazards
+    from gpuprobe.hazards.known import KnownFinding as KnownFinding
+    from gpuprobe.hazards.results import Hazards as Hazards
     from gpuprobe.model.findings import Finding
 
-__all__ = ["allow_sync", "declare_access", "detect_hazards"]
+__all__ = [
+    "allow_sync",
+    "compare_known",
+    "declare_access",
+    "detect_hazards",
+    "ensure_replaceable",
+    "read_known",
+    "write_known",
+]
 
 DEFAULT_GPU = "h100-80gb"
 _cuda_feed: EventSource | None = None  # of the watch on real CUDA that is under way

@@ -1,18 +1,36 @@
-"""A CUDA device in software."""
+"""A CUDA device in software: to run on, and to ask what a GPU that is not here would need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gpuprobe.errors import MissingExtra
+from gpuprobe.errors import GpuprobeError, MissingExtra, ProgramFailed, UsageError, ValueNeeded
 
 if TYPE_CHECKING:
+    from gpuprobe.model.plans.estimate import Estimate
+    from gpuprobe.model.plans.fit import Fit
+    from gpuprobe.sampler.program import Program
     from gpuprobe.virtual.session import Session
 
-__all__ = ["virtual_gpu"]
+__all__ = [
+    "check_gpu",
+    "estimate",
+    "estimate_program",
+    "fit",
+    "fit_program",
+    "trial",
+    "virtual_gpu",
+]
+
+
+def check_gpu(name: str) -> None:
+    """Raises ConfigError where the catalogue has no such GPU (``h100-80gb``, ``2xa100-40gb``)."""
+    from gpuprobe.virtual.catalogue.gpus import parse_spec
+
+    parse_spec(name)
 
 
 @contextmanager
@@ -36,9 +54,259 @@ def virtual_gpu(
     Raises MissingExtra without torch, ConfigError for a GPU that is not in the catalogue and for
     bad settings, UsageError inside another one. On the way out everything in torch is put back.
     """
-    if find_spec("torch") is None:
-        raise MissingExtra("torch", "torch", why="a virtual GPU needs it")
+    _require_torch("a virtual GPU needs it")
     from gpuprobe.virtual import session
 
     with session.virtual_gpu(gpu, compute, conf=conf) as found:
         yield found
+
+
+def estimate(
+    step: Callable[[], Any],
+    gpu: str = "h100-80gb",
+    *,
+    steps: int = 3,
+    compute: str = "shapes",
+    conf: str | None = None,
+    ranks: int = 1,
+) -> Estimate:
+    """The memory that ``step`` would take on a GPU. None is needed.
+
+    ``step`` is called on a virtual GPU (see `virtual_gpu`). It builds its model there and
+    trains: either one function that does both, or one that returns the function for a single
+    step, which is then called ``steps`` times::
+
+        def build():
+            model = Model().cuda()
+            optimizer = torch.optim.AdamW(model.parameters())
+            def step():
+                loss = model(torch.randn(32, 1024, device="cuda")).mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return step
+
+        gpuprobe.estimate(build, gpu="a100-40gb")
+
+    ``compute``: ``"shapes"`` computes no values, ``"real"`` all of them. ``conf``: allocator
+    settings as in ``PYTORCH_CUDA_ALLOC_CONF``. ``ranks``: pretend to be one of so many processes.
+
+    Raises what `virtual_gpu` raises, UsageError where nothing was allocated on the device, and
+    what ``step`` raises; `ValueNeeded` where it needs a value that was not computed.
+    """
+    if steps < 1:
+        raise UsageError("at least one step is needed")
+
+    def run(session: Session, recorder: Any) -> int:
+        done = 0
+        current = step
+        while done < steps:
+            with recorder.step():
+                answer = current()
+            if callable(answer) and current is step and not done:
+                current = answer
+                answer = None
+                continue
+            del answer
+            done += 1
+        return done
+
+    unused = "build the model inside the function, on the device: Model().cuda()"
+    return _estimate(run, gpu, compute, conf, ranks, unused)
+
+
+def estimate_program(
+    program: Program,
+    gpu: str = "h100-80gb",
+    *,
+    steps: int = 3,
+    compute: str = "shapes",
+    conf: str | None = None,
+    ranks: int = 1,
+) -> Estimate:
+    """As `estimate`, for a whole program: it is stopped after ``steps`` optimizer steps, and the
+    result says so, since what comes later may need more.
+
+    With ``compute="shapes"`` numbers that the program reads are NaN, and the result says so.
+    Raises ProgramFailed where the program ends with an exception of its own, and `ValueNeeded`
+    where NaN may have led to that, or cannot stand for what it reads.
+    """
+    if steps < 1:
+        raise UsageError("at least one step is needed")
+
+    from gpuprobe.sampler.hooks.step_limit import Enough, limit
+
+    def run(session: Session, recorder: Any) -> int:
+        session.machine.unknown_as_nan = True
+        with limit(steps) as count:
+            try:
+                program.run()
+            except Enough:
+                session.machine.assume(
+                    f"stopped after step {count()} (--steps): what comes later, such as an "
+                    "evaluation or a checkpoint, was not run, and may need more"
+                )
+            except SystemExit as exit_:
+                if exit_.code not in (None, 0):
+                    text = f"the program ended with exit code {exit_.code}"
+                    raise _failed(session, text) from None
+            except GpuprobeError:
+                raise
+            except Exception as error:
+                text = f"the program failed: {type(error).__name__}"
+                raise _failed(session, text) from error
+        return count()
+
+    unused = (
+        "the program ran on the CPU: it has to move its model and data to the device where "
+        "torch.cuda.is_available(), or by an option of its own (after --)"
+    )
+    return _estimate(run, gpu, compute, conf, ranks, unused)
+
+
+def _failed(session: Session, text: str) -> ProgramFailed:
+    """The error for a program that ended with one of its own, which NaN may have led it to."""
+    given = session.machine.given_nan
+    if not given:
+        return ProgramFailed(text)
+    return ValueNeeded(
+        f"{text}; it was given NaN for a value that was not computed ({given}), and perhaps "
+        "needs the value",
+        hint="compute the values: --compute real, compute='real'",
+    )
+
+
+def _estimate(
+    run: Callable[[Session, Any], int],
+    gpu: str,
+    compute: str,
+    conf: str | None,
+    ranks: int,
+    unused: str,
+) -> Estimate:
+    """``unused``: what to do where nothing was allocated on the device."""
+    _require_torch("an estimate runs the training step")
+    from gpuprobe.allocator.recorder import TraceRecorder
+    from gpuprobe.api.recordings import load, scratch_recording, summary
+    from gpuprobe.api.watch import record
+    from gpuprobe.planning.figures import estimate_of
+    from gpuprobe.sampler.environment import as_rank
+    from gpuprobe.virtual.session import Session, machine_of
+
+    machine = machine_of(gpu, compute, conf, endless=True)
+    machine.ranks = ranks
+    taps = []
+    for device in machine.devices:
+        tap = TraceRecorder(device.sim, listen=False)
+        device.listeners.append(tap.on_event)
+        taps.append(tap)
+    with scratch_recording() as path:
+        recorder = record(path, level="trace", warn=lambda text: None, trace_steps="all")
+        session = Session(machine)
+        session.keep_stacks()
+        session.start()
+        try:
+            with as_rank(0, 0, ranks), recorder:
+                steps = run(session, recorder)
+        finally:
+            session.stop()
+        report = summary(load(path), top=1_000_000)
+    fullest = max(machine.devices, key=lambda device: device.sim.peak_reserved)
+    if not fullest.sim.peak_allocated:
+        raise UsageError("nothing was allocated on the GPU", hint=unused)
+    return estimate_of(machine, fullest, taps[fullest.index].trace(), report, steps)
+
+
+def fit_program(
+    script: str,
+    argument: str,
+    arguments: Sequence[str] = (),
+    *,
+    gpu: str = "h100-80gb",
+    least: int = 1,
+    most: int = 65536,
+    steps: int = 3,
+    compute: str = "shapes",
+    conf: str | None = None,
+    ranks: int = 1,
+    suggest: bool = True,
+    notify: Callable[[str], None] = lambda text: None,
+) -> Fit:
+    """Search for the largest value of ``argument`` with which the script fits.
+
+    Values from ``least`` to ``most`` are tried: doubled until one does not fit, then halved in
+    between. Where the program needs a value that ``compute="shapes"`` does not compute, all is
+    computed instead. ``suggest`` estimates changes to the run as well. ``notify`` gets a
+    line about every estimate. Raises what `estimate_program` raises at ``least``.
+    """
+    from gpuprobe.planning.fit import fit_script
+
+    _require_torch("an estimate runs the training step")
+    return fit_script(
+        script,
+        argument,
+        arguments,
+        gpu=gpu,
+        least=least,
+        most=most,
+        steps=steps,
+        compute=compute,
+        conf=conf,
+        ranks=ranks,
+        suggest=suggest,
+        notify=notify,
+    )
+
+
+def fit(
+    build: Callable[[int], Callable[[], Any]],
+    gpu: str = "h100-80gb",
+    *,
+    least: int = 1,
+    most: int = 65536,
+    steps: int = 3,
+    compute: str = "shapes",
+    conf: str | None = None,
+) -> Fit:
+    """As ``gpuprobe fit``, for a function: ``build(value)`` builds a model for that value, on the
+    device, and returns the function for one step (see `estimate`). In this process, and without
+    suggestions. Raises what `estimate` raises at ``least``.
+    """
+    from gpuprobe.model.plans.fit import Trial
+    from gpuprobe.model.values import Bytes
+    from gpuprobe.planning.search import check_bounds, fit_of, search
+
+    check_bounds(least, most)
+    of_gpu: dict[str, Any] = {}
+
+    def trial(value: int) -> Trial:
+        found = estimate(lambda: build(value), gpu, steps=steps, compute=compute, conf=conf)
+        of_gpu.update(gpu=found.gpu, capacity=found.capacity)
+        return Trial(
+            value, found.verdict, found.peak_allocated, Bytes(found.total_high), found.capacity
+        )
+
+    tried = search(trial, least, most)
+    return fit_of(
+        tried,
+        **of_gpu,
+        argument="value",
+        applied="as build(value)",
+        compute=compute,
+        least=least,
+        most=most,
+        suggestions=(),
+        not_tried=("changes to the run: `gpuprobe fit` tries them on scripts",),
+    )
+
+
+def trial() -> None:
+    """One estimate of `fit_program`, in a process of its own: see `gpuprobe.planning.trial`."""
+    from gpuprobe.planning.trial import answer
+
+    answer(estimate_program)
+
+
+def _require_torch(why: str) -> None:
+    if find_spec("torch") is None:
+        raise MissingExtra("torch", "torch", why=why)

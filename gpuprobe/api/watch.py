@@ -7,13 +7,14 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuprobe.errors import MissingExtra, UsageError
 from gpuprobe.model.text import visible
+from gpuprobe.sampler.hooks.wrapping import in_context
 
 if TYPE_CHECKING:
     from gpuprobe.api.hazards import FindingsSoFar
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
     from gpuprobe.model.trace import MemoryTrace
     from gpuprobe.recording.writer import RecordingWriter
     from gpuprobe.sampler.program import Program
-    from gpuprobe.sampler.recorder import Recorder
+    from gpuprobe.sampler.recorder import Recorder as Recorder
 
 __all__ = [
     "RunResult",
+    "as_rank",
     "default_output",
+    "in_context",
     "own_traceback",
     "program",
     "rank_count",
@@ -62,7 +65,7 @@ def record(
     Without `rec.step()` (or `rec.wrap`) a step ends at each ``optimizer.step()``. ``model`` and
     ``optimizer`` may be left out: they are found. ``level="counters"`` costs next to nothing;
     ``"trace"`` follows every allocation. ``trace_steps`` says of which steps, counted from 0:
-    ``"3,100-102"`` or ``"all"``; without it the first three, and those in which something odd
+    ``"3,100-102"`` or ``"all"``; without it the first three, and those in which something unusual
     happened (a new peak after the warm-up, a retry of the allocator). ``force`` replaces an
     existing recording. ``on_step`` gets every step's record when it has been written, from
     another thread; it may not raise.
@@ -85,12 +88,12 @@ def record(
     if level not in LEVELS:
         raise UsageError(f"unknown level {level!r}", hint=f"one of: {', '.join(LEVELS)}")
     if trace_steps:
-        chosen_steps(trace_steps)  # a bad one is said before anything is written
+        chosen_steps(trace_steps)  # a bad one is refused before anything is written
         level = "trace"
     rank, _, world_size = ranks()
     writer = RecordingWriter.create(Path(path), rank=rank, world_size=world_size, force=force)
     return Recorder(
-        writer if on_step is None else _Telling(writer, on_step),
+        writer if on_step is None else _Notifying(writer, on_step),
         model=model,
         optimizer=optimizer,
         level=level,
@@ -101,8 +104,8 @@ def record(
     )
 
 
-class _Telling:
-    """A recording's writer that tells of every step."""
+class _Notifying:
+    """A recording's writer that reports every step."""
 
     def __init__(self, writer: RecordingWriter, on_step: Callable[[Step], None]) -> None:
         self.session = writer.session
@@ -157,6 +160,13 @@ def default_output(name: str) -> Path:
         count += 1
         path = Path(f"{stem}.{count}.gpuprobe")
     return path
+
+
+def as_rank(rank: int, local_rank: int, world_size: int) -> AbstractContextManager[None]:
+    """Inside, what is recorded is of this rank, where ``world_size`` is above 1."""
+    from gpuprobe.sampler import environment  # 20 ms: it reads packages' metadata
+
+    return environment.as_rank(rank, local_rank, world_size)
 
 
 def rank_count() -> int:
@@ -232,7 +242,7 @@ def run(
             from gpuprobe.api.hazards import detect_hazards
 
             found = stack.enter_context(detect_hazards())
-            on_step = _tell_findings(SoFar(), on_step, lambda finding: recorder.found(finding))
+            on_step = _with_findings(SoFar(), on_step, lambda finding: recorder.found(finding))
         recorder = record(
             output, level=level, force=force, warn=warn, trace_steps=trace_steps, on_step=on_step
         )
@@ -251,18 +261,18 @@ def run(
     return RunResult(code, error, started, found)
 
 
-def _tell_findings(
-    so_far: FindingsSoFar, on_step: Callable[[Step], None] | None, tell: Callable[[Finding], None]
+def _with_findings(
+    so_far: FindingsSoFar, on_step: Callable[[Step], None] | None, notify: Callable[[Finding], None]
 ) -> Callable[[Step], None]:
-    """An ``on_step`` that also tells of what was found since the step before."""
+    """An ``on_step`` that also reports what was found since the step before."""
 
-    def told(step: Step) -> None:
+    def with_findings(step: Step) -> None:
         for finding in so_far.news():
-            tell(finding)
+            notify(finding)
         if on_step is not None:
             on_step(step)
 
-    return told
+    return with_findings
 
 
 def _exit_code(exit_: SystemExit) -> tuple[int, BaseException | None]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpuprobe.api.watch import default_output, record
+from gpuprobe.api.watch import as_rank, default_output, record
 
 if TYPE_CHECKING:
-    from gpuprobe.sampler.recorder import Recorder
+    from gpuprobe.api.watch import Recorder
 
 __all__ = ["WatchedRun"]
 
@@ -48,7 +46,8 @@ class WatchedRun:
         world size), where the environment does not have them. Raises what `record` raises.
         """
         self.finish()
-        with _as_rank(ranks):
+        known = "RANK" in os.environ  # torchrun has said it
+        with as_rank(*(ranks if ranks is not None and not known else (0, 0, 1))):
             path = default_output(self._name) if self._path is None else self._path
             recorder = record(path, model, optimizer, **self._options)
             recorder.__enter__()
@@ -63,22 +62,3 @@ class WatchedRun:
         if recorder is not None:
             atexit.unregister(self.finish)
             recorder.finish(error)
-
-
-@contextmanager
-def _as_rank(ranks: tuple[int, int, int] | None) -> Iterator[None]:
-    """Show the ranks the way torchrun does, where nobody has; and take that back again."""
-    if ranks is None or ranks[2] <= 1 or "RANK" in os.environ:
-        yield
-        return
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(zip(names, map(str, ranks), strict=True))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

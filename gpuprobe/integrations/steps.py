@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
+from gpuprobe.api.watch import in_context
 from gpuprobe.integrations.session import WatchedRun
-from gpuprobe.sampler.hooks.wrapping import in_context
 
 __all__ = ["watch_steps"]
 

@@ -27,24 +27,24 @@ def prepare(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
             item.stash[METER] = Meter(item, limits_of(item), devices)
     except GpuprobeError as error:
         if not hasattr(config, "workerinput"):
-            raise pytest.UsageError(_told(error)) from None
-        config.pluginmanager.register(_Refusal(items, _told(error)), "gpuprobe-tests")
+            raise pytest.UsageError(_worded(error)) from None
+        config.pluginmanager.register(_Refusal(items, _worded(error)), "gpuprobe-tests")
         return
     config.pluginmanager.register(_Hooks(devices), "gpuprobe-tests")
 
 
 def _gpu(config: pytest.Config) -> tuple[str, str]:
     """The virtual GPU that is asked for, "" where none is, and the one to take without CUDA."""
-    from gpuprobe.api.config import read_project
-    from gpuprobe.virtual.catalogue.gpus import parse_spec
+    from gpuprobe.api.check import read_project
+    from gpuprobe.api.virtual import check_gpu
 
     asked = config.getoption("--gpuprobe-virtual")
     otherwise = asked or read_project(config.rootpath).gpu or "h100-80gb"
-    parse_spec(otherwise)  # a name that is unknown is said before anything runs
+    check_gpu(otherwise)  # before anything runs
     return asked, otherwise
 
 
-def _told(error: GpuprobeError) -> str:
+def _worded(error: GpuprobeError) -> str:
     return f"gpuprobe: {error}" + (f"\n  hint: {error.hint}" if error.hint else "")
 
 
@@ -70,7 +70,7 @@ class _Hooks:
             try:
                 meter.enter()
             except GpuprobeError as error:
-                pytest.fail(_told(error), pytrace=False)
+                pytest.fail(_worded(error), pytrace=False)
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -86,7 +86,7 @@ class _Hooks:
         try:
             problems = list(meter.problems())
         except GpuprobeError as error:
-            pytest.fail(_told(error), pytrace=False)
+            pytest.fail(_worded(error), pytrace=False)
         if problems:
             pytest.fail("GPU memory: " + "\n".join(problems), pytrace=False)
         return result

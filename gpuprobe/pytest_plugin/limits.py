@@ -12,7 +12,7 @@ from gpuprobe.errors import ConfigError
 if TYPE_CHECKING:
     import pytest
 
-    from gpuprobe.analysis.baseline import Tolerance
+    from gpuprobe.api.check import Tolerance
 
 __all__ = ["Limits", "limits_of", "size_of"]
 
@@ -89,8 +89,7 @@ def _regression(amount: Any) -> dict[str, Tolerance] | None:
         return None
     from dataclasses import replace
 
-    from gpuprobe.analysis.baseline import METRICS
-    from gpuprobe.api.check import tolerances
+    from gpuprobe.api.check import METRICS, tolerances
 
     found = tolerances([f"{name}={amount}" for name in ("peak_allocated", "peak_reserved")])
     # Reserved memory moves in whole segments: a small share of a small test is less than one.

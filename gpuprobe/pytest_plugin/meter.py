@@ -120,9 +120,9 @@ class Meter:
         """The test's own run."""
         import torch
 
-        from gpuprobe.analysis.baseline import baseline_of
+        from gpuprobe.api.check import recorded
         from gpuprobe.api.hazards import detect_hazards
-        from gpuprobe.api.recordings import load, scratch_recording
+        from gpuprobe.api.recordings import scratch_recording
         from gpuprobe.api.watch import record
 
         limits = self._limits
@@ -145,7 +145,7 @@ class Meter:
                 virtual = self._devices.virtual
                 device = f"virtual {virtual}" if virtual else ""
                 root = str(self._item.config.rootpath)
-                self._baseline = baseline_of(load(path), device=device, root=root)
+                self._baseline = recorded(path, device=device, root=root)
         torch._C._cuda_clearCublasWorkspaces()
         now = _settled(self._start)
         self._left = sum(max(0, b - a) for a, b in zip(self._start, now, strict=True))
@@ -260,7 +260,7 @@ def _allocated() -> list[int]:
 
 
 def _settled(expected: Sequence[int] | None = None) -> list[int]:
-    """`_allocated` without what only garbage holds. Nothing is collected, for 70 ms beside torch,
+    """`_allocated` without what only garbage holds. Nothing is collected (70 ms, with torch loaded)
     where no device has more than ``expected``, default nothing.
     """
     found = _allocated()

@@ -7,7 +7,8 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from gpuprobe._version import __version__
 from gpuprobe.model.run.session import Environment, Session
 from gpuprobe.model.values import Bytes, Unavailable
 
-__all__ = ["allocator_conf", "describe", "ranks", "session"]
+__all__ = ["allocator_conf", "as_rank", "describe", "ranks", "session"]
 
 
 def allocator_conf(environ: Mapping[str, str] = os.environ) -> str:
@@ -35,6 +36,23 @@ def ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int]:
         return int(text) if text.isdecimal() else default
 
     return number("RANK", 0), number("LOCAL_RANK", 0), max(1, number("WORLD_SIZE", 1))
+
+
+@contextmanager
+def as_rank(rank: int, local_rank: int, world_size: int) -> Iterator[None]:
+    """Inside, the environment has these ranks as ``torchrun`` sets them; not for a single one."""
+    values = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": world_size}
+    before = {name: os.environ.get(name) for name in values}
+    if world_size > 1:
+        os.environ.update({name: str(value) for name, value in values.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def describe() -> Environment:

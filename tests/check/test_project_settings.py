@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprobe.analysis.baseline import METRICS, Baseline, Tolerance, check_baseline, dumps, loads
-from gpuprobe.api.check_plan import baseline_path, plan, tolerances
-from gpuprobe.api.config import ProjectSettings, read_project, tolerance_of
 from gpuprobe.errors import ConfigError, UsageError
+from gpuprobe.gate.plan import baseline_path, plan, tolerances
+from gpuprobe.gate.project import ProjectSettings, read_project, tolerance_of
 
 ALL = """\
 [project]

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuprobe
-from gpuprobe.api.fit import Way, _search, way
-from gpuprobe.api.fit_trial import with_constant, with_option
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.fit import Trial
 from gpuprobe.model.values import Bytes
+from gpuprobe.planning.argument import Way, way, with_constant, with_option
+from gpuprobe.planning.search import search
 
 SCRIPT = """
 import argparse
@@ -82,7 +82,7 @@ def test_the_search_finds_the_border(
         verdict = "fits" if fits else "does not fit"
         return Trial(value, verdict, Bytes(need), Bytes(need), Bytes(1000 + slope * limit))
 
-    found = _search(trial, least, most, coarse=coarse)
+    found = search(trial, least, most, coarse=coarse)
     assert all(least <= value <= most for value in found)
     fitting = [value for value, item in found.items() if item.fits]
     largest = min(limit, most)
@@ -100,7 +100,7 @@ def test_the_search_ends_where_runs_fail() -> None:
         failed = "" if value <= 37 else "the program failed"
         return Trial(value, "fits" if not failed else "", Bytes(1), Bytes(1), Bytes(2), failed)
 
-    found = _search(trial, 1, 1000)
+    found = search(trial, 1, 1000)
     assert max(value for value, item in found.items() if item.fits) == 37
 
 

@@ -20,8 +20,8 @@ import torch
 
 from gpuprobe.analysis.baseline import CheckResult, dumps
 from gpuprobe.api.check import compare_as_planned, measure_as_planned, read_baseline
-from gpuprobe.api.check_plan import plan
-from gpuprobe.api.config import read_project
+from gpuprobe.gate.plan import plan
+from gpuprobe.gate.project import read_project
 from gpuprobe.reporters.json import check as check_json
 
 SAMPLE = Path(__file__).parent / "sample_project"

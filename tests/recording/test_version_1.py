@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from gpuprobe.analysis.baseline import loads as load_baseline
-from gpuprobe.api.html import read_hazards
+from gpuprobe.api.views import read_hazards
 from gpuprobe.hazards.known import loads as load_known
 from gpuprobe.model.codec import from_plain, to_plain
 from gpuprobe.model.findings import Finding, Fix, Level

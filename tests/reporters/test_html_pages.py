@@ -20,7 +20,7 @@ from report_builders import MIB, recording, session, step, trace
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
 from gpuprobe.analysis.compare.diff import DiffRow
-from gpuprobe.api import html
+from gpuprobe.api import views
 from gpuprobe.api.recordings import diff, report
 from gpuprobe.cli import main
 from gpuprobe.errors import DataError, UsageError
@@ -62,7 +62,7 @@ def made(name: str = "model.py", **changes: Any) -> Any:
 
 
 def page_of(recorded_: Any, tmp_path: Path, **more: Any) -> Page:
-    html.write_report(recorded_, tmp_path / "page.html", force=True, **more)
+    views.write_report(recorded_, tmp_path / "page.html", force=True, **more)
     return Page((tmp_path / "page.html").read_text("utf-8"))
 
 
@@ -242,7 +242,7 @@ def test_a_diff_is_the_document(tmp_path: Path) -> None:
         [("/home/u/project/model.py:1", 90 * MIB, Category.ACTIVATION)], step=0, before=2 * MIB
     )
     after = recording([step(0, {"backward": 92 * MIB})], [grown])
-    html.write_diff(before, after, tmp_path / "diff.html")
+    views.write_diff(before, after, tmp_path / "diff.html")
     page = Page((tmp_path / "diff.html").read_text("utf-8"))
     document = diff_json.document(diff(before, after))
     assert page.data["diff"] == document
@@ -251,7 +251,7 @@ def test_a_diff_is_the_document(tmp_path: Path) -> None:
         assert said in page.text
     assert len(set(page.ids())) == len(page.ids())
     with pytest.raises(UsageError, match="exists"):
-        html.write_diff(before, after, tmp_path / "diff.html")
+        views.write_diff(before, after, tmp_path / "diff.html")
 
 
 def test_bars_of_a_diff_are_drawn() -> None:
@@ -288,8 +288,8 @@ def check(*, ok: bool, mismatches: tuple[str, ...] = ()) -> CheckResult:
 @pytest.mark.parametrize("ok", [True, False])
 def test_a_check_is_the_document(ok: bool, tmp_path: Path) -> None:
     result = check(ok=ok)
-    path = html.write_check(result, tmp_path / "check.html", title=HOSTILE)
-    html.write_check(result, tmp_path / "check.html", title=HOSTILE)  # the next run's
+    path = views.write_check(result, tmp_path / "check.html", title=HOSTILE)
+    views.write_check(result, tmp_path / "check.html", title=HOSTILE)  # the next run's
     page = Page(path.read_text("utf-8"))
     assert page.data["check"] == json.loads(json.dumps(check_json.document(result)))
     assert ("Memory is within the baseline." in page.text) == ok
@@ -332,7 +332,7 @@ def test_the_commands(
     assert main(["report", "a.gpuprobe", "--html", "b.html", "--hazards", "none.json"]) == 2
     Path("h.json").write_text("{}")
     with pytest.raises(DataError, match="no hazards document"):
-        html.read_hazards("h.json")
+        views.read_hazards("h.json")
     assert main(["report", "a.gpuprobe", "--html", "b.html", "--hazards", "h.json"]) == 4
     assert not Path("b.html").exists()
 
@@ -340,7 +340,7 @@ def test_the_commands(
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium")
 @pytest.mark.parametrize("width", [400, 1280])
 def test_a_browser_draws_it_without_complaint(width: int, tmp_path: Path) -> None:
-    html.write_report(made(HOSTILE), tmp_path / "page.html", hazards=hazards())
+    views.write_report(made(HOSTILE), tmp_path / "page.html", hazards=hazards())
     done = subprocess.run(
         ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
          f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900",

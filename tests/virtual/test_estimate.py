@@ -16,7 +16,7 @@ import torch
 
 import gpuprobe
 from gpuprobe.api import watch
-from gpuprobe.api.estimate import estimate_program
+from gpuprobe.api.virtual import estimate_program
 from gpuprobe.errors import ConfigError, UsageError, ValueNeeded
 from gpuprobe.model.plans.estimate import FITS, NOT, WITHIN_MARGIN
 

@@ -36,9 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api.check import ensure_writable, read_baseline, write_baseline
-    from gpuprobe.api.check_plan import baseline_path, tolerances
-    from gpuprobe.api.config import read_project
+    from gpuprobe.api.check import (
+        baseline_path,
+        ensure_writable,
+        read_baseline,
+        read_project,
+        tolerances,
+        write_baseline,
+    )
     from gpuprobe.cli.parser import _Parser, own_options_first
 
     if not args.words:

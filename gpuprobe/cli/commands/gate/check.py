@@ -90,7 +90,7 @@ def add_script(parser: argparse.ArgumentParser) -> None:
 
 def planned(args: argparse.Namespace, *, before: Any, project: Any, **more: Any) -> Any:
     """What is to be run or read, from the options, the baseline and the project's file."""
-    from gpuprobe.api.check_plan import plan
+    from gpuprobe.api.check import plan
 
     own = args.target == PROJECTS_OWN
     command = [] if args.target is None or own else [args.target, *args.args]
@@ -122,9 +122,14 @@ def measured(plan: Any) -> Any:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api.check import compare_as_planned, ensure_writable, read_baseline
-    from gpuprobe.api.check_plan import baseline_path, tolerances
-    from gpuprobe.api.config import read_project
+    from gpuprobe.api.check import (
+        baseline_path,
+        compare_as_planned,
+        ensure_writable,
+        read_baseline,
+        read_project,
+        tolerances,
+    )
 
     accepted = tolerances(args.tolerance)
     project = read_project()
@@ -146,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
         with args.junit.open("w", encoding="utf-8") as stream:
             junit.write(found, stream, suite="memory", passed=passed)
     if args.html is not None:
-        from gpuprobe.api.html import write_check
+        from gpuprobe.api.views import write_check
 
         write_check(result, args.html, title=args.target or args.html.name)
     if args.annotations is not None:

@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.exporter.export import ExportSettings, export, export_once
+    from gpuprobe.api.export import ExportSettings, export, export_once
 
     if not (args.prometheus or args.textfile or args.otlp):
         raise UsageError(

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gpuprobe.api import watch
-    from gpuprobe.api.estimate import estimate_program
+    from gpuprobe.api.virtual import estimate_program
 
     if args.module is not None:
         if not args.module:

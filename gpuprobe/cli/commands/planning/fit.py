@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api.fit import fit_program
+    from gpuprobe.api.virtual import fit_program
     from gpuprobe.reporters.json import fit as fit_json
     from gpuprobe.reporters.sections.plans import fit_sections
     from gpuprobe.reporters.text import draw as text
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if args.script is None:
         raise UsageError("nothing to run", hint="gpuprobe fit SCRIPT --gpu GPU --arg batch_size")
 
-    def tell(message: str) -> None:
+    def notify(message: str) -> None:
         if not args.quiet:
             talk.say(f"gpuprobe: {message}")
 
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         conf=args.conf,
         ranks=args.ranks,
         suggest=not args.no_suggestions,
-        tell=tell,
+        notify=notify,
     )
     if args.json:
         fit_json.write(found, sys.stdout)

@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.html is not None:
-        from gpuprobe.api.html import write_diff
         from gpuprobe.api.recordings import load
+        from gpuprobe.api.views import write_diff
 
         written = write_diff(load(args.before), load(args.after), args.html, force=args.force)
         talk.say(f"wrote {visible(str(written))}")

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from gpuprobe.api.recordings import load, summary
-from gpuprobe.api.views import VIEWS
+from gpuprobe.api.views import VIEWS, read_hazards, write_report
 from gpuprobe.cli import exit_codes, talk
 from gpuprobe.errors import UsageError
 from gpuprobe.model.text import visible
@@ -38,10 +38,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--hazards is for the page that --html writes")
     recording = load(args.recording)
     if args.html is not None:
-        from gpuprobe.api import html
-
-        hazards = None if args.hazards is None else html.read_hazards(args.hazards)
-        for written in html.write_report(recording, args.html, hazards=hazards, force=args.force):
+        hazards = None if args.hazards is None else read_hazards(args.hazards)
+        for written in write_report(recording, args.html, hazards=hazards, force=args.force):
             talk.say(f"wrote {visible(str(written))}")
     wanted = [(write, getattr(args, name)) for name, write in VIEWS.items() if getattr(args, name)]
     for write, path in wanted:

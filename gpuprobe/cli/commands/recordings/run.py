@@ -21,8 +21,7 @@ from gpuprobe.model.text import visible
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpuprobe.hazards.known import KnownFinding
-    from gpuprobe.hazards.results import Hazards
+    from gpuprobe.api.hazards import Hazards, KnownFinding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -156,24 +155,24 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         _summarize(where)
     if result.hazards is not None:
-        code = _judge_hazards(args, result.hazards, known, code)
+        code = _report_and_compare(args, result.hazards, known, code)
     return code
 
 
-def _judge_hazards(
+def _report_and_compare(
     args: argparse.Namespace, found: Hazards, known: Sequence[KnownFinding] | None, code: int
 ) -> int:
-    from gpuprobe.api import hazards_baseline
+    from gpuprobe.api.hazards import compare_known, write_known
 
     if known is not None:
-        found.comparison = hazards_baseline.compare(known, found.findings)
+        found.comparison = compare_known(known, found.findings)
     _report_hazards(args, found)
     if args.hazards_baseline_update:
         shown = os.path.relpath(args.hazards_baseline)
         if code != exit_codes.OK:
             talk.warning(f"{shown} is left as it is: the program failed")
             return code
-        hazards_baseline.write_known(found.findings, args.hazards_baseline)
+        write_known(found.findings, args.hazards_baseline)
         talk.say(f"gpuprobe: {len(found.findings)} findings are known now: {shown}")
         return code
     bad = found.races if found.comparison is None else found.comparison.new
@@ -201,7 +200,7 @@ def _known(args: argparse.Namespace) -> Sequence[KnownFinding] | None:
         if args.hazards_baseline_update:
             raise UsageError("--hazards-baseline-update needs --hazards-baseline FILE")
         return None
-    from gpuprobe.api.hazards_baseline import ensure_replaceable, read_known
+    from gpuprobe.api.hazards import ensure_replaceable, read_known
 
     if args.hazards_baseline_update:
         ensure_replaceable(args.hazards_baseline)

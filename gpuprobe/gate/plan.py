@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from gpuprobe.api.config import ProjectSettings, tolerance_of
 from gpuprobe.errors import ConfigError, UsageError
+from gpuprobe.gate.project import ProjectSettings, tolerance_of
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Baseline, Setting, Tolerance

@@ -1,0 +1,1 @@
+"""What would happen on a GPU that is not here: the figures of an estimate, the search of a fit."""

@@ -1,0 +1,103 @@
+"""How a value reaches a script: as one of its options, or in place of a constant of its."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gpuprobe.errors import ProgramFailed, UsageError
+
+__all__ = ["Way", "way", "with_constant", "with_option"]
+
+
+class Way(NamedTuple):
+    """How a value reaches the program: as an ``option`` of its, or in place of a ``constant`` that
+    it assigns at its top level.
+    """
+
+    option: str = ""
+    constant: str = ""
+
+    @property
+    def words(self) -> str:
+        if self.option:
+            return f"as the option {self.option}"
+        return f"in place of the constant {self.constant}"
+
+
+def way(script: str, argument: str, arguments: Sequence[str] = ()) -> Way:
+    """Where a program takes ``argument`` from: an option of its (``batch_size`` stands for
+    ``--batch-size`` and ``--batch_size``), or a number assigned at its top level (``batch_size``,
+    ``BATCH_SIZE``).
+
+    Raises UsageError where it has neither; the message names what it has.
+    """
+    path = Path(script)
+    try:
+        source = path.read_text(encoding="utf-8")
+        tree = ast.parse(source)
+    except OSError as error:
+        raise UsageError(f"cannot read {script}: {error.strerror}") from None
+    except (SyntaxError, ValueError) as error:
+        raise ProgramFailed(f"{script} is not Python: {error}") from None
+    bare = argument.lstrip("-")
+    wanted = {argument, f"--{bare}", f"--{bare.replace('_', '-')}", f"--{bare.replace('-', '_')}"}
+    given = {word.partition("=")[0] for word in arguments}
+    options = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.fullmatch(r"--?[A-Za-z][\w-]*", node.value)
+    }
+    for option in sorted(wanted & (options | given)):
+        return Way(option=option)
+    names = [
+        target.id
+        for node in tree.body
+        if isinstance(node, (ast.Assign, ast.AnnAssign))
+        and isinstance(node.value, ast.Constant)
+        and type(node.value.value) is int
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    ]
+    plain = bare.replace("-", "_")
+    for name in (plain, plain.upper()):
+        if name in names:
+            return Way(constant=name)
+    has = sorted({*options, *names})
+    near = difflib.get_close_matches(bare, has, n=3, cutoff=0.4)
+    raise UsageError(
+        f"{script} has no option --{bare.replace('_', '-')} and no top-level number {plain}",
+        hint=f"it has {', '.join(near)}" if near else "name an option of the script's",
+    )
+
+
+def with_option(arguments: list[str], option: str, value: int) -> list[str]:
+    """``arguments`` with the option's value replaced, or added at the end."""
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == option:
+            next(words, None)
+        elif not word.startswith(f"{option}="):
+            kept.append(word)
+    return [*kept, option, str(value)]
+
+
+def with_constant(source: str, name: str, value: int) -> ast.Module:
+    """The program with another number assigned to ``name`` at its top level."""
+    tree = ast.parse(source)
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            assert isinstance(node, (ast.Assign, ast.AnnAssign))
+            if isinstance(node.value, ast.Constant):
+                node.value = ast.copy_location(ast.Constant(value), node.value)
+    return tree

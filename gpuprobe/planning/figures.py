@@ -1,0 +1,125 @@
+"""The figures of an estimate."""
+
+from __future__ import annotations
+
+from gpuprobe.allocator.replays.replay import replay_trace
+from gpuprobe.allocator.replays.whatif import what_if
+from gpuprobe.model.plans.estimate import FITS, NOT, WITHIN_MARGIN, Estimate, Share
+from gpuprobe.model.report import Report, Table
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.values import Bytes, Unavailable, available
+from gpuprobe.virtual.device import VirtualDevice
+from gpuprobe.virtual.machine import Machine
+
+__all__ = ["estimate_of"]
+
+_NOT_MODELLED = (
+    "workspaces that cuDNN picks for convolutions",
+    "kernels outside torch's dispatcher: custom CUDA extensions, Triton, NCCL's buffers",
+    "other processes on the same GPU",
+)
+
+_MARGIN = 0.02
+"""Of the reserved memory: what the estimate may be off by where nothing else is known. Twice the
+worst error that the project's accuracy goal allows."""
+
+
+_NOTEWORTHY = 0.01
+"""Of the highest end of a step: by how much the last one is above the one before."""
+
+
+def estimate_of(
+    machine: Machine,
+    device: VirtualDevice,
+    trace: MemoryTrace,
+    report: Report,
+    steps: int,
+) -> Estimate:
+    """What a run needs, from the virtual device that it filled most, the ``trace`` of that
+    device, and the report of its recording.
+    """
+    model = device.model
+    recorded = replay_trace(trace)
+    free = what_if(trace, recorded, machine.settings)
+    low = min(free.peak_reserved.least, device.sim.peak_reserved)
+    high = max(free.peak_reserved.most, device.sim.peak_reserved)
+    verdict = FITS
+    if high + _MARGIN * high + model.context_high > model.total_memory:
+        # Cached memory is given back when the device is full: only a simulation tells.
+        worst = what_if(
+            trace, recorded, machine.settings, capacity=model.total_memory - model.context_high
+        )
+        best = what_if(
+            trace, recorded, machine.settings, capacity=model.total_memory - model.context_low
+        )
+        tight = device.sim.peak_allocated * (1 + _MARGIN) + model.context_high
+        if best.would_oom == best.orders:
+            verdict = NOT
+        elif worst.would_oom or tight > model.total_memory:
+            verdict = WITHIN_MARGIN
+    growing = _growing(report, f"cuda:{device.index}")
+    if growing and verdict != NOT:
+        peak_with_context = device.sim.peak_allocated + model.context_high
+        left = max(0, model.total_memory - peak_with_context) // growing
+        machine.assume(
+            f"that memory does not go on growing: the last step left {human_bytes(growing)} more "
+            f"behind than it found; if every step does, the GPU is full in about {left + 1} more"
+        )
+    return Estimate(
+        gpu=model.name,
+        devices=len(machine.devices),
+        steps=steps,
+        peak_allocated=Bytes(device.sim.peak_allocated),
+        peak_reserved=Bytes(device.sim.peak_reserved),
+        reserved_low=Bytes(low),
+        reserved_high=Bytes(high),
+        context_low=Bytes(model.context_low),
+        context_high=Bytes(model.context_high),
+        capacity=Bytes(model.total_memory),
+        verdict=verdict,
+        attributed=Bytes(_traced(report)),
+        by_category=_shares(report.categories),
+        by_module=_shares(report.top_modules),
+        by_line=_shares(report.top_lines),
+        assumed=tuple(
+            text if count == 1 else f"{text} ({count} times)"
+            for text, count in machine.assumed.items()
+        ),
+        not_modelled=_NOT_MODELLED,
+        settings=machine.settings.conf,
+        ranks=machine.ranks,
+    )
+
+
+def _traced(report: Report) -> int:
+    """What the tables sum to: the peak, or where its step has no trace the highest that has."""
+    if not isinstance(report.peak.traced, Unavailable):
+        return report.peak.traced
+    table = report.top_lines
+    return 0 if isinstance(table, Unavailable) else available(table.total, 0)
+
+
+def _growing(report: Report, device: str) -> int:
+    """Bytes by which the end of the last step is above that of the step before, where that is
+    worth a word; 0 where it is not. The first step is none to compare with: optimizers make
+    their state in it.
+    """
+    ends = [
+        window.end.allocated
+        for row in report.steps.rows
+        if row.step.ended_by != "end"
+        for window in row.step.windows
+        if window.device == device
+    ]
+    known = [end for end in ends if isinstance(end, int)]
+    if len(ends) < 3 or len(known) < len(ends):
+        return 0
+    grown = known[-1] - known[-2]
+    return grown if grown > _NOTEWORTHY * max(known) else 0
+
+
+def _shares(table: Table | Unavailable) -> tuple[Share, ...]:
+    if isinstance(table, Unavailable):
+        return ()
+    return tuple(Share(str(row.key), Bytes(row.bytes)) for row in table.rows)

@@ -1,0 +1,93 @@
+"""The largest value that fits, by as few estimates as it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from gpuprobe.errors import UsageError
+from gpuprobe.model.plans.fit import Fit, Trial
+
+__all__ = ["check_bounds", "fit_of", "search"]
+
+_NARROW: Final = 24  # estimates of one search at most; 2^24 values are told apart by as many
+
+
+def check_bounds(least: int, most: int) -> None:
+    """Raises UsageError where no value lies between them."""
+    if not 1 <= least <= most:
+        raise UsageError(f"from {least} to {most} there is no value")
+
+
+def fit_of(tried: Mapping[int, Trial], **rest: Any) -> Fit:
+    """The answer of a `search`; ``rest`` are the fields of `Fit` that the trials do not give."""
+    trials = tuple(sorted(tried.values(), key=lambda item: item.value))
+    fitting = [item for item in trials if item.fits]
+    largest = fitting[-1].value if fitting else None
+    return Fit(
+        largest=largest,
+        proof=fitting[-1] if fitting else None,
+        beyond=next((t for t in trials if largest is not None and t.value > largest), None),
+        trials=trials,
+        unusual=_falling([item for item in trials if not item.failed]),
+        **rest,
+    )
+
+
+def _falling(trials: Sequence[Trial]) -> tuple[int, ...]:
+    """Values with more than a hundredth less need than the value before: that much is the
+    allocator's rounding.
+    """
+    return tuple(
+        after.value for before, after in pairwise(trials) if after.needed < 0.99 * before.needed
+    )
+
+
+def search(
+    trial: Callable[[int], Trial],
+    least: int,
+    most: int,
+    known: dict[int, Trial] | None = None,
+    coarse: int = 0,
+) -> dict[int, Trial]:
+    """Estimates by value: among them the largest that fits and the one above it, if there is.
+
+    Up in doubling steps, then between the bounds: where the straight line through the two needs
+    meets the GPU's memory, and by halves, in turn. ``coarse``: stop when the bounds are within
+    this part of the lower one (100: a hundredth).
+    """
+    tried = dict(known or {})
+
+    def at(value: int) -> Trial:
+        if value not in tried:
+            tried[value] = trial(value)
+        return tried[value]
+
+    low = high = least
+    while at(high).fits and high < most and len(tried) < _NARROW:
+        low, high = high, min(most, high * 2)
+    halve = False
+    while not at(high).fits and high - low > max(1, low // coarse if coarse else 1):
+        if len(tried) >= _NARROW:
+            break
+        step = max(1, low // coarse if coarse else 1)
+        middle = (low + high) // 2 if halve else _between(tried, low, high, step)
+        halve = not halve
+        if at(middle).fits:
+            low = middle
+        else:
+            high = middle
+    return tried
+
+
+def _between(tried: dict[int, Trial], low: int, high: int, step: int) -> int:
+    """A value between two bounds: where the straight line through the two needs meets the
+    GPU's memory, kept ``step`` off the bounds so that the interval shrinks.
+    """
+    one, other = tried[low], tried[high]
+    half = (low + high) // 2
+    if other.failed or other.needed <= one.needed:
+        return half
+    guess = low + (one.capacity - one.needed) * (high - low) // (other.needed - one.needed)
+    return max(min(max(guess, low + step), high - step), low + 1)

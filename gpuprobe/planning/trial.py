@@ -1,0 +1,65 @@
+"""One estimate of a changed run, in the process that `gpuprobe.planning.fit` starts for it.
+
+The order comes as JSON in the first argument; the answer, the last line of stdout, is the
+estimate's document, or ``{"error": text}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpuprobe.errors import GpuprobeError, ValueNeeded
+from gpuprobe.model.plans.estimate import Estimate
+from gpuprobe.planning.argument import with_constant, with_option
+from gpuprobe.reporters.json import estimate as estimate_json
+from gpuprobe.sampler.program import load_script
+
+__all__ = ["answer"]
+
+
+def answer(estimate: Callable[..., Estimate]) -> None:
+    """Do what the order says, with `gpuprobe.api.virtual.estimate_program`."""
+    out = os.dup(1)
+    os.dup2(2, 1)  # what the program prints, from C too, is not the answer
+    with contextlib.redirect_stdout(sys.stderr):
+        found = _estimate(json.loads(sys.argv[1]), estimate)
+    with os.fdopen(out, "w") as stream:
+        stream.write("\n" + json.dumps(found) + "\n")
+
+
+def _estimate(order: dict[str, Any], estimate: Callable[..., Estimate]) -> dict[str, Any]:
+    """The document of the estimate that ``order`` (a case and a value) describes."""
+    arguments, script = list(order["arguments"]), order["script"]
+    way = order["way"]
+    if way["option"]:
+        arguments = with_option(arguments, way["option"], order["value"])
+    program = load_script(script, arguments)
+    if way["constant"]:
+        source = Path(script).read_text(encoding="utf-8")
+        tree = with_constant(source, way["constant"], order["value"])
+        program.code = compile(tree, program.file, "exec", dont_inherit=True)
+    if order["change"] not in ("", "expandable"):
+        from gpuprobe.virtual.changes import apply
+
+        apply(order["change"])
+    try:
+        found = estimate(
+            program,
+            order["gpu"],
+            steps=order["steps"] * (2 if order["change"] == "accumulate" else 1),
+            compute=order["compute"],
+            conf=order["conf"],
+            ranks=order["ranks"],
+        )
+    except GpuprobeError as error:
+        cause = error.__cause__
+        plain = cause is None or isinstance(error, ValueNeeded)
+        text = f"{error}" if plain else f"{type(cause).__name__}: {cause}"
+        return {"error": text}
+    return estimate_json.document(found)
