@@ -48,12 +48,10 @@ __all__ = [
     "write_baseline",
 ]
 
-StrPath = str | os.PathLike[str]
-
 
 def check(
-    recording: Recording | StrPath,
-    baseline: Baseline | StrPath,
+    recording: Recording | str | os.PathLike[str],
+    baseline: Baseline | str | os.PathLike[str],
     *,
     device: str = "",
     tolerance: Mapping[str, Tolerance] | None = None,
@@ -71,7 +69,7 @@ def check(
     return check_baseline(before, baseline_of(found, device=device), tolerance)
 
 
-def recorded(path: StrPath, *, device: str = "", root: str = "") -> Baseline:
+def recorded(path: str | os.PathLike[str], *, device: str = "", root: str = "") -> Baseline:
     """What a recording stands for. ``device`` names the GPU in words; ``root`` is the project's
     folder, which file names are relative to. Raises what `load` raises.
     """

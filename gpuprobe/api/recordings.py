@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["diff", "load", "replay", "report", "scratch_recording", "summary"]
 
-StrPath = str | os.PathLike[str]
-
 
 @contextmanager
 def scratch_recording() -> Iterator[Path]:
@@ -38,7 +36,7 @@ def scratch_recording() -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def load(path: StrPath) -> Recording:
+def load(path: str | os.PathLike[str]) -> Recording:
     """Read a recording (a directory) or a torch memory snapshot (a ``.pickle`` file).
 
     A snapshot is parsed, never executed: nothing in it can run. A recording may still be being
@@ -78,7 +76,9 @@ def summary(recording: Recording, *, top: int = 10) -> Report:
         return summarize(recording, top=top, is_running=is_alive)
 
 
-def diff(before: Recording | StrPath, after: Recording | StrPath) -> Diff:
+def diff(
+    before: Recording | str | os.PathLike[str], after: Recording | str | os.PathLike[str]
+) -> Diff:
     """Say what changed between the peaks of two recordings or torch snapshots, given as
     recordings or as paths.
 
@@ -95,12 +95,12 @@ def diff(before: Recording | StrPath, after: Recording | StrPath) -> Diff:
     return diff_recordings(_loaded(before), _loaded(after))
 
 
-def _loaded(recording: Recording | StrPath) -> Recording:
+def _loaded(recording: Recording | str | os.PathLike[str]) -> Recording:
     return load(recording) if isinstance(recording, (str, os.PathLike)) else recording
 
 
 def replay(
-    snapshot: StrPath | Recording | MemoryTrace,
+    snapshot: str | os.PathLike[str] | Recording | MemoryTrace,
     settings: AllocatorSettings | str | None = None,
     *,
     device: int | None = None,

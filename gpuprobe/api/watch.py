@@ -176,7 +176,7 @@ def rank_count() -> int:
     return ranks()[2]
 
 
-def program(target: str, arguments: Sequence[str], *, module: bool = False) -> Program:
+def program(target: str, arguments: Sequence[str], module: bool = False) -> Program:
     """Load what is to be run, before anything is written.
 
     Raises UsageError where there is no such script or module, ProgramFailed where it is not

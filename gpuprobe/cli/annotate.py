@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuprobe.cli import talk
+from gpuprobe.cli import stderr
 from gpuprobe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Annotations:
         annotations.write(self.service, findings, stream, places, elsewhere)
         if self.service == "github":
             if stream.getvalue():
-                talk.raw(stream.getvalue())
+                stderr.write(stream.getvalue())
             return
         try:
             self.file.write_text(stream.getvalue(), encoding="utf-8")

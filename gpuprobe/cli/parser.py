@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from gpuprobe.cli import exit_codes, output, talk
+from gpuprobe.cli import exit_codes, output, stderr
 from gpuprobe.cli.after_script import sort_options
 from gpuprobe.cli.commands import COMMANDS
 from gpuprobe.errors import GpuprobeError
@@ -21,7 +21,7 @@ class _Parser(argparse.ArgumentParser):
     """argparse, with errors in this tool's voice: one line, a hint, exit 2."""
 
     def error(self, message: str) -> NoReturn:
-        talk.error(message, hint=f"{self.prog} --help")
+        stderr.error(message, hint=f"{self.prog} --help")
         raise SystemExit(exit_codes.USAGE)
 
 
@@ -55,8 +55,8 @@ def own_options_first(parser: argparse.ArgumentParser, given: Sequence[str]) -> 
     found = sort_options(parser, given)
     doubtful = [name for name in found.doubtful if _mentions(given, name)]
     if doubtful:
-        talk.say(
-            f"gpuprobe: note: read as gpuprobe's: {', '.join(doubtful)}; "
+        stderr.print_line(
+            f"note: read as gpuprobe's: {', '.join(doubtful)}; "
             "put -- before the script's own options to give them to the script"
         )
     return found.arguments
@@ -77,7 +77,7 @@ def dispatch(arguments: Sequence[str], *, supervise: bool = False) -> int:
 
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean '{near[0]}'?" if near else "gpuprobe --help lists the commands"
-        talk.error(f"no such command: {name}", hint)
+        stderr.error(f"no such command: {name}", hint)
         return exit_codes.USAGE
 
     module = import_module(f"gpuprobe.cli.commands.{COMMANDS[name][0]}")
@@ -103,7 +103,7 @@ def _exit_code(module: ModuleType, args: argparse.Namespace) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except GpuprobeError as error:
-        talk.error(str(error), error.hint)
+        stderr.error(str(error), error.hint)
         return exit_codes.of(error)
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
@@ -112,13 +112,13 @@ def _exit_code(module: ModuleType, args: argparse.Namespace) -> int:
         return exit_codes.OK
     except Exception as error:  # noqa: BLE001 - the last stop: a bug of ours, shown in full
         if isinstance(error, OSError) and output.cannot_write(error):
-            talk.error(f"cannot write the output: {error.strerror}")
+            stderr.error(f"cannot write the output: {error.strerror}")
             output.give_up()
             return exit_codes.USAGE
         import traceback
 
-        talk.raw(traceback.format_exc())
-        talk.error(
+        stderr.write(traceback.format_exc())
+        stderr.error(
             f"internal error: {type(error).__name__}: {error}",
             hint="this is a bug in gpuprobe; the lines above are what a report of it needs",
         )

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from gpuprobe.cli import exit_codes, talk
+from gpuprobe.cli import exit_codes, stderr
 
 __all__ = ["supervised"]
 
@@ -49,7 +49,7 @@ def supervised(command: Callable[[], int]) -> int:
     if code:
         return ended if ended > 0 else code[0]
     how = f"by {signal.Signals(-ended).name}" if ended < 0 else f"with exit code {ended}"
-    talk.error(
+    stderr.error(
         f"the program ended this process {how}, before anything was measured",
         hint="it must come to its own end, or to sys.exit: not to os._exit, os.exec or a signal",
     )

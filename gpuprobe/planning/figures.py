@@ -9,7 +9,7 @@ from gpuprobe.model.report import Report, Table
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Unavailable, available
-from gpuprobe.virtual.device import VirtualDevice
+from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.machine import Machine
 
 __all__ = ["estimate_of"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from gpuprobe.cli import exit_codes, talk
+from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.cli.commands.gate import check
 from gpuprobe.errors import UsageError
 
@@ -63,6 +63,6 @@ def run(args: argparse.Namespace) -> int:
     plan = check.planned(wanted, before=before, project=project, writing=True)
     write_baseline(check.measured(plan), path, accepted)
     for setting in plan.settings:
-        talk.say(f"gpuprobe: {setting.name}: {setting.value} ({setting.source})")
-    talk.say(f"gpuprobe: baseline written: {os.path.relpath(path)}")
+        stderr.note(f"{setting.name}: {setting.value} ({setting.source})")
+    stderr.note(f"baseline written: {os.path.relpath(path)}")
     return exit_codes.OK

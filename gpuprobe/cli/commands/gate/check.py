@@ -9,14 +9,13 @@ TARGET, what follows -- is added to what the project runs.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from pathlib import Path
 from typing import Any
 
-from gpuprobe.cli import annotate, exit_codes, talk
+from gpuprobe.cli import annotate, exit_codes
 from gpuprobe.cli.after_script import PROJECTS_OWN
-from gpuprobe.errors import ProgramFailed
+from gpuprobe.cli.options import add_program, answering, positive
 
 OPTIONS_AFTER_SCRIPT = True
 SUPERVISED = True
@@ -51,7 +50,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--stop-after",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="end the script after so many optimizer steps (default: its own end)",
     )
@@ -69,23 +68,9 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _positive(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1, found {text!r}")
-    return number
-
-
 def add_script(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module"
-    )
     parser.set_defaults(projects_own=True)
-    parser.add_argument("target", nargs="?", metavar="TARGET")
-    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
+    add_program(parser, "target")
 
 
 def planned(args: argparse.Namespace, *, before: Any, project: Any, **more: Any) -> Any:
@@ -109,16 +94,10 @@ def planned(args: argparse.Namespace, *, before: Any, project: Any, **more: Any)
 
 def measured(plan: Any) -> Any:
     """Run or read what is to be compared. What a script prints goes to stderr."""
-    from gpuprobe.api import watch
     from gpuprobe.api.check import measure_as_planned
 
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            return measure_as_planned(plan)
-    except ProgramFailed as error:
-        if error.__cause__ is not None:
-            talk.raw(watch.own_traceback(error.__cause__))
-        raise
+    with answering():
+        return measure_as_planned(plan)
 
 
 def run(args: argparse.Namespace) -> int:

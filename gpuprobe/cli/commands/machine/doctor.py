@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from gpuprobe.cli import exit_codes, talk
+from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.errors import UsageError
 from gpuprobe.model.values import Unavailable
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
         text.write(doctor_sections(diagnosis), sys.stdout)
     if args.bundle:
-        talk.say(f"wrote {args.bundle}; look through it before you share it")
+        stderr.print_line(f"wrote {args.bundle}; look through it before you share it")
     if isinstance(diagnosis.driver, Unavailable):
         return exit_codes.ENVIRONMENT
     return exit_codes.OK if diagnosis.healthy else exit_codes.FINDINGS

@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from gpuprobe.cli import exit_codes, talk
+from gpuprobe.cli import exit_codes, stderr
+from gpuprobe.cli.options import add_demo
 from gpuprobe.errors import UsageError
 
 _LISTEN = "127.0.0.1:9400"
@@ -60,13 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="also the memory of the N largest processes of each GPU (default: 0)",
     )
-    parser.add_argument(
-        "--demo",
-        metavar="FLEET",
-        nargs="?",
-        const="8xh100",
-        help="look at a fake fleet instead of this machine (default: 8xh100)",
-    )
+    add_demo(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -101,14 +96,14 @@ def run(args: argparse.Namespace) -> int:
             otlp=args.otlp,
         )
         for message in done.messages:
-            talk.warning(message)
+            stderr.warning(message)
         return exit_codes.OK if done.anything else exit_codes.ENVIRONMENT
     export(
         settings,
         listen=(args.listen or _LISTEN) if args.prometheus else None,
         textfile=args.textfile,
         otlp=args.otlp,
-        say=lambda text: talk.say(f"gpuprobe: {text}"),
-        warn=talk.warning,
+        say=lambda text: stderr.note(f"{text}"),
+        warn=stderr.warning,
     )
     return exit_codes.OK

@@ -11,7 +11,8 @@ import atexit
 import gc
 import sys
 
-from gpuprobe.cli import exit_codes, talk
+from gpuprobe.cli import exit_codes, stderr
+from gpuprobe.cli.options import add_demo
 
 _DEFAULT = ("nvml", "cuda")
 
@@ -26,13 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[,NAME]",
         help="what to ask: nvml, cuda (the driver), torch, pycuda, or all (default: nvml,cuda)",
     )
-    parser.add_argument(
-        "--demo",
-        metavar="FLEET",
-        nargs="?",
-        const="8xh100",
-        help="look at a fake fleet instead of this machine (default: 8xh100; 'list' lists them)",
-    )
+    add_demo(parser, "; 'list' lists them")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,6 +71,6 @@ def _run(args: argparse.Namespace) -> int:
             info_verbose.write(found, sys.stdout)
     if any(source.available for source in found.sources):
         return exit_codes.OK
-    talk.say("gpuprobe: no GPU source is available: is there an NVIDIA driver on this machine?")
-    talk.say("  hint: gpuprobe info --demo shows a fake fleet")
+    stderr.note("no GPU source is available: is there an NVIDIA driver on this machine?")
+    stderr.print_line("  hint: gpuprobe info --demo shows a fake fleet")
     return exit_codes.ENVIRONMENT

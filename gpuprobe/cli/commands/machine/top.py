@@ -10,7 +10,8 @@ import argparse
 import gc
 import sys
 
-from gpuprobe.cli import exit_codes, talk
+from gpuprobe.cli import exit_codes, stderr
+from gpuprobe.cli.options import add_demo
 from gpuprobe.cli.screen import can_show
 from gpuprobe.errors import UsageError
 
@@ -20,13 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval", type=float, default=1.0, metavar="SECONDS", help="time between readings"
     )
-    parser.add_argument(
-        "--demo",
-        metavar="FLEET",
-        nargs="?",
-        const="8xh100",
-        help="look at a fake fleet instead of this machine (default: 8xh100)",
-    )
+    add_demo(parser)
     parser.add_argument(
         "--log", metavar="FILE", help="write every reading to a new file, to be replayed"
     )
@@ -63,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
         info_text.write(found, sys.stdout)
         if any(source.available for source in found.sources):
             return exit_codes.OK
-        talk.say("gpuprobe: no GPU can be asked: is there an NVIDIA driver on this machine?")
-        talk.say("  hint: gpuprobe top --demo shows a fake fleet")
+        stderr.note("no GPU can be asked: is there an NVIDIA driver on this machine?")
+        stderr.print_line("  hint: gpuprobe top --demo shows a fake fleet")
         return exit_codes.ENVIRONMENT
 
     # Nothing of what is imported is garbage: a tenth of the way to the first paint is saved by

@@ -7,12 +7,17 @@ steps. gpuprobe's options stand before or after the script; what follows -- is t
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from pathlib import Path
 
-from gpuprobe.cli import exit_codes, talk
-from gpuprobe.errors import ProgramFailed, UsageError
+from gpuprobe.cli import exit_codes
+from gpuprobe.cli.options import (
+    add_program,
+    add_top,
+    add_virtual_run,
+    answering,
+    program_of,
+)
 
 OPTIONS_AFTER_SCRIPT = True
 SUPERVISED = True
@@ -23,65 +28,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "gpuprobe estimate (SCRIPT | -m MODULE) [--gpu GPU] [--steps N] "
         "[--compute shapes|real] [--conf CONF] [--ranks N] [--json] [--] [ARGS ...]"
     )
-    parser.add_argument(
-        "--gpu",
-        default="h100-80gb",
-        metavar="GPU",
-        help="the GPU, such as h100-80gb or 2xa100-40gb (default: h100-80gb)",
-    )
-    parser.add_argument(
-        "--steps", type=_positive, default=3, metavar="N", help="optimizer steps (default: 3)"
-    )
-    parser.add_argument(
-        "--compute",
-        choices=("shapes", "real"),
-        default="shapes",
-        help="shapes: no values, fast (default); real: every value, on the CPU",
-    )
-    parser.add_argument(
-        "--conf", metavar="CONF", help="allocator settings, as in PYTORCH_CUDA_ALLOC_CONF"
-    )
-    parser.add_argument(
-        "--ranks", type=_positive, default=1, metavar="N", help="pretend to be one of N processes"
-    )
+    add_virtual_run(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument(
-        "--top", type=_positive, default=8, metavar="N", help="rows per table (default: 8)"
-    )
-    parser.add_argument(
-        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module"
-    )
-    parser.add_argument("script", nargs="?", metavar="SCRIPT")
-    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
+    add_top(parser, 8)
+    add_program(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from gpuprobe.api import watch
     from gpuprobe.api.virtual import estimate_program
 
-    if args.module is not None:
-        if not args.module:
-            raise UsageError("-m needs the name of a module")
-        target, *arguments = args.module
-    elif args.script is not None:
-        target, arguments = args.script, args.args
-    else:
-        raise UsageError("nothing to run", hint="gpuprobe estimate --gpu GPU SCRIPT")
-    program = watch.program(target, arguments, module=args.module is not None)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # what the script prints is not the answer
-            found = estimate_program(
-                program,
-                args.gpu,
-                steps=args.steps,
-                compute=args.compute,
-                conf=args.conf,
-                ranks=args.ranks,
-            )
-    except ProgramFailed as error:
-        if error.__cause__ is not None:
-            talk.raw(watch.own_traceback(error.__cause__))
-        raise
+    target = program_of(args, "gpuprobe estimate --gpu GPU SCRIPT")
+    program = watch.program(*target)
+    with answering():
+        found = estimate_program(
+            program,
+            args.gpu,
+            steps=args.steps,
+            compute=args.compute,
+            conf=args.conf,
+            ranks=args.ranks,
+        )
     if args.json:
         from gpuprobe.reporters.json import estimate as estimate_json
 
@@ -92,10 +59,3 @@ def run(args: argparse.Namespace) -> int:
 
         text.write(estimate_sections(found, args.top), sys.stdout, cwd=str(Path.cwd()))
     return exit_codes.OK if found.fits else exit_codes.FINDINGS
-
-
-def _positive(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1, found {text!r}")
-    return number

@@ -10,8 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from gpuprobe.cli import exit_codes, talk
-from gpuprobe.errors import UsageError
+from gpuprobe.cli import exit_codes, stderr
+from gpuprobe.cli.options import add_program, add_virtual_run, positive, program_of
 
 OPTIONS_AFTER_SCRIPT = True
 
@@ -29,39 +29,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "number that it assigns at its top level (BATCH_SIZE = 8)",
     )
     parser.add_argument(
-        "--gpu",
-        default="h100-80gb",
-        metavar="GPU",
-        help="the GPU, such as h100-80gb or 2xa100-40gb (default: h100-80gb)",
+        "--min", type=positive, default=1, metavar="N", help="smallest value (default: 1)"
     )
     parser.add_argument(
-        "--min", type=_positive, default=1, metavar="N", help="smallest value (default: 1)"
+        "--max", type=positive, default=65536, metavar="N", help="largest value (default: 65536)"
     )
-    parser.add_argument(
-        "--max", type=_positive, default=65536, metavar="N", help="largest value (default: 65536)"
-    )
-    parser.add_argument(
-        "--steps", type=_positive, default=3, metavar="N", help="optimizer steps (default: 3)"
-    )
-    parser.add_argument(
-        "--compute",
-        choices=("shapes", "real"),
-        default="shapes",
-        help="shapes: no values, fast (default); real: every value, on the CPU",
-    )
-    parser.add_argument(
-        "--conf", metavar="CONF", help="allocator settings, as in PYTORCH_CUDA_ALLOC_CONF"
-    )
-    parser.add_argument(
-        "--ranks", type=_positive, default=1, metavar="N", help="pretend to be one of N processes"
-    )
+    add_virtual_run(parser)
     parser.add_argument(
         "--no-suggestions", action="store_true", help="only search; estimate no changes to the run"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--quiet", action="store_true", help="do not say what is being tried")
-    parser.add_argument("script", nargs="?", metavar="SCRIPT")
-    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
+    add_program(parser, modules=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,17 +49,16 @@ def run(args: argparse.Namespace) -> int:
     from gpuprobe.reporters.sections.plans import fit_sections
     from gpuprobe.reporters.text import draw as text
 
-    if args.script is None:
-        raise UsageError("nothing to run", hint="gpuprobe fit SCRIPT --gpu GPU --arg batch_size")
+    target = program_of(args, "gpuprobe fit SCRIPT --gpu GPU --arg batch_size")
 
     def notify(message: str) -> None:
         if not args.quiet:
-            talk.say(f"gpuprobe: {message}")
+            stderr.note(f"{message}")
 
     found = fit_program(
-        args.script,
+        target.target,
         args.arg,
-        args.args,
+        target.arguments,
         gpu=args.gpu,
         least=args.min,
         most=args.max,
@@ -96,10 +74,3 @@ def run(args: argparse.Namespace) -> int:
     else:
         text.write(fit_sections(found), sys.stdout, cwd=str(Path.cwd()))
     return exit_codes.OK if found.largest is not None else exit_codes.FINDINGS
-
-
-def _positive(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1, found {text!r}")
-    return number

@@ -6,7 +6,8 @@ import argparse
 import sys
 
 from gpuprobe.api.recordings import diff
-from gpuprobe.cli import exit_codes, talk
+from gpuprobe.cli import exit_codes, stderr
+from gpuprobe.cli.options import add_top
 from gpuprobe.model.text import visible
 
 _BY = ("category", "module", "line")
@@ -17,9 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("after", help="the one to compare with it")
     parser.add_argument("--by", choices=_BY, help="only this breakdown (default: all three)")
     parser.add_argument("--json", action="store_true", help="print the diff as JSON")
-    parser.add_argument(
-        "--top", type=_positive, default=15, metavar="N", help="rows per table (default: 15)"
-    )
+    add_top(parser, 15)
     parser.add_argument(
         "--html", metavar="FILE.html", help="write all of it as one page instead, with the curves"
     )
@@ -32,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         from gpuprobe.api.views import write_diff
 
         written = write_diff(load(args.before), load(args.after), args.html, force=args.force)
-        talk.say(f"wrote {visible(str(written))}")
+        stderr.print_line(f"wrote {visible(str(written))}")
         if not args.json:
             return exit_codes.OK
     found = diff(args.before, args.after)
@@ -47,10 +46,3 @@ def run(args: argparse.Namespace) -> int:
 
         text.write(diff_sections(found, by, args.top), sys.stdout)
     return exit_codes.OK
-
-
-def _positive(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1, found {text!r}")
-    return number

@@ -7,7 +7,8 @@ import sys
 
 from gpuprobe.api.recordings import load, summary
 from gpuprobe.api.views import VIEWS, read_hazards, write_report
-from gpuprobe.cli import exit_codes, talk
+from gpuprobe.cli import exit_codes, stderr
+from gpuprobe.cli.options import add_top
 from gpuprobe.errors import UsageError
 from gpuprobe.model.text import visible
 
@@ -15,9 +16,7 @@ from gpuprobe.model.text import visible
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recording", help="a recording (directory) or a torch snapshot (.pickle)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument(
-        "--top", type=_positive, default=10, metavar="N", help="rows per table (default: 10)"
-    )
+    add_top(parser, 10)
     views = parser.add_argument_group("other formats, written to a file instead of the report")
     views.add_argument("--html", metavar="FILE.html", help="all of it as one page, with charts")
     views.add_argument(
@@ -40,11 +39,11 @@ def run(args: argparse.Namespace) -> int:
     if args.html is not None:
         hazards = None if args.hazards is None else read_hazards(args.hazards)
         for written in write_report(recording, args.html, hazards=hazards, force=args.force):
-            talk.say(f"wrote {visible(str(written))}")
+            stderr.print_line(f"wrote {visible(str(written))}")
     wanted = [(write, getattr(args, name)) for name, write in VIEWS.items() if getattr(args, name)]
     for write, path in wanted:
         for written in write(recording, path, force=args.force):
-            talk.say(f"wrote {visible(str(written))}")
+            stderr.print_line(f"wrote {visible(str(written))}")
     if (wanted or args.html is not None) and not args.json:
         return exit_codes.OK
     report = summary(recording, top=args.top)
@@ -57,10 +56,3 @@ def run(args: argparse.Namespace) -> int:
 
         text.write(report, sys.stdout)
     return exit_codes.OK
-
-
-def _positive(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1, found {text!r}")
-    return number

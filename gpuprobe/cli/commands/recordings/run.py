@@ -6,13 +6,13 @@ Options for gpuprobe come before the script; everything after it is the script's
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuprobe.cli import annotate, exit_codes, talk
+from gpuprobe.cli import annotate, exit_codes, stderr
+from gpuprobe.cli.options import add_program, program_of
 from gpuprobe.cli.output import flush_stdout
 from gpuprobe.cli.status_line import StatusLine
 from gpuprobe.errors import GpuprobeError, UsageError
@@ -87,24 +87,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="replace the recording if it exists")
     parser.add_argument("-q", "--quiet", action="store_true", help="no status line, and no summary")
-    parser.add_argument(
-        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module"
-    )
-    parser.add_argument("script", nargs="?", metavar="SCRIPT")
-    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
+    add_program(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from gpuprobe.api import watch
 
-    if args.module is not None:
-        if not args.module:
-            raise UsageError("-m needs the name of a module")
-        target, *arguments = args.module
-    elif args.script is not None:
-        target, arguments = args.script, args.args
-    else:
-        raise UsageError("nothing to run", hint="gpuprobe run SCRIPT, or gpuprobe run -m MODULE")
+    target = program_of(args, "gpuprobe run SCRIPT, or gpuprobe run -m MODULE")
     hazards = args.hazards or any(
         (
             args.hazards_sarif,
@@ -119,25 +108,23 @@ def run(args: argparse.Namespace) -> int:
     if hazards:
         _fix_files(args)
     known = _known(args)
-    program = watch.program(target, arguments, module=args.module is not None)
-    output = args.output or watch.default_output(target)
+    program = watch.program(*target)
+    output = args.output or watch.default_output(target.target)
     where = output.absolute()  # the program may go to another directory
 
-    status = StatusLine()
     silent = args.quiet or watch.rank_count() > 1  # ranks share a terminal
-    with contextlib.nullcontext() if silent else status:
-        result = watch.run(
-            program,
-            output,
-            level=args.level,
-            force=args.force,
-            warn=talk.warning,
-            virtual=args.virtual,
-            compute=args.compute,
-            hazards=hazards,
-            trace_steps=args.trace_steps,
-            on_step=None if silent else status.step,
-        )
+    result = watch.run(
+        program,
+        output,
+        level=args.level,
+        force=args.force,
+        warn=stderr.warning,
+        virtual=args.virtual,
+        compute=args.compute,
+        hazards=hazards,
+        trace_steps=args.trace_steps,
+        on_step=None if silent else StatusLine().step,
+    )
 
     if isinstance(result.error, KeyboardInterrupt):
         code = exit_codes.INTERRUPTED
@@ -149,9 +136,9 @@ def run(args: argparse.Namespace) -> int:
         code = 120  # as Python's own, where what was printed could not be written
     if result.error is not None:
         if not watch.show_error(result.error):
-            talk.raw(watch.own_traceback(result.error))
+            stderr.write(watch.own_traceback(result.error))
         if isinstance(result.error, GpuprobeError) and result.error.hint:
-            talk.say(f"  hint: {visible(result.error.hint)}")
+            stderr.print_line(f"  hint: {visible(result.error.hint)}")
     if not args.quiet:
         _summarize(where)
     if result.hazards is not None:
@@ -170,10 +157,10 @@ def _report_and_compare(
     if args.hazards_baseline_update:
         shown = os.path.relpath(args.hazards_baseline)
         if code != exit_codes.OK:
-            talk.warning(f"{shown} is left as it is: the program failed")
+            stderr.warning(f"{shown} is left as it is: the program failed")
             return code
         write_known(found.findings, args.hazards_baseline)
-        talk.say(f"gpuprobe: {len(found.findings)} findings are known now: {shown}")
+        stderr.note(f"{len(found.findings)} findings are known now: {shown}")
         return code
     bad = found.races if found.comparison is None else found.comparison.new
     return exit_codes.FINDINGS if code == exit_codes.OK and bad else code
@@ -239,6 +226,6 @@ def _summarize(output: Path) -> None:
 
     try:
         for line in watch.summary(output):
-            talk.say(f"gpuprobe: {line}")
+            stderr.note(f"{line}")
     except Exception as error:  # noqa: BLE001 - the program has run: its exit code stands
-        talk.warning(f"no summary of {output}: {type(error).__name__}: {error}")
+        stderr.warning(f"no summary of {output}: {type(error).__name__}: {error}")

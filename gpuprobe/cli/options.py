@@ -1,0 +1,131 @@
+"""Options and arguments that several commands have, and the types of their values."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from gpuprobe.cli import stderr
+from gpuprobe.errors import ProgramFailed, UsageError
+
+__all__ = [
+    "Target",
+    "add_demo",
+    "add_program",
+    "add_top",
+    "add_virtual_run",
+    "answering",
+    "positive",
+    "program_of",
+]
+
+
+class Target(NamedTuple):
+    """A script, or (``module``) a module, and its arguments."""
+
+    target: str
+    arguments: Sequence[str]
+    module: bool
+
+
+def positive(text: str) -> int:
+    """A whole number from 1. Raises ArgumentTypeError."""
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, found {text!r}")
+    return number
+
+
+def add_top(parser: argparse.ArgumentParser, default: int) -> None:
+    parser.add_argument(
+        "--top",
+        type=positive,
+        default=default,
+        metavar="N",
+        help=f"rows per table (default: {default})",
+    )
+
+
+def add_demo(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """``--demo [FLEET]``: a fake fleet in place of this machine's GPUs."""
+    parser.add_argument(
+        "--demo",
+        metavar="FLEET",
+        nargs="?",
+        const="8xh100",
+        help=f"look at a fake fleet instead of this machine (default: 8xh100{more})",
+    )
+
+
+def add_virtual_run(parser: argparse.ArgumentParser) -> None:
+    """How a script is run on a GPU that is not here: ``--gpu``, ``--steps``, ``--compute``,
+    ``--conf``, ``--ranks``.
+    """
+    parser.add_argument(
+        "--gpu",
+        default="h100-80gb",
+        metavar="GPU",
+        help="the GPU, such as h100-80gb or 2xa100-40gb (default: h100-80gb)",
+    )
+    parser.add_argument(
+        "--steps", type=positive, default=3, metavar="N", help="optimizer steps (default: 3)"
+    )
+    parser.add_argument(
+        "--compute",
+        choices=("shapes", "real"),
+        default="shapes",
+        help="shapes: no values, fast (default); real: every value, on the CPU",
+    )
+    parser.add_argument(
+        "--conf", metavar="CONF", help="allocator settings, as in PYTORCH_CUDA_ALLOC_CONF"
+    )
+    parser.add_argument(
+        "--ranks", type=positive, default=1, metavar="N", help="pretend to be one of N processes"
+    )
+
+
+def add_program(
+    parser: argparse.ArgumentParser, name: str = "script", *, modules: bool = True
+) -> None:
+    """What is run: ``SCRIPT ARGS`` or, with ``modules``, ``-m MODULE ARGS``. The last arguments
+    that a command adds: they take all that follows.
+    """
+    if modules:
+        parser.add_argument(
+            "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module"
+        )
+    parser.add_argument(name, nargs="?", metavar=name.upper())
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS")
+
+
+def program_of(args: argparse.Namespace, hint: str) -> Target:
+    """What `add_program` parsed. ``hint``: what to do where nothing was given. Raises UsageError
+    there.
+    """
+    module = getattr(args, "module", None)
+    if module is not None:
+        if not module:
+            raise UsageError("-m needs the name of a module")
+        return Target(module[0], module[1:], True)
+    if args.script is None:
+        raise UsageError("nothing to run", hint=hint)
+    return Target(args.script, args.args, False)
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Around a program that is run for an answer: what it prints goes to stderr, and so does its
+    own traceback where it fails.
+    """
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except ProgramFailed as error:
+        if error.__cause__ is not None:
+            from gpuprobe.api.watch import own_traceback
+
+            stderr.write(own_traceback(error.__cause__))
+        raise
