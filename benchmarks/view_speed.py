@@ -38,8 +38,8 @@ from gpuprobe.model.run.session import DeviceWindow, Environment, Phase, Session
 from gpuprobe.model.values import Bytes, Peak
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.tui.viewer.app import ViewApp
-from gpuprobe.tui.viewer.trace import TracePane
-from gpuprobe.tui.widgets.rows import Rows
+from gpuprobe.tui.viewer.trace.pane import TracePane
+from gpuprobe.tui.widgets.table import Table
 
 STEPS = 5_000
 
@@ -104,7 +104,7 @@ async def measure(path: Path, *, steps: bool) -> float:
         pane = screen.query_one(TracePane)
         if steps:
             await pilot.press("g", "t")
-        await until(lambda: pane.ready and pane._rects)
+        await until(lambda: pane.ready and pane.treemap.rects)
         opened = time.perf_counter() - began
         spent = time.process_time() - cpu
         print(
@@ -124,7 +124,7 @@ async def measure(path: Path, *, steps: bool) -> float:
         for name, keys, times in rounds:
             if name == "steps":
                 await pilot.press("1")
-                await until(lambda: screen.query_one("#steps", Rows).count == STEPS)
+                await until(lambda: screen.query_one("#steps", Table).count == STEPS)
             stalls.take()
             before = time.perf_counter()
             for _ in range(times):

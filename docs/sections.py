@@ -339,6 +339,13 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def key_table(module: str, *names: str) -> str:
+    """The keys of a screen, and those of every screen."""
+    keys = [key for name in names for key in getattr(importlib.import_module(module), name)]
+    keys += importlib.import_module("gpuprobe.tui.probe_app").APP_KEYS
+    return table(("key", "what it does"), [(f"`{key.shown}`", key.does) for key in keys])
+
+
 def docstring(text: str | None) -> str:
     """A docstring as Markdown: reST's literals become code, its literal blocks fenced ones."""
     clean = inspect.cleandoc(text or "").strip()
@@ -487,6 +494,10 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "trace-columns": trace_columns,
     "gpus": lambda: gpu_tables(table),
     "hazard-rules": hazard_rules,
+    "keys-top": lambda: key_table("gpuprobe.tui.monitor.keys", "KEYS"),
+    "keys-view": lambda: key_table(
+        "gpuprobe.tui.viewer.keys", "STEPS_KEYS", "TRACE_KEYS", "VIEW_KEYS"
+    ),
     "lowering-table": lowering_table,
     "metrics": metrics,
     "placement-rules": placement_rules,

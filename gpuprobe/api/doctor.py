@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from gpuprobe.model.findings import Finding
     from gpuprobe.probes.health.base import Facts
     from gpuprobe.reporters.support_bundle.redact import Redactor
+    from gpuprobe.reporters.text.draw import DrawnLine
 
-__all__ = ["diagnose", "diagnose_ranks", "doctor"]
+__all__ = ["diagnose", "diagnose_ranks", "diagnosis_lines", "doctor"]
 
 
 def doctor() -> list[Finding]:
@@ -149,3 +150,12 @@ def diagnose_ranks(
     from gpuprobe.probes.distributed.benchmark import check_ranks
 
     return check_ranks(os.environ if environ is None else environ, timeout)
+
+
+def diagnosis_lines(diagnosis: Diagnosis, columns: int) -> list[DrawnLine]:
+    """The diagnosis as text, in lines of at most ``columns`` columns. Commands are never broken."""
+    from gpuprobe.reporters.sections.doctor import doctor_sections
+    from gpuprobe.reporters.terminal import Style
+    from gpuprobe.reporters.text.draw import draw
+
+    return list(draw(doctor_sections(diagnosis), Style(width=columns)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuprobe.analysis.growth.forecast import Forecast, forecast_of_steps
+from gpuprobe.analysis.inspection.ranks import RankFacts, rank_facts
 from gpuprobe.analysis.inspection.steps import Insight, StepPeak, insight, step_peak
 from gpuprobe.analysis.inspection.trace import (
     GROUPINGS,
@@ -16,13 +17,21 @@ from gpuprobe.analysis.inspection.trace import (
 )
 from gpuprobe.analysis.peak.high_water import Share
 from gpuprobe.analysis.peak.peaks import window_of
+from gpuprobe.analysis.placement import all_findings
+from gpuprobe.analysis.trace.frames import is_user_frame, short_name
 from gpuprobe.api.devices import inventory
-from gpuprobe.model.run.recording import RankRecording
+from gpuprobe.model.machine.neighbours import Neighbours
+from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.neighbours import Neighbours, neighbours_of
+from gpuprobe.probes.neighbours import neighbours_of
 from gpuprobe.recording.load import Followed
 from gpuprobe.recording.running import is_alive
 from gpuprobe.recording.source import Excerpt, excerpt
+from gpuprobe.reporters.sections.parts import Line as Sentence
+from gpuprobe.reporters.sections.parts import Section
+from gpuprobe.reporters.sections.watch import Surroundings, now_sections, ranks_section
+from gpuprobe.reporters.terminal import Style
+from gpuprobe.reporters.text.draw import draw
 
 __all__ = [
     "GROUPINGS",
@@ -33,17 +42,26 @@ __all__ = [
     "Group",
     "Insight",
     "Neighbours",
+    "Section",
+    "Sentence",
     "Share",
     "StepPeak",
+    "Surroundings",
     "TraceInspector",
     "TraceRef",
     "TraceState",
+    "all_findings",
     "excerpt",
+    "facts_of_ranks",
     "insight",
     "is_running",
+    "is_user_frame",
     "neighbours",
+    "now_sections",
     "open_traces",
     "out_of_memory",
+    "rank_lines",
+    "short_name",
     "step_peak",
     "trace_refs",
 ]
@@ -52,6 +70,17 @@ __all__ = [
 def is_running(rank: RankRecording) -> bool:
     """Whether the process that writes this rank may still be writing."""
     return rank.end is None and is_alive(rank) is not False
+
+
+def facts_of_ranks(recording: Recording) -> list[RankFacts]:
+    """The ranks in a few figures each."""
+    return [rank_facts(rank, running=is_running(rank)) for rank in recording.ranks]
+
+
+def rank_lines(recording: Recording, columns: int) -> list[str]:
+    """The ranks side by side as text, a heading first, then one line per rank."""
+    section = ranks_section(facts_of_ranks(recording))
+    return [line.text for line in draw([section], Style(width=columns))]
 
 
 def neighbours(

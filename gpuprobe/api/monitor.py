@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.run.summary import Run
 from gpuprobe.probes.host.end_process import end_process
 from gpuprobe.probes.monitor import Monitor
 from gpuprobe.recording.monitor_log import MomentLog, ReplayedLog, last_moment
+from gpuprobe.reporters.text.info import cells as device_cells
+from gpuprobe.reporters.text.info import device_names, error_lines, headline
+from gpuprobe.reporters.text.runs import HEAD as RUNS_HEADING
+from gpuprobe.reporters.text.runs import line as run_line
 
-__all__ = ["MomentLog", "Monitor", "ReplayedLog", "Run", "end_process", "last_moment", "runs"]
+__all__ = [
+    "RUNS_HEADING",
+    "MomentLog",
+    "Monitor",
+    "ReplayedLog",
+    "Run",
+    "device_cells",
+    "end_process",
+    "errors_of",
+    "headline",
+    "last_moment",
+    "run_line",
+    "runs",
+]
 
 
 def runs() -> list[Run]:
@@ -20,3 +38,9 @@ def runs() -> list[Run]:
     from gpuprobe.recording.running import running
 
     return running()
+
+
+def errors_of(inventory: Inventory) -> list[str]:
+    """What could not be read of the devices, in sentences: one per device, status and reason."""
+    lines = error_lines(inventory, device_names(inventory))
+    return [line.strip().removeprefix("! ") for line in lines]

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpuprobe.model.machine.devices import GpuProcess, Inventory
+from gpuprobe.model.machine.neighbours import Neighbours
 from gpuprobe.model.values import Unavailable
 
-__all__ = ["Neighbours", "neighbours_of"]
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbours:
-    """The GPU that a running process uses, as the driver sees it now. Bytes.
-
-    ``held`` is what the process holds in all: what torch reserved, and what it did not (the CUDA
-    context, libraries). ``others`` is what ``other_processes`` other processes hold.
-    """
-
-    gpu: str
-    total: int | Unavailable
-    free: int | Unavailable
-    held: int | Unavailable
-    others: int | Unavailable
-    other_processes: int
+__all__ = ["neighbours_of"]
 
 
 def neighbours_of(pid: int, device: str, found: Inventory) -> Neighbours | Unavailable:

@@ -3,47 +3,51 @@
 from __future__ import annotations
 
 import time
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from rich.text import Text
-from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.app import App, ComposeResult
+from textual.binding import BindingType
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Footer, Static
 from textual.worker import get_current_worker
 
 from gpuprobe.api.live import Followed
-from gpuprobe.api.monitor import runs
+from gpuprobe.api.monitor import RUNS_HEADING, run_line, runs
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.run.summary import Run
 from gpuprobe.model.text import visible
-from gpuprobe.reporters.text.runs import HEAD, line
+from gpuprobe.tui.probe_app import APP_KEYS
+from gpuprobe.tui.viewer.keys import RUNS_KEYS
 from gpuprobe.tui.viewer.screen import ViewScreen
-from gpuprobe.tui.widgets.rows import Rows
+from gpuprobe.tui.widgets.keymap import KeyBar, bindings
+from gpuprobe.tui.widgets.table import Table
+from gpuprobe.tui.widgets.text_pane import TextPane
 
-__all__ = ["RunsScreen"]
+__all__ = ["RunsScreen", "open_run"]
+
+
+def open_run(app: App[Any], path: str, demo: str | None) -> None:
+    """Show a recording over what is there."""
+    try:
+        followed = Followed(path)
+    except GpuprobeError as error:  # it ended, and was deleted, meanwhile
+        app.notify(visible(str(error)), severity="error", markup=False)
+    else:
+        app.push_screen(ViewScreen(followed, demo=demo))
 
 
 class RunsScreen(Screen[None]):
     """A list that is made anew every ``interval`` seconds, in a thread."""
 
-    DEFAULT_CSS = """
-    RunsScreen #runs-title { height: 1; padding: 0 1; background: $panel; }
-    RunsScreen #runs { height: 1fr; }
-    """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("question_mark", "help", "help", key_display="?"),
-        Binding("escape", "back", "back", show=False),
-    ]
-    HELP_TEXT = "↑ ↓ j k choose a run   / finds one   enter opens it   esc back   q quit"
+    KEYS = RUNS_KEYS
+    BINDINGS: ClassVar[list[BindingType]] = bindings(KEYS)
 
+    @dataclass
     class Found(Message):
-        """The runs at this moment."""
+        """The runs at this time."""
 
-        def __init__(self, runs: list[Run]) -> None:
-            super().__init__()
-            self.runs = runs
+        runs: list[Run]
 
     def __init__(self, interval: float = 2.0, *, demo: str | None = None) -> None:
         super().__init__()
@@ -52,15 +56,19 @@ class RunsScreen(Screen[None]):
         self.found: list[Run] = []
 
     def compose(self) -> ComposeResult:
-        self._head = Static("looking …", id="runs-title", markup=False)
-        self._rows = Rows(id="runs")
-        yield self._head
-        yield self._rows
-        yield Footer()
+        self._title = TextPane(id="runs-title")
+        self._table = Table(id="runs")
+        yield self._title
+        yield self._table
+        yield KeyBar((*APP_KEYS, *RUNS_KEYS))
 
     def on_mount(self) -> None:
-        self._rows.focus()
+        self._show_title("searching …")
+        self._table.focus()
         self.run_worker(self._search, thread=True, exclusive=True, group="runs")
+
+    def _show_title(self, text: str) -> None:
+        self._title.show([(("", "section"), (f" {text}", ""))])
 
     def _search(self) -> None:
         worker = get_current_worker()
@@ -71,31 +79,26 @@ class RunsScreen(Screen[None]):
                 time.sleep(0.05)
 
     def on_runs_screen_found(self, message: Found) -> None:
-        chosen = self.found[self._rows.cursor].path if self._rows.cursor < len(self.found) else ""
+        at = self._table.cursor
+        chosen = self.found[at].path if at < len(self.found) else ""
         found = self.found = message.runs
         count = len(found)
-        self._head.update(
+        self._show_title(
             f"{count} run{'s' * (count != 1)} being recorded on this machine"
             if found
             else "no run is being recorded on this machine: gpuprobe run train.py starts one"
         )
-        lines = [line(run) for run in found]
-        self._rows.show(HEAD, count, lambda index: Text(lines[index], no_wrap=True))
+        lines = [run_line(run) for run in found]
         paths = [run.path for run in found]
-        if chosen in paths:
-            self._rows.go(paths.index(chosen))
+        self._table.fill(
+            [(("", "section"), (RUNS_HEADING, "head"))],
+            count,
+            lambda index: [((lines[index], ""),)],
+            cursor=paths.index(chosen) if chosen in paths else None,
+        )
 
-    def on_rows_chosen(self, message: Rows.Chosen) -> None:
-        run = self.found[message.index]
-        try:
-            followed = Followed(run.path)
-        except GpuprobeError as error:  # it ended, and was deleted, meanwhile
-            self.notify(visible(str(error)), severity="error", markup=False)
-        else:
-            self.app.push_screen(ViewScreen(followed, demo=self.demo))
-
-    def action_help(self) -> None:
-        self.notify(self.HELP_TEXT, title="Keys", timeout=12, markup=False)
+    def on_table_chosen(self, message: Table.Chosen) -> None:
+        open_run(self.app, self.found[message.index].path, self.demo)
 
     def action_back(self) -> None:
         if len(self.app.screen_stack) > 1:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from model_strategies import values_of
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpuprobe.api.live import facts_of_ranks
 from gpuprobe.api.recordings import load, report
 from gpuprobe.errors import NotARecording
 from gpuprobe.model.findings import Finding, Level
@@ -45,7 +46,6 @@ from gpuprobe.reporters.metrics.run import (
     run_families,
     run_name,
 )
-from gpuprobe.tui.viewer.ranks import rank_facts
 
 ENVIRONMENT = Environment("0.1", "3.11", "Linux", "host", torch="2.13.0")
 MUCH = 1 << 40
@@ -342,7 +342,7 @@ def test_what_follows_the_last_step_is_no_step(tmp_path: Path) -> None:
     assert found["gpuprobe_run_peak_resident_bytes{rank=0}"] == 900
     document = report(load(writer.path))
     assert document["ranks"][0]["steps"] == 2
-    assert rank_facts(load(writer.path).ranks[0])["steps"] == 2
+    assert facts_of_ranks(load(writer.path))[0].steps == 2
 
 
 def test_what_is_not_known_is_left_out(recorded: Path) -> None:

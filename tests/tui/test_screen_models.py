@@ -21,7 +21,8 @@ from gpuprobe.model.run.session import (
 )
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.tui.viewer.run_model import detail_lines, model_of
-from gpuprobe.tui.widgets.plot import draw
+from gpuprobe.tui.widgets.plot import LABEL, draw
+from gpuprobe.tui.widgets.styled_text import line_width, text_of
 
 MIB = 1 << 20
 
@@ -30,12 +31,12 @@ MIB = 1 << 20
 def test_a_plot_fits_and_loses_no_peak(values: list[int], width: int, height: int) -> None:
     plot = draw(values, width, height)
     assert len(plot.lines) == height
-    assert all(len(line) <= max(width, 17) for line in plot.lines)
+    assert all(line_width(line) <= max(width, 17) for line in plot.lines)
     if not values:
         return
     shown = [index for column in plot.columns for index in column]
     assert set(shown) == set(range(len(values)))
-    top = plot.lines[0][plot.offset :]
+    top = text_of(plot.lines[0])[LABEL:]
     if max(values):  # the highest value reaches the top, in the column that holds it
         full = {i for i, cell in enumerate(top) if cell == "█"}
         at = values.index(max(values))

@@ -20,8 +20,9 @@ from gpuprobe.model.run.session import DeviceWindow, Environment, Phase, Session
 from gpuprobe.model.values import Bytes, Peak
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.sampler.environment import describe
+from gpuprobe.tui.text_screen import TextScreen
 from gpuprobe.tui.viewer.app import ViewApp
-from gpuprobe.tui.widgets.rows import Rows
+from gpuprobe.tui.widgets.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -63,12 +64,13 @@ async def test_keys_for_help_theme_and_screenshot(
     writer.end(SessionEnd(1))
     app = ViewApp(Followed(writer.path), interval=0.05)
     async with app.run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: app.screen.query_one("#steps", Rows).count == 5)
+        await until(pilot, lambda: app.screen.query_one("#steps", Table).count == 5)
         dark = app.theme
-        await pilot.press("d", "question_mark", "s")
+        await pilot.press("d", "s", "question_mark")
         await until(pilot, lambda: app.theme != dark)
         await until(pilot, lambda: len(app._notifications) == 2)
-        await pilot.press("q")
+        await until(pilot, lambda: isinstance(app.screen, TextScreen))
+        await pilot.press("escape", "q")
     assert app.return_code == 0
 
 

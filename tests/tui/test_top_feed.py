@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprobe.api.doctor import diagnose
+from gpuprobe.api.doctor import diagnose, diagnosis_lines
 from gpuprobe.api.monitor import Monitor
 from gpuprobe.errors import DataError
 from gpuprobe.model.codec import from_plain
@@ -25,10 +25,17 @@ from gpuprobe.model.machine.monitor import Moment
 from gpuprobe.model.run.summary import Run
 from gpuprobe.recording.monitor_log import MomentLog
 from gpuprobe.testing import fleets
-from gpuprobe.tui.monitor.doctor_model import diagnosis_lines, headline, summary
-from gpuprobe.tui.monitor.feed import Crashed, Done, Ended, Failed, Feed, Reader, Taken
 from gpuprobe.tui.monitor.model import TopModel
-from gpuprobe.tui.widgets.paint import line_width, text_of
+from gpuprobe.tui.monitor.reader_thread import (
+    Crashed,
+    Done,
+    Ended,
+    Failed,
+    MachineReader,
+    ReaderThread,
+    Taken,
+)
+from gpuprobe.tui.widgets.styled_text import line_width, text_of
 
 
 def moments(fleet: str = "8xh100", count: int = 2) -> list[Moment]:
@@ -50,7 +57,7 @@ class Counting:
         return self.answer(self.reads)
 
     @contextmanager
-    def open(self) -> Iterator[Reader]:
+    def open(self) -> Iterator[MachineReader]:
         self.opened += 1
         try:
             yield self
@@ -81,7 +88,7 @@ MOMENT = moments()[-1]
 
 def test_a_slow_screen_gets_fewer_readings_and_no_queue() -> None:
     reader, box = Counting(lambda n: MOMENT), Box()
-    feed = Feed(reader.open, box.put, interval=0.0)
+    feed = ReaderThread(reader.open, box.put, interval=0.0)
     feed.start()
     box.wait(1)
     # Not taken yet: one reading may be made meanwhile, but none is posted.
@@ -99,7 +106,7 @@ def test_a_slow_screen_gets_fewer_readings_and_no_queue() -> None:
 
 def test_paused_it_reads_when_asked_only() -> None:
     reader, box = Counting(lambda n: MOMENT), Box()
-    feed = Feed(reader.open, box.put, interval=0.0)
+    feed = ReaderThread(reader.open, box.put, interval=0.0)
     feed.pause(True)
     feed.start()
     box.wait(1)
@@ -125,7 +132,7 @@ def test_failures_are_told_and_the_source_is_opened_again() -> None:
         return None if number > 3 else MOMENT
 
     reader, box = Counting(answer), Box()
-    feed = Feed(reader.open, lambda m: (box.put(m), feed.taken()), interval=0.0)
+    feed = ReaderThread(reader.open, lambda m: (box.put(m), feed.taken()), interval=0.0)
     feed.start()
     found = box.wait(4)[:4]
     assert found == [Failed("broken"), Failed("gone"), Taken(MOMENT), Ended()]
@@ -139,7 +146,7 @@ def test_a_fault_is_handed_over_and_a_failed_job_as_well() -> None:
         raise KeyError("a bug")
 
     box = Box()
-    feed = Feed(Counting(fault).open, box.put, interval=0.0)
+    feed = ReaderThread(Counting(fault).open, box.put, interval=0.0)
     feed.start()
     (crashed,) = box.wait(1)
     assert isinstance(crashed, Crashed)
@@ -150,7 +157,9 @@ def test_a_fault_is_handed_over_and_a_failed_job_as_well() -> None:
         raise DataError("no")
 
     other = Box()
-    feed = Feed(Counting(lambda n: MOMENT).open, lambda m: (other.put(m), feed.taken()), 3600)
+    feed = ReaderThread(
+        Counting(lambda n: MOMENT).open, lambda m: (other.put(m), feed.taken()), 3600
+    )
     feed.start()
     feed.run_job("job", job)
     done = other.wait(2)[1]
@@ -199,11 +208,11 @@ def test_pins_of_processes_that_ended_are_forgotten() -> None:
     model.add(MOMENT)
     for row in model.processes[:3]:
         model.pin(row)
-    assert len(model.wish.pinned) == 3
+    assert len(model.options.pinned) == 3
     left = replace(MOMENT, processes=MOMENT.processes[:1])
     kept = MOMENT.inventory.processes[:1]
     model.add(replace(left, inventory=replace(MOMENT.inventory, processes=kept)))
-    assert len(model.wish.pinned) <= 1
+    assert len(model.options.pinned) <= 1
 
 
 def test_a_process_that_is_recorded_is_marked() -> None:
@@ -212,8 +221,8 @@ def test_a_process_that_is_recorded_is_marked() -> None:
     pid = model.processes[0].pid
     model.runs = (Run("/a/b.gpuprobe", (pid,), None),)
     columns, _ = model.process_headings(100)
-    assert "◉" in text_of(model.process(0, columns))
-    assert "◉" not in text_of(model.process(1, columns))
+    assert "◉" in text_of(model.process_line(model.processes[0], columns))
+    assert "◉" not in text_of(model.process_line(model.processes[1], columns))
     assert "1 run recorded" in text_of(model.host(100))
 
 
@@ -255,23 +264,24 @@ def test_what_is_exported_is_what_is_shown(
 @pytest.mark.parametrize("fleet", sorted(fleets()))
 def test_a_diagnosis_fits_every_width_and_leaves_nothing_out(fleet: str) -> None:
     found = diagnose(fleet)
+    commands = {finding.fix.code for finding in found.findings if finding.fix is not None}
     for columns in (30, 60, 100, 200):
-        lines = diagnosis_lines(found, columns)
-        text = " ".join(" ".join(text_of(line).split()) for line in lines)
+        lines = [line.text for line in diagnosis_lines(found, columns)]
+        text = " ".join(" ".join(line.split()) for line in lines)
         for finding in found.findings:
             assert finding.rule in text
         for entry in found.not_checked:
             assert entry.rule.id in text
         for line in lines:
             # A command is never broken, so that it can be copied; all else fits.
-            if not any(role == "key" for _, role in line):
-                assert line_width(line) <= columns
-    assert f"{len(found.passed)} passed" in text_of(summary(found))
-    assert "demo fleet" in headline(found)
+            if line.strip() not in commands:
+                assert len(line) <= columns
+    assert (f"Passed ({len(found.passed)})" in text) == bool(found.passed)
+    assert "demo fleet" in lines[0]
 
 
 def test_a_machine_without_anything_found_says_so() -> None:
-    assert "Nothing found" in text_of(summary(Diagnosis(0.0)))
+    assert "Nothing found" in diagnosis_lines(Diagnosis(0.0), 80)[0].text
 
 
 # -- the command

@@ -22,19 +22,15 @@ from gpuprobe.model.machine.devices import (
 from gpuprobe.model.machine.monitor import Moment, ProcessLoad, XidNote
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.testing import fleets
-from gpuprobe.tui.monitor.history import GONE_AFTER, History, numbers
-from gpuprobe.tui.monitor.tables.devices_lines import (
-    PLOTS,
-    detail,
-    table,
-    waterfall_bar,
-    waterfall_legend,
-)
-from gpuprobe.tui.monitor.tables.devices_model import device_rows
-from gpuprobe.tui.monitor.tables.processes_lines import heading, layout, process_line
-from gpuprobe.tui.monitor.tables.processes_model import SORTS, Wish, age_text, process_rows
-from gpuprobe.tui.widgets.paint import bar, fit, left, line_width, right, spark, text_of
-from gpuprobe.tui.widgets.themes import PALETTES, default_palette
+from gpuprobe.tui.monitor.tables.device_detail import PLOTS, detail, waterfall_bar, waterfall_legend
+from gpuprobe.tui.monitor.tables.device_rows import device_rows
+from gpuprobe.tui.monitor.tables.device_table import table
+from gpuprobe.tui.monitor.tables.history import GONE_AFTER, History, numbers
+from gpuprobe.tui.monitor.tables.process_rows import SORTS, ListOptions, age_text, process_rows
+from gpuprobe.tui.monitor.tables.process_table import heading, layout, process_line
+from gpuprobe.tui.widgets.palette import PALETTES, default_palette
+from gpuprobe.tui.widgets.plot import spark
+from gpuprobe.tui.widgets.styled_text import bar, fit, left, line_width, right, text_of
 
 MIB = 1 << 20
 words = st.text(max_size=40)
@@ -201,7 +197,7 @@ def test_history_is_bounded_and_forgets_what_is_gone() -> None:
 
 
 def test_processes_say_who_where_and_for_how_long() -> None:
-    rows = process_rows(moments("8xh100")[-1], Wish())
+    rows = process_rows(moments("8xh100")[-1], ListOptions())
     first = rows[0]
     assert (first.user, first.gpu, first.place) == ("alice", "3", "rank 3 job 918273.0")
     assert first.memory_text == "69.7 GiB"
@@ -252,7 +248,7 @@ def test_sorting_and_trees_lose_and_invent_no_process(
     processes: list[GpuProcess], loads: list[ProcessLoad], sort: str, reverse: bool, tree: bool
 ) -> None:
     now = moment(processes, loads)
-    rows = process_rows(now, Wish(sort=sort, reverse=reverse, tree=tree))
+    rows = process_rows(now, ListOptions(sort=sort, reverse=reverse, tree=tree))
     real = [row for row in rows if row.device]
     assert sorted((r.pid, r.device) for r in real) == sorted((p.pid, p.device) for p in processes)
     assert len({row.identity for row in rows}) == len(rows)
@@ -269,7 +265,7 @@ def test_sorting_and_trees_lose_and_invent_no_process(
 
 def test_gpu_ten_comes_after_gpu_nine() -> None:
     now = moment([process(1, device=f"GPU-{name}") for name in "jka"])
-    assert [row.gpu for row in process_rows(now, Wish(sort="gpu"))] == ["0", "9", "10"]
+    assert [row.gpu for row in process_rows(now, ListOptions(sort="gpu"))] == ["0", "9", "10"]
 
 
 def test_the_tree_puts_workers_under_their_launcher() -> None:
@@ -281,7 +277,7 @@ def test_the_tree_puts_workers_under_their_launcher() -> None:
         ProcessLoad(11, 5, 3, "python"),
         ProcessLoad(50, 1, 4, "python"),
     ]
-    rows = process_rows(moment([*workers, other], loads), Wish(tree=True))
+    rows = process_rows(moment([*workers, other], loads), ListOptions(tree=True))
     shown = [(row.branch, row.command, row.memory_text) for row in rows]
     assert shown == [
         ("", "torchrun", "21.0 MiB"),
@@ -293,13 +289,13 @@ def test_the_tree_puts_workers_under_their_launcher() -> None:
 
 def test_parents_in_a_circle_are_all_shown() -> None:
     loads = [ProcessLoad(10, 11, 1, "a"), ProcessLoad(11, 10, 2, "b")]
-    rows = process_rows(moment([process(10), process(11)], loads), Wish(tree=True))
+    rows = process_rows(moment([process(10), process(11)], loads), ListOptions(tree=True))
     assert {row.pid for row in rows} == {10, 11}
 
 
 def test_pinned_processes_stay_on_top_and_a_new_one_with_the_number_does_not() -> None:
     now = moment([process(10, 9), process(11, 5)], [ProcessLoad(11, 1, 7), ProcessLoad(10, 1, 3)])
-    wish = Wish(pinned=frozenset({(11, 7)}))
+    wish = ListOptions(pinned=frozenset({(11, 7)}))
     assert [row.pid for row in process_rows(now, wish)] == [11, 10]
     again = moment([process(10, 9), process(11, 5)], [ProcessLoad(11, 1, 8)])
     assert [row.pid for row in process_rows(again, wish)] == [10, 11]
@@ -326,8 +322,8 @@ def test_filters(needle: str, pids: set[int]) -> None:
             process(12, device="GPU-c", user="bob", container=Container("slurm", job="55")),
         ]
     )
-    assert {row.pid for row in process_rows(now, Wish(needle=needle))} == pids
-    by_device = process_rows(now, Wish(device="GPU-c"))
+    assert {row.pid for row in process_rows(now, ListOptions(needle=needle))} == pids
+    by_device = process_rows(now, ListOptions(device="GPU-c"))
     assert [row.pid for row in by_device] == [12]
 
 
@@ -337,7 +333,7 @@ def test_the_table_of_processes_fits_every_width(fleet: str) -> None:
     for columns in (40, 60, 80, 120, 300):
         chosen = layout(columns)
         for tree in (False, True):
-            wish = Wish(tree=tree)
+            wish = ListOptions(tree=tree)
             for row in process_rows(now, wish):
                 line = process_line(row, chosen)
                 assert line_width(line) == columns
@@ -345,7 +341,7 @@ def test_the_table_of_processes_fits_every_width(fleet: str) -> None:
             assert line_width(heading(chosen, wish)) == columns
         for column, first, wide in chosen.shown:
             assert chosen.sort_at(first) == column.sort
-            assert text_of(heading(chosen, Wish()))[first : first + wide].strip("▼ ")
+            assert text_of(heading(chosen, ListOptions()))[first : first + wide].strip("▼ ")
         assert chosen.sort_at(columns - 1) == "command"
 
 

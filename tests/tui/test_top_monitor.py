@@ -28,7 +28,7 @@ from gpuprobe.recording.monitor_log import (
     read_moments,
 )
 from gpuprobe.testing import fleets
-from gpuprobe.tui.monitor.tables.processes_model import Wish, process_rows
+from gpuprobe.tui.monitor.tables.process_rows import ListOptions, process_rows
 
 
 class Clock:
@@ -363,7 +363,7 @@ def test_what_each_gpu_does_for_each_process() -> None:
     by_index = [one.processes for one in moment.work]
     assert by_index[1].value == ()
     assert by_index[2].status is ReadStatus.DENIED
-    rows = {row.gpu: row for row in process_rows(moment, Wish(sort="sm"))}
+    rows = {row.gpu: row for row in process_rows(moment, ListOptions(sort="sm"))}
     assert (rows["0"].sm, rows["0"].sm_text) == (98, "98%")
     assert (rows["1"].sm, rows["1"].sm_text) == (0, "0%")
     assert rows["2"].sm is None

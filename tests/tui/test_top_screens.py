@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -29,12 +30,16 @@ from gpuprobe.probes.host.live import parse_stat
 from gpuprobe.recording.monitor_log import MomentLog, ReplayedLog
 from gpuprobe.tui.monitor import settings
 from gpuprobe.tui.monitor.app import TopApp
-from gpuprobe.tui.monitor.doctor_screen import DoctorScreen
-from gpuprobe.tui.monitor.feed import Reader
-from gpuprobe.tui.monitor.screen_layout import plan
-from gpuprobe.tui.monitor.screens import EndProcess, FilterLine, TextScreen
+from gpuprobe.tui.monitor.doctor import DoctorScreen
+from gpuprobe.tui.monitor.end_process import EndProcess
+from gpuprobe.tui.monitor.keys import KEYS
+from gpuprobe.tui.monitor.pane_heights import divide
+from gpuprobe.tui.monitor.reader_thread import MachineReader, Taken
 from gpuprobe.tui.monitor.settings import Settings
-from gpuprobe.tui.monitor.tables.processes_model import SORTS
+from gpuprobe.tui.monitor.tables.process_rows import SORTS
+from gpuprobe.tui.probe_app import APP_KEYS
+from gpuprobe.tui.text_screen import TextScreen
+from gpuprobe.tui.widgets.prompt import Prompt
 
 SIZES = [(60, 16), (100, 30), (200, 60)]
 GOLDEN = Path(__file__).parent / "screens"
@@ -55,7 +60,7 @@ class Script:
         return one
 
     @contextmanager
-    def open(self) -> Iterator[Reader]:
+    def open(self) -> Iterator[MachineReader]:
         yield self
 
 
@@ -120,8 +125,8 @@ def test_the_lines_of_the_screen_are_divided_without_rest(
 ) -> None:
     for height in range(2, size[1] + 1):
         for noted in (False, True):
-            made = plan(height, count, noted=noted)
-            assert made.total == height
+            made = divide(height, count, noted=noted)
+            assert sum(made) == height
             assert min(made.devices, made.detail, made.processes, made.note) >= 0
             if height >= 12:
                 assert made.processes >= 4
@@ -180,33 +185,33 @@ async def test_filter_pin_tree_and_sorting_by_keys(tmp_path: Path) -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await settle(pilot, app)
         await pilot.press("slash")
-        assert isinstance(app.screen, FilterLine)
+        assert isinstance(app.screen, Prompt)
         await pilot.press(*"qx", "backspace", "backspace", *"user:bob", "enter")
         assert shows(app, "processes 2 of 8")
-        assert app.model.wish.needle == "user:bob"
+        assert app.model.options.needle == "user:bob"
         await pilot.press("slash", *"zzz", "escape")  # dropped: as it was before
-        assert app.model.wish.needle == "user:bob"
+        assert app.model.options.needle == "user:bob"
         await pilot.press("escape")
         assert shows(app, "processes 8 ")
         await pilot.press("G", "asterisk", "g")
-        assert len(app.model.wish.pinned) == 1
+        assert len(app.model.options.pinned) == 1
         assert app.model.processes[0].pinned
         await pilot.press("U", "U", "t")
-        assert (app.model.wish.sort, app.model.wish.reverse) == ("user", True)
+        assert (app.model.options.sort, app.model.options.reverse) == ("user", True)
         await pilot.press("tab", "j", "enter")
-        assert app.model.wish.device == app.model.devices[1].key
+        assert app.model.options.device == app.model.devices[1].key
         assert shows(app, "on GPU 1")
         await pilot.press("k")  # the filter follows the GPU that is looked at
-        assert app.model.wish.device == app.model.devices[0].key
+        assert app.model.options.device == app.model.devices[0].key
         await pilot.press("f", "m", "v")
-        assert app.model.wish.device == ""
+        assert app.model.options.device == ""
         assert not shows(app, "other users")
     assert settings.load(file) == (
         Settings(theme="", sort="user", reverse=True, tree=True, detail=False),
         "",
     )
     again = app_of(*moments("8xh100"), settings_file=file)
-    assert (again.model.wish.sort, again.model.wish.tree) == ("user", True)
+    assert (again.model.options.sort, again.model.options.tree) == ("user", True)
 
 
 async def test_themes_are_changed_and_remembered(
@@ -245,13 +250,13 @@ async def test_help_notes_doctor_and_the_palette_open_and_close() -> None:
         await pilot.press("escape", "R")
         await until(pilot, lambda: shows(app, "recorded on this machine"))
         await pilot.press("K", "t")  # keys of the dashboard, which mean nothing here
-        assert not app.model.wish.tree
+        assert not app.model.options.tree
         assert len(app.screen_stack) == 2
         await pilot.press("escape", "D")
         await until(pilot, lambda: shows(app, "GP122"))
         assert isinstance(app.screen, DoctorScreen)
         await pilot.press("r")
-        await until(pilot, lambda: not app.screen._looking)  # type: ignore[attr-defined]
+        await until(pilot, lambda: not app.screen._examining)  # type: ignore[attr-defined]
         await pilot.press("escape")
         assert len(app.screen_stack) == 1
         await pilot.press("ctrl+p")
@@ -259,7 +264,7 @@ async def test_help_notes_doctor_and_the_palette_open_and_close() -> None:
         await pilot.press(*"colour-blind")
         await until(pilot, lambda: shows(app, "change the colours"))
         await pilot.press("enter", "enter")
-        await until(pilot, lambda: app._palette_name == "colour-blind")
+        await until(pilot, lambda: app.palette.name == "colour-blind")
         await pilot.press("q")
     assert app.return_code == 0
 
@@ -277,7 +282,7 @@ async def test_pause_and_interval() -> None:
         await pilot.pause(0.1)
         assert len(app.model.history.host_cpu()) == before + 1
         await pilot.press("plus", "plus", "minus")
-        assert app.feed.interval == app.model.interval == 0.25
+        assert app.reader.interval == app.model.interval == 0.25
         await pilot.press("space")
         await until(pilot, lambda: len(app.model.history.host_cpu()) > before + 1)
 
@@ -291,8 +296,8 @@ async def test_the_mouse_chooses_sorts_and_presses_keys() -> None:
         await pilot.click("#processes", offset=(5, 4))
         assert app._processes.cursor == 2
         await pilot.click("#processes", offset=(20, 1))
-        assert app.model.wish.sort in SORTS
-        assert app.model.wish.sort != "memory"
+        assert app.model.options.sort in SORTS
+        assert app.model.options.sort != "memory"
         await pilot.click("#footer", offset=(2, 0))
         await until(pilot, lambda: isinstance(app.screen, TextScreen))
 
@@ -341,7 +346,7 @@ async def test_a_log_is_replayed_there_and_back(tmp_path: Path) -> None:
     with ReplayedLog(path) as replayed:
 
         @contextmanager
-        def source() -> Iterator[Reader]:
+        def source() -> Iterator[MachineReader]:
             yield replayed
 
         app = TopApp(interval=0.05, source=source, replayed=path.name)
@@ -361,6 +366,50 @@ async def test_a_log_is_replayed_there_and_back(tmp_path: Path) -> None:
 
 
 # -- trouble
+
+
+_SAFE = ("s", "e", "q", "K", "ctrl+p")  # these write files, end something, or open a foreign screen
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_no_order_of_keys_and_sizes_ends_the_screen(seed: int) -> None:
+    """A hundred random keys, sizes and readings each; processes and GPUs come and go."""
+    draw = random.Random(seed)
+    full = moments("8xh100", 4)
+    few = [
+        replace(
+            one,
+            inventory=replace(
+                one.inventory,
+                devices=one.inventory.devices[:1],
+                processes=one.inventory.processes[:2],
+                waterfalls=(),
+            ),
+        )
+        for one in full
+    ]
+    none = moments("no-driver", 1)
+    app = app_of(full[0])
+    names = [
+        name for key in (*KEYS, *APP_KEYS) for names in key.actions for name in names.split(",")
+    ]
+    keys = [name for name in (*names, "enter", "a", "9") if name not in _SAFE]
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot, app)
+        for _ in range(100):
+            action = draw.random()
+            if action < 0.3:
+                await pilot.resize_terminal(draw.randint(1, 210), draw.randint(1, 70))
+            elif action < 0.5:
+                app._arrived(Taken(draw.choice([*full, *few, *none])))
+            else:
+                await pilot.press(draw.choice(keys))
+        while len(app.screen_stack) > 1:
+            app.pop_screen()
+        await pilot.resize_terminal(100, 30)
+        app._arrived(Taken(full[0]))
+        await until(pilot, lambda: shows(app, "q quit"))
+    assert app.crash is None
 
 
 async def test_a_driver_that_goes_away_and_returns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,7 +462,7 @@ async def test_a_fault_in_the_reading_thread_ends_the_screen_with_its_error() ->
             raise ZeroDivisionError("a fault")
 
     @contextmanager
-    def source() -> Iterator[Reader]:
+    def source() -> Iterator[MachineReader]:
         yield Broken()
 
     app = TopApp(interval=0.05, source=source)
@@ -421,7 +470,7 @@ async def test_a_fault_in_the_reading_thread_ends_the_screen_with_its_error() ->
         await until(pilot, lambda: app.crash is not None)
     assert isinstance(app.crash, ZeroDivisionError)
     assert app.return_code == 70
-    assert not app.feed._thread.is_alive()
+    assert not app.reader._thread.is_alive()
 
 
 # -- ending a process
@@ -586,7 +635,7 @@ async def test_pictures(
     monkeypatch.setattr(app, "notify", lambda *args, **kwargs: None)
     async with app.run_test(size=size) as pilot:
         await settle(pilot, app)
-        app.feed.pause(True)
+        app.reader.pause(True)
         await pilot.press(*keys)
         if isinstance(app.screen, DoctorScreen):
             app.screen.show_result(diagnosis)

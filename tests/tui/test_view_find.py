@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
+from textual.widgets import Label
 
-from gpuprobe.tui.widgets.find import FindLine
-from gpuprobe.tui.widgets.rows import Rows
+from gpuprobe.tui.widgets.prompt import Prompt
+from gpuprobe.tui.widgets.table import Table
 
 NAMES = ("conv1 forward", "conv2 forward", "linear backward", "conv3 Forward", "\x1b[31mevil")
 
@@ -17,32 +17,32 @@ class Lists(App[None]):
     moved: tuple[int, ...] = ()
 
     def compose(self) -> ComposeResult:
-        yield Rows(id="list")
+        yield Table(id="list")
 
     def on_mount(self) -> None:
-        rows = self.query_one(Rows)
-        rows.show("name", len(NAMES), lambda index: Text(NAMES[index]))
+        rows = self.query_one(Table)
+        rows.fill([(("name", "head"),)], len(NAMES), lambda index: [((NAMES[index], ""),)])
         rows.focus()
 
-    def on_rows_moved(self, message: Rows.Moved) -> None:
+    def on_table_moved(self, message: Table.Moved) -> None:
         self.moved += (message.index,)
 
 
 async def typed(pilot: Pilot[None], *keys: str) -> int:
     await pilot.press(*keys)
     await pilot.pause()
-    return pilot.app.screen_stack[0].query_one(Rows).cursor
+    return pilot.app.screen_stack[0].query_one(Table).cursor
 
 
 async def test_typing_goes_to_the_first_row_with_all_words() -> None:
     app = Lists()
     async with app.run_test(size=(60, 12)) as pilot:
         assert await typed(pilot, "slash", *"back") == 2
-        assert isinstance(app.screen, FindLine)
+        assert isinstance(app.screen, Prompt)
         assert await typed(pilot, "ctrl+u", *"forw") == 0  # from where it stood
         assert await typed(pilot, "space", "3") == 3  # a second word; large or small letters
         assert await typed(pilot, "enter") == 3
-        assert not isinstance(app.screen, FindLine)
+        assert not isinstance(app.screen, Prompt)
         assert app.moved[-1] == 3  # whatever shows the row's details was told
 
 
@@ -60,7 +60,7 @@ async def test_what_is_nowhere_moves_nothing_and_says_so(size: tuple[int, int]) 
     app = Lists()
     async with app.run_test(size=size) as pilot:
         assert await typed(pilot, "j", "slash", *"nowhere") == 1
-        line = str(app.screen.query_one("Static").render())  # type: ignore[attr-defined]
+        line = str(app.screen.query_one("#hint", Label).content)
         assert "nothing has this" in line
         assert await typed(pilot, "enter") == 1
         await typed(pilot, "f3")
@@ -78,5 +78,5 @@ async def test_esc_goes_back_to_where_it_stood() -> None:
 async def test_an_empty_list_has_nothing() -> None:
     app = Lists()
     async with app.run_test(size=(60, 12)) as pilot:
-        app.query_one(Rows).show("name", 0, lambda index: Text(""))
+        app.query_one(Table).fill([], 0, lambda index: [])
         assert await typed(pilot, "slash", "x", "enter") <= 0

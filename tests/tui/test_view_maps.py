@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprobe.model.memory import Block, BlockState, Category, Segment
-from gpuprobe.tui.viewer.map_model import FREE, ORDERS, PENDING, bars, cells
+from gpuprobe.tui.viewer.trace.segment_map import FREE, ORDERS, PENDING, bars, cells
 from gpuprobe.tui.widgets.treemap import tile
 
 SIZES = st.lists(st.integers(0, 1 << 40), max_size=60)

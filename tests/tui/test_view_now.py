@@ -9,14 +9,23 @@ import pytest
 from view_recordings import MIB, Run
 
 from gpuprobe.analysis.growth.forecast import Forecast
-from gpuprobe.api.live import Followed, Insight, Neighbours, insight, neighbours, out_of_memory
+from gpuprobe.api.live import (
+    Followed,
+    Insight,
+    Neighbours,
+    Surroundings,
+    insight,
+    neighbours,
+    now_sections,
+    out_of_memory,
+)
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import Collective, SessionEnd
 from gpuprobe.model.values import Bytes, Unavailable
-from gpuprobe.tui.viewer.now import Surroundings, now_lines
+from gpuprobe.tui.viewer.export import texts_of
 
 GIB = 1 << 30
-BESIDE = Neighbours("H100", 80 * GIB, 20 * GIB, 2 * GIB, 58 * GIB, 3)
+SHARED = Neighbours("H100", 80 * GIB, 20 * GIB, 2 * GIB, 58 * GIB, 3)
 
 
 @pytest.fixture
@@ -32,12 +41,8 @@ def rank_of(run: Run) -> RankRecording:
 
 
 def section(rank: RankRecording, name: str, around: Surroundings | None = None) -> str:
-    found, inside = [], False
-    for title, line in now_lines(rank, "cuda:0", around or Surroundings(), rank.session.cwd):
-        inside = title == name or (inside and not title)
-        if inside:
-            found.append(line)
-    return "\n".join(found)
+    found = {s.title: s for s in now_sections(rank, "cuda:0", around or Surroundings())}
+    return "\n".join(texts_of(found[name], rank.session.cwd)) if name in found else ""
 
 
 def test_pace_and_memory(run: Run) -> None:
@@ -53,22 +58,22 @@ def test_pace_and_memory(run: Run) -> None:
 
 def test_what_else_is_on_the_gpu(run: Run) -> None:
     rank = rank_of(run)
-    told = section(rank, "beside torch", Surroundings(BESIDE))
-    assert "this process outside torch 1.9 GiB" in told  # 2 GiB less the 80 MiB reserved
-    assert "3 other processes 58.0 GiB · 20.0 GiB of 80.0 GiB free" in told
+    shown = section(rank, "outside torch", Surroundings(SHARED))
+    assert "this process outside torch 1.9 GiB" in shown  # 2 GiB less the 80 MiB reserved
+    assert "3 other processes 58.0 GiB · 20.0 GiB of 80.0 GiB free" in shown
     unknown = Unavailable("NVML cannot be asked")
-    assert section(rank, "beside torch", Surroundings(unknown)) == "NVML cannot be asked"
+    assert section(rank, "outside torch", Surroundings(unknown)) == "NVML cannot be asked"
     window = replace(rank.steps[9].windows[0], device_used=Bytes(380 * MIB))
     steps = list(rank.steps)
     steps[9] = replace(steps[9], windows=(window,))
-    recorded = section(replace(rank, steps=tuple(steps)), "beside torch", Surroundings(unknown))
+    recorded = section(replace(rank, steps=tuple(steps)), "outside torch", Surroundings(unknown))
     assert "300.0 MiB in use outside torch at the end of step 9" in recorded
 
 
 def test_the_forecast_uses_what_torch_may_still_get(run: Run) -> None:
     """Peaks grow by 2 MiB a step, from 64 MiB in the last: 80 MiB are reserved, 100 free."""
     rank = rank_of(run)
-    around = replace(BESIDE, free=100 * MIB)
+    around = replace(SHARED, free=100 * MIB)
     found = out_of_memory(rank, "cuda:0", around)
     assert isinstance(found, Forecast)
     level = rank.steps[-1].windows[0].peak_allocated.at_least  # type: ignore[union-attr]
@@ -76,7 +81,7 @@ def test_the_forecast_uses_what_torch_may_still_get(run: Run) -> None:
     words = section(rank, "forecast", Surroundings(around, found))
     assert words.startswith(f"out of memory in {found.soonest} steps")
     blind = out_of_memory(rank, "cuda:0", Unavailable("no driver"))
-    assert section(rank, "forecast", Surroundings(BESIDE, blind)) == (
+    assert section(rank, "forecast", Surroundings(SHARED, blind)) == (
         "grows by 2.0 MiB a step\nwhen it ends is not known: no driver"
     )
 
@@ -115,13 +120,13 @@ def test_the_allocator_collectives_waits_and_hazards(run: Run) -> None:
 def test_without_steps_and_on_the_cpu_it_says_so(tmp_path: Path) -> None:
     empty = rank_of(Run(tmp_path))
     assert section(empty, "pace") == section(empty, "memory") == "no step yet"
-    assert isinstance(out_of_memory(empty, "cuda:0", BESIDE), Unavailable)
-    beside = neighbours(empty, "cpu")
-    assert isinstance(beside, Unavailable)
+    assert isinstance(out_of_memory(empty, "cuda:0", SHARED), Unavailable)
+    none = neighbours(empty, "cpu")
+    assert isinstance(none, Unavailable)
     ended = replace(empty, end=SessionEnd(1))
     gone = neighbours(ended, "cuda:0", "8xh100")
     assert isinstance(gone, Unavailable)
     assert "does not run any more" in gone.reason
-    stranger = neighbours(empty, "cuda:0", "8xh100")  # process 42 is on none of these GPUs
-    assert isinstance(stranger, Unavailable)
-    assert "process 42 holds memory on none of the 8 GPUs" in stranger.reason
+    unmatched = neighbours(empty, "cuda:0", "8xh100")  # process 42 is on none of these GPUs
+    assert isinstance(unmatched, Unavailable)
+    assert "process 42 holds memory on none of the 8 GPUs" in unmatched.reason

@@ -18,7 +18,7 @@ from gpuprobe.model.run.summary import Glance, Run
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.tui.runs import RunsScreen
 from gpuprobe.tui.viewer.app import ViewApp
-from gpuprobe.tui.viewer.block import BlockScreen
+from gpuprobe.tui.viewer.trace.block import BlockScreen
 
 GOLDEN = Path(__file__).parent / "screens"
 

@@ -9,19 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from screen_svg import screen_text
 from textual.pilot import Pilot
-from textual.widgets import Static
 from view_recordings import Run
 
 from gpuprobe.api.live import Followed
 from gpuprobe.api.recordings import load, report
 from gpuprobe.model.run.session import Placed
 from gpuprobe.model.values import Bytes
+from gpuprobe.tui.text_screen import TextScreen
 from gpuprobe.tui.viewer.app import ViewApp
-from gpuprobe.tui.viewer.block import BlockScreen
-from gpuprobe.tui.viewer.screen import PANES, ViewScreen
-from gpuprobe.tui.viewer.trace import TracePane
-from gpuprobe.tui.widgets.rows import Rows
+from gpuprobe.tui.viewer.keys import PANES
+from gpuprobe.tui.viewer.screen import ViewScreen
+from gpuprobe.tui.viewer.trace.block import BlockScreen
+from gpuprobe.tui.viewer.trace.pane import TracePane
+from gpuprobe.tui.widgets.table import Table
+from gpuprobe.tui.widgets.text_pane import TextPane
 
 SIZES = [(60, 16), (100, 30), (200, 60)]
 
@@ -36,11 +39,11 @@ async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
 
 
 def text(app: ViewApp, selector: str) -> str:
-    return str(app.screen.query_one(selector, Static).render())
+    return app.screen.query_one(selector, TextPane).text
 
 
-def rows(app: ViewApp, selector: str) -> Rows:
-    return app.screen.query_one(selector, Rows)
+def rows(app: ViewApp, selector: str) -> Table:
+    return app.screen.query_one(selector, Table)
 
 
 def lines(app: ViewApp, selector: str) -> list[str]:
@@ -85,7 +88,7 @@ async def test_every_pane_shows_a_finished_run(run: Run) -> None:
         await pilot.press("3")
         await until(pilot, lambda: pane(app).ready)
         await pilot.press("4")
-        assert "complete" in lines(app, "#ranks")[0]
+        assert "complete" in lines(app, "#ranks-pane")[0]
         await pilot.press("5")
         assert "GP201" in lines(app, "#finding-rows")[0]
         assert "side.wait_stream(main)" in text(app, "#findings-detail")
@@ -115,7 +118,7 @@ async def test_time_travel(run: Run) -> None:
         await pilot.press("g", "j", "t")
         await until(pilot, lambda: pane(app).ready)
         here = pane(app)
-        look = here._look
+        look = here._inspector
         assert look is not None
         assert look.step == 1
         assert here.position == look.peak
@@ -125,22 +128,22 @@ async def test_time_travel(run: Run) -> None:
             await pilot.press(*keys)
             assert here.position != before
             await until(pilot, lambda: here.ready)
-            assert here.moment is not None
-            assert here.moment.allocated == look.allocated[here.position]
-            assert sum(here.moment.categories.values()) == here.moment.allocated
+            assert here.state is not None
+            assert here.state.allocated == look.allocated[here.position]
+            assert sum(here.state.categories.values()) == here.state.allocated
         await pilot.press("plus", "plus")
-        assert here._first <= here.position < here._end
-        assert here._end - here._first < len(look) // 3
+        assert here.timeline.first <= here.position < here.timeline.end
+        assert here.timeline.end - here.timeline.first < len(look) // 3
         await pilot.press("minus", "minus", "minus")
-        assert (here._first, here._end) == (0, len(look))
+        assert (here.timeline.first, here.timeline.end) == (0, len(look))
         await pilot.press("p")
         assert here.position == look.peak
         await pilot.press("right_square_bracket")
-        await until(pilot, lambda: here._look is not look and here.ready)
-        assert here._look is not None
-        assert here._look.step == 2
+        await until(pilot, lambda: here._inspector is not look and here.ready)
+        assert here._inspector is not None
+        assert here._inspector.step == 2
         await pilot.press("b")
-        await until(pilot, lambda: here.moment is not None and here.moment.grouping == "module")
+        await until(pilot, lambda: here.state is not None and here.state.grouping == "module")
         assert any("net.first" in line for line in lines(app, "#groups"))
 
 
@@ -195,14 +198,14 @@ async def test_clicks_choose_panes_positions_and_rectangles(run: Run) -> None:
         assert rows(app, "#steps").cursor == 2
         await pilot.click("#tabs", offset=(20, 0))
         await until(pilot, lambda: pane(app).ready)
-        assert pane(app)._look is not None
+        assert pane(app)._inspector is not None
         before = pane(app).position
         await pilot.click("#bands", offset=(30, 4))
         assert pane(app).position != before
         await until(pilot, lambda: pane(app).ready)
-        last = pane(app)._rects[-1]
+        last = pane(app).treemap.rects[-1]
         await pilot.click("#treemap", offset=(last.x + 1 + last.width // 2, last.y))
-        wanted = pane(app)._faces[last.item].key
+        wanted = pane(app).treemap.groups[last.item].key
         assert wanted.rpartition("/")[2] in lines(app, "#groups")[rows(app, "#groups").cursor]
 
 
@@ -256,7 +259,7 @@ async def test_ranks_side_by_side(tmp_path: Path) -> None:
     async with app.run_test(size=(130, 40)) as pilot:
         await until(pilot, lambda: rows(app, "#steps").count == 4)
         await pilot.press("4")
-        shown = lines(app, "#ranks")
+        shown = lines(app, "#ranks-pane")
         assert [line.split()[0] for line in shown] == ["0", "1", "2"]
         assert "highest peak" in shown[1]
         assert "slowest" in shown[2]
@@ -286,7 +289,7 @@ async def test_hostile_names_are_text(tmp_path: Path) -> None:
 
 
 def text_of_title(app: ViewApp) -> str:
-    return str(app.screen_stack[0].query_one("#title", Static).render())
+    return app.screen_stack[0].query_one("#title", TextPane).text
 
 
 async def test_without_traces_it_says_what_is_needed(tmp_path: Path) -> None:
@@ -349,13 +352,14 @@ async def test_what_is_shown_is_saved_as_json(
         saved = json.loads(path.read_text("utf-8"))
         assert (saved["schema"], saved["version"], saved["pane"]) == (
             "gpuprobe.view",
-            [1, 0],
+            [2, 0],
             "trace",
         )
         assert sum(group["bytes"] for group in saved["groups"]) == saved["allocated"]
         assert sum(saved["categories"].values()) == saved["allocated"]
         await pilot.press("question_mark")
-        assert any("save what is shown" in note.message for note in app._notifications)
+        await until(pilot, lambda: isinstance(app.screen, TextScreen))
+        assert any("save what is shown" in line for line in screen_text(app))
 
 
 async def test_the_findings_are_those_of_the_report(run: Run) -> None:

@@ -10,19 +10,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from gpuprobe.api.monitor import errors_of, headline
 from gpuprobe.model.codec import to_plain
 from gpuprobe.model.document import header
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.machine.monitor import HostLoad, Moment
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
-from gpuprobe.reporters.text.info import device_names, error_lines, headline
-from gpuprobe.tui.monitor.history import History
-from gpuprobe.tui.monitor.tables.devices_lines import PLOTS, Panel, detail, table
-from gpuprobe.tui.monitor.tables.devices_model import DeviceRow, device_rows, missing
-from gpuprobe.tui.monitor.tables.processes_lines import Columns, heading, layout, process_line
-from gpuprobe.tui.monitor.tables.processes_model import SORTS, Key, ProcessRow, Wish, process_rows
-from gpuprobe.tui.widgets.paint import Line, bar, fit, joined, level, line_width, right, spark
+from gpuprobe.tui.monitor.tables.device_detail import PLOTS, detail
+from gpuprobe.tui.monitor.tables.device_rows import DeviceRow, device_rows, missing
+from gpuprobe.tui.monitor.tables.device_table import Panel, table
+from gpuprobe.tui.monitor.tables.history import History
+from gpuprobe.tui.monitor.tables.process_rows import (
+    SORTS,
+    Key,
+    ListOptions,
+    ProcessRow,
+    process_rows,
+)
+from gpuprobe.tui.monitor.tables.process_table import Columns, heading, layout, process_line
+from gpuprobe.tui.widgets.plot import spark
+from gpuprobe.tui.widgets.styled_text import Line, bar, fit, joined, level, line_width, right
 
 if TYPE_CHECKING:
     from gpuprobe.model.run.summary import Run
@@ -46,11 +54,11 @@ class TopModel:
 
     interval: float = 1.0
     plain: bool = False
-    wish: Wish = field(default_factory=Wish)
+    options: ListOptions = field(default_factory=ListOptions)
     moment: Moment | None = None
     devices: tuple[DeviceRow, ...] = ()
     processes: tuple[ProcessRow, ...] = ()
-    chosen: str = ""  # the key of the GPU that is looked at
+    chosen: str = ""  # the key of the chosen GPU
     plot: int = 0
     paused: bool = False
     ended: bool = False
@@ -77,39 +85,39 @@ class TopModel:
     def arrange(self) -> None:
         """Sort and filter again."""
         if self.moment is not None:
-            self.processes = process_rows(self.moment, self.wish)
+            self.processes = process_rows(self.moment, self.options)
 
     def _forget_pins(self, moment: Moment) -> None:
         """Pins of processes that ended; or the set would grow for as long as it is open."""
         here: set[Key] = {(load.pid, load.ticks) for load in moment.processes}
         here |= {(process.pid, 0) for process in moment.inventory.processes}
-        if not self.wish.pinned <= here:
-            self.wish = replace(self.wish, pinned=self.wish.pinned & here)
+        if not self.options.pinned <= here:
+            self.options = replace(self.options, pinned=self.options.pinned & here)
 
     # -- what the reader asks for
 
     def sort_by(self, name: str) -> None:
         """Sort by a column; asked for again, the other way round."""
-        again = name == self.wish.sort
-        self.wish = replace(self.wish, sort=name, reverse=again and not self.wish.reverse)
+        again = name == self.options.sort
+        self.options = replace(self.options, sort=name, reverse=again and not self.options.reverse)
         self.arrange()
 
     def sort_next(self, by: int) -> None:
-        at = (SORTS.index(self.wish.sort) + by) % len(SORTS)
-        self.wish = replace(self.wish, sort=SORTS[at], reverse=False)
+        at = (SORTS.index(self.options.sort) + by) % len(SORTS)
+        self.options = replace(self.options, sort=SORTS[at], reverse=False)
         self.arrange()
 
-    def change(self, **wishes: Any) -> None:
+    def change(self, **options: Any) -> None:
         """Change the filter, the tree, or what is pinned."""
-        self.wish = replace(self.wish, **wishes)
+        self.options = replace(self.options, **options)
         self.arrange()
 
     def pin(self, row: ProcessRow) -> None:
         """Pin a process to the top, or let it go."""
-        self.change(pinned=self.wish.pinned ^ {row.key})
+        self.change(pinned=self.options.pinned ^ {row.key})
 
     def choose(self, position: int) -> None:
-        """Look at the GPU in this row of the table."""
+        """Choose the GPU in this row of the table."""
         if 0 <= position < len(self.devices):
             self.chosen = self.devices[position].key
 
@@ -119,7 +127,7 @@ class TopModel:
 
     @property
     def chosen_at(self) -> int:
-        """The row of the GPU that is looked at."""
+        """The row of the chosen GPU."""
         return next((i for i, row in enumerate(self.devices) if row.key == self.chosen), 0)
 
     # -- lines
@@ -143,8 +151,8 @@ class TopModel:
             marks.append(((" paused ", "badge-warning"),))
         pace = f"every {self.interval:g} s  " if columns >= 80 else ""
         end: Line = ((" ", ""), *joined([*marks, ((f"{pace}{clock} ", "dim"),)]))
-        room = columns - line_width(end)
-        return fit((*fit(start, room), *end), columns) if room > 0 else fit(end, columns)
+        free = columns - line_width(end)
+        return fit((*fit(start, free), *end), columns) if free > 0 else fit(end, columns)
 
     def host(self, columns: int) -> Line:
         """CPU, memory and load of the machine."""
@@ -190,7 +198,7 @@ class TopModel:
         )
 
     def detail(self, columns: int, height: int) -> list[Line]:
-        """The GPU that is looked at."""
+        """The chosen GPU in depth."""
         row = self.chosen_row
         if row is None:
             return [fit((), columns) for _ in range(height)]
@@ -216,36 +224,34 @@ class TopModel:
         shown = sum(1 for row in self.processes if row.device)
         count = f" {shown} of {everything}" if shown != everything else f" {everything}"
         line: Line = (("", "section"), (" processes", "title"), (count, "bold"))
-        if self.wish.device:
-            index = next((d.index for d in self.devices if d.key == self.wish.device), "?")
+        if self.options.device:
+            index = next((d.index for d in self.devices if d.key == self.options.device), "?")
             line += ((f"  on GPU {index}", "accent"),)
-        if self.wish.needle:
-            line += (("  filter ", "dim"), (visible(self.wish.needle), "match"))
-        if self.wish.pinned:
-            line += ((f"  {len(self.wish.pinned)} pinned", "pinned"),)
-        if self.wish.tree:
+        if self.options.needle:
+            line += (("  filter ", "dim"), (visible(self.options.needle), "match"))
+        if self.options.pinned:
+            line += ((f"  {len(self.options.pinned)} pinned", "pinned"),)
+        if self.options.tree:
             line += (("  tree", "accent"),)
-        words = f"by {self.wish.sort}{', reversed' if self.wish.reverse else ''} "
-        room = columns - line_width(line)
-        if room > len(words) + 2:
-            line += ((right(words, room), "dim"),)
-        return chosen, [fit(line, columns), heading(chosen, self.wish)]
+        words = f"by {self.options.sort}{', reversed' if self.options.reverse else ''} "
+        free = columns - line_width(line)
+        if free > len(words) + 2:
+            line += ((right(words, free), "dim"),)
+        return chosen, [fit(line, columns), heading(chosen, self.options)]
 
-    def process(self, position: int, columns: Columns) -> Line:
+    def process_line(self, row: ProcessRow, columns: Columns) -> Line:
         """One process."""
-        row = self.processes[position]
         return process_line(row, columns, recorded=self.run_of(row) is not None)
 
     def notes(self) -> list[str]:
-        """What is odd, in sentences, the worst first."""
+        """What is unusual, in sentences, the worst first."""
         if self.moment is None:
             return [self.failure] if self.failure else []
         inventory = self.moment.inventory
         found = [self.failure] if self.failure else []
-        names = device_names(inventory)
         if not self.failure:
             # An error of a device comes before what is merely refused.
-            found += [line.strip().removeprefix("! ") for line in error_lines(inventory, names)]
+            found += errors_of(inventory)
         for one in inventory.disagreements:
             if not one.expected:
                 found.append(visible(one.message))
@@ -297,11 +303,11 @@ class TopModel:
             else [to_plain(note) for note in self.moment.xids],
             "processes": listed,
             "shown": {
-                "sort": self.wish.sort,
-                "reverse": self.wish.reverse,
-                "tree": self.wish.tree,
-                "filter": self.wish.needle,
-                "device": self.wish.device,
+                "sort": self.options.sort,
+                "reverse": self.options.reverse,
+                "tree": self.options.tree,
+                "filter": self.options.needle,
+                "device": self.options.device,
                 "notes": self.notes(),
             },
         }
@@ -320,8 +326,8 @@ def _cpu(load: HostLoad, count: int, history: History, columns: int) -> Line:
     name = f"{count} CPUs " if count else "CPU "
     if isinstance(value, Unavailable):
         return ((name, "head"), (right(missing(value), 4), "dim"))
-    room = 20 if columns >= 120 else 8
-    drawn = spark(history.host_cpu(), room, 100)
+    wide = 20 if columns >= 120 else 8
+    drawn = spark(history.host_cpu(), wide, 100)
     return ((name, "head"), (f"{value:3.0f}% ", level(value / 100)), (drawn, "plot"))
 
 

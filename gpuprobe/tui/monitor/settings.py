@@ -1,7 +1,7 @@
 """What the dashboard remembers: a small JSON file in the user's configuration folder.
 
 A file that cannot be read or is not understood is no reason to fail: the defaults hold, and the
-screen says so once.
+screen reports it once.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuprobe.model.files import atomic_write
-from gpuprobe.tui.monitor.tables.processes_model import SORTS
-from gpuprobe.tui.widgets.themes import PALETTES
+from gpuprobe.tui.monitor.tables.process_rows import SORTS
+from gpuprobe.tui.widgets.palette import PALETTES
 
 __all__ = ["Settings", "load", "save", "settings_path"]
 
@@ -34,7 +34,7 @@ class Settings:
 def settings_path(environ: Mapping[str, str] = os.environ) -> Path | None:
     """``$XDG_CONFIG_HOME/gpuprobe/top.json``, by default in ``~/.config`` (XDG Base Directory
     Specification). None where there is no home folder either. A relative ``XDG_CONFIG_HOME``
-    is to be ignored, says the specification.
+    is to be ignored, by the specification.
     """
     base = environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):  # noqa: PTH117 (it may be empty, which no Path is)

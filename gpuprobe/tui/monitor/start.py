@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 from gpuprobe.api.monitor import MomentLog, Monitor, ReplayedLog
 from gpuprobe.model.machine.monitor import Moment
 from gpuprobe.tui.monitor import settings
 from gpuprobe.tui.monitor.app import TopApp
-from gpuprobe.tui.monitor.feed import Reader
+from gpuprobe.tui.monitor.reader_thread import MachineReader
 
 __all__ = ["Logged", "show"]
 
@@ -19,7 +20,7 @@ __all__ = ["Logged", "show"]
 class Logged:
     """Readings of ``reader``, each of which is written to ``log`` as well."""
 
-    def __init__(self, reader: Reader, log: MomentLog) -> None:
+    def __init__(self, reader: MachineReader, log: MomentLog) -> None:
         self._reader = reader
         self._log = log
 
@@ -37,16 +38,15 @@ def show(args: argparse.Namespace) -> int:
     the file to replay is none; and a fault of gpuprobe's own that ended the screen.
     """
     with ExitStack() as stack:
-        source: Callable[[], AbstractContextManager[Reader]]
+        source: Callable[[], AbstractContextManager[MachineReader]]
         if args.replay is not None:
-            replayed = stack.enter_context(ReplayedLog(args.replay))
-            source = _once(replayed)
+            opened = nullcontext(stack.enter_context(ReplayedLog(args.replay)))
+            source = partial(_same, opened)  # it is not opened again after a failure
         else:
-            source = _machine(args.demo, args.interval)
-            if args.log is not None:
-                log = MomentLog(args.log)
+            log = None if args.log is None else MomentLog(args.log)
+            if log is not None:
                 stack.callback(log.close)
-                source = _logged(source, log)
+            source = partial(_machine, args.demo, args.interval, log)
         app = TopApp(
             args.demo,
             args.interval,
@@ -61,26 +61,11 @@ def show(args: argparse.Namespace) -> int:
         return app.return_code or 0
 
 
-def _machine(demo: str | None, interval: float) -> Callable[[], AbstractContextManager[Reader]]:
-    return lambda: Monitor(demo, interval=interval, moving=True)
+def _same(opened: AbstractContextManager[MachineReader]) -> AbstractContextManager[MachineReader]:
+    return opened
 
 
-def _once(reader: Reader) -> Callable[[], AbstractContextManager[Reader]]:
-    """What is open already: it is not opened again after a failure, nor closed."""
-
-    @contextmanager
-    def source() -> Iterator[Reader]:
-        yield reader
-
-    return source
-
-
-def _logged(
-    inner: Callable[[], AbstractContextManager[Reader]], log: MomentLog
-) -> Callable[[], AbstractContextManager[Reader]]:
-    @contextmanager
-    def source() -> Iterator[Reader]:
-        with inner() as reader:
-            yield Logged(reader, log)
-
-    return source
+@contextmanager
+def _machine(demo: str | None, interval: float, log: MomentLog | None) -> Iterator[MachineReader]:
+    with Monitor(demo, interval=interval, moving=True) as monitor:
+        yield monitor if log is None else Logged(monitor, log)

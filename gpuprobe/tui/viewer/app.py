@@ -6,8 +6,9 @@ from textual.screen import Screen
 
 from gpuprobe.api.live import Followed
 from gpuprobe.errors import GpuprobeError
-from gpuprobe.tui.base import ProbeApp
+from gpuprobe.tui.probe_app import ProbeApp
 from gpuprobe.tui.runs import RunsScreen
+from gpuprobe.tui.viewer.reading import Failed
 from gpuprobe.tui.viewer.screen import ViewScreen
 
 __all__ = ["ViewApp"]
@@ -19,8 +20,6 @@ class ViewApp(ProbeApp):
     ``failure`` is why nothing could be shown at all; the app has ended then. ``demo`` names a
     fake fleet to ask for a GPU's other processes.
     """
-
-    HELP_TEXT = ViewScreen.HELP_TEXT
 
     def __init__(
         self, followed: Followed | None = None, interval: float = 0.5, *, demo: str | None = None
@@ -36,7 +35,7 @@ class ViewApp(ProbeApp):
             return RunsScreen(demo=self._demo)
         return ViewScreen(self.followed, self.interval, demo=self._demo)
 
-    def on_view_screen_failed(self, message: ViewScreen.Failed) -> None:
+    def on_failed(self, message: Failed) -> None:
         if self.followed is not None and message.nothing_shown:
             self.failure = message.error
             self.exit()

@@ -5,14 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpuprobe.api.live import StepPeak, TraceInspector, TraceState
+from gpuprobe.api.live import (
+    Section,
+    Sentence,
+    StepPeak,
+    TraceInspector,
+    TraceState,
+    facts_of_ranks,
+)
 from gpuprobe.model.codec import to_plain
 from gpuprobe.model.document import header
 from gpuprobe.model.findings import Finding, to_document
-from gpuprobe.model.run.recording import RankRecording
+from gpuprobe.model.run.recording import RankRecording, Recording
+from gpuprobe.model.text import visible
 from gpuprobe.model.values import Unavailable
 
-__all__ = ["SCHEMA", "VERSION", "document", "of_findings", "of_lines", "of_moment", "of_step"]
+__all__ = [
+    "SCHEMA",
+    "VERSION",
+    "document",
+    "of_findings",
+    "of_ranks",
+    "of_sections",
+    "of_state",
+    "of_step",
+    "texts_of",
+]
 
 SCHEMA = "gpuprobe.view"
 
@@ -41,32 +59,39 @@ def of_step(rank: RankRecording, place: int, peak: StepPeak | Unavailable | None
     return shown
 
 
-def of_lines(lines: list[tuple[str, str]]) -> dict[str, Any]:
-    """Lines of text under their names."""
-    found: dict[str, list[str]] = {}
-    name = ""
-    for title, line in lines:
-        name = title or name
-        found.setdefault(name, []).append(line)
-    return {"lines": found}
+def texts_of(section: Section, cwd: str = "") -> list[str]:
+    """The sentences of a section, safe to print; paths below ``cwd`` without it."""
+    below = cwd.rstrip("/") + "/"
+    texts = [part.text for part in section.parts if isinstance(part, Sentence)]
+    return [visible(text.replace(below, "") if cwd else text) for text in texts]
 
 
-def of_moment(look: TraceInspector, moment: TraceState) -> dict[str, Any]:
+def of_sections(sections: Sequence[Section], cwd: str) -> dict[str, Any]:
+    """Sentences under the titles of their sections."""
+    return {"lines": {section.title: texts_of(section, cwd) for section in sections}}
+
+
+def of_ranks(recording: Recording) -> dict[str, Any]:
+    """The ranks side by side."""
+    return {"ranks": [to_plain(facts) for facts in facts_of_ranks(recording)]}
+
+
+def of_state(inspector: TraceInspector, state: TraceState) -> dict[str, Any]:
     """What was allocated at a position of a trace. ``groups`` and ``categories`` each sum to
     ``allocated``.
     """
-    event = look.event(moment.position)
+    event = inspector.event(state.position)
     return {
-        "device": look.device,
-        "step": look.step,
-        "position": moment.position,
-        "positions": len(look),
+        "device": inspector.device,
+        "step": inspector.step,
+        "position": state.position,
+        "positions": len(inspector),
         "event": None if event is None else to_plain(event),
-        "allocated": moment.allocated,
-        "pending": moment.pending,
-        "reserved": to_plain(moment.reserved),
-        "categories": {category.value: size for category, size in moment.categories.items()},
-        "grouping": moment.grouping,
+        "allocated": state.allocated,
+        "pending": state.pending,
+        "reserved": to_plain(state.reserved),
+        "categories": {category.value: size for category, size in state.categories.items()},
+        "grouping": state.grouping,
         "groups": [
             {
                 "key": group.key,
@@ -74,7 +99,7 @@ def of_moment(look: TraceInspector, moment: TraceState) -> dict[str, Any]:
                 "blocks": len(group.rows),
                 "category": group.category.value,
             }
-            for group in moment.groups
+            for group in state.groups
         ],
     }
 

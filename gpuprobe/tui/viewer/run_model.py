@@ -9,11 +9,11 @@ from pathlib import PurePath
 from typing import overload
 
 from gpuprobe.api.live import StepPeak, is_running
-from gpuprobe.model.memory import Category
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import DeviceWindow, Step
 from gpuprobe.model.text import human_bytes, human_ns, visible
 from gpuprobe.model.values import Peak, Unavailable
+from gpuprobe.tui.widgets.legend import words
 
 __all__ = ["Curves", "RunModel", "StepRow", "StepRows", "detail_lines", "model_of", "short_line"]
 
@@ -37,7 +37,7 @@ class StepRow:
 
 
 class StepRows(Sequence[StepRow]):
-    """The lines of the table, each made when it is looked at: there may be a million."""
+    """The lines of the table, each made when it is shown: there may be a million."""
 
     def __init__(self, steps: Sequence[Step], device: str) -> None:
         self._steps = steps
@@ -57,8 +57,8 @@ class StepRows(Sequence[StepRow]):
 
 
 class Curves:
-    """What the plot shows of the steps of one rank, kept from look to look: only steps that were
-    added (and the last one, which may be replaced) are looked at again.
+    """What the plot shows of the steps of one rank, kept from read to read: only steps that were
+    added (and the last one, which may be replaced) are read again.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class RunModel:
 def model_of(recording: Recording, rank: int = 0, curves: Curves | None = None) -> RunModel:
     """What to show of the rank at position ``rank`` (it is clamped to those there are).
 
-    ``curves`` are those of the last look at this rank, where there was one.
+    ``curves`` are those of the last read of this rank, where there was one.
     """
     name = visible(PurePath(recording.path).name)
     if not recording.ranks:
@@ -216,9 +216,9 @@ def _phase(step: Step, device: str) -> str:
 
 
 def detail_lines(model: RunModel, row: StepRow, peak: StepPeak | Unavailable | None) -> list[str]:
-    """The panel beside the table: the phases, the tensors and the peak of one step.
+    """The panel next to the table: the phases, the tensors and the peak of one step.
 
-    ``peak`` is None while it is still being looked up.
+    ``peak`` is None while it is still being read.
     """
     step = row.step
     lines = [f"Step {row.index} · {row.time}", ""]
@@ -232,7 +232,7 @@ def detail_lines(model: RunModel, row: StepRow, peak: StepPeak | Unavailable | N
     for tensors in step.tensors:
         lines += ["", f"At the end, on {visible(tensors.device)}"]
         named = sorted(tensors.by_category.items(), key=lambda item: -item[1])
-        rows = [(_words(category), size) for category, size in named if size]
+        rows = [(words(category), size) for category, size in named if size]
         if isinstance(tensors.rest, int):
             rows.append(("everything else", tensors.rest))
         lines += _bars(rows)
@@ -254,24 +254,20 @@ def detail_lines(model: RunModel, row: StepRow, peak: StepPeak | Unavailable | N
     return lines
 
 
-def short_line(key: str, cwd: str, room: int = 0) -> str:
+def short_line(key: str, cwd: str, columns: int = 0) -> str:
     """A line or module without the working directory in front of it; where that has more than
-    ``room`` characters (0: any number), without directories; then its end is what stays.
+    ``columns`` characters (0: any number), without directories; then its end is what stays.
     """
     text = visible(key.removeprefix(cwd.rstrip("/") + "/") if cwd else key)
     place, found, function = text.partition(" in ")
     parts = place.split("/")
     if len(parts) > 3 and not parts[0]:  # not below the working directory
         text = f"…/{parts[-2]}/{parts[-1]}{found}{function}"
-    if not room or len(text) <= room:
+    if not columns or len(text) <= columns:
         return text
     if len(parts) > 1:
         text = parts[-1] + found + function
-    return text if len(text) <= room else text[: max(0, room - 1)] + "…"
-
-
-def _words(category: Category) -> str:
-    return category.value.replace("_", " ")
+    return text if len(text) <= columns else text[: max(0, columns - 1)] + "…"
 
 
 def _bars(rows: Sequence[tuple[str, int]]) -> list[str]:

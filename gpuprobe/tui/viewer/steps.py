@@ -1,39 +1,38 @@
-"""The steps of a run: a plot, the list, and beside it what the chosen step held."""
+"""The steps of a run: a plot, the list, and next to it what the chosen step held."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
-from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.events import Resize
 from textual.message import Message
-from textual.widgets import Static
 
 from gpuprobe.api.live import StepPeak
-from gpuprobe.model.text import human_bytes, human_ns
+from gpuprobe.model.text import human_bytes, human_ns, wrapped
 from gpuprobe.model.values import Unavailable
+from gpuprobe.tui.viewer.keys import STEPS_KEYS
 from gpuprobe.tui.viewer.run_model import RunModel, StepRow, detail_lines
-from gpuprobe.tui.widgets.cells import colors_of
+from gpuprobe.tui.widgets.keymap import bindings
 from gpuprobe.tui.widgets.plot import draw
-from gpuprobe.tui.widgets.rows import Rows
+from gpuprobe.tui.widgets.styled_text import Line
+from gpuprobe.tui.widgets.table import Table
+from gpuprobe.tui.widgets.text_pane import TextPane
 
 __all__ = ["StepsPane"]
 
 _HEAD = f"{'step':>7} {'time':>9} {'peak':>10} {'reserved':>10} {'at end':>10}  phase of peak"
 
 
-def _line(row: StepRow) -> Text:
-    text = Text(
+def _line(row: StepRow) -> Line:
+    text = (
         f"{row.index:>7} {row.time:>9} {row.peak:>10} {row.reserved:>10} {row.end:>10}  "
-        f"{row.phase:<10}",
-        no_wrap=True,
+        f"{row.phase:<10}"
     )
-    if row.note:
-        text.append(f" {row.note}", "dim")
-    return text
+    return ((text, ""), (f" {row.note}", "dim"))
 
 
 class StepsPane(Vertical):
@@ -43,17 +42,15 @@ class StepsPane(Vertical):
     StepsPane #plot { height: 30%; min-height: 8; max-height: 20; padding: 0 1; }
     StepsPane #left { width: 3fr; }
     StepsPane #panel { width: 2fr; min-width: 44; padding: 0 1; border-left: solid $panel; }
+    StepsPane #detail, StepsPane #not-seen { height: auto; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("m", "measure", "plot"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings(STEPS_KEYS)
 
+    @dataclass
     class Wanted(Message):
-        """The step at this place in the list is looked at."""
+        """The details of the step at this place in the list are to be shown."""
 
-        def __init__(self, index: int) -> None:
-            super().__init__()
-            self.index = index
+        index: int
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -62,17 +59,17 @@ class StepsPane(Vertical):
         self._measure = 0
 
     def compose(self) -> ComposeResult:
-        self._plot = Static(id="plot", markup=False)
-        self._table = Rows(id="steps")
-        self._detail = Static(id="detail", markup=False)
-        self._unseen = Static(id="unseen", markup=False)
+        self._plot = TextPane(id="plot")
+        self._table = Table(id="steps")
+        self._detail = TextPane(id="detail")
+        self._not_seen = TextPane(id="not-seen")
         with Horizontal():
             with Vertical(id="left"):
                 yield self._plot
                 yield self._table
             with VerticalScroll(id="panel"):
                 yield self._detail
-                yield self._unseen
+                yield self._not_seen
 
     @property
     def cursor(self) -> int:
@@ -81,20 +78,20 @@ class StepsPane(Vertical):
 
     def show(self, model: RunModel, *, other: bool) -> None:
         """Show the rank as it is now; ``other``: it is not the rank shown so far."""
-        table = self._table
-        at_end = table.cursor >= table.count - 1
-        self._model = model
-        rows = model.rows
-        table.show(_HEAD, len(rows), lambda index: _line(rows[index]))
-        if model.running and at_end and rows:
-            table.go(len(rows) - 1)
+        table, rows = self._table, model.rows
+        cursor = None
+        if model.running and table.cursor >= table.count - 1 and rows:
+            cursor = len(rows) - 1
         elif other and model.highest >= 0:
-            table.go(model.highest)
+            cursor = model.highest
+        self._model = model
+        heading: Line = (("", "section"), (_HEAD, "head"))
+        table.fill([heading], len(rows), lambda index: [_line(rows[index])], cursor=cursor)
         self._show_plot()
         self._ask()
 
     def show_peak(self, peak: StepPeak | Unavailable | None) -> None:
-        """What was alive at the peak of the chosen step; None while it is looked up."""
+        """What was alive at the peak of the chosen step; None while it is being read."""
         self._peak = peak
         self._show_detail()
 
@@ -104,10 +101,6 @@ class StepsPane(Vertical):
             self._show_plot()
             self._ask()
 
-    def repaint(self) -> None:
-        self._show_plot()
-        self._show_detail()
-
     def _ask(self) -> None:
         model = self._model
         if model is not None and model.rows:
@@ -116,9 +109,8 @@ class StepsPane(Vertical):
             self._show_detail()
 
     def _show_plot(self) -> None:
-        model, plot = self._model, self._plot
-        width, height = plot.content_size.width, plot.content_size.height
-        if model is None or not width:
+        model, size = self._model, self._plot.size
+        if model is None or not size.width:
             return
         curves = model.curves
         named = [("peak allocated" if model.device else "peak resident memory", curves.allocated)]
@@ -127,29 +119,24 @@ class StepsPane(Vertical):
         named.append(("time", curves.time))
         name, values = named[self._measure % len(named)]
         label = human_ns if name == "time" else human_bytes
-        drawn = draw(values, width, max(2, height - 1), label=label)
-        colors = colors_of(self.app)
-        text = Text(f"{name} of each step   (m: another)\n", style=colors.dim, no_wrap=True)
-        lines = [Text(line, style=colors.accent) for line in drawn.lines]
-        cursor = self._table.cursor
-        column = next((c for c, held in enumerate(drawn.columns) if cursor in held), -1)
-        if column >= 0 and lines:
-            lines[-1] = _marked(drawn.lines[-1], drawn.offset + column, colors.accent)
-        plot.update(text + Text("\n").join(lines))
+        height = max(2, size.height - 1)
+        drawn = draw(values, size.width, height, label=label, cursor=self._table.cursor)
+        self._plot.show([((f"{name} of each step   (m: another)", "dim"),), *drawn.lines])
 
     def _show_detail(self) -> None:
-        model, detail = self._model, self._detail
-        index = self._table.cursor
+        model, index = self._model, self._table.cursor
         if model is None or not 0 <= index < len(model.rows):
             text = "no step yet" if model is None or model.running else "no step was recorded"
-            detail.update(Text(text))
+            self._detail.show([((text, ""),)])
             return
         lines = detail_lines(model, model.rows[index], self._peak)
-        detail.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"))
-        spots = ["", "What this could not see", *(f"- {spot}" for spot in model.blind_spots)]
-        self._unseen.update(Text("\n".join(spots) if model.blind_spots else ""))
+        self._detail.show([((line, ""),) for line in lines])
+        spots = ["", "What this could not see"] if model.blind_spots else []
+        for spot in model.blind_spots:
+            spots += wrapped(spot, "- ", max(20, self._not_seen.size.width))
+        self._not_seen.show([((spot, ""),) for spot in spots])
 
-    def on_rows_moved(self, message: Rows.Moved) -> None:
+    def on_table_moved(self, message: Table.Moved) -> None:
         message.stop()
         self._show_plot()
         self._ask()
@@ -160,8 +147,3 @@ class StepsPane(Vertical):
     def action_measure(self) -> None:
         self._measure += 1
         self._show_plot()
-
-
-def _marked(line: str, place: int, style: str) -> Text:
-    line = line.ljust(place + 1)
-    return Text(line[:place]) + Text("▲", style=style) + Text(line[place + 1 :])

@@ -1,30 +1,76 @@
-"""A bar plot in block characters, as lines of text. Knows nothing of Textual."""
+"""Plots in block characters: one line, several lines, bars over an axis, and stacked bands.
+
+Knows nothing of Textual.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpuprobe.model.memory import Category
 from gpuprobe.model.text import human_bytes
+from gpuprobe.tui.widgets.palette import LETTERS
+from gpuprobe.tui.widgets.styled_text import EIGHTHS, Line, Span, merged
 
-__all__ = ["Plot", "draw"]
+__all__ = ["LABEL", "Plot", "axis", "blocks", "draw", "draw_bands", "spark"]
 
-_EIGHTHS = " ▁▂▃▄▅▆▇█"
-_LABEL = 10
+LABEL = 11
+"""Columns to the left of a plot: the scale and its line."""
+
+# From the bottom up: what stays longest is at the bottom, so that the rest stands on it.
+_ORDER = (
+    Category.PARAMETER,
+    Category.BUFFER,
+    Category.OPTIMIZER_STATE,
+    Category.GRADIENT,
+    Category.GRADIENT_BUCKET,
+    Category.WEIGHT_CAST,
+    Category.WORKSPACE,
+    Category.INPUT,
+    Category.ACTIVATION,
+    Category.AUTOGRAD_DETAIL,
+    Category.TEMPORARY,
+    Category.OTHER,
+    Category.UNKNOWN,
+)
+
+
+def blocks(values: Sequence[float], rows: int, highest: float) -> list[str]:
+    """A column for each value, in ``rows`` lines, the top one first. A value above 0 is never
+    drawn as nothing; NaN is one that could not be read.
+    """
+    top = highest or 1
+    lines = []
+    for level in range(rows - 1, -1, -1):
+        cells = []
+        for value in values:
+            if math.isnan(value):
+                cells.append(" " if level else "╌")
+                continue
+            filled = round((value / top * rows - level) * 8)
+            least = 1 if not level and value > 0 else 0
+            cells.append(EIGHTHS[max(least, min(8, filled))])
+        lines.append("".join(cells))
+    return lines
+
+
+def spark(values: Sequence[float], columns: int, highest: float) -> str:
+    """The last ``columns`` values as one line of blocks, the latest at the right end."""
+    shown = values[-columns:] if columns > 0 else ()
+    return " " * (columns - len(shown)) + blocks(shown, 1, highest)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """The lines of a plot, top first, and which columns of it hold which values.
-
-    ``columns[c]`` is the range of indices that column ``c`` shows the maximum of; ``offset``
-    is where the first column begins.
+    """The lines of a plot, top first, and which of its columns hold which values: ``columns[c]``
+    is the range of indices that column ``c`` (after `LABEL`) shows the maximum of.
     """
 
-    lines: tuple[str, ...]
+    lines: tuple[Line, ...]
     columns: tuple[range, ...]
-    offset: int = _LABEL + 2
 
 
 def draw(
@@ -33,50 +79,122 @@ def draw(
     height: int,
     *,
     label: Callable[[int], str] = human_bytes,
-    highest: int = 0,
-    axis: str = "step",
+    cursor: int = -1,
 ) -> Plot:
-    """Plot ``values`` (from 0) in ``width`` × ``height`` cells, axis labels included.
+    """Plot ``values`` of steps (from 0) in ``width`` × ``height`` cells, with both axes.
 
-    ``label`` words a value (bytes, by default); the scale ends at ``highest`` or at the largest
-    value. Where there are more values than columns, a column shows the largest of its values,
-    so no peak is lost. The last line is the axis of indices, called ``axis``.
+    ``label`` words a value (bytes, by default); the scale ends at the largest one. Where there
+    are more values than columns, a column shows the largest of its values, so no peak is lost.
+    The axis marks the column of the value at the index ``cursor``.
     """
-    room = max(1, width - _LABEL - 2)
-    rows = max(1, height - 1)
+    columns = _columns(len(values), max(1, width - LABEL)) if values else []
     if not values:
-        return Plot(tuple(" " * width for _ in range(height)), ())
-    columns = _columns(len(values), room)
+        return Plot(((),) * height, ())
     tops = [max(values[i] for i in column) for column in columns]
-    highest = max(highest, *tops) or 1
-    lines = []
-    for row in range(rows):
-        level = rows - row  # the row covers the values up to highest * level / rows
-        if row == 0:
-            mark = label(highest)
-        elif row == rows - 1:
-            mark = label(0)
-        elif row == rows // 2:
-            mark = label(round(highest * level / rows))
-        else:
-            mark = ""
-        cells = "".join(_cell(top / highest * rows - (level - 1)) for top in tops)
-        lines.append(f"{mark:>{_LABEL}} {'┤' if mark else '│'}{cells}")
-    first, last = "0", str(len(values) - 1)
-    span = max(len(columns), len(first) + len(last) + 1)
-    indices = f"{first}{last:>{span - len(first)}}" if len(values) > 1 else first
-    lines.append(f"{axis:>{_LABEL}}  {indices}")
+    rows, highest = max(1, height - 1), max(tops) or 1
+    marks = _scale(highest, rows, label)
+    lines: list[Line] = [
+        ((mark, "dim"), (cells, "plot"))
+        for mark, cells in zip(marks, blocks(tops, rows, highest), strict=True)
+    ]
+    place = next((at for at, held in enumerate(columns) if cursor in held), -1)
+    last = str(len(values) - 1) if len(values) > 1 else ""
+    lines.append(axis(place, len(columns), "0", last, name="step"))
     return Plot(tuple(lines), tuple(columns))
 
 
-def _columns(count: int, room: int) -> list[range]:
-    if count <= room:
-        wide = min(3, room // count)
+def _columns(count: int, available: int) -> list[range]:
+    if count <= available:
+        wide = min(3, available // count)
         return [range(i, i + 1) for i in range(count) for _ in range(wide)]
-    edges = [round(i * count / room) for i in range(room + 1)]
+    edges = [round(i * count / available) for i in range(available + 1)]
     return [range(a, b) for a, b in itertools.pairwise(edges) if b > a]
 
 
-def _cell(fill: float) -> str:
-    """How much of one cell is filled, 0 to 1."""
-    return _EIGHTHS[max(0, min(8, round(fill * 8)))]
+def _scale(highest: int, rows: int, label: Callable[[int], str] = human_bytes) -> list[str]:
+    """What stands to the left of each row, `LABEL` columns wide."""
+    marks = {rows // 2: label(round(highest * (rows - rows // 2) / rows)), rows - 1: label(0)}
+    marks[0] = label(highest)
+    return [
+        f"{marks.get(row, ''):>{LABEL - 1}}{'┤' if row in marks else '│'}" for row in range(rows)
+    ]
+
+
+def axis(cursor: int, columns: int, first: str, last: str, name: str = "") -> Line:
+    """The line below a plot: what its ends are, and where the cursor is."""
+    text = list(f"{name:>{LABEL - 1}} {first.ljust(max(columns, len(first) + 1))}")
+    start = LABEL + max(columns - len(last), len(first) + 1)
+    if start + len(last) <= LABEL + columns or name:
+        text[start : start + len(last)] = last
+    line = "".join(text)
+    place = LABEL + cursor
+    if not 0 <= cursor < columns:
+        return ((line, "dim"),)
+    return ((line[:place], "dim"), ("▲", "accent"), (line[place + 1 :], "dim"))
+
+
+def draw_bands(
+    bands: Mapping[Category, Sequence[int]],
+    reserved: Sequence[int] | None,
+    columns: int,
+    height: int,
+    *,
+    cursor: int = -1,
+    plain: bool = False,
+) -> list[Line]:
+    """Stacked bands, one per category, from 0 to the highest (``reserved`` included, drawn as a
+    line). Every band has ``columns`` values, in bytes. A cell's lower band is its character, the
+    next one is behind it; more than two in one cell are not told apart. Column ``cursor`` is
+    marked where it is empty. ``plain``: letters in place of colours.
+    """
+    present = [category for category in _ORDER if category in bands]
+    tops = [sum(bands[category][i] for category in present) for i in range(columns)]
+    highest = max([*tops, *(reserved or ())], default=0) or 1
+    empty: Span = (" ", "dim")
+    grid = [[empty] * columns for _ in range(height)]
+    for column in range(columns):
+        edges = _edges([(c, bands[c][column]) for c in present], height, highest)
+        for row in range(height):
+            grid[row][column] = _cell(edges, 8 * (height - 1 - row), plain) or empty
+        if reserved is not None:
+            level = -(-reserved[column] * height // highest) - 1
+            row = height - 1 - min(height - 1, max(0, level))
+            if grid[row][column] == empty:
+                grid[row][column] = ("╌", "dim")
+        if column == cursor:
+            for cells in grid:
+                if cells[column][0] in " ╌":
+                    cells[column] = ("┊", "accent")
+    marks = _scale(highest, height)
+    return [((mark, "dim"), *merged(cells)) for mark, cells in zip(marks, grid, strict=True)]
+
+
+def _edges(
+    sizes: Sequence[tuple[Category, int]], height: int, highest: int
+) -> list[tuple[int, Category]]:
+    """The top of each band of a column, in eighths of a cell; a little is not nothing."""
+    edges: list[tuple[int, Category]] = []
+    level = 0
+    for category, size in sizes:
+        level += size
+        top = round(8 * height * level / highest)
+        if top > (edges[-1][0] if edges else 0):
+            edges.append((top, category))
+    return edges if edges or not level else [(1, sizes[0][0])]
+
+
+def _cell(edges: Sequence[tuple[int, Category]], bottom: int, plain: bool) -> Span | None:
+    """The cell whose lower edge is at ``bottom`` eighths; None where no band reaches it."""
+    inside = [(top, category) for top, category in edges if top > bottom]
+    if not inside:
+        return None
+    top, category = inside[0]
+    above = inside[1][1] if len(inside) > 1 and top < bottom + 8 else None
+    if plain:
+        # The upper band where it has more of the cell: letters cannot share one.
+        most = above if above is not None and top - bottom <= 3 else category
+        return LETTERS[most], ""
+    if top >= bottom + 8:
+        return "█", category.value
+    role = category.value if above is None else f"{category.value} on {above.value}"
+    return EIGHTHS[top - bottom], role

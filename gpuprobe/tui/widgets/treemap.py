@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Rect", "tile"]
+from gpuprobe.model.memory import Category
+from gpuprobe.tui.widgets.palette import LETTERS
+from gpuprobe.tui.widgets.styled_text import Line, Span, merged
+
+__all__ = ["Rect", "tile", "treemap_lines"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +62,46 @@ def _divide(
             _divide(items[:count], x, y, width, cut, found)
             y, height = y + cut, height - cut
         items = items[count:]
+
+
+def treemap_lines(
+    rects: Sequence[Rect],
+    faces: Sequence[tuple[Category, str, str]],
+    width: int,
+    height: int,
+    *,
+    chosen: int = -1,
+    plain: bool = False,
+) -> list[Line]:
+    """Rectangles as lines of text. ``faces``: category, name and size of each item; ``chosen``
+    is the item under the cursor. ``plain``: letters in place of colours.
+    """
+    grid: list[list[Span]] = [[(" ", "")] * width for _ in range(height)]
+    numbers: dict[Category, int] = {}
+    for rect in rects:
+        category, name, size = faces[rect.item]
+        number = numbers[category] = numbers.get(category, -1) + 1
+        marked = rect.item == chosen
+        role = f"{'chosen' if marked else 'tile'} {number} {category.value}"
+        texts = [name, size] if rect.height > 1 else [f"{name} {size}"]
+        for dy in range(rect.height):
+            # The left edge sets a rectangle apart from its neighbour of the same colour.
+            text = texts[dy] if dy < len(texts) and rect.width > 3 else ""
+            fill = LETTERS[category] if plain and not text else " "
+            row = "▏" + text[: rect.width - 1].ljust(rect.width - 1, fill)
+            if marked:
+                row = _framed(row, dy, rect)
+            for dx, char in enumerate(row[: rect.width]):
+                grid[rect.y + dy][rect.x + dx] = (char, role)
+    return [merged(row) for row in grid]
+
+
+def _framed(row: str, dy: int, rect: Rect) -> str:
+    """A row of the marked rectangle, with its part of a heavy frame."""
+    if rect.height < 3 or rect.width < 6:
+        return "▌" + row[1:]
+    if dy == 0:
+        return "┏" + row[1:-1].rstrip().ljust(rect.width - 2, "━") + "┓"
+    if dy == rect.height - 1:
+        return "┗" + "━" * (rect.width - 2) + "┛"
+    return "┃" + row[1:-1] + "┃"

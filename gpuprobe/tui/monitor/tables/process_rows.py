@@ -12,9 +12,9 @@ from gpuprobe.model.machine.devices import Container, GpuProcess
 from gpuprobe.model.machine.monitor import GpuWork, Moment, ProcessLoad
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Reading, Unavailable
-from gpuprobe.tui.monitor.tables.devices_model import missing
+from gpuprobe.tui.monitor.tables.device_rows import missing
 
-__all__ = ["SORTS", "Key", "ProcessRow", "Wish", "age_text", "process_rows"]
+__all__ = ["SORTS", "Key", "ListOptions", "ProcessRow", "age_text", "process_rows"]
 
 Key = tuple[int, int]
 """PID and start in clock ticks since boot: one process for good, though PIDs are used again."""
@@ -23,9 +23,9 @@ SORTS: tuple[str, ...] = ("memory", "gpu", "pid", "user", "sm", "cpu", "resident
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What the reader wants to see. ``needle``: words that must all occur; ``user:``, ``pid:``,
-    ``gpu:`` and ``job:`` before a word look there only. ``device``: one device's key, or empty.
+class ListOptions:
+    """What is listed, and how. ``needle``: words that must all occur; one after ``user:``,
+    ``pid:``, ``gpu:`` or ``job:`` must occur there. ``device``: one device's key, or empty.
     """
 
     sort: str = "memory"
@@ -42,27 +42,27 @@ class ProcessRow:
 
     ``memory`` and ``resident`` in bytes, ``cpu`` in percent of one CPU, ``age`` in seconds, ``sm``
     in percent of the time that the GPU's multiprocessors were busy with the process;
-    None where the text beside it says why there is none. All text is safe to print.
+    None where the text next to it gives the reason there is none. All text is safe to print.
     """
 
     pid: int
     ticks: int  # 0 where the process cannot be seen from here
-    device: str
-    gpu: str
-    user: str
     command: str
-    place: str  # rank, job, container
-    kinds: str
-    memory: int | None
-    memory_text: str
-    sm: int | None
-    sm_text: str
-    cpu: float | None
-    cpu_text: str
-    resident: int | None
-    resident_text: str
-    age: float | None
-    age_text: str
+    device: str = ""
+    gpu: str = ""
+    user: str = ""
+    place: str = ""  # rank, job, container
+    kinds: str = ""
+    memory: int | None = None
+    memory_text: str = "-"
+    sm: int | None = None
+    sm_text: str = "-"
+    cpu: float | None = None
+    cpu_text: str = "-"
+    resident: int | None = None
+    resident_text: str = "-"
+    age: float | None = None
+    age_text: str = ""
     parent: int = 0
     own: bool = False
     hidden: bool = False
@@ -75,7 +75,7 @@ class ProcessRow:
 
     @property
     def identity(self) -> tuple[int, int, str, str]:
-        """Tells this row from every other one of the same moment."""
+        """Tells this row from every other one of the same reading."""
         return (self.pid, self.ticks, self.device, self.gpu)
 
 
@@ -92,7 +92,7 @@ def age_text(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
 
 
-def process_rows(moment: Moment, wish: Wish) -> tuple[ProcessRow, ...]:
+def process_rows(moment: Moment, options: ListOptions) -> tuple[ProcessRow, ...]:
     """The rows in the order they are shown: pinned ones first, then as sorted."""
     loads = {load.pid: load for load in moment.processes}
     names = {}
@@ -109,14 +109,14 @@ def process_rows(moment: Moment, wish: Wish) -> tuple[ProcessRow, ...]:
             loads.get(process.pid),
             work.get(process.device),
             moment.inventory.taken_at,
-            wish.pinned,
+            options.pinned,
         )
         for process in moment.inventory.processes
     ]
-    if wish.tree:
-        return tuple(_tree(rows, loads, wish))
-    matching = matcher(wish)
-    return tuple(_sorted([row for row in rows if matching(row)], wish))
+    if options.tree:
+        return tuple(_tree(rows, loads, options))
+    matching = matcher(options)
+    return tuple(_sorted([row for row in rows if matching(row)], options))
 
 
 def _row(
@@ -197,7 +197,7 @@ def _command(process: GpuProcess) -> str:
 
 
 def _place(process: GpuProcess) -> str:
-    """Rank first: it is short and what people look for."""
+    """Rank first: it is short and what people search for."""
     parts = []
     if not isinstance(process.rank.value, Unavailable):
         parts.append(f"rank {process.rank.value}")
@@ -215,28 +215,28 @@ def _place(process: GpuProcess) -> str:
 # -- filter and order
 
 
-def matcher(wish: Wish) -> Callable[[ProcessRow], bool]:
+def matcher(options: ListOptions) -> Callable[[ProcessRow], bool]:
     """Whether a row is wanted."""
-    terms = [_term(word) for word in wish.needle.lower().split()]
+    terms = [_term(word) for word in options.needle.lower().split()]
 
     def matches(row: ProcessRow) -> bool:
-        if wish.device and row.device != wish.device:
+        if options.device and row.device != options.device:
             return False
-        return all(any(needle in hay for hay in look(row)) for needle, look in terms)
+        return all(any(needle in hay for hay in texts(row)) for needle, texts in terms)
 
     return matches
 
 
 def _term(word: str) -> tuple[str, Callable[[ProcessRow], Sequence[str]]]:
     where, colon, needle = word.partition(":")
-    looks: dict[str, Callable[[ProcessRow], Sequence[str]]] = {
+    fields: dict[str, Callable[[ProcessRow], Sequence[str]]] = {
         "user": lambda row: (row.user.lower(),),
         "pid": lambda row: (str(row.pid),),
         "gpu": lambda row: (row.gpu,),
         "job": lambda row: (row.place.lower(),),
     }
-    if colon and where in looks:
-        return needle, looks[where]
+    if colon and where in fields:
+        return needle, fields[where]
     return word, lambda row: (
         row.command.lower(),
         row.user.lower(),
@@ -245,11 +245,11 @@ def _term(word: str) -> tuple[str, Callable[[ProcessRow], Sequence[str]]]:
     )
 
 
-def _sorted(rows: Iterable[ProcessRow], wish: Wish) -> list[ProcessRow]:
+def _sorted(rows: Iterable[ProcessRow], options: ListOptions) -> list[ProcessRow]:
     """Numbers from the largest, names from A; what has no value comes last either way."""
     ordered = sorted(rows, key=lambda row: (row.gpu, row.pid))  # ties stay where they were
-    value = _VALUES[wish.sort]
-    downwards = (wish.sort in _LARGEST_FIRST) is not wish.reverse
+    value = _VALUES[options.sort]
+    downwards = (options.sort in _LARGEST_FIRST) is not options.reverse
     known = [row for row in ordered if value(row) is not None]
     known.sort(key=value, reverse=downwards)  # type: ignore[arg-type]
     unknown = [row for row in ordered if value(row) is None]
@@ -281,12 +281,12 @@ def _numbers(gpu: str) -> tuple[int, ...] | None:
 
 
 def _tree(
-    rows: Sequence[ProcessRow], loads: Mapping[int, ProcessLoad], wish: Wish
+    rows: Sequence[ProcessRow], loads: Mapping[int, ProcessLoad], options: ListOptions
 ) -> list[ProcessRow]:
     """Rows under the row of their parent process. A parent that is on no GPU gets a row of its
     own, with what its children hold; a process on several GPUs is one family.
     """
-    matching = matcher(replace(wish, tree=False))
+    matching = matcher(replace(options, tree=False))
     families: dict[int, list[ProcessRow]] = {}
     for row in rows:
         if matching(row):
@@ -294,7 +294,7 @@ def _tree(
     for pid in list(families):
         parent = families[pid][0].parent
         if parent > 1 and parent not in families and parent in loads:
-            families[parent] = [_parent_row(loads[parent], wish.pinned)]
+            families[parent] = [_parent_row(loads[parent], options.pinned)]
     children: dict[int, list[int]] = {}
     roots: list[int] = []
     for pid, family in families.items():
@@ -316,12 +316,12 @@ def _tree(
     result: list[ProcessRow] = []
 
     def walk(pids: Iterable[int], indent: str, top: bool) -> None:
-        ordered = [row.pid for row in _sorted([total(pid) for pid in pids], wish)]
+        ordered = [row.pid for row in _sorted([total(pid) for pid in pids], options)]
         for at, pid in enumerate(ordered):
             last = at == len(ordered) - 1
             mark = "" if top else ("└─ " if last else "├─ ")
             below = "" if top else ("   " if last else "│  ")
-            family = _sorted(families[pid], replace(wish, pinned=frozenset()))
+            family = _sorted(families[pid], replace(options, pinned=frozenset()))
             for number, row in enumerate(family):
                 if not row.device:
                     held = total(pid)
@@ -368,24 +368,13 @@ def _parent_row(load: ProcessLoad, pinned: frozenset[Key]) -> ProcessRow:
     cpu, cpu_text = _percent(load)
     resident, resident_text = _resident(load)
     return ProcessRow(
-        pid=load.pid,
-        ticks=load.ticks,
-        device="",
-        gpu="",
-        user="",
-        command=visible(load.name),
-        place="",
-        kinds="",
-        memory=None,
-        memory_text="-",
-        sm=None,
-        sm_text="-",
+        load.pid,
+        load.ticks,
+        visible(load.name),
         cpu=cpu,
         cpu_text=cpu_text,
         resident=resident,
         resident_text=resident_text,
-        age=None,
-        age_text="",
         parent=load.parent,
         pinned=(load.pid, load.ticks) in pinned,
     )

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
-from textual.widgets import Static
 
-from gpuprobe.analysis.trace.frames import is_user_frame, short_name
-from gpuprobe.api.live import BlockInfo, excerpt
+from gpuprobe.api.live import BlockInfo, excerpt, is_user_frame, short_name
 from gpuprobe.model.run.session import Session
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Unavailable
 from gpuprobe.tui.viewer.run_model import short_line
-from gpuprobe.tui.widgets.cells import colors_of, words
-from gpuprobe.tui.widgets.rows import Rows
+from gpuprobe.tui.widgets.legend import words
+from gpuprobe.tui.widgets.styled_text import Line
+from gpuprobe.tui.widgets.table import Table
+from gpuprobe.tui.widgets.text_pane import TextPane
 
 __all__ = ["BlockScreen", "block_lines", "source_lines"]
 
@@ -30,7 +29,7 @@ class BlockScreen(ModalScreen[None]):
     DEFAULT_CSS = """
     BlockScreen { align: center middle; }
     BlockScreen #box { width: 92%; height: 90%; border: round $primary; padding: 0 1;
-                       background: $surface; }
+                       background: $background; }
     BlockScreen #block { height: auto; margin-bottom: 1; }
     BlockScreen #frames { height: 2fr; }
     BlockScreen #source { height: 9; border-top: solid $panel; }
@@ -45,41 +44,39 @@ class BlockScreen(ModalScreen[None]):
         self._session = session
 
     def compose(self) -> ComposeResult:
-        self._rows = Rows(id="frames")
-        self._source = Static(id="source", markup=False)
+        self._about = TextPane(id="block")
+        self._table = Table(id="frames")
+        self._source = TextPane(id="source")
         with Vertical(id="box"):
-            yield Static(Text("\n".join(block_lines(self._block))), id="block", markup=False)
-            yield self._rows
+            yield self._about
+            yield self._table
             yield self._source
 
     def on_mount(self) -> None:
-        frames, colors = self._block.frames, colors_of(self.app)
+        frames = self._block.frames
+        self._about.show([((line, ""),) for line in block_lines(self._block)])
 
-        def line(index: int) -> Text:
-            frame = frames[index]
-            style = "" if is_user_frame(frame) else colors.dim
-            return Text(short_line(short_name(frame), self._session.cwd), style=style, no_wrap=True)
+        def line(index: int) -> list[Line]:
+            name = short_line(short_name(frames[index]), self._session.cwd)
+            return [((name, "" if is_user_frame(frames[index]) else "dim"),)]
 
         head = "allocated by, innermost first" if frames else "no stack was recorded"
-        self._rows.show(head, len(frames), line)
         mine = next((i for i, frame in enumerate(frames) if is_user_frame(frame)), 0)
-        self._rows.go(mine)
-        self._rows.focus()
+        heading: Line = (("", "section"), (head, "head"))
+        self._table.fill([heading], len(frames), line, cursor=mine)
+        self._table.focus()
         self._show_source()
 
     def _show_source(self) -> None:
         frames = self._block.frames
-        lines = source_lines(frames[self._rows.cursor], self._session) if frames else []
-        text = Text(no_wrap=True, overflow="ellipsis")
-        for marked, line in lines:
-            text.append(line + "\n", style="bold" if marked else colors_of(self.app).dim)
-        self._source.update(text)
+        lines = source_lines(frames[self._table.cursor], self._session) if frames else []
+        self._source.show([((line, "bold" if marked else "dim"),) for marked, line in lines])
 
-    def on_rows_moved(self, message: Rows.Moved) -> None:
+    def on_table_moved(self, message: Table.Moved) -> None:
         message.stop()
         self._show_source()
 
-    def on_rows_chosen(self, message: Rows.Chosen) -> None:
+    def on_table_chosen(self, message: Table.Chosen) -> None:
         message.stop()
         self.dismiss()
 

@@ -1,17 +1,20 @@
 """Lines of text in roles, measured in terminal columns. Knows nothing of Textual.
 
-A line is spans of (text, role). What a role looks like is the theme's business
-(`gpuprobe.tui.widgets.themes`), so that the same line serves a light screen, a dark one, and one
+A line is spans of (text, role). How a role is drawn is the palette's business
+(`gpuprobe.tui.widgets.palette`), so that the same line serves a light screen, a dark one, and one
 without colour.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from itertools import groupby
+from operator import itemgetter
 
-from gpuprobe.model.text import cut, width
+from gpuprobe.model.text import cut, padded, width
 
 __all__ = [
+    "EIGHTHS",
     "Line",
     "Span",
     "bar",
@@ -20,15 +23,15 @@ __all__ = [
     "left",
     "level",
     "line_width",
+    "merged",
     "right",
-    "spark",
     "text_of",
 ]
 
 Span = tuple[str, str]
 Line = tuple[Span, ...]
 
-_EIGHTHS = " ▁▂▃▄▅▆▇█"
+EIGHTHS = " ▁▂▃▄▅▆▇█"
 _PARTS = " ▏▎▍▌▋▊▉█"
 
 
@@ -44,10 +47,7 @@ def text_of(line: Line) -> str:
 
 def left(text: str, columns: int) -> str:
     """``text`` in exactly ``columns`` columns, cut or padded on the right."""
-    if columns <= 0:
-        return ""
-    text = cut(text, columns)
-    return text + " " * (columns - width(text))
+    return padded(text, columns) if columns > 0 else ""
 
 
 def right(text: str, columns: int) -> str:
@@ -101,15 +101,8 @@ def bar(share: float, columns: int, role: str) -> Line:
     return ((text, role), ("·" * (columns - len(text)), "track"))
 
 
-def spark(values: Sequence[float], columns: int, highest: float) -> str:
-    """The last ``columns`` values as one line of blocks, the latest at the right end.
-
-    A value above 0 is never drawn as nothing.
-    """
-    shown = values[-columns:] if columns > 0 else ()
-    top = highest or 1
-    cells = [
-        _EIGHTHS[max(1 if v > 0 else 0, min(8, round(v / top * 8)))] if v == v else "╌"
-        for v in shown
-    ]
-    return " " * (columns - len(cells)) + "".join(cells)
+def merged(spans: Iterable[Span]) -> Line:
+    """Spans that follow each other in one role, as one: a span for each cell costs time."""
+    return tuple(
+        ("".join(text for text, _ in run), role) for role, run in groupby(spans, itemgetter(1))
+    )

@@ -47,10 +47,10 @@ class OpenTraces:
         if not step.traces:
             return step_peak(rank, step)
         try:
-            looks = self.of(rank, TraceRef(step.index, place))
+            inspectors = self.of(rank, TraceRef(step.index, place))
         except GpuprobeError as error:
             return Unavailable(str(error))
-        return peak_of(looks[0]) if looks else step_peak(rank, step)
+        return peak_of(inspectors[0]) if inspectors else step_peak(rank, step)
 
     def forget(self) -> None:
         """Read everything anew."""
@@ -58,18 +58,18 @@ class OpenTraces:
             self._open.clear()
 
 
-def peak_of(look: TraceInspector) -> StepPeak:
-    """The highest moment of a trace."""
-    event = look.event(look.peak)
-    rows = look.positions.alive(look.peak)
+def peak_of(inspector: TraceInspector) -> StepPeak:
+    """The memory at the peak of a trace."""
+    event = inspector.event(inspector.peak)
+    rows = inspector.positions.alive(inspector.peak)
 
     def shares(grouping: str) -> tuple[Share[str], ...]:
-        groups = look.grouped(rows, grouping)
+        groups = inspector.grouped(rows, grouping)
         return tuple(Share(group.key, group.bytes, len(group.rows)) for group in groups)
 
     return StepPeak(
-        look.device,
-        look.allocated[look.peak],
+        inspector.device,
+        inspector.allocated[inspector.peak],
         event.phase if event is not None else "",
         shares("category"),
         shares("line"),

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuprobe.model.memory import BlockState, Category, Segment
-from gpuprobe.model.text import human_bytes
+from gpuprobe.model.text import human_bytes, visible
+from gpuprobe.tui.widgets.palette import LETTERS
+from gpuprobe.tui.widgets.styled_text import EIGHTHS, Line, Span, merged
 
-__all__ = ["FREE", "ORDERS", "PENDING", "Bar", "bars", "cells"]
+__all__ = ["FREE", "ORDERS", "PENDING", "Bar", "bars", "cells", "map_line"]
 
 FREE = -1
 PENDING = -2
-
-_EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,5 +97,24 @@ def cells(bar: Bar, width: int) -> list[tuple[str, int]]:
             continue
         most = max((k for k in held if k != FREE), key=lambda k: held[k])
         level = 8 if used == size else max(1, min(7, round(8 * used / size)))
-        found.append((_EIGHTHS[level], most))
+        found.append((EIGHTHS[level], most))
     return found
+
+
+def map_line(bar: Bar, width: int, plain: bool) -> Line:
+    """A segment: its bar, then its label."""
+    label = f" {bar.label}"
+    shown = cells(bar, max(8, width - max(34, len(label)) - 1))
+    return (*merged(_span(char, kind, plain) for char, kind in shown), (visible(label), "dim"))
+
+
+def _span(char: str, kind: int, plain: bool) -> Span:
+    if kind == FREE:
+        return "·", "dim"
+    if kind == PENDING:
+        return "~" if plain else "▒", "warning"
+    category = Category.from_code(kind)
+    if plain:
+        letter = LETTERS[category]
+        return letter if char == "█" else letter.lower(), ""
+    return char, category.value

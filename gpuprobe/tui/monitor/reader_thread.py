@@ -1,6 +1,6 @@
 """A thread that reads the machine again and again and hands over immutable messages.
 
-Knows nothing of Textual: whoever starts it says how a message is posted.
+Knows nothing of Textual: whoever starts it passes in how a message is posted.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Protocol, runtime_checkable
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.machine.monitor import Moment
 
-__all__ = ["Crashed", "Done", "Ended", "Failed", "Feed", "Reader", "Taken"]
+__all__ = ["Crashed", "Done", "Ended", "Failed", "MachineReader", "ReaderThread", "Taken"]
 
 
-class Reader(Protocol):
+class MachineReader(Protocol):
     """What is read: `gpuprobe.api.monitor.Monitor`, or a log of one."""
 
     def read(self) -> Moment | None:
@@ -27,7 +27,7 @@ class Reader(Protocol):
 
 
 @runtime_checkable
-class Steps(Protocol):
+class Seekable(Protocol):
     """A reader that can go back."""
 
     def step(self, by: int) -> None:
@@ -68,14 +68,14 @@ class Crashed:
     error: Exception
 
 
-class Feed:
+class ReaderThread:
     """Reads every ``interval`` seconds, until `stop`. A message is posted only after the last
     one was `taken`: a slow screen gets fewer readings, not a queue of them.
     """
 
     def __init__(
         self,
-        source: Callable[[], AbstractContextManager[Reader]],
+        source: Callable[[], AbstractContextManager[MachineReader]],
         post: Callable[[object], object],
         interval: float = 1.0,
     ) -> None:
@@ -89,7 +89,7 @@ class Feed:
         self._step = 0
         self._waiting = False  # for the last message to be taken
         self._jobs: deque[tuple[str, Callable[[], object]]] = deque()
-        self._thread = threading.Thread(target=self._run, name="gpuprobe-feed", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="gpuprobe-reader", daemon=True)
 
     # -- from the screen's thread
 
@@ -162,11 +162,11 @@ class Feed:
             if not self._stopping:
                 self._wait_for_turn()
 
-    def _read(self, reader: Reader) -> None:
+    def _read(self, reader: MachineReader) -> None:
         while not self._stopping:
             with self._state:
                 by, self._step = self._step, 0
-            if by and isinstance(reader, Steps):
+            if by and isinstance(reader, Seekable):
                 reader.step(by)
             moment = reader.read()
             self._send(Ended() if moment is None else Taken(moment))

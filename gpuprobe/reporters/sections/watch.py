@@ -1,59 +1,97 @@
-"""How a run is doing, in lines of text. Knows nothing of Textual."""
+"""A run while it is being recorded: how it is doing now, and its ranks side by side."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from gpuprobe.analysis.growth.forecast import Forecast
+from gpuprobe.analysis.inspection.ranks import RECENT, RankFacts
+from gpuprobe.analysis.inspection.steps import Insight
 from gpuprobe.analysis.time_shares import full_steps, time_shares
-from gpuprobe.api.live import Forecast, Insight, Neighbours
 from gpuprobe.model.findings import Finding
+from gpuprobe.model.machine.neighbours import Neighbours
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import AllocatorActivity, DeviceWindow, Step
-from gpuprobe.model.text import human_bytes, human_ns, visible
+from gpuprobe.model.text import human_bytes, human_ns
 from gpuprobe.model.values import Peak, Unavailable
-from gpuprobe.tui.viewer.run_model import short_line
+from gpuprobe.reporters.sections.parts import (
+    Cell,
+    Column,
+    Row,
+    Section,
+    Table,
+    bounds,
+    duration,
+    items,
+    size,
+)
 
-__all__ = ["RECENT", "Surroundings", "now_lines"]
-
-RECENT = 50
-"""Steps that the pace is taken from: the newest."""
-
-_NAME = 15
+__all__ = ["Surroundings", "now_sections", "ranks_section"]
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What is not in the recording's steps; None while it is being looked up."""
+    """What is not in the recording's steps; None while it is being read."""
 
     neighbours: Neighbours | Unavailable | None = None
     forecast: Forecast | Unavailable | None = None
     insight: Insight | Unavailable | None = None
 
 
-def now_lines(
-    rank: RankRecording, device: str, around: Surroundings, cwd: str = ""
-) -> list[tuple[str, str]]:
-    """(name, text) of each line; the name is empty where a line belongs to the one before."""
-    found: list[tuple[str, str]] = []
-    for name, lines in (
-        ("pace", _pace(rank.steps)),
-        ("memory", _memory(rank.steps, device)),
-        ("beside torch", _beside(rank.steps, device, around.neighbours)),
-        ("forecast", _forecast(around.forecast)),
-        ("left behind", _leaks(around.insight, cwd)),
-        ("fragmentation", _fragmentation(around.insight)),
-        ("allocator", _allocator(rank.steps, device)),
-        ("collectives", _collectives(rank.steps)),
-        ("host waits", _syncs(rank.findings, cwd)),
-        ("hazards", _hazards(rank.findings, cwd)),
-    ):
-        for index, line in enumerate(lines):
-            found.append(("" if index else name, visible(line)))
-    return found
+def now_sections(rank: RankRecording, device: str, around: Surroundings) -> list[Section]:
+    """How a rank is doing on a device, by its newest steps."""
+    found = {
+        "pace": _pace(rank.steps),
+        "memory": _memory(rank.steps, device),
+        "outside torch": _non_tensor(rank.steps, device, around.neighbours),
+        "forecast": _forecast(around.forecast),
+        "left behind": _leaks(around.insight),
+        "fragmentation": _fragmentation(around.insight),
+        "allocator": _allocator(rank.steps, device),
+        "collectives": _collectives(rank.steps),
+        "host waits": _syncs(rank.findings),
+        "hazards": _hazards(rank.findings),
+    }
+    sections = [Section(title, items(lines)) for title, lines in found.items()]
+    return [section for section in sections if section.parts]
+
+
+def ranks_section(ranks: Sequence[RankFacts]) -> Section:
+    """A row per rank; what stands out is marked with ``◂``."""
+    peaks = [facts.peak for facts in ranks if facts.peak is not None]
+    owns = [facts.own_ns for facts in ranks if facts.own_ns is not None]
+    worst = max(peaks) if len(peaks) > 1 and max(peaks) > 1.02 * median(peaks) else None
+    slowest = max(owns) if len(owns) > 1 and max(owns) > 1.1 * median(owns) else None
+    rows = []
+    for facts in ranks:
+        marks = []
+        if worst is not None and facts.peak == worst:
+            marks.append("highest peak")
+        if slowest is not None and facts.own_ns == slowest:
+            marks.append("slowest")
+        state = facts.state + (f"  ◂ {', '.join(marks)}" if marks else "")
+        durations = [_cell(value, duration) for value in (facts.step_ns, facts.own_ns)]
+        sizes = [_cell(v, size) for v in (facts.peak, facts.reserved, facts.at_end)]
+        rows.append(Row((str(facts.rank), str(facts.steps), *durations, *sizes, state)))
+    columns = (
+        Column("rank", 5, number=True),
+        Column("steps", 7, number=True, gap=1),
+        Column("step time", 10, number=True, gap=1),
+        Column("own time", 10, number=True, gap=1),
+        Column("peak", 11, number=True, gap=1),
+        Column("reserved", 11, number=True, gap=1),
+        Column("at end", 11, number=True, gap=1),
+        Column("state", 0, gap=2, cut=False),
+    )
+    return Section(parts=(Table("ranks", columns, tuple(rows), indent=0),))
+
+
+def _cell(value: int | None, made: Callable[[int], Cell]) -> Cell:
+    return Cell("-") if value is None else made(value)
 
 
 def _pace(steps: Sequence[Step]) -> list[str]:
@@ -94,16 +132,16 @@ def _memory(steps: Sequence[Step], device: str) -> list[str]:
             return ["no step yet"]
         host = steps[-1].host
         return [
-            f"resident {_size(host.rss_end)} at the end of the step · peak {_peak(host.rss_peak)}"
+            f"resident {_size(host.rss_end)} at the end of the step · peak {_bounds(host.rss_peak)}"
         ]
     end = window.end
     lines = [
         f"{device}: {_size(end.allocated)} allocated at the end of the step, "
-        f"peak {_peak(window.peak_allocated)}",
+        f"peak {_bounds(window.peak_allocated)}",
     ]
     if not isinstance(end.reserved, Unavailable):
         lines.append(
-            f"{_size(end.reserved)} reserved, peak {_peak(window.peak_reserved)} · "
+            f"{_size(end.reserved)} reserved, peak {_bounds(window.peak_reserved)} · "
             f"{_size(end.cached)} of it free for reuse"
         )
     for tensors in steps[-1].tensors:
@@ -122,19 +160,17 @@ def _size(value: int | Unavailable) -> str:
     return "?" if isinstance(value, Unavailable) else human_bytes(value)
 
 
-def _peak(peak: Peak | Unavailable) -> str:
-    if isinstance(peak, Unavailable):
-        return "?"
-    return ("" if peak.exact else "≥") + human_bytes(peak.at_least)
+def _bounds(peak: Peak | Unavailable) -> str:
+    return "?" if isinstance(peak, Unavailable) else bounds(peak).text
 
 
-def _beside(
+def _non_tensor(
     steps: Sequence[Step], device: str, around: Neighbours | Unavailable | None
 ) -> list[str]:
     if around is None:
         return ["asking the driver …"]
     if isinstance(around, Unavailable):
-        return [*_recorded_beside(steps, device), around.reason]
+        return [*_recorded_non_tensor(steps, device), around.reason]
     window = _window(steps, device)
     reserved = window.end.reserved if window else Unavailable("no window")
     held: int | Unavailable = around.held
@@ -154,7 +190,7 @@ def _beside(
     ]
 
 
-def _recorded_beside(steps: Sequence[Step], device: str) -> Iterable[str]:
+def _recorded_non_tensor(steps: Sequence[Step], device: str) -> Iterable[str]:
     """What the program itself last asked the driver, which is not in every step."""
     for step in reversed(steps[-RECENT:]):
         window = _window((step,), device)
@@ -177,7 +213,7 @@ def _forecast(found: Forecast | Unavailable | None) -> list[str]:
     return lines
 
 
-def _leaks(found: Insight | Unavailable | None, cwd: str) -> list[str]:
+def _leaks(found: Insight | Unavailable | None) -> list[str]:
     leaks = found.leaks if isinstance(found, Insight) else found
     if leaks is None:
         return ["…"]
@@ -185,10 +221,7 @@ def _leaks(found: Insight | Unavailable | None, cwd: str) -> list[str]:
         return [leaks.reason]
     if not leaks.leaking:
         return [f"no line leaves more behind with every step ({leaks.steps} traced steps)"]
-    return [
-        f"+{human_bytes(line.per_step)} a step: {short_line(str(line.line), cwd)}"
-        for line in leaks.leaking[:3]
-    ]
+    return [f"+{human_bytes(line.per_step)} a step: {line.line}" for line in leaks.leaking[:3]]
 
 
 def _fragmentation(found: Insight | Unavailable | None) -> list[str]:
@@ -237,7 +270,7 @@ def _collectives(steps: Sequence[Step]) -> Iterable[str]:
         yield f"{call.op}: {call.count} calls, {human_bytes(call.bytes)}{time}"
 
 
-def _syncs(findings: Sequence[Finding], cwd: str) -> list[str]:
+def _syncs(findings: Sequence[Finding]) -> list[str]:
     syncs = [finding for finding in findings if finding.kind == "implicit-sync"]
     if not syncs:
         return ["none recorded (gpuprobe run --hazards looks for them)"]
@@ -245,18 +278,18 @@ def _syncs(findings: Sequence[Finding], cwd: str) -> list[str]:
     places = "1 line" if len(syncs) == 1 else f"{len(syncs)} lines"
     lines = [f"{total} implicit synchronisations at {places}"]
     for finding in sorted(syncs, key=lambda f: -f.count)[:3]:
-        where = f" at {short_line(str(finding.location), cwd)}" if finding.location else ""
+        where = f" at {finding.location}" if finding.location else ""
         lines.append(f"{finding.count}× {finding.subject or finding.message}{where}")
     return lines
 
 
-def _hazards(findings: Sequence[Finding], cwd: str) -> list[str]:
+def _hazards(findings: Sequence[Finding]) -> list[str]:
     races = [finding for finding in findings if finding.kind != "implicit-sync"]
     if not races:
         return ["none recorded (gpuprobe run --hazards looks for them)"]
     kinds = Counter(finding.kind for finding in races)
     lines = [", ".join(f"{count} {kind}" for kind, count in kinds.most_common())]
     for finding in races[-3:]:
-        where = f" at {short_line(str(finding.location), cwd)}" if finding.location else ""
+        where = f" at {finding.location}" if finding.location else ""
         lines.append(f"{finding.message}{where}")
     return lines

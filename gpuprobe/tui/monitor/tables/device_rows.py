@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from gpuprobe.api.monitor import device_cells
 from gpuprobe.model.machine.devices import Device, MemoryWaterfall, WaterfallPart
 from gpuprobe.model.machine.monitor import LinkRate, Moment, XidNote
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
-from gpuprobe.reporters.text.info import cells
 
 __all__ = ["Badge", "DeviceRow", "Part", "device_rows", "missing", "rate_text"]
 
@@ -62,7 +62,7 @@ class Badge:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a GPU's memory, in bytes. Where it could not be seen, ``why`` says so."""
+    """One part of a GPU's memory, in bytes. Where it could not be seen, ``why`` is the reason."""
 
     part: WaterfallPart
     name: str
@@ -72,13 +72,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """One GPU. Shares are 0 to 1, NaN where there is no value; the texts then say why in a
+    """One GPU. Shares are 0 to 1, NaN where there is no value; the texts then give the reason in a
     word. All text is safe to print.
     """
 
     key: str
     index: str
-    cuda: str
     name: str
     lost: bool
     busy: float
@@ -93,13 +92,11 @@ class DeviceRow:
     clock_text: str
     pcie_text: str
     nvlink_text: str
-    link_text: str  # the PCIe link itself: generation and lanes
     facts: str
     badges: tuple[Badge, ...]
     parts: tuple[Part, ...]
     total: int
     instances: tuple[str, ...]  # of a GPU that MIG divides: profile and memory
-    notes: tuple[str, ...]
 
 
 def missing(value: Unavailable) -> str:
@@ -129,7 +126,7 @@ def _row(
     fall: MemoryWaterfall | None,
     xids: tuple[XidNote, ...],
 ) -> DeviceRow:
-    words = cells(device)
+    words = device_cells(device)
     total, free = device.memory.total.value, device.memory.free.value
     memory = math.nan
     if isinstance(total, int) and isinstance(free, int) and total:
@@ -142,7 +139,6 @@ def _row(
     return DeviceRow(
         key=device.key,
         index=words.nvml,
-        cuda=words.cuda,
         name=words.name,
         lost=lost,
         busy=_number(device.utilisation.gpu) / 100,
@@ -157,7 +153,6 @@ def _row(
         clock_text=_with_unit(device.clocks.sm, " MHz"),
         pcie_text=_traffic(device.pcie.rx.value, device.pcie.tx.value),
         nvlink_text="-" if rate is None else _traffic(rate.rx.value, rate.tx.value),
-        link_text=_link(device),
         facts=" · ".join(_facts(device)),
         badges=tuple(sorted(_badges(device, lost, xids), key=lambda b: _WORST.index(b.role))),
         parts=_parts(fall),
@@ -167,7 +162,6 @@ def _row(
             f"{_used(m.memory_used)}/{_used(m.memory_total)}"
             for at, m in enumerate(device.identity.mig_instances)
         ),
-        notes=() if fall is None else tuple(visible(note) for note in fall.notes),
     )
 
 
@@ -200,7 +194,7 @@ def _used(reading: Reading[Bytes]) -> str:
 
 
 def _heat(device: Device) -> str:
-    """By the chip's own thresholds where NVML tells them; else by what most boards take."""
+    """By the chip's own thresholds where NVML reports them; else by what most boards take."""
     now = device.temperature.gpu.value
     if isinstance(now, Unavailable):
         return "dim"

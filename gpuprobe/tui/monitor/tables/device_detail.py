@@ -1,0 +1,197 @@
+"""One GPU in depth, as lines of text in roles: its memory in parts, and its history."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from gpuprobe.model.text import human_bytes, width
+from gpuprobe.tui.monitor.tables.device_rows import DeviceRow, Part, rate_text
+from gpuprobe.tui.monitor.tables.history import History
+from gpuprobe.tui.widgets.plot import blocks
+from gpuprobe.tui.widgets.styled_text import Line, fit, joined, right
+
+__all__ = ["PLOTS", "detail", "waterfall_bar", "waterfall_legend"]
+
+_FILLS = {  # without colour, parts are told apart by these
+    "driver_reserved": "▒",
+    "other_users": "o",
+    "own_other_processes": "y",
+    "this_context": "c",
+    "torch_unused": "u",
+    "torch_allocated": "█",
+    "unexplained": "?",
+    "free": "·",
+}
+
+
+def waterfall_bar(row: DeviceRow, columns: int, plain: bool = False) -> Line:
+    """The parts of the memory to scale, from the bottom up, in ``columns`` columns.
+
+    Every part that has bytes gets at least one column where there are enough.
+    """
+    shown = [part for part in row.parts if part.size > 0]
+    if not shown or row.total <= 0 or columns < len(shown):
+        return ((" " * max(0, columns), ""),)
+    widths = _shared(columns, [part.size for part in shown])
+    return tuple(
+        (_fill(part, plain) * wide, f"part-{part.part.value}")
+        for part, wide in zip(shown, widths, strict=True)
+    )
+
+
+def _fill(part: Part, plain: bool) -> str:
+    if plain or part.part.value == "free":
+        return _FILLS[part.part.value]
+    return "█"
+
+
+def _shared(columns: int, sizes: Sequence[int]) -> list[int]:
+    """``columns`` divided in proportion to ``sizes``, at least 1 each, by largest remainder."""
+    total = sum(sizes)
+    spare = columns - len(sizes)
+    exact = [size / total * spare for size in sizes]
+    widths = [1 + int(x) for x in exact]
+    order = sorted(range(len(sizes)), key=lambda i: exact[i] - int(exact[i]), reverse=True)
+    for i in order[: columns - sum(widths)]:
+        widths[i] += 1
+    return widths
+
+
+def waterfall_legend(row: DeviceRow, columns: int, plain: bool = False) -> list[Line]:
+    """The parts by name and size, in lines of at most ``columns``."""
+    lines: list[Line] = []
+    line: Line = ()
+    taken = 0
+    for part in row.parts:
+        if part.size == 0 and not part.why:
+            continue
+        text = f"{part.name} {'?' if part.why else human_bytes(part.size)}"
+        cost = width(text) + 2 + (3 if line else 0)
+        if line and taken + cost > columns:
+            lines.append(line)
+            line, taken = (), 0
+            cost -= 3
+        if line:
+            line += (("   ", ""),)
+        line += ((f"{_fill(part, plain)} ", f"part-{part.part.value}"), (text, ""))
+        taken += cost
+    if line:
+        lines.append(line)
+    return lines
+
+
+PLOTS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("utilisation", "utilisation", "{:.0f}%".format),
+    ("memory", "memory used", lambda value: human_bytes(round(value))),
+    ("power", "power", "{:.0f} W".format),
+    ("temperature", "temperature", "{:.0f}°C".format),
+    ("pcie_rx", "PCIe in", rate_text),
+    ("pcie_tx", "PCIe out", rate_text),
+    ("nvlink_rx", "NVLink in", rate_text),
+    ("nvlink_tx", "NVLink out", rate_text),
+    ("sm_clock", "SM clock", "{:.0f} MHz".format),
+)
+"""What is plotted: the series, its name, and how a value is worded."""
+
+
+def detail(
+    row: DeviceRow,
+    history: History,
+    columns: int,
+    height: int,
+    *,
+    first: int = 0,
+    interval: float = 1.0,
+    plain: bool = False,
+) -> list[Line]:
+    """One GPU in exactly ``height`` lines: what it is, its memory in parts, and its history.
+
+    ``first`` is the plot to begin with; ``interval`` in seconds words the time axis.
+    """
+    head: list[Line] = [
+        (
+            ("", "section"),
+            (f" GPU {row.index} ", "title"),
+            (row.name, "bold"),
+            (f"  {row.facts}", "dim"),
+        )
+    ]
+    why = [badge for badge in row.badges if badge.why]
+    if why:
+        head.append(joined([(("!", badge.role), (f" {badge.why}", "")) for badge in why[:3]], "  "))
+    if row.instances:
+        head.append(((" MIG  ", "head"), ("   ".join(row.instances), "")))
+    if row.parts:
+        inner = columns - 2
+        head.append(((" ", ""), *waterfall_bar(row, inner, plain)))
+        legend = waterfall_legend(row, inner, plain)
+        head.extend(((" ", ""), *line) for line in legend[: max(1, height - len(head) - 3)])
+    head = head[:height]
+    left = height - len(head)
+    if left >= 3:
+        head.extend(_plots(row, history, columns, left, first, interval))
+    head.extend(() for _ in range(height - len(head)))
+    return [fit(line, columns) for line in head[:height]]
+
+
+def _plots(
+    row: DeviceRow, history: History, columns: int, height: int, first: int, interval: float
+) -> list[Line]:
+    across = max(1, min(4, columns // 36))
+    down = max(1, min(2, height // 5))
+    order = [PLOTS[(first + i) % len(PLOTS)] for i in range(len(PLOTS))]
+    # What this GPU does not have leaves its place to what it has.
+    order.sort(key=lambda plot: all(map(math.isnan, history.of(row.key, plot[0]) or [0.0])))
+    lines: list[Line] = []
+    for band in range(down):
+        rows = height // down + (1 if band < height % down else 0)
+        group = order[band * across : (band + 1) * across]
+        if not group:
+            break
+        wide = (columns - 1) // len(group) - 1
+        blocks = [_plot(row, history, plot, wide, rows, interval) for plot in group]
+        for parts in zip(*blocks, strict=True):
+            lines.append(((" ", ""), *joined(parts)))
+    return lines
+
+
+def _plot(
+    row: DeviceRow,
+    history: History,
+    plot: tuple[str, str, Callable[[float], str]],
+    columns: int,
+    rows: int,
+    interval: float,
+) -> list[Line]:
+    """A heading with the latest value and the scale, then ``rows - 1`` lines of blocks."""
+    series, name, word = plot
+    values = history.of(row.key, series)
+    known = [v for v in values if not math.isnan(v)]
+    span = _span(min(len(values), columns) * interval)
+    if not known:
+        heading: Line = ((name, "head"), ("  not available", "dim"))
+        return [fit(heading, columns), *(fit((), columns) for _ in range(rows - 1))]
+    highest = {
+        "utilisation": 100.0,
+        "memory": float(row.total),
+        "temperature": 100.0,
+        # The limit, from the share of it that is drawn now.
+        "power": values[-1] / row.power if row.power > 0 else 0.0,
+    }.get(series, 0.0)
+    shown = values[-columns:]
+    top = max([highest, *(v for v in shown if not math.isnan(v))]) or 1.0
+    latest = values[-1]
+    now = "?" if math.isnan(latest) else word(latest)
+    scale = f"↑{word(top)} ←{span}"
+    heading = ((f"{name} ", "head"), (now, "bold"))
+    taken = width(name) + 1 + width(now)
+    if taken + width(scale) + 2 <= columns:
+        heading += ((right(scale, columns - taken), "dim"),)
+    pad = " " * (columns - len(shown))
+    plotted = blocks(shown, rows - 1, top)
+    return [fit(heading, columns), *(((pad + text, "plot"),) for text in plotted)]
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,162 @@
+"""What all screens share: keys, colours, files, and leaving the terminal as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import BindingType
+from textual.screen import Screen
+from textual.theme import Theme
+
+from gpuprobe.tui.text_screen import TextScreen
+from gpuprobe.tui.widgets.keymap import Key, bindings, help_lines
+from gpuprobe.tui.widgets.palette import PALETTES, Palette, default_palette
+from gpuprobe.tui.widgets.styled_text import Line
+from gpuprobe.tui.widgets.text_pane import Painter
+
+__all__ = ["APP_KEYS", "ProbeApp"]
+
+APP_KEYS = (
+    Key("?", "this help", {"question_mark": "help"}, footer="help"),
+    Key("d", "the next theme: dark, light, colour-blind, no colour", {"d": "toggle_theme"}),
+    Key("s", "save the screen as SVG in this folder", {"s": "save_screen"}, command=True),
+    Key("Ctrl-P", "the command palette"),
+    Key("q", "quit", {"q": "quit"}, footer="quit", command=True),
+)
+
+
+class ProbeApp(App[None]):
+    """Base of the screens. A signal that ends the process ends the screen first, so that the
+    terminal is given back; ``return_code`` is then 128 + the signal, as shells report it.
+
+    ``readonly``: nothing is written.
+    """
+
+    ENABLE_COMMAND_PALETTE = True
+    BINDINGS: ClassVar[list[BindingType]] = bindings(APP_KEYS)
+    CSS = "Screen { background: $background; color: $foreground; }"
+
+    def __init__(self, *, readonly: bool = False, theme: str = "") -> None:
+        super().__init__()
+        self.readonly = readonly
+        for palette in PALETTES.values():
+            self.register_theme(_theme(palette))
+        # Chosen before the screen is there: a change of theme later has every style sheet read
+        # again (40 ms).
+        self.use_palette(theme or default_palette())
+
+    def on_mount(self) -> None:
+        loop = asyncio.get_running_loop()
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None:
+                # Not the main thread (a test, an embedding): then the signals are not ours.
+                with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+                    loop.add_signal_handler(number, self._ended_by, int(number))
+
+    def _ended_by(self, number: int) -> None:
+        self.exit(return_code=128 + number)
+
+    # -- colours
+
+    def use_palette(self, name: str) -> None:
+        """Show everything in the colours of one of `PALETTES`."""
+        self.palette = PALETTES[name]
+        self.painter = Painter(self.palette)
+        self.theme = _theme_name(name)
+
+    def action_toggle_theme(self) -> None:
+        names = list(PALETTES)
+        self.choose_palette(names[(names.index(self.palette.name) + 1) % len(names)])
+
+    def choose_palette(self, name: str) -> None:
+        """Change the colours because the user wants it."""
+        self.use_palette(name)
+        self.notify(f"theme: {name}", markup=False, timeout=2)
+
+    # -- keys
+
+    @property
+    def help_keys(self) -> Sequence[Key]:
+        """The keys of the screen that is on top; a screen names its own in ``KEYS``."""
+        return (*getattr(self.screen, "KEYS", ()), *APP_KEYS)
+
+    def action_help(self) -> None:
+        self.push_screen(TextScreen("Keys", help_lines(self.help_keys)))
+
+    def show_text(self, title: str, lines: Sequence[Line]) -> None:
+        """Show lines to read over the screen."""
+        self.push_screen(TextScreen(title, lines))
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        for key in self.help_keys:
+            if key.command:
+                title = key.does[0].upper() + key.does[1:]
+                yield SystemCommand(title, f"key {key.shown}", self._later(key.action))
+        for name in PALETTES:
+            yield SystemCommand(f"Theme: {name}", "change the colours", self._chooser(name))
+
+    def _later(self, action: str) -> Callable[[], object]:
+        return lambda: self.call_later(self.run_action, action)
+
+    def _chooser(self, name: str) -> Callable[[], None]:
+        return lambda: self.choose_palette(name)
+
+    # -- files
+
+    def action_save_screen(self) -> None:
+        if self.may_write():
+            self.report_saved(self.save_screenshot)
+
+    def save_json(self, kind: str, document: Any) -> None:
+        """Write a new file in this folder, named by kind and time."""
+
+        def write() -> str:
+            path = Path(f"gpuprobe-{kind}-{time.strftime('%Y%m%d-%H%M%S')}.json")
+            with path.open("x", encoding="utf-8") as file:
+                json.dump(document, file, indent=1)
+                file.write("\n")
+            return str(path)
+
+        if self.may_write():
+            self.report_saved(write)
+
+    def may_write(self) -> bool:
+        """Whether a file may be written; reports where it may not."""
+        if self.readonly:
+            self.notify("read only: nothing is written", severity="warning", markup=False)
+        return not self.readonly
+
+    def report_saved(self, save: Callable[[], str]) -> None:
+        """Run what saves a file, and report the file or the failure."""
+        try:
+            path = save()
+        except OSError as error:
+            self.notify(f"not saved: {error.strerror or error}", severity="error", markup=False)
+        else:
+            self.notify(f"saved {path}", markup=False)
+
+
+def _theme_name(name: str) -> str:
+    return f"gpuprobe-{name.replace(' ', '-')}"
+
+
+def _theme(palette: Palette) -> Theme:
+    accent = palette.foreground if palette.plain else palette.roles["accent"]
+    return Theme(
+        name=_theme_name(palette.name),
+        primary=accent,
+        background=palette.background,
+        foreground=palette.foreground,
+        surface=palette.panel,
+        panel=palette.panel,
+        dark=palette.dark,
+    )

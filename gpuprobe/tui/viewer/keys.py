@@ -1,0 +1,73 @@
+"""The keys of the screens of a run."""
+
+from __future__ import annotations
+
+from gpuprobe.tui.widgets.keymap import Key
+from gpuprobe.tui.widgets.table import FIND_KEYS, MOVE_KEYS
+
+__all__ = ["PANES", "RUNS_KEYS", "STEPS_KEYS", "TRACE_KEYS", "VIEW_KEYS"]
+
+PANES = ("steps", "now", "trace", "ranks", "findings")
+
+_LIST_KEYS = (*MOVE_KEYS, *FIND_KEYS)
+
+VIEW_KEYS = (
+    Key(
+        "1 2 3 4 5 Tab",
+        ", ".join(PANES),
+        {
+            "tab": "next_pane(1)",
+            "shift+tab": "next_pane(-1)",
+            **{str(at + 1): f"pane('{name}')" for at, name in enumerate(PANES)},
+        },
+    ),
+    *_LIST_KEYS,
+    Key("p", "to the peak", {"p": "peak"}, footer="peak"),
+    Key("t", "the trace of the chosen step", {"t": "trace"}, footer="trace"),
+    Key("n", "next rank", {"n": "rank(1)"}),
+    Key("r", "read again", {"r": "reload"}),
+    Key("e", "save what is shown as JSON", {"e": "export"}, footer="save JSON", command=True),
+    Key("Esc", "back", {"escape": "back"}),
+)
+
+STEPS_KEYS = (Key("m", "what the plot of the steps shows", {"m": "measure"}, footer="plot"),)
+"""Of the list of steps."""
+
+TRACE_KEYS = (
+    Key(
+        "← → h l",
+        "along the trace; with shift ten times as far; , . one event",
+        {
+            "left,h": "along(-1)",
+            "right,l": "along(1)",
+            "shift+left,H": "along(-10)",
+            "shift+right,L": "along(10)",
+            "comma": "event(-1)",
+            "full_stop": "event(1)",
+        },
+    ),
+    Key("+ -", "zoom", {"plus,equals_sign": "zoom(0.5)", "minus": "zoom(2)"}),
+    Key(
+        "[ ]",
+        "trace before, next",
+        {"left_square_bracket": "trace(-1)", "right_square_bracket": "trace(1)"},
+    ),
+    Key("b", "group by line, module, category or block", {"b": "group"}, footer="group"),
+    Key("Enter", "the blocks of a group; of a block, its stack and source"),
+    Key(
+        "m",
+        "map of the segments, or treemap",
+        {"m": "map"},
+        footer="segment map",
+    ),
+    Key("o", "order of the segments", {"o": "order"}, footer="order"),
+    Key("Esc", "from the blocks of a group back to the groups", {"escape": "back"}),
+)
+"""Of a trace."""
+
+RUNS_KEYS = (
+    *_LIST_KEYS,
+    Key("Enter", "open the run"),
+    Key("Esc", "back", {"escape": "back"}),
+)
+"""Of the list of runs."""

@@ -1,0 +1,1 @@
+"""Time travel through a memory trace."""

@@ -1,0 +1,428 @@
+"""Time travel: bands of memory along a trace, and what was allocated at the cursor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.events import Resize
+from textual.message import Message
+from textual.worker import get_current_worker
+
+from gpuprobe.api.live import GROUPINGS, Group, TraceInspector, TraceRef, TraceState
+from gpuprobe.errors import GpuprobeError
+from gpuprobe.model.gc_pause import gc_paused
+from gpuprobe.model.run.recording import RankRecording
+from gpuprobe.model.text import human_bytes, visible
+from gpuprobe.model.values import Unavailable
+from gpuprobe.tui.viewer.keys import TRACE_KEYS
+from gpuprobe.tui.viewer.run_model import short_line
+from gpuprobe.tui.viewer.trace.block import BlockScreen
+from gpuprobe.tui.viewer.trace.memory_treemap import MemoryTreemap, same_memory
+from gpuprobe.tui.viewer.trace.open_traces import OpenTraces
+from gpuprobe.tui.viewer.trace.segment_map import ORDERS, Bar, bars, map_line
+from gpuprobe.tui.viewer.trace.timeline import Timeline
+from gpuprobe.tui.widgets.keymap import bindings
+from gpuprobe.tui.widgets.legend import chip, legend, words
+from gpuprobe.tui.widgets.styled_text import Line
+from gpuprobe.tui.widgets.table import Table
+from gpuprobe.tui.widgets.text_pane import TextPane
+
+__all__ = ["TracePane"]
+
+
+class TracePane(Vertical):
+    """One trace of a recording at a time. Reading and grouping happen in threads."""
+
+    DEFAULT_CSS = """
+    TracePane #at { height: 3; padding: 0 1; }
+    TracePane #groups { width: 2fr; min-width: 40; }
+    TracePane #side { width: 3fr; border-left: solid $panel; }
+    TracePane #segments { display: none; padding: 0 1; }
+    TracePane.map #treemap { display: none; }
+    TracePane.map #segments { display: block; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = bindings(TRACE_KEYS)
+
+    @dataclass
+    class Opened(Message):
+        """Traces of a step were read; or ``problem`` says why not."""
+
+        name: TraceRef
+        inspectors: list[TraceInspector]
+        problem: str = ""
+
+    @dataclass
+    class StateRead(Message):
+        """What was allocated at a position."""
+
+        inspector: TraceInspector
+        state: TraceState
+
+    @dataclass
+    class Mapped(Message):
+        """The segments at a position."""
+
+        position: int
+        found: list[Bar] | Unavailable
+
+    def __init__(self, traces: OpenTraces, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._traces = traces
+        self._rank: RankRecording | None = None
+        self._names: list[TraceRef] = []
+        self._shown_ref: TraceRef | None = None
+        self._asked_ref: TraceRef | None = None
+        self._inspectors: list[TraceInspector] = []
+        self._inspector: TraceInspector | None = None
+        self.state: TraceState | None = None
+        self._grouping = "line"
+        self._order = "address"
+        self._within: Group | None = None  # the group whose blocks are listed
+        self._bars: list[Bar] | Unavailable | None = None
+        self._problem = ""
+
+    def compose(self) -> ComposeResult:
+        self.timeline = Timeline(id="bands")
+        self._at = TextPane(id="at")
+        self._groups = Table(id="groups")
+        self.treemap = MemoryTreemap(id="treemap")
+        self._segments = Table(id="segments")
+        yield self.timeline
+        yield self._at
+        with Horizontal():
+            yield self._groups
+            with Vertical(id="side"):
+                yield self.treemap
+                yield self._segments
+
+    def on_mount(self) -> None:
+        self.repaint()
+
+    @property
+    def position(self) -> int:
+        """Where the cursor is."""
+        return self.timeline.position
+
+    @property
+    def ready(self) -> bool:
+        """Whether a trace is open, and what was allocated at its cursor is on the screen."""
+        laid_out = self._at.size.width > 0
+        return laid_out and self.state is not None and self.state.position == self.position
+
+    @property
+    def shown(self) -> tuple[TraceInspector, TraceState] | None:
+        """The trace that is open, and what is shown of it."""
+        if self._inspector is None or self.state is None:
+            return None
+        return self._inspector, self.state
+
+    # -- opening
+
+    def offer(self, rank: RankRecording, names: list[TraceRef], *, other: bool) -> None:
+        """The rank's traces as they are now; ``other``: it is not the rank shown so far."""
+        self._rank, self._names = rank, names
+        if other:
+            self._shown_ref = self._asked_ref = self._inspector = self.state = None
+            self._inspectors = []
+            self.repaint()
+
+    def open_step(self, position: int) -> None:
+        """Show the trace of the step at a place in the rank's steps, or of the one before it."""
+        before = [name for name in self._names if name.position <= position]
+        self._open(before[-1] if before else next(iter(self._names), None))
+
+    def open_any(self) -> None:
+        """Show the last trace where none is shown yet."""
+        if self._asked_ref is None:
+            self._open(self._names[-1] if self._names else None)
+
+    def _open(self, name: TraceRef | None) -> None:
+        if name is None or self._rank is None or name == self._asked_ref:
+            return
+        self._asked_ref = name
+        self._problem = ""
+        read = partial(self._read, self._rank, name)
+        # Described, or Textual takes the partial's repr, with all that is in it.
+        self.run_worker(read, thread=True, exclusive=True, group="open", description="open")
+
+    def _read(self, rank: RankRecording, name: TraceRef) -> None:
+        try:
+            found = self._traces.of(rank, name)
+        except GpuprobeError as error:
+            self.post_message(self.Opened(name, [], str(error)))
+        else:
+            self.post_message(self.Opened(name, found))
+
+    def on_trace_pane_opened(self, message: Opened) -> None:
+        if message.name != self._asked_ref:
+            return
+        self._shown_ref, self._inspectors = message.name, message.inspectors
+        self._problem = message.problem or ("" if message.inspectors else "there is no trace")
+        self._show_trace(message.inspectors[0] if message.inspectors else None)
+
+    def _show_trace(self, inspector: TraceInspector | None) -> None:
+        self._inspector, self.state, self._bars, self._within = inspector, None, None, None
+        if inspector is not None:
+            self.timeline.open(inspector)
+            self._ask()
+        self.repaint()
+
+    # -- moving
+
+    def go(self, position: int) -> None:
+        """Put the cursor on a position of the trace."""
+        inspector = self._inspector
+        if inspector is None:
+            return
+        position = max(0, min(position, len(inspector) - 1))
+        if position == self.position:
+            return
+        self._bars, self._within = None, None
+        self.timeline.move(position)
+        self.timeline.paint()
+        self._show_position()
+        self._ask()
+
+    def _ask(self) -> None:
+        inspector = self._inspector
+        if inspector is not None:
+            read = partial(
+                self._read_state, inspector, self.position, self._grouping, self.has_class("map")
+            )
+            self.run_worker(read, thread=True, exclusive=True, group="state", description="state")
+
+    def _read_state(
+        self, inspector: TraceInspector, position: int, grouping: str, mapped: bool
+    ) -> None:
+        worker = get_current_worker()
+        if worker.is_cancelled:  # the cursor has moved on
+            return
+        self.post_message(self.StateRead(inspector, inspector.state(position, grouping)))
+        if mapped and not worker.is_cancelled:
+            with gc_paused():
+                found = inspector.layout(position)
+                shown = (
+                    found
+                    if isinstance(found, Unavailable)
+                    else bars(found, inspector.codes_at(position), self._order)
+                )
+            self.post_message(self.Mapped(position, shown))
+
+    def on_trace_pane_state_read(self, message: StateRead) -> None:
+        if message.inspector is self._inspector and message.state.position == self.position:
+            self.state = message.state
+            self._show_groups()
+
+    def on_trace_pane_mapped(self, message: Mapped) -> None:
+        if message.position == self.position:
+            self._bars = message.found
+            self._show_segments()
+
+    def action_along(self, by: int) -> None:
+        self.go(self.timeline.along(by))
+
+    def action_event(self, by: int) -> None:
+        self.go(self.position + by)
+
+    def action_zoom(self, factor: float) -> None:
+        self.timeline.zoom(factor)
+
+    def action_trace(self, by: int) -> None:
+        """The next trace: of another device of the step, then of another step."""
+        if self._inspector in self._inspectors:
+            at = self._inspectors.index(self._inspector) + by
+            if 0 <= at < len(self._inspectors):
+                self._show_trace(self._inspectors[at])
+                return
+        if self._shown_ref in self._names:
+            at = self._names.index(self._shown_ref) + by
+            if 0 <= at < len(self._names):
+                self._open(self._names[at])
+
+    def to_peak(self) -> None:
+        """Go to the highest position of the trace."""
+        if self._inspector is not None:
+            self.go(self._inspector.peak)
+
+    def action_group(self) -> None:
+        self._grouping = GROUPINGS[(GROUPINGS.index(self._grouping) + 1) % len(GROUPINGS)]
+        self._within = None
+        self._groups.cursor = 0
+        self._ask()
+
+    def action_map(self) -> None:
+        self.toggle_class("map")
+        # In a narrow terminal there is one of the two; what is hidden gets no keys.
+        narrow = self.screen.has_class("narrow") and self.has_class("map")
+        self.call_after_refresh((self._segments if narrow else self._groups).focus)
+        self._ask()
+        self._show_segments()
+
+    def action_order(self) -> None:
+        orders = list(ORDERS)
+        self._order = orders[(orders.index(self._order) + 1) % len(orders)]
+        if isinstance(self._bars, list):
+            self._bars = sorted(self._bars, key=ORDERS[self._order])
+        self._show_segments()
+
+    def action_back(self) -> None:
+        if self._within is not None:
+            self._within = None
+            self._show_groups()
+        else:
+            self.screen.run_action("back")  # type: ignore[unused-coroutine]
+
+    # -- showing
+
+    def repaint(self) -> None:
+        """Show everything anew."""
+        if self._inspector is None:
+            reading = "reading the trace …" if self._asked_ref and not self._problem else ""
+            none = "" if self._names else "no trace: needs a recording at level 'trace'"
+            self.timeline.close(visible(self._problem) or reading or none)
+        self.timeline.paint()
+        self._show_groups()
+        self._show_segments()
+
+    @property
+    def _plain(self) -> bool:
+        return self._at.painter.palette.plain
+
+    def _show_position(self) -> None:
+        inspector = self._inspector
+        if inspector is None:
+            self._at.show([])
+            return
+        lines = [self._levels(inspector), self._event(inspector)]
+        if self.state is not None and self.state.position == self.position:
+            lines.append(legend(self.state.categories.items(), self._plain))
+        self._at.show(lines)
+
+    def _levels(self, inspector: TraceInspector) -> Line:
+        """Where the cursor is, and how much memory was in use there."""
+        where = [inspector.device]
+        if inspector.step is not None:
+            where.append(f"step {inspector.step}")
+        if not inspector.complete:
+            where.append("cut: events were lost before its start")
+        where.append(f"{self.position:,} of {len(inspector) - 1:,}")
+        allocated = inspector.allocated[self.position]
+        line: Line = (
+            (" · ".join(where), "bold"),
+            (f" · {human_bytes(allocated)} allocated", ""),
+        )
+        pending = inspector.active[self.position] - allocated
+        if pending:
+            line += ((f" · {human_bytes(pending)} waiting for a stream", "warning"),)
+        if not isinstance(inspector.reserved, Unavailable):
+            line += ((f" · {human_bytes(inspector.reserved[self.position])} reserved", ""),)
+        return (*line, (" · the peak", "accent")) if self.position == inspector.peak else line
+
+    def _event(self, inspector: TraceInspector) -> Line:
+        """What happened at the cursor."""
+        event = inspector.event(self.position)
+        if event is None:
+            return (("before the first event", "dim"),)
+        parts = [self._short(event.line), visible(event.phase), visible(event.module)]
+        return (
+            (f"{event.action.replace('_', ' ')} {human_bytes(event.bytes)}", ""),
+            ("".join(f" · {part}" for part in parts if part), "dim"),
+        )
+
+    def _short(self, line: str, columns: int = 0) -> str:
+        cwd = self._rank.session.cwd if self._rank is not None else ""
+        return short_line(line, cwd, columns)
+
+    def _listed(self) -> tuple[Group, ...]:
+        if self._within is not None and self._inspector is not None:
+            return self._inspector.grouped(self._within.rows, "block")
+        return self.state.groups if self.state is not None else ()
+
+    def _show_groups(self) -> None:
+        groups = self._listed()
+        if self._within is not None:
+            head = f"{'bytes':>10}   esc: back · {self._short(self._within.key, 24)}"
+        else:
+            head = f"{'bytes':>10}   by {self._grouping} (b: another)"
+
+        def line(index: int) -> list[Line]:
+            group = groups[index]
+            name = f" {self._name_of(group, self._groups.size.width - 14)}"
+            size = f"{human_bytes(group.bytes):>10} "
+            return [((size, ""), chip(group.category, self._plain), (name, ""))]
+
+        self._groups.fill([(("", "section"), (head, "head"))], len(groups), line)
+        self._show_position()
+        self._show_treemap()
+
+    def _name_of(self, group: Group, columns: int) -> str:
+        inspector = self._inspector
+        if inspector is not None and (self._within is not None or self._grouping == "block"):
+            block = inspector.block(group.rows[0])
+            line = self._short(block.line, max(10, columns - len(group.key) - 2))
+            return f"{group.key}  {words(block.category) if self._within is not None else line}"
+        count = len(group.rows)
+        blocks = f"  ×{count:,}" if count > 1 else ""
+        return self._short(group.key, max(10, columns - len(blocks))) + blocks
+
+    def _show_treemap(self) -> None:
+        listed = self._listed()
+        cursor = listed[self._groups.cursor] if self._groups.cursor < len(listed) else None
+        self.treemap.paint(self.state, cursor, self._short)
+
+    def _show_segments(self) -> None:
+        found = self._bars
+        if not isinstance(found, list):
+            why = "reading …" if found is None else f"no segment map: {visible(found.reason)}"
+            self._segments.fill([((why, "dim"),)], 0, lambda index: [])
+            return
+        free = human_bytes(sum(bar.free for bar in found))
+        head = f"{len(found)} segments by {self._order} · {free} free (·) · o: another order"
+        width, plain = self._segments.size.width - 3, self._plain
+        self._segments.fill(
+            [(("", "section"), (head, "head"))],
+            len(found),
+            lambda index: [map_line(found[index], width, plain)],
+        )
+
+    # -- events
+
+    def on_table_moved(self, message: Table.Moved) -> None:
+        message.stop()
+        if message.table is self._groups:
+            self._show_treemap()
+
+    def on_table_chosen(self, message: Table.Chosen) -> None:
+        message.stop()
+        inspector = self._inspector
+        if message.table is not self._groups or inspector is None or self._rank is None:
+            return
+        group = self._listed()[message.index]
+        if len(group.rows) == 1 or self._within is not None:
+            self.app.push_screen(BlockScreen(inspector.block(group.rows[0]), self._rank.session))
+        else:
+            self._within = group
+            self._groups.cursor = 0
+            self._show_groups()
+
+    def on_text_pane_clicked(self, message: TextPane.Clicked) -> None:
+        message.stop()
+        if message.pane is self.timeline:
+            position = self.timeline.at(message.x)
+            if position is not None:
+                self.go(position)
+        elif message.pane is self.treemap:
+            wanted = self.treemap.at(message.x, message.y)
+            for index, group in enumerate(self._listed()):
+                if wanted is not None and same_memory(group, wanted):
+                    self._groups.go(index)
+                    self._show_treemap()
+                    return
+
+    def on_resize(self, event: Resize) -> None:
+        self.call_after_refresh(self.repaint)

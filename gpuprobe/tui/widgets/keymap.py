@@ -1,0 +1,89 @@
+"""The keys of a screen, each written once: bindings, help, the last line, the command palette and
+the documentation all come from one table of `Key`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from textual.binding import Binding, BindingType
+
+from gpuprobe.tui.widgets.styled_text import Line, fit, left
+from gpuprobe.tui.widgets.text_pane import TextPane
+
+__all__ = ["Key", "KeyBar", "actions_of", "bindings", "help_lines"]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One line of the help.
+
+    ``shown``: the keys as people write them; ``does``: what they do. ``actions`` maps Textual's
+    names of keys, with commas between them, to Textual's actions; empty where a widget of
+    Textual's has them. ``footer``: its name in the last line, empty where it has no place there;
+    ``command``: whether the command palette offers it. Both are for the first action.
+    """
+
+    shown: str
+    does: str
+    actions: Mapping[str, str] = field(default_factory=dict)
+    footer: str = ""
+    command: bool = False
+
+    @property
+    def action(self) -> str:
+        return next(iter(self.actions.values()), "")
+
+
+def bindings(keys: Iterable[Key]) -> list[BindingType]:
+    """For the ``BINDINGS`` of a screen or a widget. Textual itself uses Tab: ours comes first."""
+    return [
+        Binding(names, action, key.does, show=False, priority="tab" in names)
+        for key in keys
+        for names, action in key.actions.items()
+    ]
+
+
+def actions_of(keys: Iterable[Key]) -> frozenset[str]:
+    """The names of all actions, without their parameters."""
+    return frozenset(a.partition("(")[0] for key in keys for a in key.actions.values())
+
+
+def help_lines(keys: Iterable[Key]) -> list[Line]:
+    """One line per key."""
+    return [((left(key.shown, 16), "key"), (key.does, "")) for key in keys]
+
+
+class KeyBar(TextPane):
+    """The last line of a screen: what its most important keys do, also by a click."""
+
+    DEFAULT_CSS = "KeyBar { width: 1fr; height: 1; }"
+
+    def __init__(self, keys: Iterable[Key], *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._keys = _named(keys)
+
+    def offer(self, keys: Iterable[Key]) -> None:
+        """Show the keys that have a name for this line."""
+        self._keys = _named(keys)
+        self.on_resize()
+
+    def on_resize(self) -> None:
+        line: Line = ((" ", ""),)
+        for key in self._keys:
+            line += ((key.shown.partition(" ")[0], "key"), (f" {key.footer}  ", "dim"))
+        self.show([fit(line, self.size.width)])
+
+    def on_text_pane_clicked(self, message: TextPane.Clicked) -> None:
+        message.stop()
+        at = 1
+        for key in self._keys:
+            at += len(key.shown.partition(" ")[0]) + len(key.footer) + 3
+            if message.x < at:
+                self.app.simulate_key(next(iter(key.actions)).partition(",")[0])
+                return
+
+
+def _named(keys: Iterable[Key]) -> list[Key]:
+    return [key for key in keys if key.footer]
