@@ -21,7 +21,7 @@ from gpuprobe.analysis.baseline import (
 )
 from gpuprobe.errors import MissingExtra, ProgramFailed
 from gpuprobe.gate.files import ensure_writable, read_baseline, write_baseline
-from gpuprobe.gate.plan import Plan, baseline_path, plan, tolerances
+from gpuprobe.gate.plan import CheckPlan, baseline_path, plan, tolerances
 from gpuprobe.gate.project import ProjectSettings, read_project
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "METRICS",
-    "Plan",
+    "CheckPlan",
     "ProjectSettings",
     "Tolerance",
     "baseline_path",
@@ -93,8 +93,8 @@ def measure(
     A directory is taken for a recording; anything else is run and recorded at level ``trace``:
     on a virtual GPU where ``virtual`` names one. ``hazards`` also counts races and implicit
     synchronisations (on a virtual GPU). ``steps``: the program is ended after so many optimizer
-    steps. ``root``: the project's folder, which file names are told from; default the working
-    directory.
+    steps. ``root``: the project's folder, which file names are relative to; default the
+    working directory.
 
     Raises ProgramFailed where the program does not end well; KeyboardInterrupt goes through.
     """
@@ -107,7 +107,7 @@ def measure(
     from gpuprobe.sampler.hooks.step_limit import Limited
 
     if hazards and virtual is None and not _has_cuda():
-        virtual = DEFAULT_GPU  # what looking for hazards would enter by itself: here it is said
+        virtual = DEFAULT_GPU  # what hazards would enter by itself: here it is on record
 
     program: Any = watch.program(target, arguments, module=module)
     if steps is not None:
@@ -203,8 +203,8 @@ def _races(hazards: Hazards) -> dict[str, int]:
     return dict(found)
 
 
-def measure_as_planned(plan: Plan) -> Baseline:
-    """`measure` what a plan says, where it says."""
+def measure_as_planned(plan: CheckPlan) -> Baseline:
+    """`measure` what a plan names, in its folder."""
     here = Path.cwd()
     os.chdir(plan.folder or here)
     try:
@@ -221,7 +221,7 @@ def measure_as_planned(plan: Plan) -> Baseline:
         os.chdir(here)
 
 
-def compare_as_planned(before: Baseline, after: Baseline, plan: Plan) -> CheckResult:
+def compare_as_planned(before: Baseline, after: Baseline, plan: CheckPlan) -> CheckResult:
     """`compare` with the tolerances of a plan; its settings are in the result."""
     result = check_baseline(
         before,

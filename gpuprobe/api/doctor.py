@@ -36,8 +36,8 @@ def diagnose(
     bundle: str | os.PathLike[str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Diagnosis:
-    """Run every rule. ``demo`` names a fake fleet to look at instead of the hardware; then
-    only the devices are looked at. ``bundle`` names a zip file to write, with secrets and
+    """Run every rule. ``demo`` names a fake fleet to read instead of the hardware; then
+    only the devices are checked. ``bundle`` names a zip file to write, with secrets and
     names taken out; ``environ`` stands for the environment of the program in question.
 
     Raises UsageError for an unknown fleet and for a bundle that exists already.

@@ -60,7 +60,7 @@ def write_report(
 
 
 def _trees(recording: Recording) -> dict[str, FlameNode]:
-    """What was live at the peak; nothing where no trace tells."""
+    """What was allocated at the peak; nothing without a trace of it."""
     from gpuprobe.analysis.peak.flame import flame_tree
     from gpuprobe.analysis.peak.peaks import device_peaks, high_water_at, overall_peak
     from gpuprobe.analysis.peak.tree import category_tree, module_tree

@@ -63,7 +63,7 @@ def _wait(child: int) -> tuple[int, int]:
     def pass_on(number: int, frame: FrameType | None) -> None:
         nonlocal received
         if number == signal.SIGINT and _typed():
-            return  # Ctrl-C: the terminal has told the child, too
+            return  # Ctrl-C: the terminal has sent it to the child, too
         received = number
         os.kill(child, number)
 

@@ -1,4 +1,4 @@
-"""Exporting the metrics of this machine's GPUs and runs: once, or until told to stop."""
+"""Exporting the metrics of this machine's GPUs and runs: once, or until SIGTERM."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from gpuprobe.errors import GpuprobeError
-from gpuprobe.exporter.meter import ExportSettings, Meter, families_of
+from gpuprobe.exporter.readings import ExportSettings, MachineMetrics, families_of
 from gpuprobe.model.files import is_special, new_file
 
 if TYPE_CHECKING:
-    from gpuprobe.exporter.reader import Reader
+    from gpuprobe.exporter.thread import ReadingThread
     from gpuprobe.reporters.metrics.metrics import Family
     from gpuprobe.reporters.metrics.otlp import OtlpPusher
 
@@ -54,7 +54,7 @@ def export_once(
     from gpuprobe.reporters.metrics import prometheus
 
     with ExitStack() as stack:
-        meter = stack.enter_context(Meter(settings))
+        meter = stack.enter_context(MachineMetrics(settings))
         pusher = None if otlp is None else _pusher(otlp, stack)
         measured = meter.read()
         families = families_of(measured)
@@ -73,7 +73,7 @@ def export(
     listen: str | None = None,
     textfile: str | None = None,
     otlp: str | None = None,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> None:
     """Serve the metrics on ``listen`` (``127.0.0.1:9400``); write them into ``textfile`` and push
@@ -81,24 +81,24 @@ def export(
     ``textfile`` is removed, so that nobody takes its values for today's. To be called in the main
     thread.
 
-    ``say`` is told what is served where, ``warn`` what goes wrong; nothing that goes wrong with a
-    device, the driver, a run or the endpoint ends this. Raises UsageError and MissingExtra as
-    `export_once` does, UsageError for a malformed address, EnvironmentUnavailable where the
-    address cannot be listened on.
+    ``notify`` gets a line about what is served where, ``warn`` what goes wrong; nothing that
+    goes wrong with a device, the driver, a run or the endpoint ends this. Raises UsageError and
+    MissingExtra as `export_once` does, UsageError for a malformed address,
+    EnvironmentUnavailable where the address cannot be listened on.
     """
     from gpuprobe.exporter.http import MetricsServer, parse_listen
-    from gpuprobe.exporter.reader import Reader
+    from gpuprobe.exporter.thread import ReadingThread
 
-    # Threads report here; this one, which alone may be interrupted, says it.
+    # Threads report here; this one, which alone may be interrupted, prints them.
     reports: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
     with _until_terminated(), ExitStack() as stack:
-        meter = Meter(settings)
+        meter = MachineMetrics(settings)
         server = None
         if listen is not None:
             server = MetricsServer(*parse_listen(listen))
             stack.callback(server.close)
         pusher = None if otlp is None else _pusher(otlp, stack)
-        reader = Reader(meter, interval=settings.interval, report=reports.put)
+        reader = ReadingThread(meter, interval=settings.interval, report=reports.put)
         stack.callback(reader.close)
         if textfile is not None:
             write_textfile(textfile, reader.families())
@@ -111,7 +111,7 @@ def export(
                 reports.put,
             )
             stack.callback(every.close)
-            say(f"writing {textfile} every {settings.interval:g} s")
+            notify(f"writing {textfile} every {settings.interval:g} s")
         if pusher is not None:
             push = partial(_push, pusher, reader)
             pushes = _Every(
@@ -119,7 +119,7 @@ def export(
             )
             stack.callback(pushes.close)
             stack.callback(pusher.close)  # first: it breaks off a push that is tried again
-            say(f"pushing to {pusher.url} every {settings.interval:g} s")
+            notify(f"pushing to {pusher.url} every {settings.interval:g} s")
         if server is not None:
             server.start(reader.families, reports.put)
             if not server.loopback:
@@ -127,7 +127,7 @@ def export(
                     f"listening on {server.host}: whoever can reach this machine can read its "
                     "GPUs, processes and runs; there is no password"
                 )
-            say(f"serving {server.url}")
+            notify(f"serving {server.url}")
         while True:
             report = reports.get()
             if isinstance(report, BaseException):
@@ -143,7 +143,7 @@ def _pusher(endpoint: str, stack: ExitStack) -> OtlpPusher:
     return pusher
 
 
-def _push(pusher: OtlpPusher, reader: Reader) -> None:
+def _push(pusher: OtlpPusher, reader: ReadingThread) -> None:
     families = reader.families()
     pusher.push(families, taken_ns=time.time_ns())
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuprobe._version import __version__
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
-from gpuprobe.exporter.reader import READ_TIMEOUT
+from gpuprobe.exporter.thread import READ_TIMEOUT
 
 if TYPE_CHECKING:
     from gpuprobe.reporters.metrics.metrics import Family
@@ -84,8 +84,8 @@ class MetricsServer:
     def start(
         self, families: Callable[[float], list[Family]], report: Callable[[str], None]
     ) -> None:
-        """Answer requests with what ``families`` gives; it is told how many seconds it may take,
-        and called from several threads. ``report`` is told of a request that failed.
+        """Answer requests with what ``families`` gives; its argument is the seconds it may
+        take, and it is called from several threads. ``report`` gets a line about a failed request.
         """
         self._server.families = families
         self._server.report = report

@@ -139,7 +139,7 @@ class RunWatch:
 
     def _found(self) -> tuple[dict[Path, tuple[float, bool]], dict[str, str]]:
         """Recordings -> when their streams last changed, and whether they were named; and
-        the paths that cannot be looked into, with the reason.
+        the paths that cannot be read, with the reason.
         """
         found: dict[Path, tuple[float, bool]] = {}
         problems: dict[str, str] = {}
@@ -161,7 +161,7 @@ class RunWatch:
 
 def _changed(path: Path) -> float | None:
     """When a stream of the recording was last written to, in seconds since the Unix epoch; None
-    where this is no recording. Raises OSError where it may not be looked into.
+    where this is no recording. Raises OSError where it may not be read.
     """
     from gpuprobe.recording.files import STREAM_NAME
 
@@ -171,7 +171,7 @@ def _changed(path: Path) -> float | None:
             for entry in entries:
                 if STREAM_NAME.fullmatch(entry.name):
                     newest = max(newest or 0.0, entry.stat().st_mtime)
-    except (FileNotFoundError, NotADirectoryError):  # removed while it was looked at
+    except (FileNotFoundError, NotADirectoryError):  # removed meanwhile
         return None
     return newest
 

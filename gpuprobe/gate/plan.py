@@ -1,6 +1,6 @@
-"""What a check is to do, and who said so.
+"""What a check is to do, and where each setting comes from.
 
-Four places may say how a run is measured and compared. The nearest to the user goes first:
+Four places may set how a run is measured and compared. The nearest to the user goes first:
 
 1. the command line (or the call's arguments);
 2. the baseline, which must be compared with the same thing measured again;
@@ -8,7 +8,7 @@ Four places may say how a run is measured and compared. The nearest to the user 
 4. the defaults.
 
 Where a baseline is written anew, what it held before goes after ``pyproject.toml``: there the
-project says what it wants from now on.
+project states what it wants from now on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,16 @@ from gpuprobe.gate.project import ProjectSettings, tolerance_of
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Baseline, Setting, Tolerance
 
-__all__ = ["BASELINE", "CALL", "DEFAULT", "PROJECT", "Plan", "baseline_path", "plan", "tolerances"]
+__all__ = [
+    "BASELINE",
+    "CALL",
+    "DEFAULT",
+    "PROJECT",
+    "CheckPlan",
+    "baseline_path",
+    "plan",
+    "tolerances",
+]
 
 CALL: Final = "command line"
 BASELINE: Final = "baseline"
@@ -35,17 +44,17 @@ _VIRTUAL = "virtual "
 _OWN = "this machine's"
 
 
-class _Said(NamedTuple):
+class _Sourced(NamedTuple):
     value: Any
     source: str
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CheckPlan:
     """``target`` and ``arguments``: a recording, a script, or (``module``) a module. ``gpu`` is a
     virtual GPU, None for the machine's own; ``steps`` None for the whole program. ``settings``
-    says the same in words, with the place each was found in. ``root``: the project's folder.
-    ``folder``: where it is run, "" for the working directory; what a project says to run is run in
+    are the same in words, with the place each was found in. ``root``: the project's folder.
+    ``folder``: where it is run, "" for the working directory; what a project names to run is run in
     the project's folder.
     """
 
@@ -84,12 +93,12 @@ def plan(
     before: Baseline | None = None,
     project: ProjectSettings | None = None,
     writing: bool = False,
-) -> Plan:
+) -> CheckPlan:
     """Settle what is to be done. ``command`` is the target and its arguments, empty where the
     project's own is to be taken, with ``more`` arguments; ``writing`` a baseline puts the project
     before it.
 
-    Raises UsageError where nothing says what to run.
+    Raises UsageError where nothing names what to run.
     """
     from gpuprobe.analysis.baseline import Setting
 
@@ -100,14 +109,14 @@ def plan(
     arguments = (*arguments, *more)
     ours = _of_baseline(before)
 
-    def first(name: str, given: Any, from_project: Any, default: Any) -> _Said:
-        places = [_Said(ours.get(name), BASELINE), _Said(from_project, PROJECT)]
+    def first(name: str, given: Any, from_project: Any, default: Any) -> _Sourced:
+        places = [_Sourced(ours.get(name), BASELINE), _Sourced(from_project, PROJECT)]
         if writing:
             places.reverse()
-        for said in (_Said(given, CALL), *places):
-            if said.value is not None:
-                return said
-        return _Said(default, DEFAULT)
+        for found in (_Sourced(given, CALL), *places):
+            if found.value is not None:
+                return found
+        return _Sourced(default, DEFAULT)
 
     line = [*(["-m"] if module else []), target, *arguments]
     settings = [Setting("run", " ".join(line), f"{source}, {CALL}" if more else source)]
@@ -124,7 +133,7 @@ def plan(
             "hazards": "counted" if chosen["hazards"].value else "not counted",
         }
         settings += [Setting(name, words[name], chosen[name].source) for name in chosen]
-    return Plan(
+    return CheckPlan(
         target=target,
         arguments=arguments,
         module=module,
@@ -139,7 +148,7 @@ def plan(
 
 
 def _of_baseline(before: Baseline | None) -> dict[str, Any]:
-    """How a baseline was measured, as far as it tells."""
+    """How a baseline was measured, as far as it records that."""
     if before is None:
         return {}
     device = before.environment.get("device", "")

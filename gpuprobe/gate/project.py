@@ -6,7 +6,7 @@
     gpu = "h100-80gb"             # the virtual GPU to run on
     run = "-m shop.train --fast"  # what is run: a script or a module, and its arguments
     steps = 6                     # stop it after so many optimizer steps
-    baseline = "memory.json"      # beside this file
+    baseline = "memory.json"      # relative to this file
     hazards = true                # also count races and implicit synchronisations
 
     [tool.gpuprobe.tolerance]
@@ -47,7 +47,7 @@ _NAME = "pyproject.toml"
 
 @dataclass(frozen=True, slots=True)
 class ProjectSettings:
-    """What a project's file says; None where it says nothing.
+    """The settings of a project's file; None where it has none.
 
     ``path`` is that file, None where there is none with a ``[tool.gpuprobe]`` table.
     ``baseline`` is a path that no longer depends on the working directory.

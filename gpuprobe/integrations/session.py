@@ -15,7 +15,7 @@ __all__ = ["WatchedRun"]
 
 
 class WatchedRun:
-    """Starts a recording once, and ends it: when told to, or when the process ends.
+    """Starts a recording once, and ends it: by `finish`, or when the process ends.
 
     ``path`` None: a free name in the current directory, made from ``name``. The other
     arguments are those of `gpuprobe.record`.
@@ -46,13 +46,13 @@ class WatchedRun:
         world size), where the environment does not have them. Raises what `record` raises.
         """
         self.finish()
-        known = "RANK" in os.environ  # torchrun has said it
+        known = "RANK" in os.environ  # from torchrun
         with as_rank(*(ranks if ranks is not None and not known else (0, 0, 1))):
             path = default_output(self._name) if self._path is None else self._path
             recorder = record(path, model, optimizer, **self._options)
             recorder.__enter__()
         self.recorder = recorder
-        # A training that raised, in a loop that tells nobody, would look killed.
+        # A training that raised, in a loop that no callback ends, would look killed.
         atexit.register(self.finish)
         return recorder
 

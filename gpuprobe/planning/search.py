@@ -11,7 +11,7 @@ from gpuprobe.model.plans.fit import Fit, Trial
 
 __all__ = ["check_bounds", "fit_of", "search"]
 
-_NARROW: Final = 24  # estimates of one search at most; 2^24 values are told apart by as many
+_NARROW: Final = 24  # estimates of one search at most; as many tell 2^24 values apart
 
 
 def check_bounds(least: int, most: int) -> None:

@@ -43,7 +43,7 @@ class SourceView:
 
 
 class Source(Protocol):
-    """One way to look at the devices of this machine."""
+    """One way to read the devices of this machine."""
 
     @property
     def name(self) -> str:

@@ -17,7 +17,7 @@ def neighbours_of(pid: int, device: str, found: Inventory) -> Neighbours | Unava
     keys = {process.device for process in mine}
     ordinal = device.partition(":")[2]
     gpus = [gpu for gpu in found.devices if gpu.key in keys]
-    if len(gpus) > 1:  # which of them is cuda:N, the driver's order tells
+    if len(gpus) > 1:  # the driver's order decides which of them is cuda:N
         gpus = [gpu for gpu in gpus if str(gpu.identity.cuda_ordinal) == ordinal]
     if len(gpus) != 1:
         why = "holds memory on none" if not keys else f"holds memory on {len(keys)}"

@@ -1,4 +1,4 @@
-"""What torch says of the devices. Imports torch, so only where asked.
+"""What torch reports of the devices. Imports torch, so only where asked.
 
 Neither ``device_count`` nor ``get_device_properties`` creates a context on a device; free
 memory does (``cudaMemGetInfo`` needs one), so it is asked only of devices that already have

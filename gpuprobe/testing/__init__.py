@@ -13,15 +13,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpuprobe.testing.fake_machine import fake_fleet
     from gpuprobe.testing.fake_nvml import UnexpectedCall
-    from gpuprobe.testing.fleet import Fleet, fake_fleet, fleets, load_fleet
+    from gpuprobe.testing.fleet import Fleet, fleets, load_fleet
 
 __all__ = ["Fleet", "UnexpectedCall", "fake_fleet", "fleets", "load_fleet"]
 
 _HOMES = {
     "Fleet": "gpuprobe.testing.fleet",
     "UnexpectedCall": "gpuprobe.testing.fake_nvml",
-    "fake_fleet": "gpuprobe.testing.fleet",
+    "fake_fleet": "gpuprobe.testing.fake_machine",
     "fleets": "gpuprobe.testing.fleet",
     "load_fleet": "gpuprobe.testing.fleet",
 }

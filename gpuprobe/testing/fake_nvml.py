@@ -3,7 +3,7 @@
 nvidia-ml-py looks its C functions up as attributes of one library object and hands them
 ctypes arguments. This object has those attributes; what each answers comes from a `Fleet`.
 A function the fake does not know raises `UnexpectedCall`: a test then fails loudly instead of
-being told "not supported". Functions that the fleet lists as missing are not there, as in an
+an answer of "not supported". Functions that the fleet lists as missing are not there, as in an
 older driver.
 """
 
@@ -139,11 +139,11 @@ class FakeNvml:
             if instance is not None:
                 wanted = self._fleet.fact(device, "mig", "instances")[instance]
                 listed = [p for p in listed if p.get("gi") == wanted["gi"]]
-            room = _into(count)
-            if array is None or room.value < len(listed):
-                room.value = len(listed)
+            capacity = _into(count)
+            if array is None or capacity.value < len(listed):
+                capacity.value = len(listed)
                 return NVML_ERRORS["insufficient_size"] if listed else None
-            room.value = len(listed)
+            capacity.value = len(listed)
             for slot, process in zip(array, listed, strict=False):
                 memory = process.get("memory")
                 slot.pid = process["pid"]
@@ -161,9 +161,9 @@ class FakeNvml:
         listed = [(pid, busy) for pid, busy in self._fleet.work(device) if busy]
         if not listed:
             return NVML_ERRORS["not_found"]
-        room = _into(count)
-        few = array is None or room.value < len(listed)
-        room.value = len(listed)
+        capacity = _into(count)
+        few = array is None or capacity.value < len(listed)
+        capacity.value = len(listed)
         if few:
             return NVML_ERRORS["insufficient_size"]
         for slot, (pid, busy) in zip(array, listed, strict=False):
@@ -333,11 +333,11 @@ class FakeNvml:
         self, handle: Any, cause: Any, count: Any, array: Any
     ) -> int | None:
         pages = self._fact(handle, "retired_pages")[_number(cause)]
-        room = _into(count)
-        if array is None or room.value < pages:
-            room.value = pages
+        capacity = _into(count)
+        if array is None or capacity.value < pages:
+            capacity.value = pages
             return NVML_ERRORS["insufficient_size"] if pages else None
-        room.value = pages
+        capacity.value = pages
         for page in range(pages):
             array[page] = 0x1000 * (page + 1)
         return None

@@ -13,9 +13,9 @@ import pynvml
 import pytest
 
 from gpuprobe.errors import UsageError
-from gpuprobe.exporter.meter import ExportSettings, Measured, Meter, families_of
-from gpuprobe.exporter.reader import STALE, Reader
+from gpuprobe.exporter.readings import ExportSettings, MachineMetrics, Measured, families_of
 from gpuprobe.exporter.runs import LINGER, MAX_RANKS, RunWatch
+from gpuprobe.exporter.thread import STALE, ReadingThread
 from gpuprobe.model.run.session import Environment, Session, SessionEnd, Step
 from gpuprobe.model.values import Unavailable
 from gpuprobe.probes.health import facts
@@ -48,7 +48,7 @@ def fleet() -> Iterator[Fleet]:
 
 
 def test_a_gpu_that_is_lost_hides_no_other_and_comes_back(fleet: Fleet) -> None:
-    with Meter(ExportSettings(discover=False)) as meter:
+    with MachineMetrics(ExportSettings(discover=False)) as meter:
         first = families_of(meter.read())
         fleet.devices[2]["lost"] = True
         second = families_of(meter.read())
@@ -65,7 +65,7 @@ def test_a_gpu_that_is_lost_hides_no_other_and_comes_back(fleet: Fleet) -> None:
 
 
 def test_a_driver_that_goes_away_and_returns(fleet: Fleet) -> None:
-    with Meter(ExportSettings(discover=False)) as meter:
+    with MachineMetrics(ExportSettings(discover=False)) as meter:
         assert meter.read().messages == ()
         library = pynvml.nvmlLib
         pynvml.nvmlLib = FakeNvml(load_fleet("no-driver"))
@@ -90,7 +90,7 @@ def test_no_cuda_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     import ctypes
 
     opened: list[str] = []
-    with fake_fleet("8xh100"), Meter(ExportSettings(discover=False, processes=5)) as meter:
+    with fake_fleet("8xh100"), MachineMetrics(ExportSettings(discover=False, processes=5)) as meter:
         load = ctypes.CDLL
 
         def watched(name: Any, *args: Any, **options: Any) -> Any:
@@ -105,7 +105,7 @@ def test_no_cuda_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unknown_fleet_is_said_before_anything_starts() -> None:
     with pytest.raises(UsageError, match="no such fleet"):
-        Meter(ExportSettings(demo="3xbanana"))
+        MachineMetrics(ExportSettings(demo="3xbanana"))
 
 
 def test_xids_are_counted_once_and_kept(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_xids_are_counted_once_and_kept(fleet: Fleet, monkeypatch: pytest.Monkey
             for code in ("31", "79")
         }
 
-    with Meter(ExportSettings(discover=False)) as meter:
+    with MachineMetrics(ExportSettings(discover=False)) as meter:
         assert counted(meter.read()) == {"31": 2, "79": 0}
         assert counted(meter.read()) == {"31": 2, "79": 0}
         log.append(line(3.0, 79))  # it falls off the bus: from here on it has no bus id
@@ -140,7 +140,7 @@ def test_xids_are_counted_once_and_kept(fleet: Fleet, monkeypatch: pytest.Monkey
 # -- the reading thread
 
 
-class SlowMeter(Meter):
+class SlowMeter(MachineMetrics):
     """Waits to be let go before each reading."""
 
     def __init__(self) -> None:
@@ -165,18 +165,18 @@ class Clock:
         return self.now
 
 
+Slow = tuple[SlowMeter, ReadingThread, Clock, "queue.SimpleQueue[str | BaseException]"]
+
+
 @pytest.fixture
-def slow() -> Iterator[tuple[SlowMeter, Reader, Clock, queue.SimpleQueue[str | BaseException]]]:
+def slow() -> Iterator[Slow]:
     meter, clock = SlowMeter(), Clock()
     reports: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
-    reader = Reader(meter, interval=10, report=reports.put, clock=clock)
+    reader = ReadingThread(meter, interval=10, report=reports.put, clock=clock)
     yield meter, reader, clock, reports
     for _ in range(10):
         meter.go.release()
     reader.close()
-
-
-Slow = tuple[SlowMeter, Reader, Clock, "queue.SimpleQueue[str | BaseException]"]
 
 
 def test_many_scrapes_share_one_reading(slow: Slow) -> None:
@@ -376,7 +376,7 @@ def test_a_recording_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     assert [one.path for one in found.readings] == [str(good)]
     assert set(found.problems) == {str(bad)}
     assert found.left_out == 1
-    with Meter(ExportSettings(runs=(str(tmp_path),), demo="empty")) as meter:
+    with MachineMetrics(ExportSettings(runs=(str(tmp_path),), demo="empty")) as meter:
         (message,) = meter.read().messages
         assert meter.read().messages == ()
         (bad / "rank-00000.jsonl").unlink()
@@ -397,7 +397,7 @@ def test_what_cannot_be_read_is_said_at_every_look(tmp_path: Path) -> None:
 
     stream = record(tmp_path / "a.gpuprobe") / "rank-00000.jsonl"
     whole = stream.read_text("utf-8")
-    stream.write_text(whole.replace("[1,0]", "[9,0]", 1), "utf-8")
+    stream.write_text(whole.replace("[2,0]", "[9,0]", 1), "utf-8")
     tail = RecordingTail(stream.parent)
     for _ in range(2):
         with pytest.raises(UnsupportedSchema):
@@ -464,5 +464,5 @@ MINE = ("here.gpuprobe", "there.gpuprobe", "pids.gpuprobe")
 
 
 def test_a_demo_shows_no_runs_of_this_machine() -> None:
-    with Meter(ExportSettings(demo="empty")) as meter:
+    with MachineMetrics(ExportSettings(demo="empty")) as meter:
         assert meter.read().run_count == 0

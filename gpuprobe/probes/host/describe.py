@@ -133,7 +133,7 @@ class ProcTree:
             except KeyError:
                 return str(uid)
         if self._users is None:
-            # The passwd file of the machine the tree belongs to, mounted beside it.
+            # The passwd file of the machine the tree belongs to, mounted next to it.
             self._users = {}
             text = self.read("..", "etc", "passwd")
             for line in "" if isinstance(text, Unavailable) else text.split("\n"):

@@ -1,1 +1,1 @@
-"""One picture of the machine out of what each source says."""
+"""One picture of the machine out of what each source reports."""

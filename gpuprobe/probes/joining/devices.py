@@ -29,7 +29,7 @@ __all__ = ["Joined", "join", "join_drivers"]
 # Who is believed where two sources have a value: the one nearest to the hardware.
 _RANK = {"nvml": 0, "cuda": 1, "pycuda": 2, "torch": 3}
 
-_SPOKEN = {"nvml": "NVML", "cuda": "the CUDA driver", "pycuda": "pycuda", "torch": "torch"}
+_NAMES = {"nvml": "NVML", "cuda": "the CUDA driver", "pycuda": "pycuda", "torch": "torch"}
 
 
 @record(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def join(views: Sequence[SourceView], environ: Mapping[str, str]) -> Joined:
 
 
 def join_drivers(views: Sequence[SourceView]) -> DriverInfo:
-    """One driver from what the sources say of it."""
+    """One driver from what the sources report of it."""
     ranked = sorted(views, key=lambda view: _RANK.get(view.source, len(_RANK)))
     merged = DriverInfo()
     for view in ranked:
@@ -156,7 +156,7 @@ def _better(a: Reading[Any], b: Reading[Any]) -> bool:
 
 
 def _asked(missing: Unavailable) -> bool:
-    """A reason from a source that was asked says more than "nobody asked"."""
+    """A reason from a source that was asked is worth more than "nobody asked"."""
     return missing.status is not ReadStatus.NOT_COLLECTED
 
 
@@ -226,7 +226,7 @@ def _unmatched(source: str, seen: Device) -> Disagreement:
     label = name if isinstance(name, str) else "a device"
     return Disagreement(
         "unmatched",
-        f"{_SPOKEN[source]} sees {label} ({seen.key}), which no other source knows",
+        f"{_NAMES[source]} sees {label} ({seen.key}), which no other source knows",
         (seen.key,),
     )
 
@@ -249,8 +249,8 @@ def _differences(known: Device, seen: Device, source: str) -> list[Disagreement]
             found.append(
                 Disagreement(
                     kind,
-                    f"{word} of {known.key}: {_SPOKEN[a.source]} says {_plain(a.value)}, "
-                    f"{_SPOKEN[source]} says {_plain(b.value)}",
+                    f"{word} of {known.key}: {_NAMES[a.source]} says {_plain(a.value)}, "
+                    f"{_NAMES[source]} says {_plain(b.value)}",
                     (known.key,),
                     ((a.source, _plain(a.value)), (source, _plain(b.value))),
                 )
@@ -267,9 +267,9 @@ def _totals(known: Device, a: Any, b: Any) -> Disagreement:
     more, less = int(a.value), int(b.value)
     gap = more - less
     reserved = known.memory.reserved.value
-    # Beside what NVML calls reserved, CUDA leaves out a little more that depends on the driver:
-    # on an A100 148 MiB. Within 256 MiB, or 3 % where the driver does not say what it
-    # reserves, there is nothing to look into.
+    # Besides what NVML calls reserved, CUDA leaves out a little more that depends on the driver:
+    # on an A100 148 MiB. Within 256 MiB, or 3 % where the driver does not report what it
+    # reserves, there is nothing to investigate.
     if isinstance(reserved, Unavailable):
         explained = 0 < gap <= more * 3 // 100
         why = "the driver keeps some for itself (this one does not say how much)"
@@ -282,8 +282,8 @@ def _totals(known: Device, a: Any, b: Any) -> Disagreement:
         why = "CUDA counts more than the board has: the two mean different devices"
     return Disagreement(
         "total",
-        f"total memory of {known.key}: {_SPOKEN[a.source]} says {human_bytes(more)}, "
-        f"{_SPOKEN[b.source]} {human_bytes(less)}, {human_bytes(abs(gap))} "
+        f"total memory of {known.key}: {_NAMES[a.source]} says {human_bytes(more)}, "
+        f"{_NAMES[b.source]} {human_bytes(less)}, {human_bytes(abs(gap))} "
         f"{'less' if gap > 0 else 'more'}: {why}",
         (known.key,),
         ((a.source, str(a.value)), (b.source, str(b.value))),
@@ -292,7 +292,7 @@ def _totals(known: Device, a: Any, b: Any) -> Disagreement:
 
 
 def _grouped(found: list[Disagreement]) -> list[Disagreement]:
-    """Eight equal GPUs whose totals differ in the same way are one thing to say."""
+    """Eight equal GPUs whose totals differ in the same way are one disagreement."""
     same: dict[tuple[str, str, bool], list[Disagreement]] = {}
     for one in found:
         text = one.message
@@ -330,7 +330,7 @@ def _against_rules(source: str, keys: list[str], visibility: Visibility) -> list
     return [
         Disagreement(
             "selection",
-            f"{_SPOKEN[source]} enumerates {len(keys)} devices otherwise than "
+            f"{_NAMES[source]} enumerates {len(keys)} devices otherwise than "
             "CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER say (were they changed after CUDA "
             "was initialised?)",
             tuple(keys),
@@ -360,7 +360,7 @@ def _hidden(
     shown = visibility.devices
     if isinstance(shown, Unavailable) or not devices:
         return []
-    counts = {_SPOKEN[source]: keys for source, keys in enumerated.items()} or {"CUDA": [*shown]}
+    counts = {_NAMES[source]: keys for source, keys in enumerated.items()} or {"CUDA": [*shown]}
     found = []
     for who, keys in counts.items():
         missing = [d.key for d in devices if not _shows(d, keys)]

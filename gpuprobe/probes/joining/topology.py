@@ -1,4 +1,4 @@
-"""One topology out of what NVML and the CUDA driver each say of it."""
+"""One topology out of what NVML and the CUDA driver each report."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ def _enumerated(
         return tuple(whole)
     if whole or len(instances) > 1:
         problems.append(
-            "CUDA shows one MIG instance and no whole GPU beside it: "
+            "CUDA shows one MIG instance and no whole GPU with it: "
             f"{len(whole) + len(instances) - 1} of the selected devices are not visible"
         )
     return (instances[0],)

@@ -45,7 +45,7 @@ class Calls:
         self.pynvml = pynvml
         self.errors: list[ProbeError] = []
         self._lost: dict[str, Unavailable] = {}
-        # Raised, beside NVMLError, by unversioned functions whose newest form the driver lacks.
+        # Raised, as well as NVMLError, by unversioned functions whose newest form the driver lacks.
         self._mismatch: Any = getattr(pynvml, "NVMLLibraryMismatchError", ())
 
     def attempt(

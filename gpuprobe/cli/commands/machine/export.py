@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         listen=(args.listen or _LISTEN) if args.prometheus else None,
         textfile=args.textfile,
         otlp=args.otlp,
-        say=lambda text: stderr.note(f"{text}"),
+        notify=stderr.note,
         warn=stderr.warning,
     )
     return exit_codes.OK

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpuprobe.probes.inventory import DeviceWatch
     from gpuprobe.reporters.metrics.metrics import Family
 
-__all__ = ["SOURCES", "ExportSettings", "Measured", "Meter", "families_of"]
+__all__ = ["SOURCES", "ExportSettings", "MachineMetrics", "Measured", "families_of"]
 
 SOURCES = ("nvml",)
 """What is asked of the devices. NVML alone: asking it creates no CUDA context."""
@@ -27,7 +27,7 @@ SOURCES = ("nvml",)
 class ExportSettings:
     """What to export. ``runs`` are recordings or directories of recordings; ``discover``: those
     that are being recorded on this machine, too (not with ``demo``). ``processes``: of how many
-    processes per GPU the memory is told. ``interval``: seconds between readings, at least;
+    processes per GPU the memory is exported. ``interval``: seconds between readings, at least;
     ``demo`` names a fake fleet to read instead of the hardware.
     """
 
@@ -61,7 +61,7 @@ class Measured:
         return bool(self.run_count) or any(source.available for source in self.found.sources)
 
 
-class Meter:
+class MachineMetrics:
     """Reads devices and runs, again and again. A context manager, for one thread at a time.
 
     Raises UsageError for an unknown fleet and for a run that is a file; nothing that happens
@@ -85,7 +85,7 @@ class Meter:
         self._watch: DeviceWatch | None = None
         self._troubles: dict[str, str] = {}
 
-    def __enter__(self) -> Meter:
+    def __enter__(self) -> MachineMetrics:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -154,7 +154,7 @@ class Meter:
 
 
 class _XidCount:
-    """Counts Xid messages by device. The kernel's log is a ring, and a lost GPU does not tell its
+    """Counts Xid messages by device. The kernel's log is a ring, and a lost GPU does not report its
     bus id: what was counted and which GPU was where is remembered.
     """
 

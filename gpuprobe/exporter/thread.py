@@ -8,25 +8,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuprobe.exporter.meter import Measured, Meter, families_of
+from gpuprobe.exporter.readings import MachineMetrics, Measured, families_of
 
 if TYPE_CHECKING:
     from gpuprobe.reporters.metrics.metrics import Family
 
-__all__ = ["READ_TIMEOUT", "STALE", "Reader"]
+__all__ = ["READ_TIMEOUT", "STALE", "ReadingThread"]
 
 READ_TIMEOUT = 8.0
 """Seconds that a scrape waits for a reading at most: less than the 10 s after which Prometheus
 gives a scrape up by default."""
 
 STALE = 60.0
-"""Seconds (and the interval) after which a reading is told no longer, where none follows because
-the driver hangs: a frozen value would look like a quiet GPU."""
+"""Seconds (and the interval) after which a reading is exported no longer, where none follows
+because the driver hangs: a frozen value would look like a quiet GPU."""
 
 
 @dataclass(slots=True)
 class _State:
-    """What the reading thread and those who ask share, under ``Reader._changed``."""
+    """What the reading thread and those who ask share, under ``ReadingThread._changed``."""
 
     measured: Measured | None = None
     begun: int = 0  # readings
@@ -37,7 +37,7 @@ class _State:
     closed: bool = False
 
 
-class Reader:
+class ReadingThread:
     """Reads in a thread of its own, when somebody asks.
 
     ``interval``: for that many seconds, a reading serves whoever asks. ``report`` is called in the
@@ -47,7 +47,7 @@ class Reader:
 
     def __init__(
         self,
-        meter: Meter,
+        meter: MachineMetrics,
         *,
         interval: float,
         report: Callable[[str | BaseException], None],
