@@ -13,6 +13,7 @@ from gpuprobe.model.files import new_file
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import CheckResult
     from gpuprobe.analysis.peak.flame import FlameNode
+    from gpuprobe.hazards.results import Hazards
     from gpuprobe.model.run.recording import RankRecording, Recording
 
 __all__ = [
@@ -33,14 +34,14 @@ def write_report(
     recording: Recording,
     path: StrPath,
     *,
-    hazards: dict[str, Any] | None = None,
+    hazards: Hazards | None = None,
     force: bool = False,
 ) -> tuple[Path, ...]:
     """Write the report as one HTML page that needs nothing else.
 
-    ``hazards`` is a hazards document (`read_hazards`), shown with the rest. Returns what was
-    written. Raises UsageError where ``path`` exists (unless ``force``) or cannot be written,
-    DataError where nothing was recorded yet.
+    ``hazards`` (`read_hazards`) are shown with the rest. Returns what was written. Raises
+    UsageError where ``path`` exists (unless ``force``) or cannot be written, DataError where
+    nothing was recorded yet.
     """
     from gpuprobe.analysis.trace.tracks import tracks
     from gpuprobe.api.recordings import summary
@@ -84,9 +85,8 @@ def write_diff(before: Recording, after: Recording, path: StrPath, *, force: boo
     from gpuprobe.analysis.trace.tracks import tracks
     from gpuprobe.api.recordings import diff
     from gpuprobe.reporters.html import compare as html_compare
-    from gpuprobe.reporters.json import diff as diff_json
 
-    document = diff_json.document(diff(before, after))
+    changes = diff(before, after)
     sides = []
     problems: list[str] = []
     for name, recording in (("before", before), ("after", after)):
@@ -94,7 +94,7 @@ def write_diff(before: Recording, after: Recording, path: StrPath, *, force: boo
         sides.append((name, found))
         problems += [f"{name}: {problem}" for problem in unread]
     with new_file(path, force) as stream:
-        html_compare.write_diff(document, _text(stream), tracks=sides, problems=problems)
+        html_compare.write_diff(changes, _text(stream), tracks=sides, problems=problems)
     return Path(path)
 
 
@@ -103,19 +103,20 @@ def write_check(result: CheckResult, path: StrPath, *, title: str = "memory chec
     page of an earlier check. Raises UsageError where it cannot be written.
     """
     from gpuprobe.reporters.html import compare as html_compare
-    from gpuprobe.reporters.json import check as check_json
 
     with new_file(path, True) as stream:
-        html_compare.write_check(check_json.document(result), _text(stream), title=title)
+        html_compare.write_check(result, _text(stream), title=title)
     return Path(path)
 
 
-def read_hazards(path: StrPath) -> dict[str, Any]:
+def read_hazards(path: StrPath) -> Hazards:
     """Read a hazards document, as ``gpuprobe run --hazards-json`` writes it.
 
     Raises UsageError where there is no such file, DataError where it is something else.
     """
     import json
+
+    from gpuprobe.reporters.json.hazards import from_document
 
     where = Path(path)
     try:
@@ -128,7 +129,7 @@ def read_hazards(path: StrPath) -> dict[str, Any]:
         raise DataError(f"cannot read {where}: {error}") from error
     if not isinstance(found, dict) or found.get("schema") != "gpuprobe.hazards":
         raise DataError(f"{where} is no hazards document")
-    return found
+    return from_document(found)
 
 
 def write_flamegraph(

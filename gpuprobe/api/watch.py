@@ -327,8 +327,9 @@ def summary(output: Path, width: int = 80) -> list[str]:
         return [where] if rank == 0 else []
     from gpuprobe.api.recordings import load
     from gpuprobe.api.recordings import summary as summarize
+    from gpuprobe.reporters.sections.report import headline
     from gpuprobe.reporters.terminal import Style
-    from gpuprobe.reporters.text.report import headline
+    from gpuprobe.reporters.text import draw
 
     report = summarize(load(output), top=3)
     style = Style(width=width, cwd=report.session.cwd)
@@ -336,7 +337,7 @@ def summary(output: Path, width: int = 80) -> list[str]:
     if report.peak.measure is None:
         lines.append("nothing was recorded: the program made no training step that torch saw")
     else:
-        first, *rest = headline(report, style)
+        first, *rest = draw.lines([headline(report)], style)
         lines += [f"peak: {first}", *rest]
         lines += [f"try: {style.relative(item.text)}" for item in report.advice[:1]]
     shown = style.text(style.path(str(output)))

@@ -49,7 +49,7 @@ def lines(sections: Iterable[Section], depth: int = 3) -> Iterator[str]:
 def _part(part: Part) -> Iterator[str]:
     if isinstance(part, Line):
         label = f"**{escaped(capitalized(part.label))}:** " if part.label else ""
-        text = _code(part.text) if part.code else escaped(part.text)
+        text = _code(part.text) if part.code else escaped(part.whole)
         mark = {"bullet": "- ", "alert": "- ", "numbered": "1. "}.get(part.kind, "")
         yield from (mark + label + text, "")
     elif isinstance(part, Facts):

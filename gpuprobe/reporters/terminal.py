@@ -25,12 +25,15 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How to write to one stream. ``cwd`` is left out of paths below it."""
+    """How to write to one stream. ``cwd`` is left out of paths below it; ``wide``: a line of a
+    table may be as long as it has to.
+    """
 
     width: int = 80
     unicode: bool = True
     colour: bool = False
     cwd: str = ""
+    wide: bool = False
 
     @classmethod
     def of(cls, stream: TextIO, *, cwd: str = "", environ: Mapping[str, str] = os.environ) -> Style:

@@ -20,8 +20,9 @@ from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import Collective, KnownTensors, Phase, Step
 from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.reporters.json import report as report_json
+from gpuprobe.reporters.sections.report import report_sections
 from gpuprobe.reporters.terminal import Style
-from gpuprobe.reporters.text import report as text
+from gpuprobe.reporters.text import draw
 
 MIB = build.MIB
 MS = 1_000_000
@@ -52,7 +53,9 @@ def joined(*ranks: RankRecording) -> Recording:
 def rendered(recording: Recording) -> str:
     document = gpuprobe.report(recording)
     jsonschema.validate(json.loads(json.dumps(document)), report_json.schema())
-    return " ".join(" ".join(text.render(summary(recording), Style(width=200))).split())
+    return " ".join(
+        " ".join(draw.lines(report_sections(summary(recording)), Style(width=200))).split()
+    )
 
 
 def test_one_rank_is_compared_with_nobody() -> None:

@@ -41,7 +41,7 @@ def test_nothing_on_a_gpu_is_nothing_judged() -> None:
     with gpuprobe.detect_hazards() as found:
         torch.ones(3).add_(1)
     assert found.operations == 0
-    assert "Nothing to judge" in text_of(found)
+    assert "Nothing to check" in text_of(found)
     assert "No stream hazards" not in text_of(found)
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import jsonschema
 import pytest
+from gpuprobe.reporters.text.report import render
 
 import gpuprobe
 from gpuprobe.api.recordings import summary
 from gpuprobe.reporters.json import report as report_json
 from gpuprobe.reporters.terminal import Style
-from gpuprobe.reporters.text.report import render
 
 FOLDER = Path(__file__).parent / "v1"
 NAMES = ("cpu", "killed", "oom", "ranks", "virtual")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from report_builders import MIB, recording, session, step, trace
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
-from gpuprobe.analysis.compare.diff import DiffRow
+from gpuprobe.analysis.compare.diff import Diff, DiffRow, PeakDiff
 from gpuprobe.api import views
 from gpuprobe.api.recordings import diff, report
 from gpuprobe.cli import main
@@ -29,14 +29,16 @@ from gpuprobe.model.findings import Finding, Fix, Level
 from gpuprobe.model.memory import Category
 from gpuprobe.model.place import Place
 from gpuprobe.model.text import visible
+from gpuprobe.model.values import Peak
 from gpuprobe.reporters.html import compare as html_compare
 from gpuprobe.reporters.html import report as html_report
-from gpuprobe.reporters.html.hazards import excerpt
+from gpuprobe.reporters.html.draw import Drawing, excerpt
 from gpuprobe.reporters.html.markup import el, script_json
 from gpuprobe.reporters.html.payload import pack, unpack
 from gpuprobe.reporters.json import check as check_json
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.json import hazards as hazards_json
+from gpuprobe.reporters.sections.diff import peak_sections
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;\u202egnp\x1b[31m\0"
@@ -138,7 +140,7 @@ def test_a_recording_without_traces_has_a_page(tmp_path: Path) -> None:
     page = page_of(recording([step(0, {"forward": 3 * MIB})]), tmp_path)
     assert "3.0 MiB" in page.text
     assert page.data["tracks"] == []
-    assert "Not known: " in page.text  # the lines
+    assert "not known: " in page.text  # the lines
 
 
 @pytest.mark.parametrize("size", [1 << 62, 1 << 64, 10**30])
@@ -168,7 +170,7 @@ def test_the_steps_of_each_rank_are_of_its_own_gpu(tmp_path: Path) -> None:
         made_ = recording([step(0, {"forward": peak}, device=f"cuda:{rank}")]).ranks[0]
         ranks.append(replace(made_, session=replace(made_.session, rank=rank, world_size=2)))
     page = page_of(replace(recording([]), ranks=tuple(ranks)), tmp_path)
-    table = page.text.partition("longest phase")[2].split("Ranks and devices")[0]
+    table = page.text.partition("longest phase")[2].split("Processes")[0]
     assert "0 0 cuda:0 10 ns 30.0 MiB" in " ".join(table.split())
     assert "0 1 cuda:1 10 ns 40.0 MiB" in " ".join(table.split())
     assert "500.0 MiB" not in table  # what is resident on the host
@@ -176,16 +178,16 @@ def test_the_steps_of_each_rank_are_of_its_own_gpu(tmp_path: Path) -> None:
 
 def test_places_and_times_are_for_people(tmp_path: Path) -> None:
     page = page_of(made(), tmp_path)
-    tried = page.text.partition("Try first")[2].partition("Lines at the peak")[0]
+    tried = page.text.partition("What to try first")[2].partition("Lines at the peak")[0]
     assert "model.py:1" in tried
     assert "/home/u/project" not in tried
     assert "1970-01-01 00:00:01 UTC" in page.text
     for damaged in (1e300, -1e300):
         session_ = session(started_at=damaged)
-        assert "started at" in page_of(recording([], session=session_), tmp_path).text
+        assert "Started at" in page_of(recording([], session=session_), tmp_path).text
 
 
-def hazards(file: str = "/home/u/project/train.py") -> dict[str, Any]:
+def hazards(file: str = "/home/u/project/train.py") -> Hazards:
     here, there = Place(file, 3, "train"), Place(file, 2, HOSTILE)
     race = Finding(
         rule="GP201",
@@ -202,7 +204,7 @@ def hazards(file: str = "/home/u/project/train.py") -> dict[str, Any]:
     found.findings.append(race)
     found.syncs.append(SyncRow("item", here, 4, 0.25, False, "read it later"))
     found.coverage.append("custom kernels")
-    return hazards_json.document(found)
+    return found
 
 
 def test_hazards_are_shown_with_their_places(tmp_path: Path) -> None:
@@ -210,7 +212,7 @@ def test_hazards_are_shown_with_their_places(tmp_path: Path) -> None:
     for said in ("GP201", "train.py:3", "stream.wait_stream(side)", "250.00 ms", "custom kernels"):
         assert said in page.text
     assert SHOWN in page.text
-    nothing = page_of(made(), tmp_path, hazards=hazards_json.document(Hazards()))
+    nothing = page_of(made(), tmp_path, hazards=Hazards())
     assert "launched nothing on a GPU" in nothing.text
 
 
@@ -220,7 +222,7 @@ def test_source_is_shown_from_below_the_project_only(tmp_path: Path) -> None:
     for file in (inside, outside):
         file.write_text("one\n<two>\nthree\nfour\nfive\nsix\n")
     root = tmp_path / "project"
-    shown = excerpt({"file": str(inside), "line": 2}, root)
+    shown = excerpt(Place(str(inside), 2), root)
     assert shown is not None
     assert "&lt;two&gt;" in shown
     assert "<mark>" in shown
@@ -233,7 +235,7 @@ def test_source_is_shown_from_below_the_project_only(tmp_path: Path) -> None:
         (str(root / "pyproject.toml"), 1),
         ("train.py\0.py", 1),
     ):
-        assert excerpt({"file": file, "line": line}, root) is None
+        assert excerpt(Place(file, line), root) is None
 
 
 def test_a_diff_is_the_document(tmp_path: Path) -> None:
@@ -247,7 +249,13 @@ def test_a_diff_is_the_document(tmp_path: Path) -> None:
     document = diff_json.document(diff(before, after))
     assert page.data["diff"] == document
     assert [track["title"] for track in page.data["tracks"]] == ["before", "after"]
-    for said in ("+26.0 MiB", "66.0 MiB → 92.0 MiB", "in backward both times", "+50.0 MiB", "gone"):
+    for said in (
+        "+26.0 MiB",
+        "66.0 MiB → 92.0 MiB",
+        "in backward both times",
+        "+50.0 MiB",
+        "removed",
+    ):
         assert said in page.text
     assert len(set(page.ids())) == len(page.ids())
     with pytest.raises(UsageError, match="exists"):
@@ -260,14 +268,11 @@ def test_bars_of_a_diff_are_drawn() -> None:
         DiffRow("a.py:1", 0, 100, 0, 1, "added", ""),
         DiffRow("b.py:2", 50, 0, 1, 0, "removed", ""),
     ]
-    shown = html_compare._changes(
-        [
-            {"key": r.key, "before": r.before, "after": r.after, "delta": r.delta,
-             "status": r.status, "moved_from": r.moved_from}
-            for r in rows
-        ],
-        "line",
+    peak = PeakDiff(
+        0, "cuda:0", Peak.exactly(50), Peak.exactly(100), "", "", {"line": tuple(rows)}
     )  # fmt: skip
+    sections = peak_sections(Diff("a", "b", (peak,)), ("line",))
+    shown = "".join(map(Drawing().section, sections))
     page = Page(shown)
     assert [tag for tag, _ in page.elements].count("rect") == 2
 
@@ -292,9 +297,9 @@ def test_a_check_is_the_document(ok: bool, tmp_path: Path) -> None:
     views.write_check(result, tmp_path / "check.html", title=HOSTILE)  # the next run's
     page = Page(path.read_text("utf-8"))
     assert page.data["check"] == json.loads(json.dumps(check_json.document(result)))
-    assert ("Memory is within the baseline." in page.text) == ok
-    assert ("2 metrics above the baseline." in page.text) != ok
-    assert ("First cause: peak_allocated" in page.text) != ok
+    assert ("memory is within the baseline" in page.text) == ok
+    assert ("2 metrics above the baseline" in page.text) != ok
+    assert ("First cause: +200 B at model.py:88" in page.text) != ok
     assert "10% (baseline)" in page.text
     assert "mind this" in page.text
 
@@ -302,11 +307,11 @@ def test_a_check_is_the_document(ok: bool, tmp_path: Path) -> None:
 def test_a_baseline_of_another_environment_is_the_first_thing_said() -> None:
     stream = io.StringIO()
     result = replace(check(ok=True), mismatches=("torch: 2.13 there, 2.12 here",))
-    html_compare.write_check(check_json.document(result), stream)
+    html_compare.write_check(result, stream)
     page = Page(stream.getvalue())
     assert "of another environment" in page.text
     assert "torch: 2.13 there, 2.12 here" in page.text
-    assert "within the baseline." not in page.text
+    assert "within the baseline" not in page.text
 
 
 def test_the_commands(
@@ -320,7 +325,7 @@ def test_the_commands(
     writer.session(rank.session, rank.environment)
     writer.step(rank.steps[1])
     writer.close()
-    Path("h.json").write_text(json.dumps(hazards()))
+    Path("h.json").write_text(json.dumps(hazards_json.document(hazards())))
     assert main(["report", "a.gpuprobe", "--html", "a.html", "--hazards", "h.json"]) == 0
     assert "GP201" in Page(Path("a.html").read_text("utf-8")).text
     assert main(["diff", "a.gpuprobe", "a.gpuprobe", "--html", "d.html"]) == 0

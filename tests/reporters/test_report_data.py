@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from html_pages import Page
 from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as HypothesisPhase
 from hypothesis import strategies as st
@@ -45,10 +46,11 @@ from gpuprobe.model.run.session import (
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Peak, Unavailable
-from gpuprobe.reporters.html import sections as html_sections
+from gpuprobe.reporters.html import report as html_report
 from gpuprobe.reporters.json import report as report_json
+from gpuprobe.reporters.sections.report import facts, headline, report_sections
 from gpuprobe.reporters.terminal import Style
-from gpuprobe.reporters.text.report import headline, render
+from gpuprobe.reporters.text import draw
 
 GIB = 1024 * MIB
 
@@ -94,7 +96,7 @@ def checked(made: Recording, **options: Any) -> Checked:
 
 def words(report: Checked) -> str:
     """The text with its line breaks taken out."""
-    return " ".join(" ".join(render(report.typed, Style())).split())
+    return " ".join(" ".join(draw.lines(report_sections(report.typed), Style())).split())
 
 
 def conserve(table: dict[str, Any]) -> None:
@@ -147,7 +149,7 @@ def test_any_recording_gives_a_valid_report_and_clean_text(
     made: Recording, top: int, unicode: bool
 ) -> None:
     report = checked(made, top=top)
-    for line in render(report.typed, Style(unicode=unicode)):
+    for line in draw.lines(report_sections(report.typed), Style(unicode=unicode)):
         assert line.isprintable()
         assert len(line) <= 80 or line.startswith("     ")  # a command is not broken
         assert unicode or line.isascii()
@@ -260,7 +262,7 @@ def test_the_peak_over_all_ranks_names_the_rank() -> None:
     assert report["peak"]["rank"] == 1
     assert report["peak"]["device"] == "cuda:1"
     assert [row["peak_allocated"]["at_least"] for row in report["devices"]] == [5, 9, 7]
-    text = "\n".join(render(report.typed, Style()))
+    text = "\n".join(draw.lines(report_sections(report.typed), Style()))
     assert "9 B allocated on cuda:1, in rank 1, phase forward, step 0" in text
     assert "3 ranks" in text
 
@@ -285,7 +287,7 @@ def test_counters_on_the_cpu_report_resident_memory_and_known_tensors() -> None:
     assert "unavailable" in report["categories"]["total"]
     assert "level 'trace'" in report["top_lines"]["unavailable"]
     assert [advice["id"] for advice in report["advice"]] == ["trace"]
-    text = "\n".join(render(report.typed, Style()))
+    text = "\n".join(draw.lines(report_sections(report.typed), Style()))
     assert "700 B to 900 B resident in the process" in text
     assert "%" not in text.split("Categories")[1].split("Lines")[0]  # no share of the unknown
 
@@ -317,10 +319,14 @@ def test_a_headline_does_not_pass_over_what_nothing_explains(
     tensors = KnownTensors("cuda:0", {Category.PARAMETER: Bytes(known)}, rest=rest)
     made = step(0, {"forward": 5000}, end=42, device="cuda:0", tensors=(tensors,))
     report = summarize(recording([made], session=session("counters", "cuda:0")))
-    assert said in " ".join(headline(report, Style()))
-    page = str(html_sections.answer(report))
-    assert "Biggest at the end of step 0" in page
-    whole = f"All else: {rest} B" if isinstance(rest, int) else "The rest is not known."
+    assert said in " ".join(draw.lines([headline(report)], Style()))
+    stream = io.StringIO()
+    html_report.write(report, stream)
+    page = Page(stream.getvalue()).text.partition("Categories")[0]
+    assert "Biggest causes at the end of step 0" in page
+    whole = "the rest is not known: none"
+    if isinstance(rest, int):
+        whole = f"{rest} B {rest / (known + rest):.1%} - (all else)"
     assert whole in page
 
 
@@ -385,7 +391,7 @@ def test_ranks_that_recorded_nothing_are_missed(
     if said:
         assert said in text
         assert f"{len(here)} of {size} ranks" in text
-        assert f"{len(here)} of {size} ranks" in " ".join(html_sections.facts(report.typed))
+        assert f"{len(here)} of {size} ranks" in " ".join(facts(report.typed))
     else:
         assert "nothing of" not in text
         assert " of " not in text.split("Peak")[0]
@@ -425,8 +431,8 @@ def test_nothing_measured() -> None:
     report = checked(recording([]))
     assert report["peak"]["measure"] is None
     assert report["advice"] == []
-    assert "nothing was measured" in "\n".join(render(report.typed, Style()))
-    assert headline(report.typed, Style())
+    assert "nothing was measured" in "\n".join(draw.lines(report_sections(report.typed), Style()))
+    assert list(draw.lines([headline(report.typed)], Style()))
 
 
 def test_a_recording_without_ranks_is_a_data_error() -> None:
@@ -476,7 +482,7 @@ class TestHowItEnded:
         assert report["recording"]["status"] == "failed"
         assert report["recording"]["error"]["out_of_memory"]
         assert report["blind_spots"][0]["what"] == "a fault inside gpuprobe: hooks: boom"
-        text = "\n".join(render(report.typed, Style()))
+        text = "\n".join(draw.lines(report_sections(report.typed), Style()))
         assert "OutOfMemoryError: CUDA out of \\x1b[31mmemory" in text
 
     @pytest.mark.parametrize(

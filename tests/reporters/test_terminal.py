@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from report_builders import recording, step
 
 from gpuprobe.analysis.summary import summarize
+from gpuprobe.reporters.sections.report import headline, report_sections
 from gpuprobe.reporters.terminal import Style
-from gpuprobe.reporters.text.report import headline, render, write
+from gpuprobe.reporters.text import draw
 
 CWD = os.path.join(os.sep, "home", "u")  # noqa: PTH118 - as a program would record it
 
@@ -53,8 +54,8 @@ def test_colour_is_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     report = summarize(recording([step(0, {"forward": 5})]))
     terminal, file = Terminal("utf-8"), io.StringIO()
-    write(report, terminal)
-    write(report, file)
+    for stream in (terminal, file):
+        draw.write(report_sections(report), stream)
     terminal.flush()
     assert b"\x1b[1mPeak\x1b[0m" in terminal.raw_bytes.getvalue()
     assert "\x1b" not in file.getvalue()
@@ -97,14 +98,14 @@ def test_undecodable_and_hostile_text_is_shown() -> None:
 
 def test_steps_are_summed_up_not_listed() -> None:
     steps = [step(i, {"forward": 1000 - abs(i - 700)}) for i in range(1000)]
-    lines = list(render(summarize(recording(steps)), Style()))
+    lines = list(draw.lines(report_sections(summarize(recording(steps))), Style()))
     start = next(i for i, line in enumerate(lines) if line.startswith("Steps"))
     assert [line.split()[0] for line in lines[start + 2 : start + 5]] == ["0", "700", "999"]
     assert len(lines) < 40
 
 
 def test_a_headline_is_a_few_lines() -> None:
-    lines = headline(summarize(recording([step(0, {"forward": 5})])), Style())
+    lines = list(draw.lines([headline(summarize(recording([step(0, {"forward": 5})])))], Style()))
     assert lines[0] == "5 B allocated on cpu, in phase forward, step 0"
     assert len(lines) <= 3
 

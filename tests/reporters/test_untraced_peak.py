@@ -19,9 +19,9 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.html import compare as html_compare
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.sections.diff import diff_sections
+from gpuprobe.reporters.sections.report import report_sections
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw
-from gpuprobe.reporters.text import report as report_text
 
 
 def run(sizes: tuple[int, ...], *traced: int) -> Recording:
@@ -50,8 +50,8 @@ def test_the_rows_of_a_diff_say_which_moments_they_compare() -> None:
     assert compared["before"] == {"step": 1, "allocated": 100, "below_peak": 2}
     assert compared["after"] == {"step": 1, "allocated": 170, "below_peak": 0}
     page = io.StringIO()
-    html_compare.write_diff(document, page)
-    assert "the tables compare step 1 (100 B, 2 B below its peak)" in page.getvalue()
+    html_compare.write_diff(found, page)
+    assert "the rows compare step 1 (100 B, 2 B below its peak)" in page.getvalue()
 
 
 def test_a_diff_of_traced_peaks_needs_no_such_words() -> None:
@@ -91,7 +91,7 @@ def test_a_trace_of_a_part_of_the_step_is_not_the_peak() -> None:
     assert "does not hold the peak" in document["peak"]["traced"]["unavailable"]
     assert document["peak"]["nearest_trace"] == {"step": 1, "below_peak": 450}
     assert document["categories"]["at"] == "nearest_trace"
-    shown = " ".join(report_text.render(summary(found), Style()))
+    shown = " ".join(draw.lines(report_sections(summary(found)), Style()))
     assert "at the peak" not in shown.split("Categories")[1].split("Steps")[0]
     # Another step's trace may hold more than what there is of the peak's.
     higher = trace([("/home/u/project/a.py:7", 60, Category.ACTIVATION)], step=0)

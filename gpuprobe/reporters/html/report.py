@@ -4,7 +4,7 @@ The page is made of two things. What is read (the answer, tables, words) is plai
 it is there without JavaScript, on paper and for a screen reader. What is drawn (curves, treemap,
 flame graph) comes from data in the page, drawn by the page's own code.
 
-Nothing that was recorded is trusted: text is made visible and escaped (`html_markup`), data is
+Nothing that was recorded is trusted: text is made visible and escaped (`markup`), data is
 JSON without ``<``, and a content security policy allows this page's own style and script, by
 their hashes, and nothing else.
 """
@@ -22,13 +22,19 @@ from typing import IO, Any
 from gpuprobe._version import __version__
 from gpuprobe.analysis.peak.flame import FlameNode
 from gpuprobe.analysis.trace.tracks import Track
+from gpuprobe.hazards.results import Hazards
 from gpuprobe.model.report import Report, Steps
-from gpuprobe.reporters.html import sections
+from gpuprobe.model.text import human_bytes, human_delta
+from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.html.data import step_columns, track_data, tree_data
-from gpuprobe.reporters.html.hazards import hazard_sections
-from gpuprobe.reporters.html.markup import Markup, Part, el, join, script_json
-from gpuprobe.reporters.html.parts import section
-from gpuprobe.reporters.json.report import to_document
+from gpuprobe.reporters.html.draw import Drawing
+from gpuprobe.reporters.html.markup import Markup, el, join, script_json
+from gpuprobe.reporters.html.markup import Part as Content
+from gpuprobe.reporters.json import report as report_json
+from gpuprobe.reporters.sections.hazards import hazard_sections
+from gpuprobe.reporters.sections.parts import Line, Section, peak_text, plural
+from gpuprobe.reporters.sections.report import STATUS, facts, report_sections
+from gpuprobe.reporters.sections.report_memory import causes_section
 
 __all__ = ["ROWS", "data_of", "page", "write"]
 
@@ -36,6 +42,8 @@ ROWS = 400
 """Lines and modules in the tables: the ``top`` that the report is to be made with."""
 
 _SCRIPTS = ("base.js", "timeline.js", "trees.js", "main.js")
+_IN_CARDS = ("recording", "peak", "advice")
+_WORDS = ("findings", "not-seen", "environment")  # after the figures; the last is always there
 
 Trees = dict[str, FlameNode]
 
@@ -43,11 +51,11 @@ Trees = dict[str, FlameNode]
 def data_of(
     report: Report, tracks: Sequence[Track] = (), trees: Trees | None = None
 ) -> dict[str, Any]:
-    """What the page draws and, under ``report``, the report it was made from; the rows of its
-    steps are in columns of their own (``steps``).
+    """What the page draws and, under ``report``, the document of the report it was made from; the
+    rows of its steps are in columns of their own (``steps``).
     """
     rows = report.steps.rows
-    document = to_document(replace(report, steps=Steps(report.steps.highlights, ())))
+    document = report_json.to_document(replace(report, steps=Steps(report.steps.highlights, ())))
     del document["steps"]["rows"]
     return {
         "report": document,
@@ -64,41 +72,110 @@ def write(
     tracks: Sequence[Track] = (),
     trees: Trees | None = None,
     problems: Sequence[str] = (),
-    hazards: dict[str, Any] | None = None,
+    hazards: Hazards | None = None,
 ) -> None:
     """Write the page of a recording to a text stream (UTF-8).
 
-    ``report`` is made with `ROWS` rows; ``tracks`` and ``problems`` are
-    what `gpuprobe.analysis.trace.tracks.tracks` gives, ``trees`` those of the peak, named
-    ``categories``, ``modules`` and ``stacks``; ``hazards`` is the hazards document.
+    ``report`` is made with `ROWS` rows; ``tracks`` and ``problems`` are what
+    `gpuprobe.analysis.trace.tracks.tracks` gives, ``trees`` those of the peak, named
+    ``categories``, ``modules`` and ``stacks``.
     """
     data = data_of(report, tracks, trees)
-    spots = [(spot.what, spot.consequence) for spot in report.blind_spots]
-    spots += [(problem, "") for problem in problems]
-    cwd = report.session.cwd
-    body: list[Part] = [
-        sections.answer(report),
+    draw = Drawing(report.session.cwd)
+    found = {
+        section.name: section for section in report_sections(report, full=True, problems=problems)
+    }
+    chart = None
+    if len(report.steps.rows) > 2 and data["steps"]:
+        chart = el("div", class_="chart", data_chart="steps")
+    body: list[Content] = [
+        _answer(report, found, draw),
         timeline_section(data["tracks"]),
         peak_section(data["trees"]),
-        sections.lines(report),
-        sections.modules(report),
-        sections.failures(report),
-        sections.growth(report),
-        sections.fragmentation(report),
-        sections.steps(report),
-        sections.ranks(report),
-        hazard_sections(hazards, cwd) if hazards is not None else None,
-        sections.findings(report),
-        sections.unseen(spots),
-        sections.environment(report),
     ]
+    listed = [name for name in found if name not in _IN_CARDS]
+    words = next(name for name in listed if name in _WORDS)
+    for name in listed:
+        if name == words and hazards is not None:
+            body += map(draw.section, hazard_sections(hazards, full=True))
+        body.append(draw.section(found[name], chart if name == "steps" else None))
     page(
         stream,
         title=report.recording.name,
-        subtitle=" · ".join(sections.facts(report)),
+        subtitle=" · ".join([STATUS[report.recording.status], *facts(report)]),
         body=body,
         data=data,
     )
+
+
+# -- the answer
+
+
+def _answer(report: Report, found: dict[str, Section], draw: Drawing) -> Markup:
+    """The first thing to read: the peak, where it was, what it was, and what to try."""
+    error = report.recording.error
+    banner = None
+    if error is not None:
+        of = f" (rank {error.rank})" if len(report.ranks) > 1 else ""
+        banner = el("p", el("b", error.type), f": {error.message}{of}", class_="banner")
+    cards = [
+        draw.card(found["peak"]),
+        draw.card(causes_section(report)),
+        _advice(found["advice"], draw),
+    ]
+    tiles = [el("div", el("dt", name), el("dd", value)) for name, value in _figures(report)]
+    return el(
+        "section",
+        banner,
+        el("div", cards, class_="cards"),
+        el("dl", tiles, class_="tiles") if tiles else None,
+        id="answer",
+        aria_label="the answer",
+    )
+
+
+def _advice(section: Section, draw: Drawing) -> Markup:
+    """What to try first; the rest on request."""
+    starts = [
+        index
+        for index, part in enumerate(section.parts)
+        if isinstance(part, Line) and part.kind == "numbered"
+    ]
+    cut = starts[1] if len(starts) > 1 else len(section.parts)
+    first = Section(section.title, section.parts[:cut])
+    others = None
+    if len(starts) > 1:
+        rest = draw.parts(Section(parts=section.parts[cut:]))
+        label = plural(len(starts) - 1, "more suggestion")
+        others = el("details", el("summary", label), rest)
+    return draw.card(first, others)
+
+
+def _figures(report: Report) -> list[tuple[str, str]]:
+    """What else one asks first."""
+    found = []
+    peak = report.peak
+    if isinstance(peak.reserved, Peak):
+        found.append(("peak reserved", peak_text(peak.reserved)))
+    cut = report.fragmentation
+    if not isinstance(cut, Unavailable) and not isinstance(cut.peak, Unavailable):
+        of = "at the peak" if cut.step in (None, peak.step) else f"in step {cut.step}"
+        found.append((f"reserved, unused {of}", human_bytes(cut.peak.total.free)))
+    for row in report.devices:
+        end = row.end.allocated
+        here = (row.rank, row.device) == (peak.rank, peak.device)
+        if here and not isinstance(end, Unavailable):
+            found.append(("allocated at the end", human_bytes(end)))
+    if report.growth is not None:
+        found.append(("growth a step", human_delta(report.growth.bytes_per_step)))
+    if isinstance(peak.host_rss, Peak) and peak.measure != "host_rss":
+        found.append(("peak resident on the host", peak_text(peak.host_rss)))
+    if report.out_of_memory:
+        found.append(("out of memory", plural(len(report.out_of_memory), "time")))
+    return found
+
+
+# -- charts
 
 
 def timeline_section(tracks: Sequence[dict[str, Any]]) -> Markup:
@@ -106,38 +183,30 @@ def timeline_section(tracks: Sequence[dict[str, Any]]) -> Markup:
     if not tracks:
         return Markup("")
     events = sum(track["events"] for track in tracks)
-    note = f"{events:,} allocator events."
+    hint = f"{events:,} allocator events."
     if not all(track["complete"] for track in tracks):
-        note += " Drawn from fewer points, with every high and low of each stretch kept."
-    sources = {track["phases"]["from"] for track in tracks}
-    if "stacks" in sources:
-        note += " Phases are told from the stacks."
-    return section(
-        "timeline",
-        "Memory over time",
-        el("div", class_="chart", data_chart="timeline"),
-        note=note,
-        short="Timeline",
-    )
+        hint += " Drawn from fewer points, with every high and low of each stretch kept."
+    if any(track["phases"]["from"] == "stacks" for track in tracks):
+        hint += " Phases are taken from the stacks."
+    section = Section("Memory over time", (), "timeline", "Timeline", hint)
+    return Drawing().section(section, el("div", class_="chart", data_chart="timeline"))
 
 
 def peak_section(trees: dict[str, Any]) -> Markup:
     """The places of treemap and flame graph."""
     if not trees:
         return Markup("")
-    return section(
-        "peak",
-        "Live at the peak",
+    hint = "Areas and widths are bytes. Click or press Enter to look inside, Escape to go back."
+    return Drawing().section(
+        Section("Live at the peak", (), "live", "Live", hint),
         el("div", class_="treemap", data_tree="treemap"),
         el("h3", "By call stack"),
         el("div", class_="flame", data_tree="flame"),
-        short="Peak",
-        note="Areas and widths are bytes. Click or press Enter to look inside, Escape to go back.",
     )
 
 
 def page(
-    stream: IO[str], *, title: str, subtitle: str, body: Sequence[Part], data: dict[str, Any]
+    stream: IO[str], *, title: str, subtitle: str, body: Sequence[Content], data: dict[str, Any]
 ) -> None:
     """Write a page around ``body``; ``data`` is what its script draws."""
     style, script = _asset("page.css"), "\n".join(_asset(name) for name in _SCRIPTS)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final, TextIO
 
 from gpuprobe.hazards.known import Comparison
-from gpuprobe.hazards.results import Hazards
+from gpuprobe.hazards.results import Hazards, SyncRow
+from gpuprobe.model.codec import from_plain
 from gpuprobe.model.document import header
 from gpuprobe.model.document import write as write_document
-from gpuprobe.model.findings import place_document, to_document
+from gpuprobe.model.findings import Finding, place_document, to_document
+from gpuprobe.model.place import Place
 from gpuprobe.reporters.json import schema as load_schema
 
-__all__ = ["SCHEMA", "VERSION", "document", "schema", "write"]
+__all__ = ["SCHEMA", "VERSION", "document", "from_document", "schema", "write"]
 
 SCHEMA: Final = "gpuprobe.hazards"
 VERSION: Final = (2, 0)
@@ -57,6 +60,51 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
         "known": [finding.fingerprint for finding in comparison.known],
         "gone": [row.fingerprint for row in comparison.gone],
     }
+
+
+def from_document(document: dict[str, Any]) -> Hazards:
+    """What `document` was made of, without what its baseline has and this run has not. Raises
+    DataError for data of another shape.
+    """
+    rows = from_plain(_Rows, document)
+    baseline = document.get("baseline")
+    comparison = None
+    if baseline is not None:
+        marks = from_plain(_Marks, baseline)
+        new = [finding for finding in rows.findings if finding.fingerprint in marks.new]
+        known = [finding for finding in rows.findings if finding.fingerprint in marks.known]
+        comparison = Comparison(tuple(new), tuple(known), ())
+    return Hazards(
+        findings=list(rows.findings),
+        syncs=list(rows.syncs),
+        redundant=[(row.location, row.count) for row in rows.redundant_waits],
+        coverage=list(rows.coverage),
+        operations=rows.operations,
+        self_waits=list(rows.self_waits),
+        comparison=comparison,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    location: Place | None
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    operations: int
+    findings: tuple[Finding, ...]
+    syncs: tuple[SyncRow, ...]
+    redundant_waits: tuple[_Waits, ...]
+    coverage: tuple[str, ...]
+    self_waits: tuple[Place | None, ...] = ()  # since 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    new: tuple[str, ...]
+    known: tuple[str, ...]
 
 
 def write(hazards: Hazards, stream: TextIO) -> None:

@@ -14,6 +14,7 @@ from gpuprobe.reporters.sections.parts import (
     Cell,
     Code,
     Column,
+    Facts,
     Line,
     Part,
     Row,
@@ -26,22 +27,23 @@ from gpuprobe.reporters.sections.parts import (
 
 __all__ = ["hazard_sections"]
 
-_MOST = 20
+_MOST, _MOST_FULL = 20, 200
 
 
-def hazard_sections(hazards: Hazards, most: int = _MOST, *, allowed: bool = False) -> list[Section]:
-    """What was found; of each kind at most ``most``. ``allowed``: the ledger is shown with the
-    waits that the program allowed.
+def hazard_sections(hazards: Hazards, *, full: bool = False) -> list[Section]:
+    """What was found; of each kind at most so many. ``full``: with what the baseline has, the
+    waits that the program allowed, and all evidence.
     """
     comparison = hazards.comparison
-    found = [_races(hazards, most)]
+    most = _MOST_FULL if full else _MOST
+    found = [_races(hazards, most, full)]
     if comparison is not None and comparison.gone:
         gone = [
             Line(f"{one.rule} {one.kind}  {one.where}  {one.about}")
             for one in comparison.gone[:most]
         ]
         found.append(Section("In the baseline, and not found this time", tuple(gone), "gone"))
-    found += _syncs(hazards.syncs, comparison, most, allowed)
+    found += _syncs(hazards.syncs, comparison, most, full)
     if hazards.redundant:
         rows = tuple(
             Row((Cell(f"{times} x", times), _place(place)))
@@ -62,12 +64,12 @@ def hazard_sections(hazards: Hazards, most: int = _MOST, *, allowed: bool = Fals
     return found
 
 
-def _races(hazards: Hazards, most: int) -> Section:
+def _races(hazards: Hazards, most: int, full: bool) -> Section:
     races, comparison = hazards.races, hazards.comparison
     name, short = "hazards", "Hazards"
     if not races:
         if not hazards.operations:
-            title = "Nothing to judge: the program launched nothing on a GPU"
+            title = "Nothing to check: the program launched nothing on a GPU"
             return Section(title, name=name, short=short)
         title = f"No stream hazards among {hazards.operations} operations"
         line = Line("in what could be seen: what could not is listed below")
@@ -77,32 +79,41 @@ def _races(hazards: Hazards, most: int) -> Section:
     if comparison is not None:
         new = [race for race in races if any(race is item for item in comparison.new)]
         parts.append(Line(f"{len(new)} new, {len(races) - len(new)} in the baseline"))
-        races = new
-    parts += map(_finding, races[:most])
+        races = races if full else new
+    old = set() if comparison is None else {finding.fingerprint for finding in comparison.known}
+    parts += [_finding(race, full, race.fingerprint in old) for race in races[:most]]
     if len(races) > most:
         text = f"and {len(races) - most} more (all of them in the JSON document)"
         parts.append(Line(text, indent=0))
     return Section(title, tuple(parts), name, short)
 
 
-def _finding(finding: Finding) -> Section:
+def _finding(finding: Finding, full: bool, known: bool) -> Section:
     places = [*finding.related, *([finding.location] if finding.location else [])]
-    parts: list[Part] = [Line(finding.message), *map(Source, places)]
+    parts: list[Part] = [Line(finding.message)]
+    for one in places:
+        parts += [Line(str(one), place=True), Source(one)] if full else [Source(one)]
+    verified = dict(finding.evidence).get("fix verified")
+    if full and finding.evidence:
+        parts.append(Facts(finding.evidence))
     if finding.fix is not None:
         parts.append(Line(finding.fix.text, label="fix"))
         parts.append(Code(finding.fix.code, indent=7))
-    verified = dict(finding.evidence).get("fix verified")
-    if verified:
+    if verified and not full:
         parts.append(Line(f"verified: {verified.removeprefix('yes: ')}", indent=7))
-    place = "" if finding.location is None else _place(finding.location).text
     title = f"{finding.rule} {finding.kind}"
-    return Section(title, tuple(parts), level=finding.level, place=place)
+    if full and finding.count > 1:
+        title += f" · {finding.count:,} times"
+    if full and known:
+        title += " · in the baseline"
+    place = "" if finding.location is None else _place(finding.location).text
+    return Section(title, tuple(parts), level=finding.level, place="" if full else place)
 
 
 def _syncs(
-    syncs: Iterable[SyncRow], comparison: Comparison | None, most: int, allowed: bool
+    syncs: Iterable[SyncRow], comparison: Comparison | None, most: int, full: bool
 ) -> list[Section]:
-    rows = [row for row in syncs if allowed or not row.allowed]
+    rows = [row for row in syncs if full or not row.allowed]
     rows.sort(key=lambda row: (row.allowed, -row.count))
     if not rows:
         return []

@@ -27,6 +27,7 @@ __all__ = [
     "Section",
     "Source",
     "Table",
+    "amount",
     "bounds",
     "bulleted",
     "capitalized",
@@ -36,6 +37,7 @@ __all__ = [
     "drawn_columns",
     "duration",
     "items",
+    "known_size",
     "paragraphs",
     "peak_text",
     "plural",
@@ -114,7 +116,8 @@ class Table:
 @dataclass(frozen=True, slots=True)
 class Line:
     """A sentence, or several. ``label`` is set apart in front; ``indent`` counts columns of text;
-    ``code`` is where the sentence is a place or a cause that names one.
+    ``code`` is a cause that names places, ``place`` a place alone. ``lead`` is the figure
+    that it begins with, unless that is shown above it.
     """
 
     text: str
@@ -122,6 +125,12 @@ class Line:
     label: str = ""
     indent: int = 2
     code: bool = False
+    place: bool = False
+    lead: str = ""
+
+    @property
+    def whole(self) -> str:
+        return f"{self.lead} {self.text}" if self.lead else self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +217,11 @@ def change(number: int, unit: str = "bytes") -> Cell:
     return Cell(f"{number:+,}" if number else "0", number, tone=tone)
 
 
+def known_size(number: int | Unavailable) -> Cell:
+    """Bytes, or a dash for those that are not known."""
+    return Cell("-", -1, number.reason) if isinstance(number, Unavailable) else size(number)
+
+
 def count(number: int) -> Cell:
     return Cell(f"{number:,}", number)
 
@@ -216,14 +230,22 @@ def duration(nanoseconds: int) -> Cell:
     return Cell(human_ns(nanoseconds), nanoseconds, f"{nanoseconds:,} ns")
 
 
-def bounds(peak: Peak | Unavailable) -> Cell:
-    """A peak in a narrow column: ``≥`` where only the least is known."""
+def bounds(peak: Peak | Unavailable, *, full: bool = False) -> Cell:
+    """A peak in a column: ``≥`` where only the least is known or, ``full``, both bounds."""
     if isinstance(peak, Unavailable):
         return Cell("-", -1, peak.reason)
     least = peak.at_least
     if peak.exact:
         return size(least)
-    return Cell(f"≥{human_bytes(least)}", least, f"{least:,} B to {peak.at_most:,} B")
+    shown = peak_text(peak) if full else f"≥{human_bytes(least)}"
+    return Cell(shown, least, f"{least:,} B to {peak.at_most:,} B")
+
+
+def amount(number: int | Unavailable) -> str:
+    """Bytes in a sentence."""
+    if isinstance(number, Unavailable):
+        return f"not known ({number.reason})"
+    return human_bytes(number)
 
 
 def peak_text(peak: Peak | Unavailable, unknown: str = "-") -> str:

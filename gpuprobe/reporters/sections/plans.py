@@ -42,7 +42,11 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
             "and its libraries, outside the allocator",
         ),
     )
-    columns = (Column("", 15), Column("", AUTO, gap=1, number=True), Column("", 0, gap=2))
+    columns = (
+        Column("", 15),
+        Column("", AUTO, gap=1, number=True),
+        Column("", 0, gap=2, cut=False),
+    )
     needed = Table("what it needs", columns, tuple(map(Row, rows)))
     notes = [plural(estimate.steps, "training step")]
     if estimate.ranks > 1:
@@ -133,8 +137,10 @@ def _suggestions(fit: Fit) -> Table:
             saves, how = f"{human_bytes(one.saved)} less{more}", one.how
         rows.append(Row((one.name, size(one.after), saves), note=how))
     columns = (
-        Column("change", 26), Column("needs", 10, gap=1, number=True), Column("", 0, gap=2)
-    )  # fmt: skip
+        Column("change", 26),
+        Column("needs", 10, gap=1, number=True),
+        Column("", 0, gap=2, cut=False),
+    )
     return Table("what would help", columns, tuple(rows), header=False, note_indent=6)
 
 

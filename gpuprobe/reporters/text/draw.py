@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import count
 from typing import NamedTuple, TextIO
 
@@ -40,12 +41,13 @@ class DrawnLine(NamedTuple):
 
 
 def write(
-    sections: Iterable[Section], stream: TextIO, *, cwd: str = "", style: Style | None = None
+    sections: Iterable[Section], stream: TextIO, *, cwd: str = "", wide: bool = False
 ) -> None:
     """Write the sections in the characters and colours that ``stream`` has; paths below ``cwd``
-    are shown relative to it.
+    are shown relative to it. ``wide``: tables have all their columns.
     """
-    stream.write("\n".join(lines(sections, style or Style.of(stream, cwd=cwd))) + "\n")
+    style = replace(Style.of(stream, cwd=cwd), wide=wide)
+    stream.write("\n".join(lines(sections, style)) + "\n")
 
 
 def lines(sections: Iterable[Section], style: Style) -> Iterator[str]:
@@ -73,6 +75,8 @@ def _section(section: Section, style: Style) -> Iterator[DrawnLine]:
         yield DrawnLine(first, True, section.level)
         yield from map(DrawnLine, rest)
         begun = True
+    if section.hint and style.wide:
+        yield from map(DrawnLine, style.wrapped(section.hint, first="  ", rest="  "))
     numbers = count(1)
     for part in section.parts:
         if isinstance(part, Section):
@@ -119,7 +123,7 @@ def _sentence(line: Line, style: Style, numbers: Iterator[int]) -> Iterable[str]
     elif label:
         hang = len(label)
     start = " " * line.indent
-    text = style.relative(f"{label}{line.text}")
+    text = style.relative(f"{label}{line.whole}")
     return style.wrapped(text, first=start + mark, rest=start + " " * hang)
 
 
@@ -127,8 +131,11 @@ def _sentence(line: Line, style: Style, numbers: Iterator[int]) -> Iterable[str]
 
 
 def _table(table: Table, style: Style, *, untitled: bool) -> Iterator[DrawnLine]:
-    chosen = drawn_columns(table, narrow=True)
+    chosen = drawn_columns(table, narrow=not style.wide)
+    chosen = sorted(chosen, key=lambda i: table.columns[i].bar)  # a bar ends its line
     columns = [table.columns[i] for i in chosen]
+    if style.wide:
+        columns = [_as_wide_as_needed(column) for column in columns if not column.bar]
     rows = [(row, [cell(row.cells[i]) for i in chosen]) for row in (*table.rows, *table.foot)]
     widths = [_width(column, [cells[i] for _, cells in rows]) for i, column in enumerate(columns)]
     if columns and columns[-1].bar:
@@ -137,7 +144,9 @@ def _table(table: Table, style: Style, *, untitled: bool) -> Iterator[DrawnLine]
             widths[name] = _SHORT
         else:
             columns, widths = columns[:-1], widths[:-1]
-    if table.header and any(column.title for column in columns):
+    if style.wide:
+        yield DrawnLine(f"  {style.text(table.caption)}:")
+    if (table.header or style.wide) and any(column.title for column in columns):
         titles = [Cell(column.title if column.head else "") for column in columns]
         # Where no title stands above the table, its head is what is set apart.
         head = _row(Row(()), titles, table, columns, widths, style)
@@ -149,9 +158,13 @@ def _table(table: Table, style: Style, *, untitled: bool) -> Iterator[DrawnLine]
             yield from map(DrawnLine, style.wrapped(row.note, first=start, rest=start))
 
 
+def _as_wide_as_needed(column: Column) -> Column:
+    return replace(column, width=AUTO, gap=2, cut=False)
+
+
 def _width(column: Column, cells: list[Cell]) -> int:
     if column.width == AUTO:
-        return max((len(cell.text) for cell in cells), default=0)
+        return max(len(column.title), *(len(cell.text) for cell in cells), 0)
     return column.width or 0
 
 

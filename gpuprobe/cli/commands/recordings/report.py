@@ -17,6 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recording", help="a recording (directory) or a torch snapshot (.pickle)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_top(parser, 10)
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="every figure, in lines as long as they are"
+    )
     views = parser.add_argument_group("other formats, written to a file instead of the report")
     views.add_argument("--html", metavar="FILE.html", help="all of it as one page, with charts")
     views.add_argument(
@@ -52,7 +55,9 @@ def run(args: argparse.Namespace) -> int:
 
         report_json.write(report, sys.stdout)
     else:
-        from gpuprobe.reporters.text import report as text
+        from gpuprobe.reporters.sections.report import report_sections
+        from gpuprobe.reporters.text import draw as text
 
-        text.write(report, sys.stdout)
+        sections = report_sections(report, full=args.verbose)
+        text.write(sections, sys.stdout, cwd=report.session.cwd, wide=args.verbose)
     return exit_codes.OK

@@ -35,9 +35,11 @@ def run(args: argparse.Namespace) -> int:
         return _runs(args)
     if args.once or not can_show():
         from gpuprobe.api.recordings import load, summary
-        from gpuprobe.reporters.text import report as text
+        from gpuprobe.reporters.sections.report import report_sections
+        from gpuprobe.reporters.text import draw as text
 
-        text.write(summary(load(args.recording)), sys.stdout)
+        report = summary(load(args.recording))
+        text.write(report_sections(report), sys.stdout, cwd=report.session.cwd)
         return exit_codes.OK
 
     from gpuprobe.api.live import Followed

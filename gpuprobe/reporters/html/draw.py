@@ -1,0 +1,318 @@
+"""Sections as HTML: tables that sort, places in code, bars, excerpts of source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from gpuprobe.model.place import Place, parse_place
+from gpuprobe.reporters.html.markup import Markup, el, join
+from gpuprobe.reporters.html.markup import Part as Content
+from gpuprobe.reporters.sections.parts import (
+    Cell,
+    Code,
+    Column,
+    Facts,
+    Line,
+    Part,
+    Row,
+    Section,
+    Source,
+    Table,
+    capitalized,
+    cell,
+)
+from gpuprobe.reporters.terminal import Style
+
+__all__ = ["Drawing", "bar", "excerpt", "place"]
+
+SHOWN = 25
+"""Rows of a table that are shown, and printed, before one asks for the rest."""
+
+_FILTERED = 8  # a table with more rows has a filter
+_AROUND = 2  # lines of source before and after
+_MOST_SOURCE = 1 << 20  # bytes of a file that is read for an excerpt
+
+
+class Drawing:
+    """Draws sections; paths below ``cwd`` are shown relative to it."""
+
+    def __init__(self, cwd: str = "") -> None:
+        self.style = Style(cwd=cwd)
+
+    def section(self, section: Section, *first: Content) -> Markup:
+        """A titled section, with ``first`` before its own parts. Its title may be its short name:
+        the page's list of sections leads to it. Nothing at all where there is neither a title
+        nor a part.
+        """
+        body = join([*first, self.parts(section)])
+        if not body and not section.title:
+            return Markup("")
+        title = section.title or section.short
+        return el(
+            "section",
+            el("h2", title, id=f"{section.name}-title"),
+            el("p", section.hint, class_="note") if section.hint else None,
+            body,
+            id=section.name,
+            data_nav=section.short or None,
+            aria_labelledby=f"{section.name}-title",
+        )
+
+    def card(self, section: Section, *more: Content) -> Markup:
+        """A section in a box, with its figure set apart."""
+        figure = section.figure
+        title = section.title or section.short
+        return el(
+            "div",
+            el("h2", title),
+            el("p", figure.text, class_=f"big {figure.tone}".strip(), title=figure.exact or None)
+            if figure is not None
+            else None,
+            self.parts(section),
+            *more,
+            class_=_kind("card", section),
+        )
+
+    def parts(self, section: Section) -> list[Content]:
+        """The parts; bullets one after the other are one list."""
+        drawn: list[Content] = []
+        for bullets, group in groupby(section.parts, key=_is_bullet):
+            found = [self._part(part, led=section.figure is not None) for part in group]
+            drawn.append(el("ul", found) if bullets else found)
+        return drawn
+
+    def _part(self, part: Part, *, led: bool) -> Content:
+        if isinstance(part, Line):
+            return self._line(part, led=led)
+        if isinstance(part, Facts):
+            return _facts(part)
+        if isinstance(part, Table):
+            return self.table(part)
+        if isinstance(part, Code):
+            return el("pre", el("code", part.text)) if part.text else None
+        if isinstance(part, Source):
+            return excerpt(part.place)
+        return el(
+            "article",
+            el("h3", part.title, " ", self._place(part.place) if part.place else None)
+            if part.title
+            else None,
+            self.parts(part),
+            class_=_kind("card", part),
+        )
+
+    def _line(self, line: Line, *, led: bool) -> Markup:
+        text = line.text if led else line.whole
+        if text == line.text and line.lead:
+            text = capitalized(text)
+        label = el("b", f"{capitalized(line.label)}: ") if line.label else None
+        body: Content = self.style.relative(text)
+        if line.code:
+            body = el("code", body)
+        elif line.place:
+            body = self._place(text)
+        if line.kind == "heading":
+            return el("p", el("b", body))
+        tag = "li" if line.kind == "bullet" else "p"
+        return el(tag, label, body, class_={"alert": "banner", "numbered": "advice"}.get(line.kind))
+
+    def table(self, table: Table) -> Markup:
+        """A table whose columns can be sorted by; its foot stays where it is."""
+        columns = table.columns
+        if any(row.note for row in table.rows):
+            columns = (*columns, Column("note"))
+        lowest = _lowest_shares(table)
+        body = []
+        for index, row in enumerate(table.rows):
+            cells = [
+                self._cell(column, cell(one), lowest[i], row)
+                for i, (column, one) in enumerate(zip(table.columns, row.cells, strict=True))
+            ]
+            if len(columns) > len(table.columns):
+                note = self.style.relative(row.note)
+                cells.append(el("td", note, class_="note", data_v=note))
+            body.append(el("tr", cells, class_="more" if index >= SHOWN else None))
+        foot = [
+            el(
+                "tr",
+                [
+                    el("td", self._shown(column, cell(one), lowest[i]), class_=_side(column))
+                    for i, (column, one) in enumerate(zip(table.columns, row.cells, strict=True))
+                ],
+            )
+            for row in table.foot
+        ]
+        return _scrolling(table.caption, _head(columns), body, foot)
+
+    def _cell(self, column: Column, shown: Cell, lowest: float, row: Row) -> Markup:
+        value = shown.text if shown.value is None else shown.value
+        content = self._shown(column, shown, lowest)
+        if row.flagged and column.title and not column.number:
+            content = el("b", content)
+        return el("td", content, class_=_side(column), data_v=value)
+
+    def _shown(self, column: Column, shown: Cell, lowest: float) -> Content:
+        if column.bar:
+            return None if shown.share is None else bar(shown.share, both=lowest < 0)
+        if shown.place:
+            text: Content = self._place(shown.text)
+        elif shown.exact or shown.tone in ("up", "down"):
+            kind = shown.tone if shown.tone in ("up", "down") else None
+            text = el("span", shown.text, title=shown.exact or None, class_=kind)
+        else:
+            text = shown.text
+        if shown.tone == "strong":
+            text = el("b", text)
+        return [text, el("span", f" {shown.note}", class_="note")] if shown.note else text
+
+    def _place(self, text: str) -> Markup:
+        return place(self.style.path(text))
+
+
+def _is_bullet(part: Part) -> bool:
+    return isinstance(part, Line) and part.kind == "bullet"
+
+
+def _kind(name: str, section: Section) -> str:
+    return name if section.level is None else f"{name} {section.level.value}"
+
+
+def _side(column: Column) -> str | None:
+    return "n" if column.number else None
+
+
+def _lowest_shares(table: Table) -> list[float]:
+    """By column: below zero where bars go both ways."""
+    shares: list[float] = [0.0] * len(table.columns)
+    for row in table.rows:
+        for i, one in enumerate(row.cells):
+            if isinstance(one, Cell) and one.share is not None:
+                shares[i] = min(shares[i], one.share)
+    return shares
+
+
+def _facts(facts: Facts) -> Markup:
+    rows = [
+        el("tr", el("th", capitalized(label), scope="row"), el("td", value))
+        for label, value in facts.rows
+    ]
+    return el("div", el("table", el("tbody", rows), class_="facts"), class_="scroll")
+
+
+def _head(columns: Iterable[Column]) -> Markup:
+    return el(
+        "tr",
+        [
+            el(
+                "th",
+                el("button", column.title, type="button", class_="sort") if column.title else None,
+                scope="col",
+                class_=_side(column),
+                title=column.hint or None,
+            )
+            for column in columns
+        ],
+    )
+
+
+def _scrolling(
+    caption: str, head: Markup, body: Sequence[Markup], foot: Sequence[Markup]
+) -> Markup:
+    tools = []
+    if len(body) > _FILTERED:
+        label = f"filter {caption}"
+        tools.append(el("input", type="search", placeholder="filter", aria_label=label))
+    if len(body) > SHOWN:
+        tools.append(el("button", f"show all {len(body)}", type="button", class_="all"))
+    return el(
+        "div",
+        el("div", tools, class_="tools") if tools else None,
+        el(
+            "div",
+            el(
+                "table",
+                el("caption", caption),
+                el("thead", head),
+                el("tbody", body),
+                el("tfoot", foot) if foot else None,
+            ),
+            class_="scroll",
+            tabindex="0",
+            role="region",
+            aria_label=caption,
+        ),
+        class_="table",
+    )
+
+
+def bar(share: float, *, both: bool = False) -> Markup:
+    """A bar of a share from 0 to 1 or, where bars go ``both`` ways, from -1 to 1. Drawn as SVG:
+    style attributes are forbidden in the page.
+    """
+    width = min(abs(share), 1.0) * (50 if both else 100)
+    start = (50 - width if share < 0 else 50) if both else 0
+    box = el(
+        "rect",
+        x=f"{start:.2f}",
+        y="0",
+        width=f"{width:.2f}",
+        height="8",
+        class_="less" if share < 0 else "fill",
+    )
+    return el(
+        "svg",
+        el("line", x1="50", x2="50", y1="0", y2="8", class_="axis") if both else None,
+        box,
+        viewBox="0 0 100 8",
+        preserveAspectRatio="none",
+        class_="bar wide" if both else "bar",
+        aria_hidden="true",
+    )
+
+
+def place(text: str) -> Markup:
+    """``folder/file.py:12 in f`` with what tells most set apart. Other text as it is."""
+    found = parse_place(text)
+    if not isinstance(found, Place) or not found.file:
+        return el("span", text, class_="place")
+    cut = max(found.file.rfind("/"), found.file.rfind("\\")) + 1
+    folder, name = found.file[:cut], found.file[cut:]
+    return el(
+        "span",
+        el("span", folder, class_="dir") if folder else None,
+        el("b", f"{name}:{found.line}"),
+        el("span", f" in {found.function}", class_="dir") if found.function else None,
+        class_="place",
+    )
+
+
+def excerpt(spot: Place, root: Path | None = None) -> Markup | None:
+    """The source around a place, where it can be shown.
+
+    Only Python files below ``root`` (the current directory) are read: a recording from elsewhere
+    names any path it likes, and a page made from it is passed on.
+    """
+    base = (root or Path.cwd()).resolve()
+    if not spot.file.endswith((".py", ".pyi", ".pyx")) or "\0" in spot.file:
+        return None
+    try:
+        path = Path(spot.file).resolve()
+        if not path.is_relative_to(base) or not path.is_file():
+            return None
+        if path.stat().st_size > _MOST_SOURCE:
+            return None
+        lines = path.read_text("utf-8", errors="replace").splitlines()
+    except (OSError, RuntimeError):  # RuntimeError: a loop of links, before Python 3.13
+        return None
+    if not 1 <= spot.line <= len(lines):
+        return None
+    return el("pre", el("code", list(_numbered(lines, spot.line - 1))), class_="source")
+
+
+def _numbered(lines: Sequence[str], at: int) -> Iterator[Content]:
+    for index in range(max(0, at - _AROUND), min(len(lines), at + _AROUND + 1)):
+        row = [el("span", f"{index + 1:>5} ", class_="number"), lines[index].expandtabs(4)]
+        yield el("mark", row) if index == at else el("span", row)
+        yield Markup("\n")

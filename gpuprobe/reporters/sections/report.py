@@ -1,0 +1,248 @@
+"""The report of a recording as sections, in the order in which they are read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+
+from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.report import AT_STEP_END, CategoryTable, Report
+from gpuprobe.model.text import human_bytes, human_ns
+from gpuprobe.model.values import Unavailable
+from gpuprobe.reporters.sections.parts import (
+    Code,
+    Facts,
+    Line,
+    Part,
+    Section,
+    Source,
+    bulleted,
+    plural,
+)
+from gpuprobe.reporters.sections.report_memory import (
+    failure_sections,
+    fragmentation_sections,
+    growth_sections,
+    largest_rows,
+    non_tensor_sections,
+    peak_section,
+    share_sections,
+)
+from gpuprobe.reporters.sections.report_ranks import (
+    comparison_sections,
+    placement_sections,
+    process_sections,
+)
+from gpuprobe.reporters.sections.report_steps import (
+    device_sections,
+    step_sections,
+    time_sections,
+)
+
+__all__ = ["STATUS", "facts", "headline", "report_sections"]
+
+STATUS = {
+    "complete": "complete",
+    "failed": "the program failed",
+    "killed": "the program was killed",
+    "running": "still running",
+    "unfinished": "no end on record: running, or killed",
+}
+_FEW_ADVICE = 3
+
+
+def report_sections(
+    report: Report, *, full: bool = False, problems: Sequence[str] = ()
+) -> list[Section]:
+    """The whole report. ``full``: every figure that one may want to look up, not only what one
+    has to know; ``problems`` are what else could not be seen, such as traces that cannot be read.
+    """
+    return [
+        _title(report),
+        peak_section(report, full=full),
+        *share_sections(report),
+        *failure_sections(report, full=full),
+        *growth_sections(report, full=full),
+        *fragmentation_sections(report, full=full),
+        *device_sections(report, full=full),
+        *step_sections(report, full=full),
+        *comparison_sections(report, full=full),
+        *placement_sections(report, full=full),
+        *non_tensor_sections(report, full=full),
+        *time_sections(report, full=full),
+        *(process_sections(report) if full else ()),
+        *_findings(report, full=full),
+        *_blind_spots(report, problems),
+        *_environment(report, full=full),
+        *_advice(report, full=full),
+    ]
+
+
+# -- what was recorded
+
+
+def facts(report: Report) -> list[str]:
+    """What was recorded, and how, in a few words."""
+    recording, session, first = report.recording, report.session, report.ranks[0]
+    torch = report.environment.torch
+    found = [f"torch {torch}" if isinstance(torch, str) else "torch version not known"]
+    found.append(f"Python {report.environment.python}")
+    found += [", ".join(session.devices)] if session.devices else []
+    recorded = recording.kind == "recording"
+    found.append(f"level {session.level}" if recorded else "snapshot")
+    ranks, job = len(report.ranks), session.world_size
+    if ranks < job:
+        found.append(f"{ranks} of {job} ranks")
+    elif ranks > 1:
+        found.append(f"{ranks} ranks")
+    if first.steps:
+        found.append(plural(first.steps, "step"))
+    if recorded and not isinstance(first.duration_ns, Unavailable):
+        found.append(human_ns(first.duration_ns))
+    return found
+
+
+def _title(report: Report) -> Section:
+    recording = report.recording
+    parts = [Line(f"{recording.name} · {STATUS[recording.status]}", "heading")]
+    if report.session.argv:
+        parts.append(Line(" ".join(report.session.argv)))
+    parts.append(Line(" · ".join(facts(report))))
+    error = recording.error
+    if error is not None:
+        where = f" (rank {error.rank})" if len(report.ranks) > 1 else ""
+        parts.append(Line(f"{error.message}{where}", "item", error.type))
+    level = None if error is None else Level.ERROR
+    return Section("", tuple(parts), "recording", level=level)
+
+
+def _environment(report: Report, *, full: bool) -> list[Section]:
+    """Where it was recorded: what one looks up."""
+    if not full:
+        return []
+    rows = []
+    recording = report.recording
+    version = ".".join(map(str, recording.format_version))
+    rows.append(("recording", f"{recording.path} ({recording.kind}, format {version})"))
+    for group in (report.environment, report.session):
+        for one in fields(group):
+            value = getattr(group, one.name)
+            if isinstance(value, Unavailable):
+                shown = f"not known: {value.reason}"
+            elif one.name == "total_memory":
+                shown = human_bytes(value)
+            elif one.name == "started_at":
+                shown = _time_of(value)
+            elif isinstance(value, tuple):
+                shown = " ".join(value)
+            else:
+                shown = str(value)
+            rows.append((one.name.replace("_", " "), shown or "-"))
+    return [Section("Environment", (Facts(tuple(rows)),), "environment", "Environment")]
+
+
+def _time_of(seconds: float) -> str:
+    """A time in words, in UTC: the report is read elsewhere."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+    except (OverflowError, ValueError, OSError):  # a damaged recording
+        return str(seconds)
+
+
+# -- the end of a run
+
+
+def headline(report: Report) -> Section:
+    """A few lines for the end of a run: the peak, where it was, and of what."""
+    sentence = next(part for part in peak_section(report).parts if isinstance(part, Line))
+    parts = [Line(sentence.whole, "item", indent=0)]
+    categories, nearest = report.categories, report.peak.nearest_trace
+    rows = largest_rows(categories)
+    if rows and isinstance(categories, CategoryTable):
+        start = "mostly"
+        if nearest is not None:
+            below = human_bytes(nearest.below_peak)
+            start = f"in step {nearest.step}, {below} below it, mostly"
+        elif categories.at == AT_STEP_END:
+            start = f"at the end of step {categories.step}, mostly"
+            if isinstance(categories.total, Unavailable):
+                start = f"at the end of step {categories.step}, next to what is not known:"
+        parts.append(_of(start, rows))
+    rows = largest_rows(report.top_lines)
+    return Section(parts=(*parts, *([_of("at", rows)] if rows else [])))
+
+
+def _of(start: str, rows: Sequence[tuple[str, int]]) -> Line:
+    listed = ", ".join(f"{key} {human_bytes(number)}" for key, number in rows)
+    return Line(f"{start} {listed}", "item", indent=0)
+
+
+# -- words
+
+
+def _findings(report: Report, *, full: bool) -> list[Section]:
+    """Findings of the recording itself, such as modules on another device."""
+    parts: list[Part] = []
+    for row in report.findings:
+        found = row.finding
+        of = f" of rank {row.rank}" if full and len(report.ranks) > 1 else ""
+        text = found.message
+        if found.location is not None:
+            text += f" ({found.location.file}:{found.location.line})"
+        label = f"{found.rule} {found.level.value}{of}"
+        if full:
+            parts.append(Section(f"{label}: {text}", tuple(_about(found)), level=found.level))
+        else:
+            parts.append(Line(text, "item", label))
+    return [Section("Findings", tuple(parts), "findings", "Findings")] if parts else []
+
+
+def _about(found: Finding) -> Iterator[Part]:
+    yield Facts((
+        ("kind", found.kind),
+        *([("about", found.subject)] if found.subject else []),
+        *([("times", str(found.count))] if found.count > 1 else []),
+        *found.evidence,
+    ))  # fmt: skip
+    for place in (*found.related, *([found.location] if found.location is not None else [])):
+        yield Line(str(place), place=True)
+        yield Source(place)
+    if found.fix is not None:
+        yield Line(found.fix.text, label="fix")
+        yield Code(found.fix.code)
+
+
+def _blind_spots(report: Report, problems: Sequence[str]) -> list[Section]:
+    """What the numbers do not include."""
+    several = len(report.ranks) > 1
+    texts = []
+    for spot in report.blind_spots:
+        text = f"{spot.what}: {spot.consequence}"
+        if several and len(spot.ranks) < len(report.ranks):
+            text += f" (rank {', '.join(map(str, spot.ranks))})"
+        texts.append(text)
+    lines = bulleted((*texts, *problems))
+    return [Section("What this could not see", lines, "not-seen", "Not seen")] if lines else []
+
+
+def _advice(report: Report, *, full: bool) -> list[Section]:
+    """What to try, the most memory first; what several rest on is said once."""
+    title, name, short = "What to try first", "advice", "Try first"
+    parts: list[Part] = []
+    before = ""
+    for item in report.advice[: None if full else _FEW_ADVICE]:
+        parts.append(Line(item.text, "numbered"))
+        if item.code:
+            prompt = "$ " if item.code.startswith("gpuprobe ") else ""
+            parts.append(Code(f"{prompt}{item.code}"))
+        evidence = f"because {item.evidence}" if item.evidence != before else ""
+        if full:
+            about = f"{item.id}, about {human_bytes(item.bytes)}"
+            evidence = f"{evidence} ({about})" if evidence else about
+        if evidence:
+            parts.append(Line(evidence, indent=5))
+        before = item.evidence
+    if not parts and full:
+        parts.append(Line("No rule found enough evidence for a suggestion."))
+    return [Section(title, tuple(parts), name, short)] if parts else []

@@ -1,0 +1,474 @@
+"""The sections of a report on memory: the peak, what it was of, what stayed, and how it was cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuprobe.model import report as model
+from gpuprobe.model.place import NoPlace
+from gpuprobe.model.report import (
+    AT_NEAREST_TRACE,
+    AT_PEAK,
+    AT_STEP_END,
+    CategoryTable,
+    DeviceMemory,
+    Layout,
+    Remainder,
+    Report,
+    Space,
+)
+from gpuprobe.model.text import human_bytes, human_delta
+from gpuprobe.model.values import Peak, Unavailable
+from gpuprobe.reporters.sections.parts import (
+    Cell,
+    Column,
+    Facts,
+    Line,
+    Part,
+    Row,
+    Section,
+    Table,
+    amount,
+    change,
+    count,
+    items,
+    peak_text,
+    plural,
+    size,
+)
+
+__all__ = [
+    "causes_section",
+    "failure_sections",
+    "fragmentation_sections",
+    "growth_sections",
+    "largest_rows",
+    "non_tensor_sections",
+    "peak_section",
+    "share_sections",
+    "when",
+]
+
+_BAR = 24
+_FEW = 5
+
+
+# -- the peak
+
+
+def peak_section(report: Report, *, full: bool = False) -> Section:
+    """The highest amount: what it is of, where and when, and how well it is known."""
+    peak = report.peak
+    title, name = "Peak", "peak"
+    if peak.measure is None:
+        text = "nothing was measured: the recording has no steps and no trace"
+        return Section(title, (Line(text),), name)
+    resident = peak.measure == "host_rss"
+    what = "resident in the process" if resident else f"allocated on {peak.device}"
+    where = [f"rank {peak.rank}"] if len(report.ranks) > 1 else []
+    where += [f"phase {peak.phase}"] if peak.phase else []
+    where += [f"step {peak.step}"] if peak.step is not None else []
+    place = f", in {', '.join(where)}" if where else ""
+    figure = peak_text(peak.amount)
+    parts = [Line(what + place, "item", lead=figure), *_peak_notes(report)]
+    for label, value in (("reserved", peak.reserved), ("resident", peak.host_rss)):
+        if isinstance(value, Peak) and not (resident and label == "resident"):
+            most = f"at most {human_bytes(value.at_most)}"
+            parts.append(Line(peak_text(value) if full else most, "item", label))
+    if resident and isinstance(peak.allocated, Unavailable):
+        parts.append(Line(f"not known ({peak.allocated.reason})", "item", "allocated"))
+    return Section(title, tuple(parts), name, "Peak", figure=Cell(figure))
+
+
+def _peak_notes(report: Report) -> Iterator[Line]:
+    peak = report.peak
+    if not peak.certain:
+        text = "Peaks are known only between bounds here: another step or phase may have been"
+        yield Line(f"{text} higher.")
+    if isinstance(peak.before_trace, int) and peak.before_trace:
+        began = "its trace began" if peak.step is None else "that step began"
+        yield Line(f"{human_bytes(peak.before_trace)} of it was alive before {began}")
+    least = peak.amount.at_least if isinstance(peak.amount, Peak) else None
+    if isinstance(peak.traced, int) and least is not None and peak.traced != least:
+        yield Line(f"the trace accounts for {human_bytes(peak.traced)}")
+    nearest = peak.nearest_trace
+    if nearest is not None and isinstance(peak.traced, Unavailable):
+        of = f"step {nearest.step}, the highest with a trace"
+        below = f"{human_bytes(nearest.below_peak)} below the peak"
+        yield Line(f"{peak.traced.reason}. The tables are of {of}: {below}.", "item")
+
+
+def when(report: Report) -> str:
+    """Of when the tables of lines and modules are."""
+    nearest = report.peak.nearest_trace
+    return "at the peak" if nearest is None else f"at the high water mark of step {nearest.step}"
+
+
+def _categories_title(table: CategoryTable | Unavailable) -> str:
+    if isinstance(table, Unavailable) or table.at == AT_PEAK:
+        return "Categories at the peak"
+    of = {AT_STEP_END: "end", AT_NEAREST_TRACE: "high water mark"}[table.at]
+    return f"Categories at the {of} of step {table.step}"
+
+
+# -- what it was of
+
+
+def share_sections(report: Report) -> list[Section]:
+    """What the memory was of: by category, by line and by module."""
+    lines, modules = report.top_lines, report.top_modules
+    of = when(report)
+    nowhere = not isinstance(modules, Unavailable) and modules.rows and all(
+        isinstance(row.key, NoPlace) for row in modules.rows
+    )  # fmt: skip
+    return [
+        Section(
+            _categories_title(report.categories),
+            _shares(report.categories, "category"),
+            "categories",
+            "Categories",
+        ),
+        Section(
+            f"Lines {of}",
+            _shares(lines, "line"),
+            "lines",
+            "Lines",
+            hint="By the innermost line of your own code on the stack of each allocation.",
+        ),
+        Section(
+            f"Modules {of}",
+            (Line("not known: no module was recorded with any of it"),)
+            if nowhere
+            else _shares(modules, "module"),
+            "modules",
+            "Modules",
+            hint="By the module that was running when the memory was allocated.",
+        ),
+    ]
+
+
+def _shares(table: model.Table | Unavailable, by: str) -> tuple[Part, ...]:
+    """Bytes, share, and what; the last row is the total."""
+    if isinstance(table, Unavailable):
+        return (Line(f"not known: {table.reason}"),)
+    rest = table.remainder
+    total = table.total
+    known = [row.bytes for row in table.rows] + [rest.bytes if isinstance(rest.bytes, int) else 0]
+    whole = total if isinstance(total, int) else sum(known)
+
+    def row(number: int, blocks: int | None, name: Cell) -> Row:
+        share = number / whole if whole else 0.0
+        percent = Cell(f"{share:.1%}" if isinstance(total, int) else "", share)
+        counted = "-" if blocks is None else count(blocks)
+        return Row((size(number), percent, Cell("", share, share=share), counted, name))
+
+    rows = [row(one.bytes, one.blocks, Cell(str(one.key), place=True)) for one in table.rows]
+    foot = []
+    if isinstance(rest.bytes, int) and rest.bytes:
+        foot.append(row(rest.bytes, rest.blocks, Cell(f"({rest.what})")))
+    if not rows and not foot:
+        return (Line("nothing was allocated"),)
+    unknown: tuple[Line, ...] = ()
+    if isinstance(total, int):
+        foot.append(Row((size(total), "", "", "", "total")))
+    else:
+        unknown = (Line(f"the rest is not known: {total.reason}"),)
+    columns = (
+        Column("bytes", 10, number=True),
+        Column("share", 6, gap=1, number=True),
+        Column("", _BAR, gap=1, bar=True),
+        Column("blocks", number=True),
+        Column(by, 0, gap=2),
+    )
+    return (Table(f"memory by {by}", columns, tuple(rows), tuple(foot), header=False), *unknown)
+
+
+def causes_section(report: Report) -> Section:
+    """The three lines with the most memory, and all else; categories where no line is known."""
+    title = "Biggest causes"
+    for table in (report.top_lines, report.categories):
+        if isinstance(table, Unavailable):
+            continue
+        named = [row for row in table.rows if row.bytes and not isinstance(row.key, NoPlace)][:3]
+        if not named:
+            continue
+        if isinstance(table, CategoryTable) and table.at == AT_STEP_END:
+            title += f" at the end of step {table.step}"
+        elif report.peak.nearest_trace is not None:
+            title += f" in step {report.peak.nearest_trace.step}"
+        total = table.total
+        left = Remainder("all else", total, None)
+        if isinstance(total, int):
+            rest = total - sum(row.bytes for row in named)
+            left = Remainder("all else", rest, None)
+        return Section(title, _shares(model.Table(total, tuple(named), left), "cause"))
+    lines = report.top_lines
+    why = lines.reason if isinstance(lines, Unavailable) else "no line of yours is on any stack"
+    return Section(title, (Line(f"not known: {why}"),))
+
+
+def largest_rows(table: model.Table | Unavailable) -> list[tuple[str, int]]:
+    """The three largest rows, of which the unexplained rest may be one."""
+    if isinstance(table, Unavailable):
+        return []
+    rows = [(str(row.key), row.bytes) for row in table.rows]
+    rest = table.remainder.bytes
+    if isinstance(table, CategoryTable) and table.at == AT_STEP_END and isinstance(rest, int):
+        rows.append(("what no named tensor explains", rest))
+    return sorted((row for row in rows if row[1]), key=lambda row: -row[1])[:3]
+
+
+# -- what stayed
+
+
+def growth_sections(report: Report, *, full: bool) -> list[Section]:
+    """What grew from step to step, and the lines that leave memory behind."""
+    found = []
+    growth, leaks = report.growth, report.leaks
+    if growth is not None:
+        steps = f"from the end of step {growth.first_step} to the end of step {growth.last_step}"
+        rate = f"{human_delta(growth.bytes_per_step)} a step"
+        parts: list[Part] = [Line(f"{human_delta(growth.bytes)} {steps}: {rate}")]
+        lines = growth.lines
+        if lines is not None:
+            rows = lines.rows if full else [row for row in lines.rows[:3] if row.bytes > 0]
+            table = tuple(
+                Row((change(row.bytes), _blocks(row.blocks), Cell(str(row.key), place=True)))
+                for row in rows
+            )
+            foot = []
+            if full and isinstance(lines.total, int) and isinstance(lines.remainder.bytes, int):
+                what = f"({lines.remainder.what})"
+                blocks = lines.remainder.blocks
+                foot = [
+                    Row((change(lines.remainder.bytes), _blocks(blocks), what)),
+                    Row((change(lines.total), "", "total")),
+                ]
+            parts.append(Table("lines that grew", _CHANGES, table, tuple(foot), header=False))
+        found.append(Section("Growth", tuple(parts), "growth", "Growth"))
+    if not isinstance(leaks, Unavailable) and leaks.rows:
+        rows_ = tuple(
+            Row(
+                (
+                    size(row.bytes),
+                    Cell(f"{human_delta(row.bytes_per_step)} a step", row.bytes_per_step),
+                    count(row.blocks),
+                    Cell(str(row.key), place=True),
+                    ", ".join(map(str, row.seen_in_steps)),
+                )
+            )
+            for row in leaks.rows[: None if full else _FEW]
+        )
+        columns = (
+            Column("bytes", 10, number=True),
+            Column("a step", 0, gap=2, number=True, cut=False),
+            Column("blocks", number=True),
+            Column("line", 0, gap=2),
+            Column("in steps"),
+        )
+        table_ = Table("lines that leave blocks behind", columns, rows_, header=False)
+        over = plural(leaks.survive, "end") + " of a step"
+        hint = (
+            f"Blocks that outlived {over}, in {plural(leaks.steps, 'traced step')}; the ends of "
+            f"the steps are from {leaks.boundaries}."
+        )
+        title = "Kept from step to step"
+        found.append(Section(title, (table_,), "kept", "Kept", hint=hint))
+    return found
+
+
+_CHANGES = (
+    Column("bytes", 10, number=True),
+    Column("blocks", number=True),
+    Column("line", 0, gap=9),
+)
+
+
+def _blocks(blocks: int | None) -> Cell | str:
+    return "" if blocks is None else count(blocks)
+
+
+# -- what failed
+
+
+def failure_sections(report: Report, *, full: bool) -> list[Section]:
+    """Why allocations failed: of many, the last ones, as a program that retries fails again."""
+    shown = report.out_of_memory[-(3 if full else 2) :]
+    parts: list[Part] = []
+    several = len(report.ranks) > 1
+    for failure in shown:
+        if several or len(report.devices) > 1:
+            of = f" of rank {failure.rank}" if several else ""
+            parts.append(Line(f"On {failure.device}{of}:", "item"))
+        parts += items(failure.sentences)
+        if full:
+            parts.append(Facts(tuple(_figures(failure))))
+    if any(isinstance(failure.fits_with, Unavailable) for failure in shown):
+        text = "Which other allocator settings would have fitted: gpuprobe replay --search"
+        parts.append(Line(text, "item"))
+    why = _no_account(report)
+    if why:
+        parts.append(Line(f"not known: {why}"))
+    if not parts:
+        return []
+    return [Section("Why it ran out of memory", tuple(parts), "out-of-memory", "Out of memory")]
+
+
+def _figures(failure: model.OutOfMemory) -> Iterator[tuple[str, str]]:
+    yield "line", str(failure.place)
+    for label, value in (
+        ("asked for", failure.asked),
+        ("needed of the driver", failure.needed),
+        ("free on the device", failure.device_free),
+        ("allocated", failure.allocated),
+        ("reserved", failure.reserved),
+        ("largest hole", failure.largest_hole),
+        ("largest usable hole", failure.usable_hole),
+        ("in private pools", failure.private_pools),
+    ):
+        yield label, amount(value)
+    if not isinstance(failure.fits_with, Unavailable):
+        yield "fits with", "; ".join(failure.fits_with) or "no other setting"
+
+
+def _no_account(report: Report) -> str:
+    """Why a run that ran out of memory has no account of it; "" where it has one, or did not."""
+    error = report.recording.error
+    if error is None or not error.out_of_memory or report.out_of_memory:
+        return ""
+    if report.session.level != "trace":
+        return "needs a recording at level trace: gpuprobe run --level trace"
+    mine = [row for row in report.steps.rows if row.rank == error.rank]
+    step = mine[-1].step.index if mine else 0
+    return (
+        f"the failure is in no trace; gpuprobe run --trace-steps {step} (or all) traces the step "
+        "that it was in"
+    )
+
+
+# -- how reserved memory was cut up
+
+_SPACE = ("reserved", "allocated", "rounding", "free", "largest_hole")
+_SPACE_MORE = ("pending", "returnable", "pinned", "segments")
+
+
+def fragmentation_sections(report: Report, *, full: bool) -> list[Section]:
+    """How reserved memory was cut up, at the peak and at the end, and what keeps it."""
+    found = report.fragmentation
+    if isinstance(found, Unavailable):
+        return []
+    title = "Fragmentation"
+    if found.step is not None and found.step != report.peak.step:
+        title = f"Fragmentation in step {found.step}"
+    layouts = {"peak": found.peak, "end": found.end}
+    known = {name: one for name, one in layouts.items() if not isinstance(one, Unavailable)}
+    rows = tuple(Row((f"at {name}", *_space(one.total))) for name, one in known.items())
+    columns = (Column("", 9), *_space_columns())
+    parts: list[Part] = [Table("how reserved memory was used", columns, rows)]
+    parts += [
+        Line(f"not known ({one.reason})", "item", f"at the {name}")
+        for name, one in layouts.items()
+        if isinstance(one, Unavailable)
+    ]
+    parts += items(found.end.why_it_stays[:3])
+    if full:
+        parts += [_pools(name, one) for name, one in known.items() if len(one.pools) > 1]
+        parts += [_pins(name, one) for name, one in known.items() if one.pins]
+    hint = (
+        "allocated + pending + free = reserved; rounding is inside allocated. Pinned: free, but in "
+        "segments that also hold blocks in use, so it cannot go back to the driver."
+    )
+    return [Section(title, tuple(parts), "fragmentation", "Fragmentation", hint=hint)]
+
+
+def _space_columns() -> tuple[Column, ...]:
+    return (
+        *(Column(name.replace("_", " "), 13, number=True) for name in _SPACE),
+        *(Column(name, number=True) for name in _SPACE_MORE),
+    )
+
+
+def _space(space: Space) -> tuple[Cell, ...]:
+    figures = (size(getattr(space, name)) for name in (*_SPACE, *_SPACE_MORE[:-1]))
+    return (*figures, count(space.segments))
+
+
+def _pools(name: str, layout: Layout) -> Table:
+    rows = tuple(
+        Row((f"{pool.pool[0]}, {pool.pool[1]}", pool.segment_type, str(pool.stream), *_space(pool)))
+        for pool in layout.pools
+    )
+    columns = (Column("pool"), Column("size class"), Column("stream", number=True))
+    return Table(f"pools at the {name}", (*columns, *_space_columns()), rows)
+
+
+def _pins(name: str, layout: Layout) -> Table:
+    rows = tuple(
+        Row(
+            (
+                size(pin.segment_bytes),
+                size(pin.free),
+                size(pin.held),
+                count(pin.blocks),
+                ", ".join(
+                    f"{row.key} ({human_bytes(row.bytes)} in {_blocks_of(row.blocks)})"
+                    for row in pin.lines
+                ),
+            )
+        )
+        for pin in layout.pins
+    )
+    columns = (
+        *(Column(title, number=True) for title in ("segment", "free", "held by", "blocks")),
+        Column("lines"),
+    )
+    return Table(f"segments that cannot go back at the {name}", columns, rows)
+
+
+def _blocks_of(blocks: int | None) -> str:
+    return "some blocks" if blocks is None else plural(blocks, "block")
+
+
+# -- what is not the tensors'
+
+
+def non_tensor_sections(report: Report, *, full: bool) -> list[Section]:
+    """What else the devices and the host's pinned memory hold, where it was read."""
+    found = report.non_tensor_memory
+    several = len(report.ranks) > 1
+    parts: list[Part] = []
+    devices = list(found.devices)
+    if several and not full:  # ranks may be many: the devices on which others have most
+        devices = sorted(devices, key=_not_torch, reverse=True)[:_FEW]
+    for item in devices:
+        of = f"rank {item.rank}, " if several else ""
+        holds = [*_holds(item), *([f"{amount(item.reserved)} reserved by torch"] if full else [])]
+        text = f"{of}{item.device}, step {item.step}: {', '.join(holds)}"
+        parts.append(Line(text, "item"))
+    if len(devices) < len(found.devices):
+        parts.append(Line(f"… {len(found.devices) - len(devices)} more"))
+    pinned = found.pinned
+    if pinned is not None and pinned.in_use:
+        held = "" if isinstance(pinned.held, Unavailable) else human_bytes(pinned.held)
+        more = f", {held} held by torch" if held else ""
+        of = f"rank {report.session.rank}, " if several else ""
+        at = f", step {pinned.step}" if full else ""
+        text = f"{of}pinned memory of the host{at}: {human_bytes(pinned.in_use)} in use{more}"
+        parts.append(Line(text, "item"))
+    if not parts:
+        return []
+    return [Section("Non-tensor memory", tuple(parts), "non-tensor", "Non-tensor")]
+
+
+def _holds(item: DeviceMemory) -> Iterator[str]:
+    if not isinstance(item.not_torch, Unavailable):
+        yield (
+            f"{amount(item.used)} in use, of which {human_bytes(item.not_torch)} is not torch's "
+            "(contexts, libraries, other processes)"
+        )
+    if not isinstance(item.inactive_split, Unavailable):
+        yield f"{human_bytes(item.inactive_split)} of free parts in segments in use"
+
+
+def _not_torch(item: DeviceMemory) -> int:
+    return -1 if isinstance(item.not_torch, Unavailable) else item.not_torch

@@ -1,0 +1,259 @@
+"""The sections of a report on its ranks: each process, what is where, and how they differ."""
+
+from __future__ import annotations
+
+from gpuprobe.model.report import (
+    AT_PEAK,
+    AT_STEP_END,
+    RankComparison,
+    RankMemory,
+    RankTime,
+    Report,
+    TimeDifference,
+)
+from gpuprobe.model.run.session import Placed
+from gpuprobe.model.text import human_bytes, human_delta, human_ns
+from gpuprobe.model.values import Unavailable
+from gpuprobe.reporters.sections.parts import (
+    Cell,
+    Column,
+    Line,
+    Part,
+    Row,
+    Section,
+    Table,
+    bounds,
+    change,
+    duration,
+    known_size,
+    size,
+)
+
+__all__ = ["comparison_sections", "placement_sections", "process_sections"]
+
+_FEW = 5
+_MOST_STEPS = 200
+
+
+def process_sections(report: Report) -> list[Section]:
+    """Each rank's process."""
+    rows = []
+    for row in report.ranks:
+        error = "" if row.error is None else f"{row.error.type}: {row.error.message}"
+        spent = row.duration_ns
+        rows.append(
+            Row(
+                (
+                    Cell(str(row.rank), row.rank),
+                    Cell(str(row.local_rank), row.local_rank),
+                    row.hostname,
+                    str(row.pid),
+                    row.status,
+                    Cell(str(row.steps), row.steps),
+                    Cell("-", -1, spent.reason)
+                    if isinstance(spent, Unavailable)
+                    else duration(spent),
+                    bounds(row.host_rss_peak, full=True),
+                    error,
+                ),
+                flagged=row.error is not None,
+            )
+        )
+    columns = (
+        Column("rank", 5, number=True),
+        Column("local rank", number=True),
+        Column("host", 16, gap=1),
+        Column("pid", 9, number=True),
+        Column("status", 11, gap=2),
+        Column("steps", 6, number=True),
+        Column("time", 10, number=True),
+        Column("resident", 12, number=True),
+        Column("error"),
+    )
+    table = Table("processes", columns, tuple(rows))
+    return [Section("Processes", (table,), "processes", "Processes")]
+
+
+# -- what is where
+
+
+def placement_sections(report: Report, *, full: bool) -> list[Section]:
+    """What is where. In short: the parts of the model, if there is more than one place."""
+    rows = [row for row in report.placement if full or row.what == "module"]
+    if not rows or (not full and len({row.device for row in rows}) < 2):
+        return []
+    parts: list[Part]
+    if full:
+        parts = [_placed(rows)]
+    else:
+        parts = [
+            Line(f"{row.name} ({row.kind}, {human_bytes(row.bytes)})", "item", row.device)
+            for row in rows[: 2 * _FEW]
+        ]
+        if len(rows) > 2 * _FEW:
+            parts.append(Line(f"… {len(rows) - 2 * _FEW} more parts"))
+    return [Section("Where things are", tuple(parts), "placement", "Placement")]
+
+
+def _placed(rows: list[Placed]) -> Table:
+    columns = (
+        Column("device"),
+        Column("what"),
+        Column("name"),
+        Column("kind"),
+        Column("bytes", number=True),
+    )
+    shown = (Row((row.device, row.what, row.name, row.kind, size(row.bytes))) for row in rows)
+    return Table("what is where", columns, tuple(shown))
+
+
+# -- ranks next to each other
+
+
+def comparison_sections(report: Report, *, full: bool) -> list[Section]:
+    """The rank with the highest peak and the one the others wait for, and why."""
+    found = report.rank_comparison
+    if found is None:
+        return []
+    parts = [*_memory(found, full), *_slowest(found, full)]
+    if full and found.steps:
+        parts.append(_merged(found))
+    return [Section("Ranks", tuple(parts), "ranks", "Ranks")]
+
+
+def _memory(found: RankComparison, full: bool) -> list[Part]:
+    memory = found.memory
+    if isinstance(memory, Unavailable):
+        return [Line(memory.reason, "item", "memory")]
+    worst, typical = memory.worst, memory.typical
+    more = worst.bytes - typical.bytes
+    if not more:
+        text = f"all {found.ranks} ranks peak at {human_bytes(worst.bytes)}"
+        if memory.alike < found.ranks:
+            lowest = f"rank {memory.lowest.rank} peaks lowest: {human_bytes(memory.lowest.bytes)}"
+            text = f"{memory.alike} of {text.removeprefix('all ')}; {lowest}"
+        return [Line(text, "item")]
+    text = (
+        f"rank {worst.rank} peaks highest: {human_bytes(worst.bytes)} on {worst.device}"
+        + (f" of {worst.hostname}" if worst.hostname != typical.hostname else "")
+        + (f" in step {worst.step}" if worst.step is not None else "")
+        + f", {human_bytes(more)} more than rank {typical.rank}, the median"
+    )
+    when = {AT_PEAK: "at the peak", AT_STEP_END: "at the end of that step"}.get(memory.at or "", "")
+    parts: list[Part] = [Line(text, "item")]
+    if full:
+        return [*parts, _peaks(memory), *_differences(memory, when)]
+    for title, rows in (("", memory.categories), ("line ", memory.lines)):
+        for row in [row for row in rows if abs(row.bytes) >= more // 20][:3]:
+            parts.append(
+                Line(f"{human_delta(row.bytes)} {title}{row.key} {when}", "item", indent=4)
+            )
+    return parts
+
+
+def _peaks(memory: RankMemory) -> Table:
+    named = (("highest", memory.worst), ("median", memory.typical), ("lowest", memory.lowest))
+    rows = tuple(
+        Row(
+            (
+                name,
+                Cell(str(one.rank), one.rank),
+                one.hostname,
+                one.device,
+                size(one.bytes),
+                "-" if one.step is None else str(one.step),
+                one.phase or "-",
+            )
+        )
+        for name, one in named
+    )
+    columns = (
+        Column("peak"),
+        Column("rank", number=True),
+        Column("host"),
+        Column("device"),
+        Column("bytes", number=True),
+        Column("step", number=True),
+        Column("phase"),
+    )
+    caption = f"peaks of ranks, of which {memory.alike} are as high as the highest"
+    return Table(caption, columns, rows)
+
+
+def _differences(memory: RankMemory, when: str) -> list[Part]:
+    found: list[Part] = []
+    for by, rows in (("category", memory.categories), ("line", memory.lines)):
+        if not rows:
+            continue
+        cells = [Row((change(row.bytes), Cell(str(row.key), place=True))) for row in rows]
+        if by == "line" and memory.more_lines_bytes:
+            cells.append(Row((change(memory.more_lines_bytes), "(other lines)")))
+        columns = (Column("more", number=True), Column(by))
+        found.append(Table(f"what it has more of {when}, by {by}", columns, tuple(cells)))
+    return found
+
+
+def _slowest(found: RankComparison, full: bool) -> list[Part]:
+    spent = found.time
+    if isinstance(spent, Unavailable):
+        return [Line(spent.reason, "item", "time")]
+    steps = spent.steps
+    parts: list[Part] = []
+    if spent.stands_out:
+        per_step = (spent.own_ns - spent.typical_ns) // steps
+        why = ", ".join(_more(row, steps) for row in spent.phases[:3])
+        text = (
+            f"rank {spent.slowest} is the one the others wait for: {human_ns(per_step)} more work "
+            f"of its own a step than rank {spent.typical}, the median ({why})"
+        )
+        parts.append(Line(text, "item"))
+    else:
+        parts.append(Line("no rank stands out as the one the others wait for", "item"))
+    if full:
+        parts.append(_own_time(spent))
+    return parts
+
+
+def _more(row: TimeDifference, steps: int) -> str:
+    sign = "+" if row.ns > 0 else "-"
+    return f"{sign}{human_ns(abs(row.ns) // steps)} {row.key}"
+
+
+def _own_time(spent: RankTime) -> Table:
+    steps = spent.steps or 1
+    rows = [
+        Row((f"own time of rank {spent.slowest}", duration(spent.own_ns // steps))),
+        Row((f"own time of rank {spent.typical}, the median", duration(spent.typical_ns // steps))),
+        Row((f"its whole step, mean of {steps}", duration(spent.step_ns // steps))),
+    ]
+    rows += [
+        Row((f"more in {row.key}", Cell(_more(row, steps).split(" ")[0], row.ns)))
+        for row in spent.phases
+    ]
+    return Table("own time a step", (Column(""), Column("a step", number=True)), tuple(rows))
+
+
+def _merged(found: RankComparison) -> Table:
+    rows = tuple(
+        Row(
+            (
+                Cell(str(step.index), step.index),
+                str(step.ranks),
+                known_size(step.peak),
+                str(step.worst_rank),
+                known_size(step.median_peak),
+                duration(step.own_ns),
+                str(step.slowest_rank),
+                duration(step.median_own_ns),
+                duration(step.longest_ns),
+            )
+        )
+        for step in found.steps[-_MOST_STEPS:]
+    )
+    titles = (
+        "step", "ranks", "highest peak", "of rank", "median peak", "longest own time", "of rank",
+        "median own time", "longest step",
+    )  # fmt: skip
+    columns = tuple(Column(title, number=True) for title in titles)
+    caption = f"the last {len(rows)} of {len(found.steps)} steps of all {found.ranks} ranks"
+    return Table(caption, columns, rows)

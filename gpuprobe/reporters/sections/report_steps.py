@@ -1,0 +1,262 @@
+"""The sections of a report on devices and steps, and on where the time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuprobe.model.memory import AllocatorCounts
+from gpuprobe.model.report import Report, StepRow, TimeShares
+from gpuprobe.model.run.session import Collective, DeviceWindow
+from gpuprobe.model.text import human_bytes, human_ns
+from gpuprobe.model.values import Peak, Unavailable
+from gpuprobe.reporters.sections.parts import (
+    Cell,
+    Column,
+    Line,
+    Part,
+    Row,
+    Section,
+    Table,
+    bounds,
+    count,
+    duration,
+    known_size,
+    plural,
+    size,
+)
+
+__all__ = ["device_sections", "step_sections", "time_sections"]
+
+_FEW = 5
+_STEP_ROWS = 200
+
+# -- devices
+
+
+def device_sections(report: Report, *, full: bool) -> list[Section]:
+    """The peak of each device in each rank; of a single one the peak has said most."""
+    if len(report.devices) < 2 and not full:
+        return []
+    rows = tuple(
+        Row(
+            (
+                Cell(str(row.rank), row.rank),
+                row.device or "-",
+                bounds(row.peak_allocated, full=full),
+                bounds(row.peak_reserved, full=full),
+                Cell("-" if row.step is None else str(row.step), row.step),
+                *_counts(row.end),
+                "yes" if row.certain else Cell("no", exact="another may have been higher"),
+                row.phase or "-",
+            )
+        )
+        for row in report.devices
+    )
+    columns = (
+        Column("rank", 5, number=True),
+        Column("device", 9, gap=1),
+        Column("peak", 12, number=True),
+        Column("reserved", 12, number=True),
+        Column("step", 7, number=True),
+        *(Column(f"{name} at the end", number=True) for name in _COUNTS),
+        Column("certain", hint="no other step or phase can have been higher"),
+        Column("phase", 0, gap=2),
+    )
+    table = Table("peaks of ranks and devices", columns, rows)
+    return [Section("Devices", (table,), "devices", "Devices")] if rows else []
+
+
+_COUNTS = ("allocated", "pending", "cached", "reserved", "requested")
+
+
+def _counts(counts: AllocatorCounts) -> tuple[Cell, ...]:
+    return tuple(known_size(getattr(counts, name)) for name in _COUNTS)
+
+
+# -- steps
+
+
+def step_sections(report: Report, *, full: bool) -> list[Section]:
+    """A row per step: the telling ones or, ``full``, as many as one can read."""
+    marks = report.steps.highlights
+    rows = list(report.steps.rows)
+    if not rows or (marks is None and not full):
+        return []
+    named: dict[tuple[int, int], list[str]] = {}
+    if marks is not None:
+        for label in ("first", "worst", "slowest", "last"):
+            key = (marks.rank, getattr(marks, label))
+            named.setdefault(key, []).append("at peak" if label == "worst" else label)
+    telling = [row for row in rows if (row.rank, row.step.index) in named]
+    chosen = _readable(rows, telling) if full else telling
+    resident = marks is None or marks.device is None
+    devices = _device_of_rank(report)
+    shown = sorted(chosen, key=lambda row: row.step.index) if not full else chosen
+    table = Table(
+        "steps",
+        (
+            Column("step", 6, number=True),
+            Column("rank" if len(report.ranks) > 1 else "", number=True),
+            Column("device"),
+            Column("time", 10, number=True),
+            Column("resident" if resident else "peak", 12, number=True),
+            Column("reserved", number=True),
+            Column("at end", 12, number=True),
+            Column("", 14, gap=2),
+            Column("longest phase", 0, gap=1),
+        ),
+        tuple(_step(row, devices.get(row.rank), resident, named) for row in shown),
+    )
+    hint = ""
+    if full and len(chosen) < len(rows):
+        hint = f"{len(chosen)} of {plural(len(rows), 'step')} are listed."
+    return [Section("Steps", (table,), "steps", "Steps", hint=hint)]
+
+
+def _readable(rows: list[StepRow], telling: Sequence[StepRow]) -> list[StepRow]:
+    """Of very many steps the first, the last and the telling ones."""
+    if len(rows) <= _STEP_ROWS:
+        return rows
+    half = _STEP_ROWS // 2
+    wanted = {id(row) for row in (*rows[:half], *rows[-half:], *telling)}
+    return [row for row in rows if id(row) in wanted]
+
+
+def _device_of_rank(report: Report) -> dict[int, str]:
+    """By rank, the device whose steps are shown: that of the peak; of other ranks, the one where
+    theirs is. Each rank may have a GPU of its own.
+    """
+    highest: dict[int, tuple[int, str]] = {}
+    for row in report.devices:
+        peak = row.peak_allocated
+        least = peak.at_least if isinstance(peak, Peak) else -1
+        if row.device and least > highest.get(row.rank, (-2, ""))[0]:
+            highest[row.rank] = (least, row.device)
+    found = {rank: device for rank, (_, device) in highest.items()}
+    marks = report.steps.highlights
+    if marks is not None and marks.device is not None:
+        found[marks.rank] = marks.device
+    return found
+
+
+def _step(
+    row: StepRow, device: str | None, resident: bool, named: dict[tuple[int, int], list[str]]
+) -> Row:
+    step = row.step
+    window = next((one for one in step.windows if one.device == device), None)
+    mark = ", ".join(named.get((row.rank, step.index), ()))
+    memory = step.host.rss_peak if resident else _peak(window)
+    return Row(
+        (
+            Cell(str(step.index), step.index),
+            Cell(str(row.rank), row.rank),
+            device or "-",
+            duration(step.duration_ns),
+            bounds(memory),
+            Cell("-", -1) if window is None else bounds(window.peak_reserved),
+            Cell("-", -1) if window is None else known_size(window.end.allocated),
+            Cell(mark, tone="strong" if mark else ""),
+            _longest(row),
+        )
+    )
+
+
+def _peak(window: DeviceWindow | None) -> Peak | Unavailable:
+    return Unavailable("not measured") if window is None else window.peak_allocated
+
+
+def _longest(row: StepRow) -> str:
+    outer = [phase for phase in row.step.phases if "/" not in phase.path]
+    if not outer or not row.step.duration_ns:
+        return "-"
+    phase = max(outer, key=lambda one: one.duration_ns)
+    return f"{phase.path} {phase.duration_ns / row.step.duration_ns:.0%}"
+
+
+# -- time
+
+
+def time_sections(report: Report, *, full: bool) -> list[Section]:
+    """Where the first rank's time goes. In short: only where that says more than the steps do."""
+    found = report.time
+    if found is None or not (full or found.collectives or found.gpu_steps):
+        return []
+    total = found.duration_ns or 1
+    shares = ", ".join(f"{phase.path} {phase.ns / total:.0%}" for phase in found.phases)
+    of = f"rank {found.rank}, " if len(report.ranks) > 1 else ""
+    parts: list[Part] = [Line(f"{of}{plural(found.steps, 'step')}: {shares}", "item")]
+    if found.gpu_steps:
+        spent = sorted(found.phases, key=lambda phase: -phase.gpu_ns)
+        on_gpu = ", ".join(
+            f"{phase.path} {phase.gpu_ns / (found.gpu_ns or 1):.0%}"
+            for phase in spent
+            if phase.gpu_ns
+        )
+        text = f"on the GPU, {human_ns(found.gpu_ns // found.gpu_steps)} a step: {on_gpu}"
+        parts.append(Line(text, "item"))
+    if full:
+        parts = [_phases(found), *parts[1:]]
+        parts += [_collectives(found, total)] if found.collectives else []
+    else:
+        parts += [_call(call, total) for call in found.collectives[:_FEW]]
+        if len(found.collectives) > _FEW:
+            parts.append(Line(f"… {len(found.collectives) - _FEW} more operations"))
+    return [Section("Where the time goes", tuple(parts), "time", "Time")]
+
+
+def _phases(found: TimeShares) -> Table:
+    total = found.duration_ns or 1
+    steps = found.steps or 1
+
+    def row(name: str, ns: int, gpu_ns: int | None) -> Row:
+        share = Cell(f"{ns / total:.1%}", ns, share=ns / total)
+        on_gpu = Cell("-", -1) if gpu_ns is None else duration(gpu_ns // (found.gpu_steps or 1))
+        return Row((name, duration(ns // steps), share, Cell("", ns, share=ns / total), on_gpu))
+
+    timed = bool(found.gpu_steps)
+    rows = [row(one.path, one.ns, one.gpu_ns if timed else None) for one in found.phases]
+    rows.append(row("(in no phase)", found.outside_phases_ns, None))
+    columns = (
+        Column("phase", 24),
+        Column("a step", 10, number=True),
+        Column("share", 8, number=True),
+        Column("", 24, gap=1, bar=True),
+        Column("on the GPU", number=True),
+    )
+    foot = Row(
+        (
+            f"total of rank {found.rank}, mean of {plural(found.steps, 'step')}",
+            duration(found.duration_ns // steps),
+            "100.0%",
+            "",
+            duration(found.gpu_ns // found.gpu_steps) if timed else "-",
+        )
+    )
+    return Table("time by phase", columns, tuple(rows), (foot,))
+
+
+def _collectives(found: TimeShares, total: int) -> Table:
+    rows = tuple(
+        Row((call.op, count(call.count), size(call.bytes), _held(call, total)))
+        for call in found.collectives
+    )
+    held = f"held up the program in all, of {human_ns(found.duration_ns)}"
+    columns = (Column("collective"), Column("calls", number=True), Column("bytes", number=True))
+    foot = Row(("total", "", "", duration(found.collectives_ns)))
+    spent = Column("held up the program", hint=held)
+    return Table("calls of torch.distributed", (*columns, spent), rows, (foot,))
+
+
+def _held(call: Collective, total: int) -> Cell:
+    spent = call.host_ns
+    if isinstance(spent, Unavailable):
+        return Cell(spent.reason, -1)
+    return Cell(f"{human_ns(spent)} ({spent / total:.0%})", spent)
+
+
+def _call(call: Collective, total: int) -> Line:
+    held = _held(call, total).text
+    if not isinstance(call.host_ns, Unavailable):
+        held = f"held up the program {held}"
+    text = f"{call.count}× · {human_bytes(call.bytes)} · {held}"
+    return Line(text, "item", call.op)
