@@ -7,6 +7,7 @@ The rules, so that a file can be read without this package:
 * `Unavailable` is ``{"unavailable": reason, "status": status}``;
 * a float that is not finite is ``{"float": "inf"}``: JSON has no other word for it;
 * a finding has every key, and is as in every other document (`findings.to_document`);
+* a whole number has at most 64 bits;
 * a reader ignores keys it does not know (a newer minor version only adds keys).
 """
 
@@ -18,20 +19,18 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from gpuprobe.errors import DataError
+from gpuprobe.errors import DataError, GpuprobeError
 from gpuprobe.model.findings import Finding, to_document
-from gpuprobe.model.values import Unavailable
+from gpuprobe.model.values import ReadStatus, Unavailable
 
-__all__ = ["from_plain", "to_plain"]
+__all__ = ["Bounds", "Malformed", "Parsed", "closed", "from_plain", "to_plain"]
 
 T = TypeVar("T")
-
-# What a decoder may raise on data of the wrong shape: float() of a huge integer overflows.
-_MALFORMED = (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
 def to_plain(value: Any) -> Any:
@@ -44,19 +43,6 @@ def to_plain(value: Any) -> Any:
     if encode is None:
         encode = _ENCODERS[kind] = _encoder(kind)
     return encode(value)
-
-
-def from_plain(cls: type[T], plain: object) -> T:
-    """Rebuild a ``cls`` from what `to_plain` made of it.
-
-    Raises DataError where the data does not have the shape of ``cls``.
-    """
-    try:
-        return typing.cast(T, _decoder(typing.cast(Any, cls))(plain))
-    except KeyError as error:
-        raise DataError(f"not a valid {cls.__name__}: {error} is missing") from error
-    except _MALFORMED as error:
-        raise DataError(f"not a valid {cls.__name__}: {error}") from error
 
 
 _REQUIRED: Any = object()
@@ -143,67 +129,209 @@ def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
     return tuple(found)
 
 
+# -- and back
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """In ``Annotated[int, Bounds(1)]``: the least and the most that the number may be."""
+
+    least: float = -(1 << 63)
+    most: float = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """In ``Annotated[T, Parsed(hint, make)]``: data of the type ``hint``, made into a T by
+    ``make``, which raises ValueError with what is wrong.
+    """
+
+    hint: Any
+    make: Callable[[Any], Any]
+
+
+class Malformed(ValueError):
+    """What is wrong with a part of some data. ``path`` leads to the part, outermost key last."""
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(problem)
+        self.hint = hint
+        self.path: list[str | int] = []
+
+    def __str__(self) -> str:
+        where = ""
+        for key in reversed(self.path):
+            if isinstance(key, int):
+                where += f"[{key}]"
+            elif key.isidentifier():
+                where += f".{key}" if where else key
+            else:
+                where += f"[{key!r:.60}]"
+        return f"{where}: {self.args[0]}" if where else self.args[0]
+
+
+_CLOSED: set[type] = set()
+
+_C = TypeVar("_C", bound=type)
+
+
+def closed(cls: _C) -> _C:
+    """Of this dataclass a key that is not known is an error: what people write by hand is
+    misspelt, and a setting that silently does nothing is worse than none.
+    """
+    _CLOSED.add(cls)
+    return cls
+
+
+def from_plain(
+    cls: type[T], plain: object, where: str = "", error: type[GpuprobeError] = DataError
+) -> T:
+    """Rebuild a ``cls`` from plain data, such as what `to_plain` made of one.
+
+    Where the data does not have the shape of ``cls``, ``error`` is raised, in one line: ``where``
+    the data is from, the path to the wrong part, and what is wrong with it.
+    """
+    try:
+        return typing.cast(T, _decoder(typing.cast(Any, cls))(plain))
+    except _MALFORMED as problem:
+        found = _inside(problem)
+        message = f"{where or f'not a valid {cls.__name__}'}: {found}"
+        raise error(message, hint=found.hint) from problem
+
+
+# What a decoder may raise on data of the wrong shape: float() of a huge integer overflows.
+_MALFORMED = (TypeError, ValueError, KeyError, AttributeError, OverflowError, RecursionError)
+
+
+def _inside(problem: Exception, *keys: str | int) -> Malformed:
+    """The problem, as one of the part of the data that ``keys`` lead to."""
+    if isinstance(problem, KeyError):
+        problem = Malformed(f"{problem} is missing")
+    if not isinstance(problem, Malformed):
+        problem = Malformed(str(problem))
+    problem.path += keys
+    return problem
+
+
+_NAMES: dict[Any, str] = {
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+    type(None): "nothing",
+}
+
+
+def _unexpected(wanted: str, plain: Any) -> Malformed:
+    found = _NAMES.get(type(plain), type(plain).__name__)
+    if isinstance(plain, (int, float, str)):
+        found = f"{plain!r:.40}"
+    return Malformed(f"expected {wanted}, found {found}")
+
+
+def _expect(plain: Any, kind: Any) -> Any:
+    if not isinstance(plain, kind) or (kind is int and isinstance(plain, bool)):
+        raise _unexpected(_NAMES[kind], plain)
+    return plain
+
+
 @functools.cache
 def _decoder(hint: Any) -> Callable[[Any], Any]:
     """A function that turns plain data into a value of the type ``hint``."""
     while isinstance(hint, typing.NewType):
         hint = hint.__supertype__
-    origin = typing.get_origin(hint)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return _annotated_decoder(args[0], args[1])
     if origin in (typing.Union, types.UnionType):
-        return _union_decoder(typing.get_args(hint))
+        return _union_decoder(args)
     if origin is tuple:
-        return _tuple_decoder(typing.get_args(hint))
+        if len(args) == 2 and args[1] is Ellipsis:
+            items = _items_decoder(args[0])
+            return lambda plain: tuple(items(plain))
+        return _tuple_decoder(args, tuple)
     if origin is list:
-        item = _decoder(typing.get_args(hint)[0])
-        return lambda plain: [item(p) for p in _expect(plain, list)]
-    if origin is dict:
-        key, item = (_decoder(arg) for arg in typing.get_args(hint))
-        as_key = int if typing.get_args(hint)[0] is int else key
-        return lambda plain: {as_key(k): item(v) for k, v in _expect(plain, dict).items()}
+        return _items_decoder(args[0])
+    if origin in (dict, Mapping):
+        return _dict_decoder(*args)
     if hint is None or hint is type(None):
         return lambda plain: _expect(plain, type(None))
+    if hint is Any:
+        return lambda plain: plain
+    simple = _SIMPLE.get(hint)
+    if simple is not None:
+        return simple
+    cls = origin if origin is not None else hint
+    if dataclasses.is_dataclass(cls):
+        return _dataclass_decoder(cls, hint)
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint
-    if hint is Unavailable:
-        return _decode_unavailable
-    if hint is Finding:
-        return _finding_decoder()
-    origin_class = origin if origin is not None else hint
-    if dataclasses.is_dataclass(origin_class):
-        return _dataclass_decoder(origin_class, hint)
-    if hint is float:
-        return _decode_float
-    if hint in (int, str, bool):
-        return _scalar_decoder(hint)
+        return _enum_decoder(hint)
+    if isinstance(hint, type) and issubclass(hint, tuple):  # a named tuple
+        return _tuple_decoder(tuple(typing.get_type_hints(hint).values()), lambda v: hint(*v))
     raise TypeError(f"the codec does not know {hint!r}")
 
 
-def _expect(plain: Any, kind: Any) -> Any:
-    if not isinstance(plain, kind) or (kind is int and isinstance(plain, bool)):
-        name = getattr(kind, "__name__", str(kind))
-        raise ValueError(f"expected {name}, found {type(plain).__name__}")
-    return plain
+_LEAST, _MOST = -(1 << 63), (1 << 64) - 1
+"""What a whole number may be: signed or unsigned, it has 64 bits (an address has all of them)."""
 
 
-def _scalar_decoder(kind: type) -> Callable[[Any], Any]:
-    def decode(plain: Any) -> Any:
-        return plain if plain.__class__ is kind else _expect(plain, kind)
-
-    return decode
+def _decode_int(plain: Any) -> int:
+    if plain.__class__ is not int:
+        _expect(plain, int)
+    if not _LEAST <= plain <= _MOST:
+        raise Malformed("expected a number of at most 64 bits: it is too large")
+    return typing.cast(int, plain)
 
 
 def _decode_float(plain: Any) -> float:
     if isinstance(plain, dict):
         return float(_expect(plain["float"], str))
-    if isinstance(plain, bool):
-        raise ValueError("expected float, found bool")
-    return float(_expect(plain, (int, float)))
+    if isinstance(plain, bool) or not isinstance(plain, (int, float)):
+        raise _unexpected("a number", plain)
+    number = float(plain)
+    if not math.isfinite(number):
+        raise Malformed("expected a number, found one that is not finite")
+    return number
 
 
 def _decode_unavailable(plain: Any) -> Unavailable:
-    from gpuprobe.model.values import ReadStatus
-
     return Unavailable(_expect(plain["unavailable"], str), ReadStatus(plain["status"]))
+
+
+def _annotated_decoder(hint: Any, note: Any) -> Callable[[Any], Any]:
+    if isinstance(note, Parsed):
+        decode = _decoder(note.hint)
+        return lambda plain: note.make(decode(plain))
+    if not isinstance(note, Bounds):
+        raise TypeError(f"the codec does not know {note!r}")
+    base, whole = _decoder(hint), hint is int
+    wanted = "a whole number" if whole else "a number"
+    wanted += f" from {note.least}" if note.least > _LEAST else ""
+    wanted += f" to {note.most}" if note.most < 1 << 62 else ""
+
+    def decode_bounded(plain: Any) -> Any:
+        try:
+            value = base(plain)
+        except _MALFORMED as error:
+            raise _unexpected(wanted, plain) from error
+        if not note.least <= value <= note.most:
+            raise _unexpected(wanted, plain)
+        return value
+
+    return decode_bounded
+
+
+def _enum_decoder(kind: type[Enum]) -> Callable[[Any], Any]:
+    def decode(plain: Any) -> Any:
+        try:
+            return kind(plain)
+        except ValueError:
+            known = ", ".join(str(member.value) for member in kind)
+            raise _unexpected(f"one of {known}", plain) from None
+
+    return decode
 
 
 def _union_decoder(arms: tuple[Any, ...]) -> Callable[[Any], Any]:
@@ -211,18 +339,18 @@ def _union_decoder(arms: tuple[Any, ...]) -> Callable[[Any], Any]:
     others = [_decoder(a) for a in arms if a is not Unavailable and a is not type(None)]
     with_none, with_missing = type(None) in arms, Unavailable in arms
     # ``int | Unavailable`` is the commonest hint by far.
-    only = _plain_type(arms[0]) if len(others) == 1 and _plain_type(arms[0]) else None
+    only = _plain_type(arms[0]) if len(others) == 1 else None
 
     def decode(plain: Any) -> Any:
         if plain.__class__ is only:
-            return plain
+            return plain if only is not int else others[0](plain)
         if plain is None and with_none:
             return None
         if with_missing and isinstance(plain, dict) and "unavailable" in plain:
             return _decode_unavailable(plain)
         if len(others) == 1:
             return others[0](plain)
-        problem: Exception = ValueError(f"unexpected {type(plain).__name__}")
+        problem: Exception = _unexpected("something else", plain)
         for decoder in others:
             try:
                 return decoder(plain)
@@ -240,24 +368,64 @@ def _plain_type(hint: Any) -> type | None:
     return hint if hint in (int, str, bool) else None
 
 
-def _tuple_decoder(args: tuple[Any, ...]) -> Callable[[Any], Any]:
-    if len(args) == 2 and args[1] is Ellipsis:
-        item = _decoder(args[0])
-        return lambda plain: tuple(item(p) for p in _expect(plain, list))
+def _items_decoder(hint: Any) -> Callable[[Any], list[Any]]:
+    decode = _decoder(hint)
+
+    def decode_items(plain: Any) -> list[Any]:
+        _expect(plain, list)
+        try:
+            return [decode(item) for item in plain]
+        except _MALFORMED:
+            for at, item in enumerate(plain):
+                try:
+                    decode(item)
+                except _MALFORMED as error:
+                    raise _inside(error, at) from error
+            raise
+
+    return decode_items
+
+
+def _tuple_decoder(args: Any, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
     items = [_decoder(arg) for arg in args]
 
     def decode(plain: Any) -> Any:
         if len(_expect(plain, list)) != len(items):
-            raise ValueError(f"expected {len(items)} items, found {len(plain)}")
-        return tuple(d(p) for d, p in zip(items, plain, strict=True))
+            raise Malformed(f"expected {len(items)} items, found {len(plain)}")
+        at = 0
+        values = []
+        try:
+            for at, item in enumerate(plain):
+                values.append(items[at](item))
+        except _MALFORMED as error:
+            raise _inside(error, at) from error
+        return make(values)
+
+    return decode
+
+
+def _dict_decoder(key_hint: Any, item_hint: Any) -> Callable[[Any], Any]:
+    decode_item = _decoder(item_hint)
+    decode_key = int if _plain_type(key_hint) is int else _decoder(key_hint)
+
+    def decode(plain: Any) -> Any:
+        values = {}
+        key = ""
+        try:
+            for key, item in _expect(plain, dict).items():
+                values[decode_key(key)] = decode_item(item)
+        except _MALFORMED as error:
+            raise (_inside(error, key) if key else error) from error
+        return values
 
     return decode
 
 
 def _dataclass_decoder(cls: Any, hint: Any) -> Callable[[Any], Any]:
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     parameters = getattr(cls, "__parameters__", ())
     bound = dict(zip(parameters, typing.get_args(hint), strict=False))
+    required = [name for name, default in _fields(cls) if default is _REQUIRED]
     decoders: dict[str, Callable[[Any], Any]] = {}
 
     def decode(plain: Any) -> Any:
@@ -268,13 +436,31 @@ def _dataclass_decoder(cls: Any, hint: Any) -> Callable[[Any], Any]:
                     field_hint = _substitute(field_hint, bound)
                 decoders[name] = _decoder(field_hint)
         values = {}
-        for name, item in _expect(plain, dict).items():
-            decoder = decoders.get(name)
-            if decoder is not None:
-                values[name] = decoder(item)
+        key = ""
+        try:
+            for key, item in _expect(plain, dict).items():
+                decoder = decoders.get(key)
+                if decoder is not None:
+                    values[key] = decoder(item)
+                elif cls in _CLOSED:
+                    raise _unknown(key, decoders)
+        except _MALFORMED as error:
+            raise (_inside(error, key) if key in decoders else error) from error
+        for name in required:
+            if name not in values:
+                raise Malformed(f"{name!r} is missing")
         return cls(**values)
 
     return decode
+
+
+def _unknown(name: str, known: Iterable[str]) -> Malformed:
+    import difflib  # 3 ms
+
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+    return Malformed(f"unknown key {name!r:.60}", hint)
 
 
 def _finding_decoder() -> Callable[[Any], Any]:
@@ -304,3 +490,13 @@ def _substitute(hint: Any, bound: dict[Any, Any]) -> Any:
     if origin in (typing.Union, types.UnionType):
         return functools.reduce(operator.or_, new)
     return origin[new] if origin is not None else hint
+
+
+_SIMPLE: dict[Any, Callable[[Any], Any]] = {
+    int: _decode_int,
+    float: _decode_float,
+    str: lambda plain: plain if plain.__class__ is str else _expect(plain, str),
+    bool: lambda plain: plain if plain.__class__ is bool else _expect(plain, bool),
+    Unavailable: _decode_unavailable,
+    Finding: _finding_decoder(),
+}

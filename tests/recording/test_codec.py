@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_strategies import UNDECODABLE, model_classes, values_of
 
-from gpuprobe.errors import DataError
-from gpuprobe.model.codec import from_plain, to_plain
+from gpuprobe.errors import ConfigError, DataError
+from gpuprobe.model.codec import Bounds, Parsed, closed, from_plain, to_plain
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.session import Environment, HostWindow, KnownTensors, Session, Step
@@ -95,20 +96,79 @@ def test_floats_that_json_has_no_word_for(number: float) -> None:
 @pytest.mark.parametrize(
     ("cls", "plain", "message"),
     [
-        (Step, [], "not a valid Step: expected dict, found list"),
-        (Step, {"index": "1", "start_ns": 0, "duration_ns": 0}, "expected int, found str"),
-        (Step, {"index": True, "start_ns": 0, "duration_ns": 0}, "expected int, found bool"),
-        (Step, {"index": 1}, "missing"),
-        (Session, {"started_at": 10**400}, "too large"),
-        (Peak, {"at_least": 1, "at_most": 1.5}, "expected int, found float"),
-        (KnownTensors, {"device": "cpu", "by_category": {"soul": 1}}, "soul"),
-        (Finding, {"rule": "", "kind": "", "message": "", "level": "loud"}, "loud"),
-        (HostWindow, {"rss_start": {"unavailable": 3, "status": "ok"}}, "expected str"),
+        (Step, [], "not a valid Step: expected an object, found a list"),
+        (Step, {"index": "1"}, "not a valid Step: index: expected an integer, found '1'"),
+        (Step, {"index": True}, "index: expected an integer, found True"),
+        (Step, {"index": 1}, "not a valid Step: 'start_ns' is missing"),
+        (Step, {"index": 1 << 64}, "index: expected a number of at most 64 bits"),
+        (Step, {"index": -(1 << 63) - 1}, "index: expected a number of at most 64 bits"),
+        (HostWindow, {"rss_start": 1 << 64}, "rss_start: expected a number of at most 64 bits"),
+        (Session, {"started_at": 10**400}, "started_at: int too large"),
+        (Session, {"started_at": math.inf}, "started_at: expected a number, found one that is not"),
+        (Session, {"started_at": {"float": 1}}, "started_at: expected text, found 1"),
+        (Session, {"argv": ["x", 3]}, "argv[1]: expected text, found 3"),
+        (Session, {"argv": None}, "argv: expected a list, found nothing"),
+        (Peak, {"at_least": 1, "at_most": 1.5}, "at_most: expected an integer, found 1.5"),
+        (KnownTensors, {"by_category": {"soul": 1}}, "by_category.soul: expected one of parameter"),
+        (KnownTensors, {"by_category": {"activation": "x"}}, "by_category.activation: expected"),
+        (Finding, {"level": "loud"}, "level: expected one of error, warning, note, found 'loud'"),
+        (Finding, {"evidence": [["a", "b"], ["c"]]}, "evidence[1]: expected 2 items, found 1"),
+        (Finding, {"related": [{"line": "x"}]}, "related[0].line: expected an integer"),
+        (HostWindow, {"rss_start": {"unavailable": 3, "status": "ok"}}, "rss_start: expected text"),
+        (HostWindow, {"rss_start": {"unavailable": "x"}}, "rss_start: 'status' is missing"),
+        (Step, {"windows": [{}, {"end": {"a b": 1}}]}, "windows[0]: 'device' is missing"),
     ],
 )
-def test_what_is_wrong_is_said(cls: type, plain: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+def test_what_is_wrong_is_said_with_the_path_to_it(cls: type, plain: Any, message: str) -> None:
+    with pytest.raises(DataError) as caught:
         from_plain(cls, plain)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@closed
+@dataclass(frozen=True)
+class _Oven:
+    """What somebody writes by hand."""
+
+    degrees: Annotated[int, Bounds(1, 300)]
+    share: Annotated[float, Bounds(0, 1)] = 0.5
+    size: Annotated[tuple[int, int], Parsed(str, lambda text: tuple(map(int, text.split("x"))))] = (
+        1,
+        1,
+    )
+    shelves: dict[str, Annotated[int, Bounds(0)]] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("plain", "message", "hint"),
+    [
+        ({"degree": 3}, "oven.toml: unknown key 'degree'", "did you mean 'degrees'?"),
+        ({"zebra": 3}, "unknown key 'zebra'", "known: degrees, share, shelves, size"),
+        ({"degrees": 0}, "oven.toml: degrees: expected a whole number from 1 to 300, found 0", ""),
+        ({"degrees": 301}, "from 1 to 300, found 301", ""),
+        ({"degrees": True}, "degrees: expected a whole number from 1 to 300, found True", ""),
+        ({"degrees": 1, "share": 1.01}, "share: expected a number from 0 to 1, found 1.01", ""),
+        ({"degrees": 1, "share": math.nan}, "share: expected a number from 0 to 1", ""),
+        ({"degrees": 1, "size": 3}, "size: expected text, found 3", ""),
+        ({"degrees": 1, "size": "3xa"}, "size: invalid literal", ""),
+        ({"degrees": 1, "shelves": {"the top": -1}}, "shelves['the top']: expected a whole", ""),
+        ({"share": 1}, "'degrees' is missing", ""),
+    ],
+)
+def test_what_people_write_is_checked_closely(plain: Any, message: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_plain(_Oven, plain, "oven.toml", ConfigError)
+    assert message in str(caught.value)
+    assert caught.value.hint == hint
+
+
+def test_bounds_are_part_of_the_range() -> None:
+    for degrees, share in ((1, 0), (300, 1)):
+        found = from_plain(_Oven, {"degrees": degrees, "share": share, "size": "2x3"})
+        assert found == _Oven(degrees, share, (2, 3))
+    for number in (-(1 << 63), (1 << 64) - 1):
+        assert from_plain(HostWindow, {"rss_start": number}).rss_start == number
 
 
 def test_file_names_that_are_not_utf8() -> None:
