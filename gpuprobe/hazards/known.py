@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Annotated, Final
 
 from gpuprobe.errors import DataError
+from gpuprobe.model.codec import Bounds, Parsed, from_plain
 from gpuprobe.model.document import check_version, header
 from gpuprobe.model.findings import Finding
 
@@ -66,18 +67,29 @@ def fingerprint(rule: str, kind: str, subject: str, places: Iterable[tuple[str, 
     return hashlib.sha256(key).hexdigest()[:16]
 
 
+def _fingerprint(text: str) -> str:
+    if not _HEX.fullmatch(text):
+        raise ValueError(f"expected 16 hexadecimal digits, found {text!r:.40}")
+    return text
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class KnownFinding:
     """One kind of finding in a baseline; ``count``: so many have this fingerprint. ``where``
     (file name and function) and ``about`` (the operators) are for those who read the file.
     """
 
-    fingerprint: str
+    fingerprint: Annotated[str, Parsed(str, _fingerprint)]
     rule: str
     kind: str
     where: str
     about: str
-    count: int = 1
+    count: Annotated[int, Bounds(1)] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    findings: list[KnownFinding]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +162,12 @@ def loads(text: str, where: str = "the baseline") -> tuple[KnownFinding, ...]:
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise _none(where)
         check_version(document, VERSION, where, hint=_HINT)
-        return tuple(sorted(_row(item) for item in document["findings"]))
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        rows = from_plain(_Document, document, f"{where} is damaged", hint=_HINT)
+        return tuple(sorted(rows.findings))
+    except (ValueError, RecursionError) as error:
         if not may_be_one(text):
             raise _none(where) from None
-        raise DataError(
-            f"{where} is damaged: {type(error).__name__}: {error}", hint=_HINT
-        ) from error
+        raise DataError(f"{where} is damaged: {error}", hint=_HINT) from error
 
 
 def may_be_one(text: str) -> bool:
@@ -170,17 +181,3 @@ def _none(where: str) -> DataError:
         f"{where} is not a baseline of hazards",
         hint="name another file: --hazards-baseline-update writes one",
     )
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise ValueError(f"expected a count, found {value!r}")
-    return value
-
-
-def _row(item: Any) -> KnownFinding:
-    texts = [item[name] for name in ("fingerprint", "rule", "kind", "where", "about")]
-    if not all(isinstance(text, str) for text in texts) or not _HEX.fullmatch(texts[0]):
-        raise ValueError("a finding without a fingerprint of 16 hexadecimal digits")
-    mark, rule, kind, where, about = texts
-    return KnownFinding(mark, rule, kind, where, about, _whole(item["count"]))

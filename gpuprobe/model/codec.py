@@ -184,19 +184,24 @@ def closed(cls: _C) -> _C:
 
 
 def from_plain(
-    cls: type[T], plain: object, where: str = "", error: type[GpuprobeError] = DataError
+    cls: type[T],
+    plain: object,
+    where: str = "",
+    error: type[GpuprobeError] = DataError,
+    hint: str = "",
 ) -> T:
     """Rebuild a ``cls`` from plain data, such as what `to_plain` made of one.
 
     Where the data does not have the shape of ``cls``, ``error`` is raised, in one line: ``where``
-    the data is from, the path to the wrong part, and what is wrong with it.
+    the data is from, the path to the wrong part, and what is wrong with it. ``hint`` is that of the
+    error, where the problem has none of its own.
     """
     try:
         return typing.cast(T, _decoder(typing.cast(Any, cls))(plain))
     except _MALFORMED as problem:
         found = _inside(problem)
         message = f"{where or f'not a valid {cls.__name__}'}: {found}"
-        raise error(message, hint=found.hint) from problem
+        raise error(message, hint=found.hint or hint) from problem
 
 
 # What a decoder may raise on data of the wrong shape: float() of a huge integer overflows.

@@ -6,12 +6,14 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
 
 from gpuprobe.analysis.baseline.model import METRICS, PEAK, Baseline, Tolerance
 from gpuprobe.analysis.compare.accounts import Account, LineShare
 from gpuprobe.analysis.peak.high_water import Share
 from gpuprobe.errors import DataError
+from gpuprobe.model.codec import Bounds, Malformed, Parsed, from_plain
 from gpuprobe.model.document import check_version, header
 from gpuprobe.model.text import human_bytes
 
@@ -97,12 +99,10 @@ def _of_categories(line: LineShare) -> dict[str, Any]:
     return {"category": ", ".join(f"{name} {size}" for name, size in line.categories)}
 
 
-def _categories(text: str, size: int) -> tuple[tuple[str, int], ...]:
+def _categories(text: str) -> tuple[tuple[str, int | None], ...]:
     """What `_of_categories` wrote."""
-    if not text:
-        return (("unknown", size),)
-    if " " not in text:
-        return ((text, size),)
+    if not text or " " not in text:
+        return ((text, None),) if text else ()
     pairs = (part.rpartition(" ") for part in text.split(", "))
     return tuple((name, int(number)) for name, _, number in pairs)
 
@@ -152,14 +152,12 @@ def loads(text: str, where: str = "the baseline") -> Baseline:
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise _none(where)
         version = check_version(document, VERSION, where, hint=_HINT)
-        return _baseline(document, where, newer=version > VERSION)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        decoded = from_plain(_Document, document, f"{where} is damaged", hint=_HINT)
+        return _baseline(decoded, where, newer=version > VERSION)
+    except (ValueError, RecursionError) as error:
         if not _may_be_one(text):
             raise _none(where) from None
-        raise DataError(
-            f"{where} is damaged: {type(error).__name__}: {error}",
-            hint=_HINT,
-        ) from error
+        raise DataError(f"{where} is damaged: {error}", hint=_HINT) from error
 
 
 def _none(where: str) -> DataError:
@@ -175,103 +173,149 @@ def _may_be_one(text: str) -> bool:
     return SCHEMA in text or text.startswith(_BEGIN) or _BEGIN.startswith(text)
 
 
-def _baseline(document: Mapping[str, Any], where: str, *, newer: bool) -> Baseline:
-    tolerances = {
-        str(name): Tolerance(_share(row.get("relative", 0)), _whole(row.get("absolute", 0)))
-        for name, row in document.get("tolerance", {}).items()
-    }
-    for name in tolerances:
+_Whole = Annotated[int, Bounds(0, (1 << 63) - 1)]
+_Signed = Annotated[int, Bounds(1 - (1 << 63), (1 << 63) - 1)]  # growth may be below 0
+
+
+@dataclass(frozen=True)
+class _Amount:
+    """``bytes``, or of what is counted ``count``."""
+
+    bytes: _Signed | None = None
+    count: _Signed | None = None
+
+    def __post_init__(self) -> None:
+        if self.bytes is None and self.count is None:
+            raise Malformed("'bytes' is missing")
+
+    @property
+    def value(self) -> int:
+        return self.bytes if self.bytes is not None else self.count or 0
+
+
+@dataclass(frozen=True)
+class _Size(_Amount):
+    bytes: _Whole | None = None
+    count: _Whole | None = None
+
+
+@dataclass(frozen=True)
+class _Line(_Amount):
+    """``calls`` is version 1.0's: a list, where later ones have it in ``places``."""
+
+    blocks: _Signed = 0
+    category: Annotated[tuple[tuple[str, int | None], ...], Parsed(str, _categories)] = ()
+    until: str = ""
+    calls: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class _Part:
+    bytes: _Signed
+    blocks: _Signed
+
+
+@dataclass(frozen=True)
+class _Account:
+    total: _Amount
+    lines: dict[str, _Line] = field(default_factory=dict)
+    same_as: str = ""
+
+
+@dataclass(frozen=True)
+class _AtPeak:
+    lines: dict[str, _Line]
+    categories: dict[str, _Part]
+    modules: dict[str, _Part]
+
+
+@dataclass(frozen=True)
+class _Place:
+    calls: str
+
+
+@dataclass(frozen=True)
+class _Accepted:
+    relative: Annotated[float, Bounds(0, 1e6)] = 0.0
+    absolute: _Whole = 0
+
+
+@dataclass(frozen=True)
+class _Document:
+    """What `dumps` writes, without what is there for those who read it."""
+
+    environment: dict[str, str]
+    steps: _Whole
+    metrics: dict[str, _Size]
+    phases: dict[str, _Size]
+    at_peak: _AtPeak
+    tolerance: dict[str, _Accepted] = field(default_factory=dict)
+    accounts: dict[str, _Account] = field(default_factory=dict)
+    places: dict[str, _Place] = field(default_factory=dict)
+    stopped_after: _Whole | None = None
+
+
+def _baseline(document: _Document, where: str, *, newer: bool) -> Baseline:
+    for name in document.tolerance:
         if name not in METRICS and not newer:
             near = difflib.get_close_matches(name, METRICS, n=1)
             raise DataError(
                 f"{where} has a tolerance for an unknown metric {name!r}",
                 hint=f"did you mean {near[0]!r}?" if near else f"known: {', '.join(METRICS)}",
             )
-    stopped = document.get("stopped_after")
     return Baseline(
-        environment={str(k): str(v) for k, v in document["environment"].items()},
-        steps=_whole(document["steps"]),
-        metrics={
-            str(name): _whole(row["bytes"] if "bytes" in row else row["count"])
-            for name, row in document["metrics"].items()
+        environment=document.environment,
+        steps=document.steps,
+        metrics={name: row.value for name, row in document.metrics.items() if name in METRICS},
+        phases={name: row.value for name, row in document.phases.items()},
+        accounts=_accounts(document),
+        tolerances={
+            name: Tolerance(row.relative, row.absolute)
+            for name, row in document.tolerance.items()
             if name in METRICS
         },
-        phases={str(name): _whole(row["bytes"]) for name, row in document["phases"].items()},
-        accounts=_accounts(document),
-        tolerances={name: value for name, value in tolerances.items() if name in METRICS},
-        stopped_after=None if stopped is None else _whole(stopped),
+        stopped_after=document.stopped_after,
     )
 
 
-def _accounts(document: Mapping[str, Any]) -> dict[str, Account]:
-    at_peak = document["at_peak"]
-    places = {
-        str(key): str(row["calls"]) for key, row in document.get("places", {}).items()
-    } or {  # version 1.0
-        str(key): " ".join(str(name) for name in row["calls"])
-        for key, row in at_peak["lines"].items()
-        if "calls" in row
+def _accounts(document: _Document) -> dict[str, Account]:
+    at_peak = document.at_peak
+    calls = {key: row.calls for key, row in document.places.items()} or {
+        key: " ".join(row.calls) for key, row in at_peak.lines.items() if row.calls is not None
     }
     found: dict[str, Account] = {}
-    if any(at_peak[by] for by in ("lines", "categories", "modules")):
-        lines = _lines(at_peak["lines"], places)
-        found[PEAK] = Account(
-            sum(line.bytes for line in lines),
-            lines,
-            _shares(at_peak["categories"]),
-            _shares(at_peak["modules"]),
-        )
-    rest = document.get("accounts", {})
-    for name in sorted(rest, key=lambda name: ("same_as" in rest[name], name)):
+    if at_peak.lines or at_peak.categories or at_peak.modules:
+        lines = _lines(at_peak.lines, calls)
+        total = sum(line.bytes for line in lines)
+        shares = _shares(at_peak.categories), _shares(at_peak.modules)
+        found[PEAK] = Account(total, lines, *shares)
+    rest = document.accounts
+    for name in sorted(rest, key=lambda name: (bool(rest[name].same_as), name)):
         row = rest[name]
-        unit = "count" if "count" in row["total"] else "bytes"
-        total = _signed(row["total"][unit])
-        if "same_as" in row:
-            lines = found[row["same_as"]].lines
-        else:
-            lines = _lines(row["lines"], places)
-        found[str(name)] = Account(total, lines, unit=unit)
+        if row.same_as and row.same_as not in found:
+            raise Malformed(f"accounts[{name!r}] is the same as {row.same_as!r}, which is missing")
+        lines = found[row.same_as].lines if row.same_as else _lines(row.lines, calls)
+        unit = "bytes" if row.total.count is None else "count"
+        found[name] = Account(row.total.value, lines, unit=unit)
     return found
 
 
-def _lines(rows: Mapping[str, Any], places: Mapping[str, str]) -> tuple[LineShare, ...]:
+def _lines(rows: Mapping[str, _Line], calls: Mapping[str, str]) -> tuple[LineShare, ...]:
     found = []
     for key, row in rows.items():
-        if "count" in row:
-            count = _signed(row["count"])
-            found.append(LineShare(str(key), count, count, calls=places.get(key, "")))
+        if row.count is not None:
+            found.append(LineShare(key, row.count, row.count, calls=calls.get(key, "")))
             continue
-        size, blocks = _signed(row["bytes"]), _signed(row["blocks"])
-        categories = _categories(str(row.get("category", "")), size)
-        until = str(row.get("until", ""))
-        found.append(LineShare(str(key), size, blocks, categories, until, places.get(key, "")))
+        # One category alone is written without its bytes: they are the line's.
+        categories = tuple(
+            (name, row.value if size is None else size)
+            for name, size in row.category or (("unknown", None),)
+        )
+        share = LineShare(key, row.value, row.blocks, categories, row.until, calls.get(key, ""))
+        found.append(share)
     return tuple(sorted(found, key=lambda line: (-line.bytes, line.key)))
 
 
-def _whole(value: Any) -> int:
-    """Sizes, counts and steps are whole numbers from 0: JSON, and those who edit it, know others.
-    Raises ValueError for them."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
-        raise ValueError(f"expected a whole number from 0, found {value!r:.40}")
-    return value
-
-
-def _signed(value: Any) -> int:
-    """As `_whole`; growth, and what no trace explains, may be below 0."""
-    if isinstance(value, int) and not isinstance(value, bool) and value < 0:
-        return -_whole(-value)
-    return _whole(value)
-
-
-def _share(value: Any) -> float:
-    """A share of 1, from 0. Raises ValueError; NaN is none, and no limit is beyond it."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1e6:
-        raise ValueError(f"expected a share such as 0.02, found {value!r:.40}")
-    return float(value)
-
-
-def _shares(rows: Mapping[str, Any]) -> tuple[Share[str], ...]:
-    found = [
-        Share(str(key), _signed(row["bytes"]), _signed(row["blocks"])) for key, row in rows.items()
-    ]
+def _shares(rows: Mapping[str, _Part]) -> tuple[Share[str], ...]:
+    found = [Share(key, row.bytes, row.blocks) for key, row in rows.items()]
     return tuple(sorted(found, key=lambda share: (-share.bytes, share.key)))
