@@ -88,7 +88,7 @@ class KnownFinding:
 
 
 @dataclass(frozen=True, slots=True)
-class _Document:
+class _KnownDocument:
     findings: list[KnownFinding]
 
 
@@ -162,7 +162,7 @@ def loads(text: str, where: str = "the baseline") -> tuple[KnownFinding, ...]:
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise _none(where)
         check_version(document, VERSION, where, hint=_HINT)
-        rows = from_plain(_Document, document, f"{where} is damaged", hint=_HINT)
+        rows = from_plain(_KnownDocument, document, f"{where} is damaged", hint=_HINT)
         return tuple(sorted(rows.findings))
     except (ValueError, RecursionError) as error:
         if not may_be_one(text):

@@ -314,7 +314,7 @@ def _annotated_decoder(hint: Any, note: Any) -> Callable[[Any], Any]:
     base, whole = _decoder(hint), hint is int
     wanted = "a whole number" if whole else "a number"
     wanted += f" from {note.least}" if note.least > _LEAST else ""
-    wanted += f" to {note.most}" if note.most < 1 << 62 else ""
+    wanted += f" to {note.most}" if note.most < 1 << 53 else ""
 
     def decode_bounded(plain: Any) -> Any:
         try:

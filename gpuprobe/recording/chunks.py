@@ -22,11 +22,12 @@ import struct
 import sys
 import zlib
 from array import array
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
 from gpuprobe.errors import DataError, UnsupportedSchema
-from gpuprobe.model.codec import from_plain, to_plain
+from gpuprobe.model.codec import Bounds, from_plain, to_plain
 from gpuprobe.model.memory import Category, Segment, TraceAction
 from gpuprobe.model.trace import (
     COLUMNS,
@@ -57,8 +58,6 @@ _LEVEL = 1
 
 _TYPECODES = frozenset("bBhHiIqQfd")
 """Those whose size is the same everywhere. A column that is not known is skipped by its size."""
-
-T = TypeVar("T")
 
 
 def encode_chunk(trace: MemoryTrace, *, level: int = _LEVEL) -> bytes:
@@ -143,29 +142,74 @@ def decode_chunk(data: bytes, name: str) -> MemoryTrace:
     if zlib.crc32(raw_header) != crc:
         raise DataError(f"{name}: the trace chunk is damaged (header)")
     try:
-        return _decode(json.loads(raw_header), memoryview(data)[_PREFIX.size + length :])
-    except DataError as error:
-        raise DataError(f"{name}: the trace chunk is damaged ({error})") from error
-    except KeyError as error:
-        raise DataError(f"{name}: the trace chunk is damaged ({error} is missing)") from error
-    except (TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
+        header = from_plain(_Header, json.loads(raw_header), "its header")
+        return _decode(header, memoryview(data)[_PREFIX.size + length :])
+    except (DataError, ValueError, RecursionError) as error:
         raise DataError(f"{name}: the trace chunk is damaged ({error})") from error
 
 
-def _decode(header: dict[str, Any], body: memoryview) -> MemoryTrace:
+_Count = Annotated[int, Bounds(0, (1 << 63) - 1)]
+
+
+@dataclass(frozen=True)
+class _Blob:
+    stored: _Count
+    crc32: _Count
+
+
+@dataclass(frozen=True)
+class _StoredColumn(_Blob):
+    table: str
+    name: str
+    typecode: str
+    rows: _Count
+
+
+@dataclass(frozen=True)
+class _Tables(_Blob):
+    length: _Count
+
+
+@dataclass(frozen=True)
+class _Rows:
+    events: _Count
+    baseline: _Count
+
+
+@dataclass(frozen=True)
+class _Header:
+    device: str
+    step: int | None
+    complete: bool
+    rows: _Rows
+    pools: list[tuple[int, int]]
+    settings: AllocatorSettings | None
+    columns: list[_StoredColumn]
+    tables: _Tables
+
+
+@dataclass(frozen=True)
+class _Texts:
+    strings: list[str]
+    frames: list[Frame]
+    stacks: list[list[Any]]
+    segments: tuple[Segment, ...]
+    annotations: tuple[Annotation, ...] = ()
+
+
+def _decode(header: _Header, body: memoryview) -> MemoryTrace:
     position = 0
 
-    def unpack(entry: dict[str, Any], length: int) -> bytes:
+    def unpack(entry: _Blob, length: int) -> bytes:
         nonlocal position
-        stored = _count(entry["stored"])
-        blob = body[position : position + stored]
-        if len(blob) != stored:
+        blob = body[position : position + entry.stored]
+        if len(blob) != entry.stored:
             raise DataError("cut off")
-        if zlib.crc32(blob) != entry["crc32"]:
+        if zlib.crc32(blob) != entry.crc32:
             raise DataError("checksum")
-        if not 0 <= length <= stored * _MAX_EXPANSION:
+        if length > entry.stored * _MAX_EXPANSION:
             raise DataError("a length that compression cannot have reached")
-        position += stored
+        position += entry.stored
         unpacker = zlib.decompressobj()
         try:
             raw = unpacker.decompress(blob, length + 1)
@@ -176,43 +220,42 @@ def _decode(header: dict[str, Any], body: memoryview) -> MemoryTrace:
         return raw
 
     trace = MemoryTrace(
-        device=_of(str, header["device"]),
+        device=header.device,
         events=EventColumns(),
         baseline=LiveColumns(),
-        pools=[(int(a), int(b)) for a, b in header["pools"]],
-        settings=None
-        if header["settings"] is None
-        else from_plain(AllocatorSettings, header["settings"]),
-        complete=_of(bool, header["complete"]),
-        step=None if header["step"] is None else _of(int, header["step"]),
+        pools=header.pools,
+        settings=header.settings,
+        complete=header.complete,
+        step=header.step,
     )
-    tables: dict[str, EventColumns] = {"events": trace.events, "baseline": trace.baseline}
-    rows = {table: _count(header["rows"][table]) for table in tables}
-    for entry in header["columns"]:
-        table, name, typecode = entry["table"], entry["name"], _of(str, entry["typecode"])
-        if typecode not in _TYPECODES:
-            raise DataError(f"column {name}")
-        values = array(typecode)
-        raw = unpack(entry, _count(entry["rows"]) * values.itemsize)
-        if table not in tables or name not in COLUMNS:
+    tables: dict[str, tuple[EventColumns, int]] = {
+        "events": (trace.events, header.rows.events),
+        "baseline": (trace.baseline, header.rows.baseline),
+    }
+    for column in header.columns:
+        if column.typecode not in _TYPECODES:
+            raise DataError(f"column {column.name}")
+        values = array(column.typecode)
+        raw = unpack(column, column.rows * values.itemsize)
+        if column.table not in tables or column.name not in COLUMNS:
             continue  # written by a newer minor version
-        if typecode != COLUMNS[name] or entry["rows"] != rows[table]:
-            raise DataError(f"column {name}")
+        table, rows = tables[column.table]
+        if column.typecode != COLUMNS[column.name] or column.rows != rows:
+            raise DataError(f"column {column.name}")
         values.frombytes(raw)
         if sys.byteorder == "big":  # pragma: no cover
             values.byteswap()
-        setattr(tables[table], name, values)
-    for table, columns in tables.items():
-        _restore(columns, rows[table], len(body))
-    texts = json.loads(unpack(header["tables"], _count(header["tables"]["length"])))
+        setattr(table, column.name, values)
+    for table, rows in tables.values():
+        _restore(table, rows, len(body))
+    texts = from_plain(
+        _Texts, json.loads(unpack(header.tables, header.tables.length)), "its tables"
+    )
     if position != len(body):
         raise DataError("bytes after its end")
     trace.stacks = _stack_table(texts)
-    trace.segments = tuple(from_plain(Segment, plain) for plain in texts["segments"])
-    trace.annotations = tuple(
-        Annotation(_of(str, stage), _of(str, label), _of(int, time_us))
-        for stage, label, time_us in texts.get("annotations", ())
-    )
+    trace.segments = texts.segments
+    trace.annotations = texts.annotations
     _check_indices(trace)
     return trace
 
@@ -237,19 +280,15 @@ def _restore(columns: EventColumns, rows: int, budget: int) -> None:
         setattr(columns, name, array(values.typecode, bytes(rows * values.itemsize)))
 
 
-def _stack_table(texts: dict[str, Any]) -> StackTable:
-    strings = [_of(str, text) for text in texts["strings"]]
-    frames = [
-        Frame(_of(str, file), _of(int, line), _of(str, name))
-        for file, line, name in texts["frames"]
-    ]
-    stacks = [tuple(_of(list, stack)) for stack in texts["stacks"]]
-    if strings[:1] != [""] or frames[:1] != [Frame("", 0, "")] or stacks[:1] != [()]:
+def _stack_table(texts: _Texts) -> StackTable:
+    frames = texts.frames
+    stacks = [tuple(stack) for stack in texts.stacks]
+    if texts.strings[:1] != [""] or frames[:1] != [Frame("", 0, "")] or stacks[:1] != [()]:
         raise DataError("tables")
     for index in chain.from_iterable(stacks):
-        if not 0 <= _of(int, index) < len(frames):
+        if type(index) is not int or not 0 <= index < len(frames):
             raise DataError("stacks")
-    return StackTable.of(strings, frames, stacks)
+    return StackTable.of(texts.strings, frames, stacks)
 
 
 def _check_indices(trace: MemoryTrace) -> None:
@@ -271,16 +310,3 @@ def _check_indices(trace: MemoryTrace) -> None:
             # A category that a newer minor version added: unknown to this one.
             known = bytes(code if code < categories else 0 for code in range(256))
             columns.category = array("B", columns.category.tobytes().translate(known))
-
-
-def _count(value: object) -> int:
-    count = _of(int, value)
-    if count < 0:
-        raise DataError("a negative length")
-    return count
-
-
-def _of(kind: type[T], value: object) -> T:
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise DataError(f"expected {kind.__name__}, found {type(value).__name__}")
-    return value

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from gpuprobe.errors import DataError, NotARecording
+from gpuprobe.model.codec import Bounds, from_plain
 from gpuprobe.model.document import check_version, header
 from gpuprobe.model.run.recording import SCHEMA, SCHEMA_VERSION
 
@@ -103,17 +105,14 @@ def decode_header(line: bytes, name: str) -> Header:
             raise DataError(f"{name}: the header of the recording is damaged")
         raise NotARecording(f"{name}: does not begin with the header of a gpuprobe recording")
     version = check_version(plain, SCHEMA_VERSION, name)
-    rank, world_size = _count(plain.get("rank")), _count(plain.get("world_size"))
-    if rank < 0 or world_size < 1:
-        raise DataError(f"{name}: the header of the recording is damaged")
-    return Header(version, rank, world_size)
+    place = from_plain(_RankHeader, plain, f"{name}: the header of the recording is damaged")
+    return Header(version, place.rank, place.world_size)
 
 
-def _count(value: Any) -> int:
-    """The value where it is a plausible count, else -1."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
-        return value
-    return -1
+@dataclass(frozen=True)
+class _RankHeader:
+    rank: Annotated[int, Bounds(0, (1 << 31) - 1)]
+    world_size: Annotated[int, Bounds(1, (1 << 31) - 1)]
 
 
 def looks_like_stream(head: bytes) -> bool:

@@ -540,7 +540,9 @@ def test_what_cannot_be_held_is_not_signalled() -> None:
         ("", True),
         ("[]", True),
         ("{", True),
-        ('{"sort": "nonsense", "theme": 3, "tree": 1, "other": 2}', False),
+        ('{"sort": "nonsense", "theme": "nonsense", "other": 2}', False),
+        ('{"theme": 3}', True),
+        ('{"tree": 1}', True),
         ("[" * 100_000, True),
     ],
 )

@@ -152,7 +152,7 @@ def loads(text: str, where: str = "the baseline") -> Baseline:
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise _none(where)
         version = check_version(document, VERSION, where, hint=_HINT)
-        decoded = from_plain(_Document, document, f"{where} is damaged", hint=_HINT)
+        decoded = from_plain(_BaselineDocument, document, f"{where} is damaged", hint=_HINT)
         return _baseline(decoded, where, newer=version > VERSION)
     except (ValueError, RecursionError) as error:
         if not _may_be_one(text):
@@ -210,13 +210,13 @@ class _Line(_Amount):
 
 
 @dataclass(frozen=True)
-class _Part:
+class _PartOfPeak:
     bytes: _Signed
     blocks: _Signed
 
 
 @dataclass(frozen=True)
-class _Account:
+class _AccountRow:
     total: _Amount
     lines: dict[str, _Line] = field(default_factory=dict)
     same_as: str = ""
@@ -225,12 +225,12 @@ class _Account:
 @dataclass(frozen=True)
 class _AtPeak:
     lines: dict[str, _Line]
-    categories: dict[str, _Part]
-    modules: dict[str, _Part]
+    categories: dict[str, _PartOfPeak]
+    modules: dict[str, _PartOfPeak]
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Called:
     calls: str
 
 
@@ -241,7 +241,7 @@ class _Accepted:
 
 
 @dataclass(frozen=True)
-class _Document:
+class _BaselineDocument:
     """What `dumps` writes, without what is there for those who read it."""
 
     environment: dict[str, str]
@@ -250,12 +250,12 @@ class _Document:
     phases: dict[str, _Size]
     at_peak: _AtPeak
     tolerance: dict[str, _Accepted] = field(default_factory=dict)
-    accounts: dict[str, _Account] = field(default_factory=dict)
-    places: dict[str, _Place] = field(default_factory=dict)
+    accounts: dict[str, _AccountRow] = field(default_factory=dict)
+    places: dict[str, _Called] = field(default_factory=dict)
     stopped_after: _Whole | None = None
 
 
-def _baseline(document: _Document, where: str, *, newer: bool) -> Baseline:
+def _baseline(document: _BaselineDocument, where: str, *, newer: bool) -> Baseline:
     for name in document.tolerance:
         if name not in METRICS and not newer:
             near = difflib.get_close_matches(name, METRICS, n=1)
@@ -278,7 +278,7 @@ def _baseline(document: _Document, where: str, *, newer: bool) -> Baseline:
     )
 
 
-def _accounts(document: _Document) -> dict[str, Account]:
+def _accounts(document: _BaselineDocument) -> dict[str, Account]:
     at_peak = document.at_peak
     calls = {key: row.calls for key, row in document.places.items()} or {
         key: " ".join(row.calls) for key, row in at_peak.lines.items() if row.calls is not None
@@ -316,6 +316,6 @@ def _lines(rows: Mapping[str, _Line], calls: Mapping[str, str]) -> tuple[LineSha
     return tuple(sorted(found, key=lambda line: (-line.bytes, line.key)))
 
 
-def _shares(rows: Mapping[str, _Part]) -> tuple[Share[str], ...]:
+def _shares(rows: Mapping[str, _PartOfPeak]) -> tuple[Share[str], ...]:
     found = [Share(key, row.bytes, row.blocks) for key, row in rows.items()]
     return tuple(sorted(found, key=lambda share: (-share.bytes, share.key)))

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from gpuprobe.errors import DataError
+from gpuprobe.model.codec import from_plain
 from gpuprobe.model.files import atomic_write
 from gpuprobe.tui.monitor.tables.process_rows import SORTS
 from gpuprobe.tui.widgets.palette import PALETTES
@@ -55,19 +56,14 @@ def load(path: Path | None) -> tuple[Settings, str]:
         return Settings(), ""
     except (OSError, ValueError, RecursionError) as error:
         return Settings(), f"settings are not read: {error}"
-    if not isinstance(raw, dict):
-        return Settings(), "settings are not read: not a JSON object"
-    known = {f.name: f for f in fields(Settings)}
-    values: dict[str, Any] = {
-        name: value
-        for name, value in raw.items()
-        if name in known and type(value) is type(known[name].default)
-    }
-    if values.get("theme") not in ("", *PALETTES):
-        values.pop("theme", None)
-    if values.get("sort") not in SORTS:
-        values.pop("sort", None)
-    return Settings(**values), ""
+    try:
+        found = from_plain(Settings, raw, "settings are not read")
+    except DataError as error:
+        return Settings(), str(error)
+    # A newer version may have written the name of a theme or column that this one has not.
+    theme = found.theme if found.theme in PALETTES else ""
+    sort = found.sort if found.sort in SORTS else Settings().sort
+    return replace(found, theme=theme, sort=sort), ""
 
 
 def save(path: Path | None, settings: Settings) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from gpuprobe.errors import ConfigError
+from gpuprobe.model.codec import Bounds, Parsed, closed, from_plain
 from gpuprobe.model.text import visible
 from gpuprobe.virtual.catalogue.gpu_model import GpuModel
 
@@ -74,114 +75,140 @@ def load_user_catalogue(path: str | Path) -> tuple[GpuModel, ...]:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"the GPU catalogue {where} is not JSON: {error}") from error
+    if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
+        raise ConfigError(f'{where}: expected an object with "schema_version": {SCHEMA_VERSION}')
     return _models(document, where, f"the catalogue file {where}", built_in())
 
 
 @lru_cache(maxsize=1)
+def _shipped() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((_HERE / "gpus.json").read_text(encoding="utf-8"))
+    return document
+
+
+@lru_cache(maxsize=1)
 def built_in() -> tuple[GpuModel, ...]:
-    document = json.loads((_HERE / "gpus.json").read_text(encoding="utf-8"))
-    return _models(document, "gpus.json", document["source"], ())
+    return _models(_shipped(), "gpus.json", _shipped()["source"], ())
 
 
 @lru_cache(maxsize=1)
 def architectures() -> dict[tuple[int, int], dict[str, int]]:
-    document = json.loads((_HERE / "gpus.json").read_text(encoding="utf-8"))
-    return {_capability(key): facts for key, facts in document["architectures"].items()}
+    return {_capability(key): facts for key, facts in _shipped()["architectures"].items()}
 
 
-NUMBERS: Final = (
-    "total_memory",
-    "multi_processor_count",
-    "max_threads_per_multi_processor",
-    "shared_memory_per_multiprocessor",
-    "shared_memory_per_block_optin",
-    "shared_memory_per_block",
-    "regs_per_multiprocessor",
-    "max_threads_per_block",
-    "warp_size",
-    "L2_cache_size",
-    "clock_rate",
-    "memory_clock_rate",
-    "memory_bus_width",
-)
+def _text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("expected text, found an empty one")
+    return value
+
+
+def _name(value: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", value):
+        raise ValueError('expected a name of a-z, 0-9, "-", "." and "+"')
+    if key_of(value) == PRESENT:
+        raise ValueError(f"it cannot be {PRESENT!r}")
+    return value
+
+
+def _capability(value: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,2})\.(\d)", value)
+    if match is None:
+        raise ValueError(f'expected one like "9.0", found {value!r:.40}')
+    return int(match[1]), int(match[2])
+
+
+def _interval(value: list[int]) -> tuple[int, int]:
+    if len(value) != 2 or value[0] > value[1]:
+        raise ValueError("expected [low, high] in bytes")
+    return value[0], value[1]
+
+
+_Positive = Annotated[int, Bounds(1, (1 << 62) - 1)]
+_Text = Annotated[str, Parsed(str, _text)]
+
+
+@dataclass(frozen=True)
+class _CatalogueFile:
+    gpus: list[Any]
+
+
+@closed
+@dataclass(frozen=True)
+class _Entry:
+    """One GPU as a catalogue file has it; what is None is not given."""
+
+    name: Annotated[str, Parsed(str, _name)]
+    title: _Text | None = None
+    like: _Text | None = None
+    capability: Annotated[tuple[int, int], Parsed(str, _capability)] | None = None
+    context: Annotated[tuple[int, int], Parsed(list[_Positive], _interval)] | None = None
+    aliases: tuple[_Text, ...] = ()
+    sources: dict[str, _Text] = field(default_factory=dict)
+    total_memory_seen: dict[int, _Text] = field(default_factory=dict)
+    total_memory: _Positive | None = None
+    multi_processor_count: _Positive | None = None
+    max_threads_per_multi_processor: _Positive | None = None
+    shared_memory_per_multiprocessor: _Positive | None = None
+    shared_memory_per_block_optin: _Positive | None = None
+    shared_memory_per_block: _Positive | None = None
+    regs_per_multiprocessor: _Positive | None = None
+    max_threads_per_block: _Positive | None = None
+    warp_size: _Positive | None = None
+    L2_cache_size: _Positive | None = None
+    clock_rate: _Positive | None = None
+    memory_clock_rate: _Positive | None = None
+    memory_bus_width: _Positive | None = None
+
+
+NUMBERS: Final = tuple(f.name for f in fields(_Entry) if f.type == "_Positive | None")
+"""The figures that are one number each."""
 _NEEDED: Final = ("title", "capability", "multi_processor_count", "total_memory")
-_OTHER: Final = (
-    "name",
-    "title",
-    "capability",
-    "context",
-    "aliases",
-    "like",
-    "sources",
-    "total_memory_seen",
-)
 
 
 def _models(
     document: Any, where: str, source: str, known: Sequence[GpuModel]
 ) -> tuple[GpuModel, ...]:
-    if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
-        raise ConfigError(f'{where}: expected an object with "schema_version": {SCHEMA_VERSION}')
-    entries = document.get("gpus")
-    if not isinstance(entries, list):
-        raise ConfigError(f'{where}: "gpus" must be a list')
     models: list[GpuModel] = []
-    for number, entry in enumerate(entries, 1):
+    file = from_plain(_CatalogueFile, document, where, ConfigError)
+    for number, plain in enumerate(file.gpus, 1):
+        at = f"{where}, GPU {number}"
+        entry = from_plain(_Entry, plain, at, ConfigError)
         try:
             models.append(_model(entry, source, (*known, *models)))
-        except (ConfigError, KeyError, TypeError, ValueError) as error:
-            detail = visible(str(error.args[0]) if error.args else type(error).__name__)
-            hint = error.hint if isinstance(error, ConfigError) else ""
-            raise ConfigError(f"{where}, GPU {number}: {detail}", hint=hint) from error
+        except ConfigError as error:
+            raise ConfigError(f"{at}: {visible(str(error))}", hint=error.hint) from error
     # Built-in entries are each other's records.
     return tuple(with_context(model, known or models) for model in models)
 
 
-def _model(entry: Any, source: str, known: Sequence[GpuModel]) -> GpuModel:
-    """One entry of a catalogue file. Raises ConfigError saying what is wrong with it."""
-    if not isinstance(entry, dict):
-        raise ConfigError("is not an object")
-    name = entry.get("name")
-    if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", name):
-        raise ConfigError('"name" must be made of a-z, 0-9, "-", "." and "+"')
-    if key_of(name) == PRESENT:
-        raise ConfigError(f'"name" cannot be {PRESENT!r}')
-    for key in sorted(entry):
-        if key not in NUMBERS and key not in _OTHER:
-            raise ConfigError(f"unknown field {key!r}")
-    values = {key: _positive(key, entry[key]) for key in NUMBERS if key in entry}
-    given: dict[str, Any] = {**values, "name": name, "aliases": _texts(entry.get("aliases", []))}
-    if "title" in entry:
-        given["title"] = _text("title", entry["title"])
-    if "capability" in entry:
-        given["capability"] = _capability(entry["capability"])
-    if "context" in entry:
-        given["context"] = _interval(entry["context"])
-    given["sources"] = {
-        **dict.fromkeys([*values, *(k for k in ("capability", "context") if k in entry)], source),
-        **_sources(entry.get("sources", {})),
+def _model(entry: _Entry, source: str, known: Sequence[GpuModel]) -> GpuModel:
+    """The GPU that an entry describes. Raises ConfigError saying what is wrong with it."""
+    given = {
+        f.name: value
+        for f in fields(entry)
+        if f.name != "like" and (value := getattr(entry, f.name)) is not None
     }
-    given["total_memory_seen"] = {
-        int(count): text for count, text in _sources(entry.get("total_memory_seen", {})).items()
-    }
-    if "like" in entry:
-        return _derived(given, by_key(known).get(key_of(_text("like", entry["like"]))), entry)
+    read = [name for name in given if name in (*NUMBERS, "capability", "context")]
+    given["sources"] = {**dict.fromkeys(read, source), **entry.sources}
+    if entry.like is not None:
+        return _derived(given, by_key(known).get(key_of(entry.like)), entry.like)
     for key in _NEEDED:
-        if key not in entry:
+        if key not in given:
             raise ConfigError(f"has no {key!r}", hint='or take it from another GPU with "like"')
     facts = architectures().get(given["capability"], {})
     missing = [k for k in NUMBERS[2:9] if k not in facts and k not in given]
     if missing:
+        capability = "{}.{}".format(*given["capability"])
         raise ConfigError(
-            f"nothing is known of capability {entry['capability']}: give {', '.join(missing)} too"
+            f"nothing is known of capability {capability}: give {', '.join(missing)} too"
         )
     given["sources"] = {**dict.fromkeys(facts, ARCHITECTURES_SOURCE), **given["sources"]}
     return GpuModel(**{**facts, **given})
 
 
-def _derived(given: dict[str, Any], base: GpuModel | None, entry: dict[str, Any]) -> GpuModel:
+def _derived(given: dict[str, Any], base: GpuModel | None, like: str) -> GpuModel:
     if base is None:
-        raise ConfigError(f'"like" names an unknown GPU: {entry["like"]!r}')
+        raise ConfigError(f'"like" names an unknown GPU: {like!r}')
     if given.get("capability", base.capability) != base.capability:
         raise ConfigError('"capability" differs from that of the GPU named by "like"')
     given["sources"] = {
@@ -212,43 +239,3 @@ def with_context(model: GpuModel, recorded: Iterable[GpuModel]) -> GpuModel:
         context=(int(low * count), int(high * count)),
         sources={**model.sources, "context": said},
     )
-
-
-def _positive(key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 62:
-        raise ConfigError(f"{key!r} must be a whole number above 0")
-    return value
-
-
-def _text(key: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{key!r} must be text")
-    return value
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise ConfigError("'aliases' must be a list of names")
-    return tuple(_text("aliases", item) for item in value)
-
-
-def _sources(value: Any) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise ConfigError("'sources' and 'total_memory_seen' must be objects")
-    return {key: _text(key, text) for key, text in value.items()}
-
-
-def _capability(value: Any) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,2})\.(\d)", value) if isinstance(value, str) else None
-    if match is None:
-        raise ConfigError('"capability" must be like "9.0"')
-    return int(match[1]), int(match[2])
-
-
-def _interval(value: Any) -> tuple[int, int]:
-    if not isinstance(value, list) or len(value) != 2:
-        raise ConfigError('"context" must be [low, high] in bytes')
-    low, high = (_positive("context", item) for item in value)
-    if low > high:
-        raise ConfigError('"context" must be [low, high] in bytes')
-    return low, high
