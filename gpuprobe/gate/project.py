@@ -20,17 +20,17 @@ silently not applied would be worse than none.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from gpuprobe.errors import ConfigError
+from gpuprobe.model.codec import Bounds, Malformed, Parsed, closed, from_plain, unknown_key
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Tolerance
@@ -95,19 +95,15 @@ def _read(path: Path) -> ProjectSettings:
     table = tool.get("gpuprobe") if isinstance(tool, dict) else None
     if table is None:
         return ProjectSettings()
-    where = f"{shown}: [tool.gpuprobe]"
-    if not isinstance(table, dict):
-        raise ConfigError(f"{where} must be a table")
-    _known(table, KEYS, where)
-    baseline = _text(table, "baseline", where)
+    settings = from_plain(_ProjectTable, table, f"{shown}: [tool.gpuprobe]", ConfigError)
     return ProjectSettings(
         path=path,
-        gpu=_text(table, "gpu", where),
-        run=_command(table, where),
-        steps=_count(table, "steps", where),
-        baseline=None if baseline is None else path.parent / baseline,
-        hazards=_flag(table, "hazards", where),
-        tolerances=_tolerances(table.get("tolerance", {}), shown),
+        gpu=settings.gpu,
+        run=settings.run,
+        steps=settings.steps,
+        baseline=None if settings.baseline is None else path.parent / settings.baseline,
+        hazards=settings.hazards,
+        tolerances=_tolerances(settings.tolerance, shown),
     )
 
 
@@ -128,72 +124,51 @@ def _parse(text: str, shown: str) -> dict[str, Any]:
         raise ConfigError(f"{shown} is not valid TOML: {error}") from error
 
 
-def _known(table: Iterable[str], names: Iterable[str], where: str) -> None:
-    names = tuple(names)
-    for key in table:
-        if key not in names:
-            near = difflib.get_close_matches(key, names, n=1)
-            raise ConfigError(
-                f"{where} has an unknown key {key!r}",
-                hint=f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}",
-            )
-
-
-def _text(table: Mapping[str, Any], key: str, where: str) -> str | None:
-    value = table.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{where} {key} must be text, found {value!r}")
+def _text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("expected text, found an empty one")
     return value
 
 
-def _count(table: Mapping[str, Any], key: str, where: str) -> int | None:
-    value = table.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{where} {key} must be a whole number from 1, found {value!r}")
-    return value
-
-
-def _flag(table: Mapping[str, Any], key: str, where: str) -> bool | None:
-    value = table.get(key)
-    if value is None or isinstance(value, bool):
-        return value
-    raise ConfigError(f"{where} {key} must be true or false, found {value!r}")
-
-
-def _command(table: Mapping[str, Any], where: str) -> tuple[str, ...] | None:
-    value = table.get("run")
-    if value is None:
-        return None
-    if isinstance(value, str):
-        try:
-            words = shlex.split(value)
-        except ValueError as error:
-            raise ConfigError(f"{where} run: {error}: {value!r}") from None
-    elif isinstance(value, list) and all(isinstance(word, str) for word in value):
-        words = list(value)
-    else:
-        raise ConfigError(f"{where} run must be text or a list of texts, found {value!r}")
+def _command(value: str | list[str]) -> tuple[str, ...]:
+    try:
+        words = shlex.split(value) if isinstance(value, str) else list(value)
+    except ValueError as error:
+        raise Malformed(f"{error}: {value!r}") from None
     if words[:1] == ["python"]:
         words = words[1:]
     if not words or words == ["-m"]:
-        raise ConfigError(
-            f"{where} run names nothing to run: {value!r}",
+        raise Malformed(
+            f"it names nothing to run: {value!r}",
             hint='such as "train.py" or "-m package.train --fast"',
         )
     return tuple(words)
 
 
-def _tolerances(table: Any, shown: str) -> dict[str, Tolerance]:
+_Text = Annotated[str, Parsed(str, _text)]
+
+
+@closed
+@dataclass(frozen=True)
+class _ProjectTable:
+    """The table as it is written."""
+
+    gpu: _Text | None = None
+    run: Annotated[tuple[str, ...], Parsed(str | list[str], _command)] | None = None
+    steps: Annotated[int, Bounds(1)] | None = None
+    baseline: _Text | None = None
+    hazards: bool | None = None
+    tolerance: dict[str, Any] = field(default_factory=dict)
+
+
+def _tolerances(table: Mapping[str, Any], shown: str) -> dict[str, Tolerance]:
     from gpuprobe.analysis.baseline import METRICS
 
     where = f"{shown}: [tool.gpuprobe.tolerance]"
-    if not isinstance(table, dict):
-        raise ConfigError(f"{where} must be a table, such as peak_allocated = '2%'")
-    _known(table, METRICS, where)
+    for name in table:
+        if name not in METRICS:
+            problem = unknown_key(name, METRICS)
+            raise ConfigError(f"{where}: {problem}", hint=problem.hint)
     return {name: tolerance_of(name, value, where) for name, value in table.items()}
 
 
@@ -207,7 +182,7 @@ def tolerance_of(name: str, value: object, where: str = "") -> Tolerance:
 
     found = _amount(value)
     if found is None:
-        prefix = f"{where} " if where else ""
+        prefix = f"{where}: " if where else ""
         raise ConfigError(
             f"{prefix}expected an amount such as 2% or 64MiB for {name}, found {value!r}"
         )

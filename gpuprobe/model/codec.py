@@ -28,7 +28,7 @@ from gpuprobe.errors import DataError, GpuprobeError
 from gpuprobe.model.findings import Finding, to_document
 from gpuprobe.model.values import ReadStatus, Unavailable
 
-__all__ = ["Bounds", "Malformed", "Parsed", "closed", "from_plain", "to_plain"]
+__all__ = ["Bounds", "Malformed", "Parsed", "closed", "from_plain", "to_plain", "unknown_key"]
 
 T = TypeVar("T")
 
@@ -448,7 +448,7 @@ def _dataclass_decoder(cls: Any, hint: Any) -> Callable[[Any], Any]:
                 if decoder is not None:
                     values[key] = decoder(item)
                 elif cls in _CLOSED:
-                    raise _unknown(key, decoders)
+                    raise unknown_key(key, decoders)
         except _MALFORMED as error:
             raise (_inside(error, key) if key in decoders else error) from error
         for name in required:
@@ -459,7 +459,8 @@ def _dataclass_decoder(cls: Any, hint: Any) -> Callable[[Any], Any]:
     return decode
 
 
-def _unknown(name: str, known: Iterable[str]) -> Malformed:
+def unknown_key(name: str, known: Iterable[str]) -> Malformed:
+    """An error that says which key was perhaps meant."""
     import difflib  # 3 ms
 
     names = sorted(known)

@@ -3,7 +3,6 @@ without times and absolute paths."""
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from gpuprobe.analysis.baseline.model import METRICS, PEAK, Baseline, Tolerance
 from gpuprobe.analysis.compare.accounts import Account, LineShare
 from gpuprobe.analysis.peak.high_water import Share
 from gpuprobe.errors import DataError
-from gpuprobe.model.codec import Bounds, Malformed, Parsed, from_plain
+from gpuprobe.model.codec import Bounds, Malformed, Parsed, from_plain, unknown_key
 from gpuprobe.model.document import check_version, header
 from gpuprobe.model.text import human_bytes
 
@@ -258,11 +257,8 @@ class _BaselineDocument:
 def _baseline(document: _BaselineDocument, where: str, *, newer: bool) -> Baseline:
     for name in document.tolerance:
         if name not in METRICS and not newer:
-            near = difflib.get_close_matches(name, METRICS, n=1)
-            raise DataError(
-                f"{where} has a tolerance for an unknown metric {name!r}",
-                hint=f"did you mean {near[0]!r}?" if near else f"known: {', '.join(METRICS)}",
-            )
+            problem = unknown_key(name, METRICS)
+            raise DataError(f"{where}: tolerance: {problem}", hint=problem.hint)
     return Baseline(
         environment=document.environment,
         steps=document.steps,
