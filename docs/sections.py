@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from enum import EnumMeta
 from typing import Any
 
+import rules_page
 from gpu_table import gpu_tables
 
 _LITERAL = re.compile(r"``([^`]+)``")
@@ -424,7 +425,7 @@ def placement_rules() -> str:
     """Every rule of `gpuprobe.analysis.placement`, from the code."""
     from gpuprobe.analysis.placement import RULES
 
-    return table(("id", "kind", "what is checked"), [(r.id, r.kind, r.checks) for r in RULES])
+    return table(("id", "kind", "what is checked"), [(r.id, r.kind, r.title) for r in RULES])
 
 
 def lowering_table() -> str:
@@ -501,6 +502,11 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "lowering-table": lowering_table,
     "metrics": metrics,
     "placement-rules": placement_rules,
+    "rules": rules_page.index,
+    "doctor-rules": rules_page.machine,
+    "rank-rules": rules_page.ranks,
+    "other-rules": rules_page.others,
+    "xids": rules_page.xids,
 }
 
 WITH_ARGUMENT: dict[str, Callable[[str], str]] = {

@@ -13,14 +13,31 @@ from dataclasses import dataclass, field, replace
 from gpuprobe.analysis.growth.growth import WORTH_SAYING, Growth
 from gpuprobe.analysis.peak.high_water import HighWater, Share, by_category, by_line
 from gpuprobe.analysis.peak.peaks import PeakSite, window_of
+from gpuprobe.model.findings import Level
 from gpuprobe.model.memory import Category
 from gpuprobe.model.place import NoPlace, Place, SourceLine
 from gpuprobe.model.report import LeakRow, Suggestion
+from gpuprobe.model.rules import define
 from gpuprobe.model.run.session import DeviceWindow
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Unavailable
 
 __all__ = ["Evidence", "advise"]
+
+RULES = tuple(
+    define(id, "suggestion", Level.NOTE, title)
+    for id, title in (
+        ("growth", "Memory grows from step to step"),
+        ("expandable-segments", "Much memory is reserved and not allocated"),
+        ("zero-grad", "Gradients are alive in the forward pass"),
+        ("checkpoint", "Activations take most of the peak, and none are recomputed"),
+        ("smaller-batch", "Activations take most of the peak"),
+        ("temporaries", "Temporary results take much of the peak"),
+        ("optimizer-state", "Optimizer state takes much of the peak"),
+        ("trace", "The peak was not traced"),
+    )
+)
+"""What is suggested; each `Suggestion` has the id of one."""
 
 _DOMINATES = 0.4
 """The share of the peak from which a category is worth attacking: below that, halving it

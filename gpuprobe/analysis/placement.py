@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from gpuprobe.model.findings import Finding, Fix, Level
+from gpuprobe.model.rules import define
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import Placed, Step
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Peak, Unavailable
 
-__all__ = ["RULES", "PlacementRule", "all_findings", "imbalance", "misplaced", "placement_of"]
+__all__ = ["RULES", "all_findings", "imbalance", "misplaced", "placement_of"]
 
 SMALL_PART = 0.10
 """A part of the model on a device of its own with less than this share of the model's bytes was
@@ -28,20 +29,25 @@ below that, gathering the outputs costs less than a replica differs by chance.""
 _NO_DEVICE = ("cpu", "meta")
 
 
-class PlacementRule(NamedTuple):
-    """A rule's id, its short name, and what is checked."""
-
-    id: str
-    kind: str
-    checks: str
-
-
+_W, _N = Level.WARNING, Level.NOTE
 RULES = (
-    PlacementRule("GP301", "module-on-cpu", "No module of a model on a GPU is left on the CPU"),
-    PlacementRule("GP302", "split-model", "A model is on one GPU, or on several on purpose"),
-    PlacementRule("GP303", "pageable-batches", "Batches are copied to the GPU from pinned memory"),
-    PlacementRule("GP304", "wrong-gpu", "Inputs and memory are on the model's own GPU"),
-    PlacementRule("GP305", "data-parallel-imbalance", "DataParallel loads its GPUs alike"),
+    define(
+        "GP301", "module-on-cpu", Level.WARNING, "No module of a model on a GPU is left on the CPU"
+    ),
+    define(
+        "GP302",
+        "split-model",
+        (Level.WARNING, Level.NOTE),
+        "A model is on one GPU, or on several on purpose",
+    ),
+    define(
+        "GP303",
+        "pageable-batches",
+        Level.WARNING,
+        "Batches are copied to the GPU from pinned memory",
+    ),
+    define("GP304", "wrong-gpu", _W, "Inputs and memory are on the model's own GPU"),
+    define("GP305", "data-parallel-imbalance", _W, "DataParallel loads its GPUs alike"),
 )
 
 

@@ -44,7 +44,7 @@ def diagnose(
     """
     from gpuprobe.api.devices import inventory
     from gpuprobe.errors import UsageError
-    from gpuprobe.probes.health import RULES, Facts, examine
+    from gpuprobe.probes.health import CHECKS, Facts, examine
     from gpuprobe.probes.health.driver import driver_status
     from gpuprobe.probes.health.facts import gather
 
@@ -61,7 +61,7 @@ def diagnose(
         facts = Facts(**given)
     else:
         facts = gather(found, variables)
-    outcome = examine(RULES, facts)
+    outcome = examine(CHECKS, facts)
     status = driver_status(found)
     driver = found.driver.version.value
     if isinstance(status, Unavailable):

@@ -15,11 +15,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from gpuprobe.hazards import rules
 from gpuprobe.hazards.footprint import Footprint, overlap
-from gpuprobe.hazards.rules import Rule
+from gpuprobe.model.rules import Rule
 
 __all__ = ["HOST", "Access", "Edit", "Engine", "LogEntry", "Race", "Sync"]
 
@@ -443,9 +444,9 @@ class Engine:
             else:
                 rule = rules.HOST_WRITE
         elif first.write and first.note == "gradient" and rule is not rules.USE_AFTER_FREE:
-            rule = rules.GRADIENT._replace(kind=rule.kind)
+            rule = replace(rules.GRADIENT, kind=rule.kind)
         elif "graph" in (first.note, second.note) and rule is not rules.USE_AFTER_FREE:
-            rule = rules.GRAPH._replace(kind=rule.kind)
+            rule = replace(rules.GRAPH, kind=rule.kind)
         key: tuple[Any, ...] = (rule.id, rule.kind, first.site, second.site)
         if self._every:
             key = (*key, first.actor, first.time, second.actor, second.time, block.address)

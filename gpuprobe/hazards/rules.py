@@ -1,10 +1,15 @@
-"""The rules: what is reported under which id, and what to do about it in general."""
+"""The rules: what is reported under which id, and what to do about it in general.
+
+Their kinds are read-after-write, write-after-read, write-after-write, use-after-free, host-race
+and implicit-sync.
+"""
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from gpuprobe.model.findings import Level
+from gpuprobe.model.rules import define
 
 __all__ = [
     "ALSO_WRITTEN",
@@ -22,112 +27,102 @@ __all__ = [
     "USE_AFTER_FREE",
     "WRITE_AFTER_READ",
     "WRITE_AFTER_WRITE",
-    "Rule",
 ]
 
 
-class Rule(NamedTuple):
-    """``kind`` is one of read-after-write, write-after-read, write-after-write,
-    use-after-free, host-race, implicit-sync.
-    """
-
-    id: str
-    kind: str
-    level: Level
-    title: str
-    remedy: str
-
-
-READ_AFTER_WRITE: Final = Rule(
+READ_AFTER_WRITE: Final = define(
     "GP201",
     "read-after-write",
     Level.ERROR,
     "read on one stream while another may still be writing it",
-    "make the reading stream wait for the writing one before it reads",
+    remedy="make the reading stream wait for the writing one before it reads",
 )
-WRITE_AFTER_READ: Final = Rule(
+WRITE_AFTER_READ: Final = define(
     "GP202",
     "write-after-read",
     Level.ERROR,
     "written on one stream while another may still be reading it",
-    "make the writing stream wait for the reading one before it writes",
+    remedy="make the writing stream wait for the reading one before it writes",
 )
-WRITE_AFTER_WRITE: Final = Rule(
+WRITE_AFTER_WRITE: Final = define(
     "GP203",
     "write-after-write",
     Level.ERROR,
     "written on two streams in no order",
-    "make one stream wait for the other before it writes",
+    remedy="make one stream wait for the other before it writes",
 )
-USE_AFTER_FREE: Final = Rule(
+USE_AFTER_FREE: Final = define(
     "GP204",
     "use-after-free",
     Level.ERROR,
     "its memory was freed and given to another tensor while a stream may still be using it",
-    "call record_stream on the tensor for the stream that uses it, or wait before it is dropped",
+    remedy="call record_stream on the tensor for the stream that uses it, or wait before it is "
+    "dropped",
 )
-HOST_READ: Final = Rule(
+HOST_READ: Final = define(
     "GP205",
     "host-race",
     Level.ERROR,
     "read by the host while a copy from the device may still be under way",
-    "synchronize the stream, or an event recorded after the copy, before the host reads",
+    remedy="synchronize the stream, or an event recorded after the copy, before the host reads",
 )
-HOST_WRITE: Final = Rule(
+HOST_WRITE: Final = define(
     "GP206",
     "host-race",
     Level.ERROR,
     "pinned memory written by the host while a copy to the device may still be reading it",
-    "synchronize an event recorded after the copy before the buffer is filled again",
+    remedy="synchronize an event recorded after the copy before the buffer is filled again",
 )
-HOST_ALIAS: Final = Rule(
+HOST_ALIAS: Final = define(
     "GP207",
     "host-race",
     Level.ERROR,
     "a NumPy array over pinned memory is used while a copy may still be under way",
-    "synchronize an event recorded after the copy before the array is used",
+    remedy="synchronize an event recorded after the copy before the array is used",
 )
-GRAPH: Final = Rule(
+GRAPH: Final = define(
     "GP208",
     "read-after-write",
     Level.ERROR,
     "a CUDA graph's memory is used in no order with its replay",
-    "order the use against replay(): wait for the stream that replays",
+    remedy="order the use against replay(): wait for the stream that replays",
 )
-GRADIENT: Final = Rule(
+GRADIENT: Final = define(
     "GP209",
     "read-after-write",
     Level.ERROR,
     "a gradient is used on another stream than backward() was called on",
-    "wait for the stream that backward() was called on before gradients are used",
+    remedy="wait for the stream that backward() was called on before gradients are used",
 )
-SELF_WAIT: Final = Rule(
+SELF_WAIT: Final = define(
     "GP210",
     "read-after-write",
     Level.WARNING,
     "a stream waits for itself, which orders nothing",
-    "capture the outer stream before entering `with torch.cuda.stream(...)`, and wait for that",
+    remedy="capture the outer stream before entering `with torch.cuda.stream(...)`, and wait for "
+    "that",
 )
-GRAPH_FREED: Final = Rule(
+GRAPH_FREED: Final = define(
     "GP211",
     "use-after-free",
     Level.ERROR,
     "a CUDA graph is replayed over the memory of a tensor that was freed after its capture",
-    "keep a reference to every tensor that the graph was captured with, as long as it is replayed",
+    remedy="keep a reference to every tensor that the graph was captured with, as long as it is "
+    "replayed",
 )
-SHARED: Final = Rule(
+SHARED: Final = define(
     "GP212",
     "write-after-read",
     Level.ERROR,
     "a tensor that was sent to another process is written while that may still be reading it",
-    "send a clone, or write only after the other process has answered",
+    remedy="send a clone, or write only after the other process has answered",
 )
-IMPLICIT_SYNC: Final = Rule(
+IMPLICIT_SYNC: Final = define(
     "GP220",
     "implicit-sync",
     Level.WARNING,
     "the host waits for the GPU here",
-    "keep the value on the device, or read it less often",
+    remedy="keep the value on the device, or read it less often",
 )
 
 RULES: Final = (

@@ -8,7 +8,7 @@ from typing import Any
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.machine.devices import Device, Inventory, Visibility
 from gpuprobe.model.values import Bytes, Reading
-from gpuprobe.probes.health import RULES, Facts, Outcome, examine
+from gpuprobe.probes.health import CHECKS, Facts, Outcome, examine
 from gpuprobe.probes.health.base import LibraryFile, SharedMemory, TorchFacts
 
 GIB = 1024**3
@@ -79,7 +79,7 @@ def healthy(found: Inventory) -> Machine:
 
 
 def outcome(facts: Facts) -> Outcome:
-    return examine(RULES, facts)
+    return examine(CHECKS, facts)
 
 
 def of(rule: str, facts: Facts) -> list[Finding]:

@@ -26,7 +26,7 @@ def test_where_nothing_could_be_read_nothing_passes() -> None:
     result = outcome(Facts())
     assert result.passed == ()
     assert result.findings == ()
-    assert {entry.rule.id for entry in result.not_checked} == {r.info.id for r in RULES}
+    assert {entry.rule.id for entry in result.not_checked} == {r.id for r in RULES}
 
 
 def test_no_driver_is_found_and_device_rules_say_why_they_did_not_look(machine: Machine) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 
 __all__ = [
@@ -18,7 +19,6 @@ __all__ = [
     "NotChecked",
     "RankDiagnosis",
     "RankPlace",
-    "RuleInfo",
     "TransferSpeed",
 ]
 
@@ -34,19 +34,10 @@ _NOT_COLLECTED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
 
 
 @dataclass(frozen=True, slots=True)
-class RuleInfo:
-    """A rule, as reports and the reference describe it."""
-
-    id: str  # GP1xx, never used again for another rule
-    kind: str
-    title: str
-
-
-@dataclass(frozen=True, slots=True)
 class NotChecked:
     """A rule (or a part of one) that could not look, and why."""
 
-    rule: RuleInfo
+    rule: Rule
     reason: str
 
 
@@ -73,7 +64,7 @@ class Diagnosis:
     torch: str | Unavailable = _NOT_COLLECTED
     devices: int | Unavailable = _NOT_COLLECTED
     findings: tuple[Finding, ...] = ()
-    passed: tuple[RuleInfo, ...] = ()
+    passed: tuple[Rule, ...] = ()
     not_checked: tuple[NotChecked, ...] = ()
     demo: str = ""  # the fake fleet's name, empty for real hardware
 

@@ -207,9 +207,7 @@ class _Meeting:
         else:
             later = (rules.COLLECTIVE, rules.WRONG, rules.SKEW)
             reason = "not before the errors above are solved"
-            report = replace(
-                report, not_checked=tuple(NotChecked(rule.info, reason) for rule in later)
-            )
+            report = replace(report, not_checked=tuple(NotChecked(rule, reason) for rule in later))
         report = replace(report, findings=tuple(_sorted(findings)))
         self._announce(report, [member.rank for member in places])
         return report

@@ -9,104 +9,122 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuprobe.model.findings import Finding, Level
-from gpuprobe.model.machine.diagnosis import ClockSkew, RuleInfo
+from gpuprobe.model.machine.diagnosis import ClockSkew
+from gpuprobe.model.rules import define
 from gpuprobe.model.text import human_ns
-from gpuprobe.probes.health.base import RuleText
 
 __all__ = ["RULES", "Job", "Member", "judge_members", "judge_skews", "missing_ranks", "read_job"]
 
 _E, _W, _N = Level.ERROR, Level.WARNING, Level.NOTE
 
 
-def _rule(
-    id: str, kind: str, title: str, levels: tuple[Level, ...], reads: str, doc: str
-) -> RuleText:
-    return RuleText(RuleInfo(id, kind, title), levels, tuple(reads.split(", ")), doc)
-
-
-ENVIRONMENT = _rule(
+ENVIRONMENT = define(
     "GP180",
     "job-environment",
+    _E,
     "Every rank has a complete environment",
-    (_E,),
-    "environment",
-    "A rank needs `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and `MASTER_PORT`, and they\n"
-    "must fit each other. `torchrun` sets them all; other launchers need a script that does.",
+    reads=("environment",),
+    description="""
+    A rank needs `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and `MASTER_PORT`, and they
+    must fit each other. `torchrun` sets them all; other launchers need a script that does.
+    """,
 )
-DISAGREEMENT = _rule(
+DISAGREEMENT = define(
     "GP181",
     "job-disagreement",
-    "The ranks agree about the job",
     (_E, _W),
-    "environment of every rank, torch",
-    "All ranks must have the same `WORLD_SIZE` and a `RANK` of their own, and on one host a\n"
-    "`LOCAL_RANK` of their own. Different versions of torch are a warning.",
+    "The ranks agree about the job",
+    reads=(
+        "environment of every rank",
+        "torch",
+    ),
+    description="""
+    All ranks must have the same `WORLD_SIZE` and a `RANK` of their own, and on one host a
+    `LOCAL_RANK` of their own. Different versions of torch are a warning.
+    """,
 )
-UNREACHABLE = _rule(
+UNREACHABLE = define(
     "GP182",
     "master-unreachable",
-    "Rank 0 can be reached",
     (_E, _N),
-    "MASTER_ADDR, MASTER_PORT",
-    "All ranks meet at `MASTER_ADDR:MASTER_PORT`. A name that does not resolve, an address that\n"
-    "no route or only a firewall leads to, or a rank 0 that never started. On rank 0 itself, an\n"
-    "address that is not one of its machine is a note: a service may forward it.",
+    "Rank 0 can be reached",
+    reads=(
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ),
+    description="""
+    All ranks meet at `MASTER_ADDR:MASTER_PORT`. A name that does not resolve, an address that
+    no route or only a firewall leads to, or a rank 0 that never started. On rank 0 itself, an
+    address that is not one of its machine is a note: a service may forward it.
+    """,
 )
-PORT_TAKEN = _rule(
+PORT_TAKEN = define(
     "GP183",
     "master-port-taken",
+    _E,
     "The port for the ranks to meet at is free",
-    (_E,),
-    "MASTER_PORT",
-    "Another program, often a job that was killed in part, listens on `MASTER_PORT` of rank 0's\n"
-    "machine. Under `torchrun` the agent itself listens there, which is as it should be.",
+    reads=("MASTER_PORT",),
+    description="""
+    Another program, often a job that was killed in part, listens on `MASTER_PORT` of rank 0's
+    machine. Under `torchrun` the agent itself listens there, which is as it should be.
+    """,
 )
-MISSING = _rule(
+MISSING = define(
     "GP184",
     "ranks-missing",
+    _E,
     "Every rank joins in time",
-    (_E,),
-    "the ranks' store",
-    "Within the time limit, some ranks did not come to the meeting point. They are named.\n"
-    "A process that did not start, a host that is down, or a firewall.",
+    reads=("the ranks' store",),
+    description="""
+    Within the time limit, some ranks did not come to the meeting point. They are named.
+    A process that did not start, a host that is down, or a firewall.
+    """,
 )
-COLLECTIVE = _rule(
+COLLECTIVE = define(
     "GP185",
     "collective-failed",
+    _E,
     "Process group, barrier and all-reduce work",
-    (_E,),
-    "torch.distributed",
-    "The ranks met, but the process group could not be set up, or a collective failed or did\n"
-    "not end in time. The backend uses other ports and interfaces than the meeting point.",
+    reads=("torch.distributed",),
+    description="""
+    The ranks met, but the process group could not be set up, or a collective failed or did
+    not end in time. The backend uses other ports and interfaces than the meeting point.
+    """,
 )
-WRONG = _rule(
+WRONG = define(
     "GP186",
     "all-reduce-wrong",
+    _E,
     "An all-reduce gives the right sum on every rank",
-    (_E,),
-    "torch.distributed",
-    "A sum whose every element is known beforehand came out wrong: broken hardware, a broken\n"
-    "link, or peer-to-peer copies under an IOMMU that redirects them.",
+    reads=("torch.distributed",),
+    description="""
+    A sum whose every element is known beforehand came out wrong: broken hardware, a broken
+    link, or peer-to-peer copies under an IOMMU that redirects them.
+    """,
 )
-DEVICES = _rule(
+DEVICES = define(
     "GP187",
     "device-shared",
-    "Every rank has a GPU of its own",
     (_E, _W),
-    "GPU UUID of every rank",
-    "Two ranks on one GPU: NCCL refuses it. Usually `torch.cuda.set_device(LOCAL_RANK)` is\n"
-    "missing, or more processes than GPUs were started. That some ranks have a GPU and others\n"
-    "none is a warning.",
+    "Every rank has a GPU of its own",
+    reads=("GPU UUID of every rank",),
+    description="""
+    Two ranks on one GPU: NCCL refuses it. Usually `torch.cuda.set_device(LOCAL_RANK)` is
+    missing, or more processes than GPUs were started. That some ranks have a GPU and others
+    none is a warning.
+    """,
 )
-SKEW = _rule(
+SKEW = define(
     "GP188",
     "clock-skew",
-    "The clocks of the ranks agree",
     (_W, _N),
-    "wall clocks of all ranks",
-    "Clocks that differ make logs and traces of several hosts hard to put in order, and\n"
-    "certificates and tokens fail. Over a second is a warning, over 50 ms a note, both beyond\n"
-    "what the measurement itself may be wrong by.",
+    "The clocks of the ranks agree",
+    reads=("wall clocks of all ranks",),
+    description="""
+    Clocks that differ make logs and traces of several hosts hard to put in order, and
+    certificates and tokens fail. Over a second is a warning, over 50 ms a note, both beyond
+    what the measurement itself may be wrong by.
+    """,
 )
 
 RULES = (

@@ -1,18 +1,20 @@
 """The rules of ``gpuprobe doctor``, and the facts they read.
 
-``RULES`` is in the order of the ids. An id is never used for another rule again.
+``CHECKS`` is in the order of the ids. An id is never used for another rule again.
 """
 
 from __future__ import annotations
 
 from gpuprobe.probes.health import allocator_conf, devices, driver, host, sharing
-from gpuprobe.probes.health.base import Facts, Outcome, Rule, examine
+from gpuprobe.probes.health.base import Facts, HealthCheck, Outcome, examine
 
-__all__ = ["RULES", "Facts", "Outcome", "Rule", "examine"]
+__all__ = ["CHECKS", "RULES", "Facts", "HealthCheck", "Outcome", "examine"]
 
-RULES: tuple[Rule, ...] = tuple(
+CHECKS: tuple[HealthCheck, ...] = tuple(
     sorted(
-        (*driver.RULES, *devices.RULES, *allocator_conf.RULES, *host.RULES, *sharing.RULES),
-        key=lambda rule: rule.info.id,
+        (*driver.CHECKS, *devices.CHECKS, *allocator_conf.CHECKS, *host.CHECKS, *sharing.CHECKS),
+        key=lambda check: check.rule.id,
     )
 )
+
+RULES = tuple(check.rule for check in CHECKS)

@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping
 from gpuprobe.allocator.settings import KEYS, parse_conf
 from gpuprobe.errors import ConfigError
 from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import Unavailable
-from gpuprobe.probes.health.base import Facts, Rule, rule
+from gpuprobe.probes.health.base import Facts, rule
 from gpuprobe.probes.health.driver import version_pair
 
-__all__ = ["NEW", "OLD", "RULES"]
+__all__ = ["CHECKS", "NEW", "OLD"]
 
 OLD = "PYTORCH_CUDA_ALLOC_CONF"
 NEW = "PYTORCH_ALLOC_CONF"  # since torch 2.9, for every accelerator
@@ -229,4 +230,4 @@ def conf_name(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
         )
 
 
-RULES = (conf_invalid, conf_conflict, conf_name)
+CHECKS = (conf_invalid, conf_conflict, conf_name)

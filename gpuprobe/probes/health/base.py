@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from inspect import cleandoc
+from functools import partial
 
-from gpuprobe.model.findings import Finding, Fix, Level
+from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.machine.devices import Device, Inventory
-from gpuprobe.model.machine.diagnosis import NotChecked, RuleInfo
+from gpuprobe.model.machine.diagnosis import NotChecked
+from gpuprobe.model.rules import Rule, define
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, T, Unavailable
 
 __all__ = [
     "Check",
     "Facts",
+    "HealthCheck",
     "KernelMessage",
     "LibraryFile",
     "Outcome",
-    "Rule",
-    "RuleText",
     "SharedMemory",
     "TorchFacts",
     "examine",
@@ -104,43 +104,10 @@ Check = Callable[[Facts], Iterator[Finding | Unavailable]]
 
 
 @dataclass(frozen=True, slots=True)
-class RuleText:
-    """A rule as its reference page has it: a stable id, the levels its findings can have, what
-    it reads, and why it matters.
-    """
+class HealthCheck:
+    """A rule about one machine, and the function that checks it."""
 
-    info: RuleInfo
-    levels: tuple[Level, ...]
-    reads: tuple[str, ...]
-    doc: str
-
-    def finding(
-        self,
-        message: str,
-        *evidence: tuple[str, object],
-        fix: str,
-        code: str = "",
-        subject: str = "",
-        level: Level | None = None,
-        count: int = 1,
-    ) -> Finding:
-        """A finding of this rule, at its first level unless another is given."""
-        return Finding(
-            self.info.id,
-            self.info.kind,
-            level or self.levels[0],
-            message,
-            tuple((name, str(value)) for name, value in evidence),
-            fix=Fix(fix, code),
-            subject=subject,
-            count=count,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Rule(RuleText):
-    """A rule about one machine: a check of `Facts`."""
-
+    rule: Rule
     check: Check = field(repr=False)
 
 
@@ -149,21 +116,15 @@ RuleCheck = Callable[[Rule, Facts], Iterator[Finding | Unavailable]]
 
 def rule(
     id: str, kind: str, title: str, levels: tuple[Level, ...] | Level, reads: str
-) -> Callable[[RuleCheck], Rule]:
-    """Make a `Rule` of a generator function; its docstring becomes the rule's documentation."""
+) -> Callable[[RuleCheck], HealthCheck]:
+    """Make a `HealthCheck` of a generator function; its docstring becomes the rule's
+    description. ``reads`` is separated by commas.
+    """
 
-    def decorate(function: RuleCheck) -> Rule:
-        def check(facts: Facts) -> Iterator[Finding | Unavailable]:
-            return function(made, facts)
-
-        made = Rule(
-            RuleInfo(id, kind, title),
-            (levels,) if isinstance(levels, Level) else levels,
-            tuple(part.strip() for part in reads.split(",")),
-            cleandoc(function.__doc__ or ""),
-            check,
-        )
-        return made
+    def decorate(function: RuleCheck) -> HealthCheck:
+        parts = tuple(part.strip() for part in reads.split(","))
+        made = define(id, kind, levels, title, description=function.__doc__ or "", reads=parts)
+        return HealthCheck(made, partial(function, made))
 
     return decorate
 
@@ -173,19 +134,19 @@ class Outcome:
     """What a set of rules found."""
 
     findings: tuple[Finding, ...]
-    passed: tuple[RuleInfo, ...]
+    passed: tuple[Rule, ...]
     not_checked: tuple[NotChecked, ...]
 
 
 _SEVERITY = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
 
 
-def examine(rules: Iterable[Rule], facts: Facts) -> Outcome:
-    """Run ``rules``. Findings come worst first, in the order of the rules otherwise."""
+def examine(checks: Iterable[HealthCheck], facts: Facts) -> Outcome:
+    """Run ``checks``. Findings come worst first, in the order of the checks otherwise."""
     findings: list[Finding] = []
-    passed: list[RuleInfo] = []
+    passed: list[Rule] = []
     not_checked: list[NotChecked] = []
-    for each in rules:
+    for each in checks:
         clean = True
         reasons: dict[str, None] = {}  # the same reason for eight GPUs is said once
         for result in each.check(facts):
@@ -194,9 +155,9 @@ def examine(rules: Iterable[Rule], facts: Facts) -> Outcome:
                 reasons.setdefault(result.reason)
             else:
                 findings.append(result)
-        not_checked += [NotChecked(each.info, reason) for reason in reasons]
+        not_checked += [NotChecked(each.rule, reason) for reason in reasons]
         if clean:
-            passed.append(each.info)
+            passed.append(each.rule)
     findings.sort(key=lambda found: _SEVERITY[found.level])
     return Outcome(tuple(findings), tuple(passed), tuple(not_checked))
 

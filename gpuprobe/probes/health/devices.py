@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.machine.devices import Device, Inventory
+from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.health.base import Facts, Rule, name_of, rule, unread
+from gpuprobe.probes.health.base import Facts, name_of, rule, unread
 from gpuprobe.probes.health.driver import driver_status
 from gpuprobe.probes.health.xid import XidEvent, parse_xids
 
-__all__ = ["RULES", "answering", "is_lost"]
+__all__ = ["CHECKS", "answering", "is_lost"]
 
 _BUSY = 30  # percent of SM utilisation above which a PCIe link has no reason to be slow
 
@@ -398,7 +399,7 @@ def _mig(self: Rule, device: Device) -> Iterator[Finding | Unavailable]:
         )
 
 
-RULES = (
+CHECKS = (
     throttling,
     pcie_degraded,
     ecc_errors,

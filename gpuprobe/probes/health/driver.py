@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.machine.devices import Inventory, SourceStatus
+from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.health.base import Facts, Rule, name_of, rule
+from gpuprobe.probes.health.base import Facts, name_of, rule
 
-__all__ = ["RULES", "driver_status", "runs_on", "version_pair"]
+__all__ = ["CHECKS", "driver_status", "runs_on", "version_pair"]
 
 _COMPATIBILITY = "docs.nvidia.com/deploy/cuda-compatibility"
 
@@ -318,7 +319,7 @@ def pycuda_mismatch(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]
             )
 
 
-RULES = (
+CHECKS = (
     driver_missing,
     driver_stub,
     driver_too_old,

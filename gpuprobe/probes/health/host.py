@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.rules import Rule
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Unavailable
-from gpuprobe.probes.health.base import Facts, Rule, rule
+from gpuprobe.probes.health.base import Facts, rule
 from gpuprobe.probes.health.driver import driver_status
 
-__all__ = ["RULES"]
+__all__ = ["CHECKS"]
 
 _MIB = 1024**2
 _SHM_SMALL = 1024 * _MIB  # docker's default is 64 MiB; one batch of images is easily 100
@@ -269,7 +270,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdecimal())
 
 
-RULES = (
+CHECKS = (
     debug_variable,
     shared_memory_small,
     locked_memory,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.rules import Rule
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.health.base import Facts, Rule, name_of, rule, unread
+from gpuprobe.probes.health.base import Facts, name_of, rule, unread
 from gpuprobe.probes.health.devices import answering, is_lost
 
-__all__ = ["RULES"]
+__all__ = ["CHECKS"]
 
 # Bytes. Drivers before 510 count what they reserve for themselves as used, which is over
 # 500 MiB on the largest GPUs.
@@ -257,7 +258,7 @@ def other_user(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
         yield Unavailable("processes outside this container cannot be seen from here")
 
 
-RULES = (
+CHECKS = (
     selection_invalid,
     gpus_hidden,
     device_order,

@@ -10,13 +10,12 @@ from typing import Any, Final, TextIO
 from urllib.parse import quote
 
 from gpuprobe._version import __version__
-from gpuprobe.hazards.rules import RULES
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place
+from gpuprobe.model.rules import rule_of
 
 __all__ = ["document", "write"]
 
-_TITLES: Final = {rule.id: rule.title for rule in RULES}
 _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -31,15 +30,7 @@ def document(
     rules: dict[str, dict[str, Any]] = {}
     results = []
     for finding in findings:
-        rules.setdefault(
-            finding.rule,
-            {
-                "id": finding.rule,
-                "name": finding.kind,
-                "shortDescription": {"text": _TITLES.get(finding.rule, finding.kind)},
-                "defaultConfiguration": {"level": finding.level.value},
-            },
-        )
+        rules.setdefault(finding.rule, _rule(finding))
         text = finding.message
         if finding.fix is not None:
             text = f"{text} {finding.fix.text}"
@@ -76,6 +67,23 @@ def document(
             }
         ],
     }
+
+
+def _rule(finding: Finding) -> dict[str, Any]:
+    """The rule's descriptor (SARIF 3.49). One that is not in the registry has its kind for a
+    title."""
+    known = rule_of(finding.rule)
+    found: dict[str, Any] = {
+        "id": finding.rule,
+        "name": finding.kind,
+        "shortDescription": {"text": known.title if known else finding.kind},
+        "defaultConfiguration": {"level": (known.level if known else finding.level).value},
+    }
+    if known and known.description:
+        found["fullDescription"] = {"text": known.description}
+    if known and known.remedy:
+        found["help"] = {"text": known.remedy}
+    return found
 
 
 def _location(place: Place, root: str) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, Final, TextIO
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
+from gpuprobe.analysis.baseline.rules import ENVIRONMENT, regression
 from gpuprobe.analysis.compare.diff import DiffRow
 from gpuprobe.model.document import header
 from gpuprobe.model.document import write as write_document
-from gpuprobe.model.findings import Finding, Fix, Level
+from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.text import human_bytes, human_delta
 
@@ -79,12 +80,9 @@ def findings(result: CheckResult) -> list[Finding]:
     reason already told is left out.
     """
     found = [
-        Finding(
-            rule="GPM-environment",
-            kind="baseline-environment",
-            level=Level.ERROR,
-            message=f"the baseline is of another environment: {text}",
-            fix=Fix("run the check as the baseline was, or gpuprobe baseline update"),
+        ENVIRONMENT.finding(
+            f"the baseline is of another environment: {text}",
+            fix=ENVIRONMENT.remedy,
             subject=text.partition(":")[0],
         )
         for text in result.mismatches
@@ -97,14 +95,15 @@ def findings(result: CheckResult) -> list[Finding]:
         size = metric.unit == "bytes"
         change = human_delta(metric.delta) if size else f"{metric.delta:+d}"
         now = human_bytes(metric.after) if size else str(metric.after)
+        id, rule = regression(metric.name)
         found.append(
             Finding(
-                rule=f"GPM-{metric.name.replace(' ', '-')}",
-                kind="memory-regression",
-                level=Level.ERROR,
+                rule=id,
+                kind=rule.kind,
+                level=rule.level,
                 message=f"{metric.name} is {change} above the baseline, now {now}. {metric.cause}",
                 location=_location(metric.place),
-                fix=Fix("if this is intended: gpuprobe baseline update"),
+                fix=Fix(rule.remedy),
                 subject=metric.name,
             )
         )

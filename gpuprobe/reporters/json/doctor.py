@@ -8,6 +8,7 @@ from gpuprobe.model.codec import to_plain
 from gpuprobe.model.document import header
 from gpuprobe.model.findings import to_document
 from gpuprobe.model.machine.diagnosis import SCHEMA_VERSION, Diagnosis, NotChecked, RankDiagnosis
+from gpuprobe.model.rules import Rule
 from gpuprobe.reporters.json import schema as load_schema
 
 __all__ = ["document", "ranks_document", "schema"]
@@ -24,7 +25,7 @@ def document(diagnosis: Diagnosis) -> dict[str, Any]:
         "torch": to_plain(diagnosis.torch),
         "devices": to_plain(diagnosis.devices),
         "findings": [to_document(finding) for finding in diagnosis.findings],
-        "passed": [to_plain(info) for info in diagnosis.passed],
+        "passed": [_rule(rule) for rule in diagnosis.passed],
         "not_checked": [_not_checked(entry) for entry in diagnosis.not_checked],
     }
 
@@ -47,8 +48,12 @@ def ranks_document(diagnosis: RankDiagnosis) -> dict[str, Any]:
     }
 
 
+def _rule(rule: Rule) -> dict[str, str]:
+    return {"id": rule.id, "kind": rule.kind, "title": rule.title}
+
+
 def _not_checked(entry: NotChecked) -> dict[str, Any]:
-    return {**to_plain(entry.rule), "reason": entry.reason}
+    return {**_rule(entry.rule), "reason": entry.reason}
 
 
 def schema() -> dict[str, Any]:
