@@ -61,7 +61,7 @@ def _sections(rules: Iterable[Rule]) -> str:
 
 
 def _section(rule: Rule) -> Iterator[str]:
-    yield from ("", f'### <a id="{rule.anchor}"></a>{rule.id} {rule.kind}', "")
+    yield from ("", f"### {rule.id} {rule.kind}", "")
     yield rule.description or f"{rule.title[0].upper()}{rule.title[1:]}."
     if rule.remedy:
         yield from ("", f"What to do: {rule.remedy}.")

@@ -45,7 +45,7 @@ class Rule:
     @property
     def anchor(self) -> str:
         """Its heading in ``docs/reference/rules.md``."""
-        return f"{self.id}-{self.kind}".lower()
+        return f"{self.id}-{self.kind}".lower().replace("*", "")
 
     def finding(
         self,

@@ -62,6 +62,8 @@ SCHEMA: dict[str, Any] = {
             id=TEXT,
             name=TEXT,
             shortDescription=_object(("text",), text=TEXT),
+            fullDescription=_object(("text",), text=TEXT),
+            help=_object(("text",), text=TEXT),
             defaultConfiguration=_object(level=LEVEL),
         ),
         # 3.27 result

@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import Any, Final, TextIO
 from urllib.parse import quote
 
+import gpuprobe.hazards.rules  # noqa: F401 (findings that were read are of its rules too)
 from gpuprobe._version import __version__
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place
