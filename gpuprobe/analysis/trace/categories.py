@@ -1,6 +1,6 @@
 """What each block is for, without a profiler: from stacks, lifetimes and sizes.
 
-A recorded category always wins. Otherwise a block is judged by what its stack says
+A recorded category always wins. Otherwise a block is classified by what its stack says
 (`evidence`) and by the work that was going on when it was made and when it was freed:
 
 =====================================  ==========================================
@@ -24,7 +24,7 @@ otherwise                              freed in the same stretch of work: tempor
                                        module's forward and kept: activation
 =====================================  ==========================================
 
-Everything else is ``unknown``. Memory alive before the trace that has no stack is judged by
+Everything else is ``unknown``. Memory alive before the trace that has no stack is classified by
 what becomes of it: replaced during an optimizer step: optimizer_state; never freed, and of a
 size that no more such blocks have than there are gradients: parameter.
 """
@@ -66,7 +66,7 @@ def categories(ledger: Ledger, rows: Sequence[int]) -> tuple[int, ...]:
 
 
 class Classifier:
-    """The evidence of one trace, gathered once; `category` judges a row by it."""
+    """The evidence of one trace, gathered once; `category` classifies a row by it."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -89,44 +89,50 @@ class Classifier:
             # Lifetimes alone say nothing where no stretch of work can be told from another.
             return self._workspace_by_size(row)
         marks = self._marks.of(stack)
-        if marks & evidence.WORKSPACE:
-            return _WORKSPACE
-        if self._workspace_by_size(row):
+        return self._by_machinery(row, marks) or self._by_work(row, marks)
+
+    def _by_machinery(self, row: int, marks: int) -> int:
+        """What libraries, data parallelism and checkpointing made; else unknown."""
+        if marks & evidence.WORKSPACE or self._workspace_by_size(row):
             return _WORKSPACE
         if marks & evidence.BUCKET:
             return _BUCKET
         if marks & evidence.UNSHARDED:
             return _PARAMETER
-        if marks & evidence.RECOMPUTE and row < ledger.made:
-            return _TEMPORARY if ledger.freed[row] <= self._recomputation_of(row) else _ACTIVATION
-        runs = self._runs
+        if marks & evidence.RECOMPUTE and row < self._ledger.made:
+            is_over = self._ledger.freed[row] <= self._recomputation_of(row)
+            return _TEMPORARY if is_over else _ACTIVATION
+        return _UNKNOWN
+
+    def _by_work(self, row: int, marks: int) -> int:
+        """By the stretch of work in which it was made, and by the one in which it was freed."""
+        ledger, runs = self._ledger, self._runs
         made_in = runs.at(ledger.start[row]) if row < ledger.made else -1
         freed = ledger.freed[row]
         alive = freed >= ledger.events
         freed_in = runs.at(freed)
         kind = runs.kind(made_in)
+        at_once = not alive and freed_in == made_in
         if kind == "optimizer" or (kind == "" and marks & evidence.OPTIMIZER):
-            return _TEMPORARY if not alive and freed_in == made_in else _STATE
+            return _TEMPORARY if at_once else _STATE
         if kind == "backward" or (kind == "" and marks & evidence.BACKWARD):
             return self._from_backward(row, marks, made_in, freed_in, alive)
-        died_at_once = not alive and freed_in == made_in
-        if marks & evidence.INIT and not marks & evidence.MODULE_CALL:
-            return _TEMPORARY if died_at_once else _PARAMETER
-        if kind == "data" or marks & evidence.DATA:
+        in_module = marks & evidence.MODULE_CALL
+        if marks & evidence.INIT and not in_module:
+            return _TEMPORARY if at_once else _PARAMETER
+        if kind == "data" or marks & evidence.DATA or (marks & evidence.COPY and not in_module):
             return _INPUT
-        if marks & evidence.COPY and not marks & evidence.MODULE_CALL:
-            return _INPUT
-        if died_at_once:
+        if at_once:
             return _TEMPORARY
-        if not alive and runs.kind(freed_in) == "backward":
+        if in_module or (not alive and runs.kind(freed_in) == "backward"):
             return _ACTIVATION
-        return _ACTIVATION if marks & evidence.MODULE_CALL else _UNKNOWN
+        return _UNKNOWN
 
     def _workspace_by_size(self, row: int) -> int:
         ledger = self._ledger
-        kept = ledger.freed[row] >= ledger.events
-        odd = ledger.requested[row] == evidence.CUBLAS_WORKSPACE_BYTES
-        return _WORKSPACE if kept and odd else _UNKNOWN
+        alive = ledger.freed[row] >= ledger.events
+        its_size = ledger.requested[row] == evidence.CUBLAS_WORKSPACE_BYTES
+        return _WORKSPACE if alive and its_size else _UNKNOWN
 
     def _recomputation_of(self, row: int) -> int:
         """The event with which the recomputation that made ``row`` gives way to other work."""
