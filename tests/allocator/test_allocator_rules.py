@@ -269,6 +269,31 @@ def test_garbage_collection_frees_the_old_segments() -> None:
     assert young.address in held
 
 
+def test_garbage_collection_frees_a_single_cached_segment() -> None:
+    """Its age is the mean: as old as that is old enough."""
+    conf = "garbage_collection_threshold:0.25,per_process_memory_fraction:0.99"
+    sim = simulator(conf, capacity=200 * MIB)
+    cached = take(sim, 60 * MIB)
+    sim.free(cached)
+    take(sim, 70 * MIB, stream=3)
+    assert [segment.total_size for segment in segments(sim)] == [70 * MIB]
+
+
+def test_garbage_collection_goes_on_until_reserved_is_below_the_threshold() -> None:
+    """Round by round, the oldest first: one is not enough here, and a third is not needed."""
+    conf = "garbage_collection_threshold:0.5,per_process_memory_fraction:0.99"
+    sim = simulator(conf, capacity=200 * MIB)
+    kept = [take(sim, 30 * MIB) for _ in range(4)]
+    for block in kept[:3]:
+        sim.free(block)
+        sim.free(take(sim, 4 * MIB, stream=9))  # time passes
+        sim.free(take(sim, 4 * MIB, stream=9))
+    assert sim.reserved == (120 + 20) * MIB  # 41 MiB above the threshold of 99
+    take(sim, 40 * MIB)
+    held = {segment.address for segment in segments(sim)}
+    assert [block.address in held for block in kept] == [False, False, True, True]
+
+
 def test_garbage_collection_needs_a_memory_fraction() -> None:
     sim = simulator("garbage_collection_threshold:0.1", capacity=200 * MIB)
     sim.free(take(sim, 40 * MIB))

@@ -185,6 +185,20 @@ def test_time_counts_neither_the_first_step_nor_the_rest_after_the_last() -> Non
     assert [(c.count, c.bytes, c.host_ns) for c in shares.collectives] == [(2, 8, 3 * MS)]
 
 
+def test_what_comes_after_the_last_step_makes_no_rank_slow() -> None:
+    """An evaluation on one rank only, and the first step, in which everything is made."""
+
+    def steps(first: int, after: int) -> list[Step]:
+        made = [timed(0, {"forward": first})] + [timed(i, {"forward": 40}) for i in (1, 2)]
+        return [*made, timed(3, {"forward": after}, ended_by="end")]
+
+    ranks = [of_rank(n, steps(500 if n == 1 else 50, 900 if n == 2 else 9)) for n in range(3)]
+    found = compare_ranks(joined(*ranks))
+    assert found is not None
+    assert not isinstance(found.time, Unavailable)
+    assert (found.time.steps, found.time.own_ns, found.time.stands_out) == (2, 80 * MS, False)
+
+
 def test_ranks_are_not_all_alike_where_one_peaks_lower() -> None:
     steps = {n: [build.step(0, {"forward": peak * MIB})] for n, peak in enumerate((9, 9, 6, 9))}
     ranks = [of_rank(n, made, world=4) for n, made in steps.items()]

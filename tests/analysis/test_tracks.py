@@ -11,7 +11,7 @@ from gpuprobe.analysis.peak.flame import FlameNode
 from gpuprobe.analysis.peak.high_water import by_category, by_module, high_water
 from gpuprobe.analysis.peak.tree import category_tree, module_tree, pruned
 from gpuprobe.analysis.trace.ledger import ledger_of
-from gpuprobe.analysis.trace.timeline import timeline
+from gpuprobe.analysis.trace.timeline import Timeline, thin, timeline
 from gpuprobe.analysis.trace.tracks import Track, bands, spans, tracks
 from gpuprobe.model.memory import Category
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
@@ -53,6 +53,25 @@ def test_a_thinned_track_keeps_extremes_and_bands(seed: int, steps: int, points:
     for index, at in enumerate(track.at):
         assert track.allocated[index] == whole[at]
         assert sum(column[index] for column in track.bands.values()) == whole[at]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 1000), min_size=9, max_size=200), st.integers(8, 40))
+def test_every_stretch_keeps_its_lowest_and_its_highest_point(
+    totals: list[int], points: int
+) -> None:
+    flat = [0] * len(totals)
+    line = Timeline("cuda:0", range(-1, len(totals) - 1), flat, totals, totals, flat)
+    kept = thin(line, points)
+    stretches = max(1, (points - 2) // 6)
+    shown = set(kept.event)
+    for i in range(stretches):
+        low, high = i * len(totals) // stretches, (i + 1) * len(totals) // stretches
+        part = totals[low:high]
+        if part:
+            assert low + part.index(min(part)) - 1 in shown
+            assert low + part.index(max(part)) - 1 in shown
+    assert [totals[event + 1] for event in kept.event] == list(kept.allocated)
 
 
 def test_steps_follow_each_other_in_one_track() -> None:

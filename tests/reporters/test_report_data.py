@@ -585,6 +585,16 @@ class TestGrowth:
     def test_no_growth(self, per_step: int) -> None:
         assert checked(self.leak(per_step))["growth"] is None
 
+    @pytest.mark.parametrize(("falls", "grows"), [(1, True), (3, False)])
+    def test_most_steps_must_have_grown(self, falls: int, grows: bool) -> None:
+        """Of ten changes: an evaluation in between may free something, three times is no trend."""
+        ends, end = [], 1000
+        for i in range(13):
+            end += -20 if i in (5, 8, 10)[:falls] else 100
+            ends.append(end)
+        steps = [step(i, {"forward": end + 500}, end=end) for i, end in enumerate(ends)]
+        assert (checked(recording(steps))["growth"] is not None) == grows
+
     def test_too_few_steps(self) -> None:
         assert checked(self.leak(50, steps=5))["growth"] is None
 

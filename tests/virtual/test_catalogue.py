@@ -89,10 +89,31 @@ def test_known_figures() -> None:
         ((12, 0), (2, 6), 8_519_680),
         ((12, 0), (2, 13), 32 * MIB),
         ((11, 0), (2, 13), 8_519_680),
+        ((11, 0), (2, 14), 32 * MIB),
+        ((9, 1), (2, 11), 8_519_680),
+        ((9, 1), (2, 12), 32 * MIB),
     ],
 )
 def test_cublas_workspace(capability: tuple[int, int], torch: tuple[int, int], size: int) -> None:
     assert cublas_workspace(capability, torch) == size
+
+
+@pytest.mark.parametrize(
+    ("chosen", "size"),
+    [
+        ("", 77),
+        ("4096", 77),  # without the colons it says nothing
+        (":1024:1", MIB),
+        (":4096:2:16:8", 8_519_680),  # sizes in KiB, times counts
+    ],
+)
+def test_the_chosen_cublas_workspace(
+    chosen: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpuprobe.virtual.lowering.blas import workspace_bytes
+
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", chosen)
+    assert workspace_bytes.__wrapped__(77) == size
 
 
 # -- names
