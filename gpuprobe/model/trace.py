@@ -307,8 +307,16 @@ def parse_tag(metadata: str) -> tuple[str, str]:
     return metadata, ""
 
 
+class WeaklyReferable:
+    """A base of slotted dataclasses that others keep weak references to. Their own
+    ``weakref_slot`` needs Python 3.11.
+    """
+
+    __slots__ = ("__weakref__",)
+
+
 @dataclass(slots=True)
-class MemoryTrace:
+class MemoryTrace(WeaklyReferable):
     """All that is known of one device's allocator over a stretch of time.
 
     ``baseline`` holds what was alive before the first event; ``segments`` is the layout after

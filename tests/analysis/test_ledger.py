@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 
 import pytest
 from analysis_programs import MIB, SETTINGS, Script, cut, layout, recorded
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from report_builders import recording, step, trace
 from shared_files import shared_snapshots
 
+from gpuprobe import report
 from gpuprobe.analysis.reserved.fragmentation import fragmentation
-from gpuprobe.analysis.trace.ledger import ledger_of
+from gpuprobe.analysis.trace import ledger as ledger_module
+from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.segments_at import layout_at
 from gpuprobe.analysis.trace.timeline import thin, timeline
+from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 from gpuprobe.recording.snapshot.load import read_snapshot
@@ -140,19 +146,51 @@ def test_a_thinned_timeline_keeps_every_extreme(seed: int, points: int) -> None:
 @pytest.mark.skipif(not SNAPSHOTS, reason="the shared snapshots are not on this machine")
 @pytest.mark.parametrize("path", SNAPSHOTS, ids=lambda path: path.stem)
 def test_real_snapshots_end_at_their_segments_totals(path) -> None:  # type: ignore[no-untyped-def]
-    for trace in read_snapshot(path).ranks[0].load_traces():
-        ledger = ledger_of(trace)
+    for one in read_snapshot(path).ranks[0].load_traces():
+        ledger = ledger_of(one)
         assert (ledger.checks.resized, ledger.checks.lost, ledger.checks.assumed_slack) == (0, 0, 0)
         line = timeline(ledger)
-        assert line.allocated[-1] == sum(s.allocated_size for s in trace.segments)
+        assert line.allocated[-1] == sum(s.allocated_size for s in one.segments)
         assert not isinstance(line.reserved, Unavailable)
         assert all(a <= r for a, r in zip(line.active, line.reserved, strict=True))
         end = layout_at(ledger, ledger.events - 1)
         assert not isinstance(end, Unavailable)
-        assert layout(end) == layout(trace.segments)
+        assert layout(end) == layout(one.segments)
         peak = line.allocated.index(max(line.allocated)) - 1
         at_peak = layout_at(ledger, peak)
         assert not isinstance(at_peak, Unavailable)
-        account = fragmentation(trace, at_peak, moment="peak")
+        account = fragmentation(one, at_peak, moment="peak")
         assert not isinstance(account, Unavailable)
         assert account.total.allocated == max(line.allocated)
+
+
+def test_a_report_builds_one_ledger_for_each_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And lets go of them: whoever holds the report holds no trace."""
+    built: list[weakref.ref[Ledger]] = []
+
+    def counted(trace: MemoryTrace) -> Ledger:
+        made = build_ledger(trace)
+        built.append(weakref.ref(made))
+        return made
+
+    build_ledger = ledger_module._built
+    monkeypatch.setattr(ledger_module, "_built", counted)
+    blocks = [("/home/u/project/a.py:7", 100, Category.ACTIVATION)]
+    steps = [step(i, {"forward": 60 + 10 * i}) for i in range(3)]
+    traces = [lambda i=i: trace(blocks * (1 + i), step=i) for i in range(3)]
+    made = recording(steps, [make() for make in traces])
+    made.ranks[0].load_trace = lambda name: traces[int(name.partition("/")[0])]()  # as from disk
+    document = report(made)
+    assert document["peak"]["step"] == 2
+    assert len(built) == 3
+    gc.collect()
+    assert not any(ref() for ref in built)
+
+
+def test_a_trace_that_grows_has_a_new_ledger() -> None:
+    made = trace([("a.py:7", 100, Category.ACTIVATION)])
+    first = ledger_of(made)
+    assert ledger_of(made) is first
+    made.events.append(TraceAction.ALLOC.code, 5000, 10)
+    assert ledger_of(made) is not first
+    assert ledger_of(first) is first

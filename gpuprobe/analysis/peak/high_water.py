@@ -63,6 +63,7 @@ class HighWater:
     ``stacks.strings``, ``is_baseline`` 1 for blocks alive before the trace.
     """
 
+    ledger: Ledger  # kept at hand for what else is asked of the trace
     device: str
     allocated: int  # bytes; the sum of ``size``
     requested_bytes: int
@@ -106,6 +107,7 @@ def live_at(trace: MemoryTrace | Ledger, event: int) -> HighWater:
     first_baseline = next((i for i, row in enumerate(rows) if row >= ledger.made), len(rows))
     at = max(event, 0)
     return HighWater(
+        ledger=ledger,
         device=ledger.trace.device,
         allocated=sum(size),
         requested_bytes=sum(requested),

@@ -22,12 +22,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, compress
 from operator import sub
+from weakref import WeakValueDictionary
 
 from gpuprobe.analysis.trace.block_sizes import BlockSizes
 from gpuprobe.analysis.trace.columns import selector
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import BlockState, TraceAction
-from gpuprobe.model.trace import COLUMNS, EventColumns, LiveColumns, MemoryTrace
+from gpuprobe.model.trace import COLUMNS, EventColumns, LiveColumns, MemoryTrace, WeaklyReferable
 
 __all__ = ["Checks", "Ledger", "ledger_of"]
 
@@ -63,7 +64,7 @@ class Checks:
 
 
 @dataclass(slots=True)
-class Ledger:
+class Ledger(WeaklyReferable):
     """The allocations of one trace: rows, in columns of equal length.
 
     Rows ``0 … made - 1`` were made by events, in order; the rest are the baseline: alive
@@ -145,14 +146,26 @@ class Ledger:
         return array("q", accumulate(delta, initial=held))
 
 
+_in_use: WeakValueDictionary[int, Ledger] = WeakValueDictionary()
+"""By the identity of their traces, which they hold: none is another's while its ledger lives."""
+
+
 def ledger_of(trace: MemoryTrace | Ledger) -> Ledger:
-    """Match every free with its allocation. A ledger is returned as it is.
+    """Match every free with its allocation. A ledger is returned as it is, and a trace whose
+    ledger somebody still holds has that one: a trace is not changed once it is analysed.
 
     Functions that take a trace also take its ledger, so that several of them share the pass.
     Raises DataError for sizes that no device has (more than 2 EiB in all).
     """
     if isinstance(trace, Ledger):
         return trace
+    found = _in_use.get(id(trace))
+    if found is None or found.events != len(trace.events):
+        found = _in_use[id(trace)] = _built(trace)
+    return found
+
+
+def _built(trace: MemoryTrace) -> Ledger:
     events = trace.events
     count = len(events)
     held = sum(trace.baseline.size) + sum(segment.total_size for segment in trace.segments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
@@ -41,15 +42,22 @@ class RankRecording:
     load_traces: Callable[[], Iterator[MemoryTrace]] = field(default=lambda: iter(()))
     truncated: bool = False  # the last line was torn: the writer was killed, or is writing
     load_trace: Callable[[str], MemoryTrace] | None = None  # one chunk by its name
+    _in_use: WeakValueDictionary[str, MemoryTrace] = field(
+        default_factory=WeakValueDictionary, init=False, repr=False, compare=False
+    )
 
     def traces_of(self, step: Step) -> Iterator[MemoryTrace]:
-        """The traces of one step, one per device, read now.
+        """The traces of one step, one per device, read now; one that somebody still holds is
+        not read again.
 
         Raises DataError where a chunk is missing or damaged.
         """
         if self.load_trace is not None:
             for name in step.traces:
-                yield self.load_trace(name)
+                trace = self._in_use.get(name)
+                if trace is None:
+                    trace = self._in_use[name] = self.load_trace(name)
+                yield trace
         else:
             yield from (trace for trace in self.load_traces() if trace.step == step.index)
 
