@@ -84,14 +84,14 @@ class SimulatedDriver:
         return self.capacity is None or self.used + size <= self.capacity
 
     def _place(self, size: int) -> int:
-        room = round_up(size, ROUND_LARGE)
+        span = round_up(size, ROUND_LARGE)
         if self._order == "ascending":
-            self._next += room
-            return _BASE + self._next - room
+            self._next += span
+            return _BASE + self._next - span
         if self._order == "descending":
-            self._next += room
+            self._next += span
             return 2 * _BASE - self._next
-        slots = -(-room // _SLOT)
+        slots = -(-span // _SLOT)
         while True:
             slot = self._random.randrange(1 << 20)
             wanted = range(slot, slot + slots)

@@ -37,7 +37,7 @@ def page_size(small: bool, large_segment_size: int) -> int:
 def best_fit(free_list: FreeList, at: int, growable: bool) -> PoolBlock | None:
     """Best fit where the first candidate, ``keys[at]``, is in an expandable segment.
 
-    A block at the end of the mapped part counts with the room it could grow into; walk on
+    A block at the end of the mapped part counts with the addresses it could grow into; walk on
     while the next one is smaller by that measure. Without expandable segments (switched off
     after some were made) skip such blocks.
     """
@@ -65,9 +65,9 @@ def _potential(block: PoolBlock) -> int:
 
 
 def allocate(sim: AllocatorState, free_list: FreeList, size: int) -> PoolBlock | None:
-    """Map enough pages for ``size`` bytes at the lowest place that has room
-    (``try_allocate_expandable_block``). The block returned is in no free list; None where
-    the driver is out of memory."""
+    """Map enough pages for ``size`` bytes at the lowest place with enough addresses
+    (``try_allocate_expandable_block``). The block returned is in no free list; None where the
+    driver is out of memory."""
     found = _find_fit(sim, free_list, size)
     if found is None:
         return None
@@ -77,7 +77,7 @@ def allocate(sim: AllocatorState, free_list: FreeList, size: int) -> PoolBlock |
     while block.size < size:
         follower = block.next
         if follower is None:
-            raise InternalError(f"{block!r} was thought to have room for {size}")
+            raise InternalError(f"{block!r} was thought to have addresses for {size}")
         # Mapping merges the free block into the newly mapped one.
         if not _map(sim, follower, min(size - block.size, follower.size)):
             return None
@@ -106,12 +106,12 @@ def lowest_fit(free_list: FreeList, size: int) -> PoolBlock | None:
         start = block
         if block.prev is not None and not block.prev.active:
             start = block.prev
-        room = 0
+        found = 0
         walk: PoolBlock | None = start
-        while room < size and walk is not None and not walk.active:
-            room += walk.size
+        while found < size and walk is not None and not walk.active:
+            found += walk.size
             walk = walk.next
-        if room >= size:
+        if found >= size:
             return start
     return None
 

@@ -68,7 +68,7 @@ def _stack(frame: FrameType | None) -> list[CodeType]:
 
 class StepOwner:
     """Tells whether an optimizer's step begins a new training step, or belongs to the one that
-    ended last: that of a second optimizer (a generator's beside a discriminator's) does.
+    ended last: that of a second optimizer (a generator's after a discriminator's) does.
     """
 
     def __init__(self) -> None:

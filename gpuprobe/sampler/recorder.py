@@ -50,7 +50,7 @@ _log = logging.getLogger("gpuprobe")
 
 def _guarded(method: _F) -> _F:
     """A method the program's own code runs through: it never raises, and what it asks of tensors
-    the program's ``__torch_function__`` does not hear.
+    the program's ``__torch_function__`` does not see.
     """
 
     @functools.wraps(method)
@@ -415,7 +415,7 @@ class Recorder:
         if optimizer not in self._seen_optimizers:
             self._seen_optimizers.add(optimizer)
             self._optimizers.add(optimizer)
-            self._hooks.look_again()
+            self._hooks.search_again()
         if len(self._optimizer_calls) == 1:
             self._timeline.enter("optimizer")
             if self._traces.cpu is not None:  # gradients may be gone when the step ends
@@ -504,7 +504,7 @@ class Recorder:
         if self._index and error is None and not self._tail_matters():
             return
         if not self._models and self._hooks is not None:
-            self._hooks.look_again()
+            self._hooks.search_again()
         self._last, self._last_traces = [], ()
         self._out_of_memory = error is not None and program_error(error).out_of_memory
         self._close_step("end")
@@ -562,16 +562,16 @@ class Recorder:
         if self._per_step is not None:
             self._per_step.collectives.active = False
         self._traces.pause()
-        self._say(f"gpuprobe stopped recording, the program goes on: {text}")
+        self._report(f"gpuprobe stopped recording, the program goes on: {text}")
 
-    def _say(self, text: str) -> None:
-        """Warn. What is told may be the program's own logging, which may fail, too."""
+    def _report(self, text: str) -> None:
+        """Warn. That may be the program's own logging, which may fail, too."""
         try:
             self._warn(text)
         except Exception as error:
             if from_program(error):
                 raise
-            self._faults.append(f"a warning was not heard: {type(error).__name__}: {error}")
+            self._faults.append(f"a warning was lost: {type(error).__name__}: {error}")
 
     def _write(self, action: Callable[[], object]) -> None:
         """Write to the recording. A full disk costs what could not be written, no more."""
@@ -583,7 +583,7 @@ class Recorder:
             self._lost_writes += 1
             if self._lost_writes == 1:
                 self._faults.append(f"writing the recording: {error}")
-                self._say(f"gpuprobe cannot write its recording, the program goes on: {error}")
+                self._report(f"gpuprobe cannot write its recording, the program goes on: {error}")
 
 
 def _listed(value: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What is done when a step has ended: count, look, and have the record written."""
+"""What is done when a step has ended: count, check, and have the record written."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ class StepWriter:
             tensors = self._tensor_sums.of_walk(known, allocated)
             traces += self._traces.collect(index, spans, known, out_of_memory=out_of_memory)
         else:
-            glance = ended_by != "end"
-            tensors = self._tensor_sums.take(models, optimizers, allocated, glance=glance)
+            may_skip = ended_by != "end"
+            tensors = self._tensor_sums.take(models, optimizers, allocated, may_skip=may_skip)
         at_end = None
         if self._device_use is not None:
             at_end = self._device_use.read(tuple(allocated), last=ended_by == "end")

@@ -16,7 +16,7 @@ from gpuprobe.model.memory import AllocatorCounts, Category
 from gpuprobe.model.run.session import AllocatorActivity, Step
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.sampler.base import DeviceMark, Mark
-from gpuprobe.sampler.hooks.torch_hooks import LOOKS
+from gpuprobe.sampler.hooks.torch_hooks import SEARCHES
 from gpuprobe.sampler.recorder import Recorder
 from gpuprobe.sampler.timeline import HOST_RISE, counters_rose
 
@@ -327,15 +327,15 @@ def test_optimizers_without_end_do_not_have_all_objects_looked_through_each_time
     with recorder:
         hooks = recorder._hooks
         hooks._next = float("inf")
-        for _ in range(LOOKS):
+        for _ in range(SEARCHES):
             hooks.look_again()
-        assert hooks._looks == LOOKS
+        assert hooks._looks == SEARCHES
         hooks._next = float("inf")
         hooks.look_again()
-        assert hooks._looks == LOOKS
+        assert hooks._looks == SEARCHES
         hooks._next = 0.0
         hooks.look_again()
-        assert hooks._looks == LOOKS + 1
+        assert hooks._looks == SEARCHES + 1
 
 
 def test_a_peak_after_the_last_step_is_kept() -> None:

@@ -94,7 +94,7 @@ def test_a_look_says_what_a_walk_says(changes: list[str]) -> None:
             program.no_gradients()  # Adam takes no sparse gradients, and may not share a buffer
         getattr(program, change)()
         models, optimizers = [program.model], [program.optimizer]
-        found = sums.take(models, optimizers, _ALLOCATED, glance=False)
+        found = sums.take(models, optimizers, _ALLOCATED, may_skip=False)
         assert found == walked(models, optimizers)
 
 
@@ -126,7 +126,7 @@ def test_a_steady_program_is_looked_at_seldom_and_never_walked_again() -> None:
         train(model, optimizer, 1)
         found = sums.take([model], [optimizer], _ALLOCATED)
         assert found == walked([model], [optimizer])
-    assert sums.looks == FIRST_STEPS + 8 - FIRST_STEPS // INTERVAL
+    assert sums.checks == FIRST_STEPS + 8 - FIRST_STEPS // INTERVAL
     assert sums.walks == 1
 
 
@@ -170,7 +170,7 @@ def test_parameters_that_are_not_made_yet_and_gradients_inside_torch_func() -> N
 
     def inside(x: torch.Tensor) -> torch.Tensor:
         layer.weight.grad = torch.ones_like(layer.weight) * x.sum()
-        assert sums.take([layer], [], _ALLOCATED, glance=False) == walked([layer], [])
+        assert sums.take([layer], [], _ALLOCATED, may_skip=False) == walked([layer], [])
         layer.weight.grad = None
         return x.sum()
 

@@ -83,7 +83,7 @@ class TraceSimulator(Simulator):
         super().__init__(settings, tie_by_address=tie_by_address)
         if device_memory is not None:
             self.device_memory = device_memory
-        # Whether memory was short is the trace's to say: no allowed maximum of our own.
+        # Whether memory was short is for the trace to show: no allowed maximum of our own.
         self.allowed_maximum = None
         self.gc_enabled = settings.garbage_collection_threshold > 0
         self.plain_search = self.plain_search and not self.gc_enabled
@@ -226,7 +226,7 @@ class TraceSimulator(Simulator):
     # -- what the trace decides ---------------------------------------------------------------
 
     def synchronize_events(self, owner: PrivatePool | None = None) -> None:
-        """The streams were done with these blocks: the trace says so."""
+        """The streams were done with these blocks: as the trace shows."""
         while self.peek() == _FREE_COMPLETED:
             block = self._next_completed()
             self._at += 1
@@ -270,8 +270,8 @@ class TraceSimulator(Simulator):
 
     def _grew_into_place(self, index: int, requested: int, stream: int, pool: int) -> bool:
         """Whether what looks like an ``empty_cache`` was an allocation making room: with
-        expandable segments it then takes the lowest place with room, which need not be the
-        best fit, nor need new pages."""
+        expandable segments it then takes the lowest place with enough addresses, which need not
+        be the best fit, nor need new pages."""
         free_list, size, growable = self._request(requested, stream, pool)
         found = self.find(free_list, size, growable) if growable else None
         if found is None:
@@ -319,19 +319,19 @@ class TraceSimulator(Simulator):
 
     def _would_fit(self, block: PoolBlock, size: int) -> bool:
         """Whether a search for ``size`` bytes would take the block once it is free."""
-        room = block.size
+        available = block.size
         for neighbour in (block.prev, block.next):
             if neighbour is not None and not neighbour.active and neighbour.mapped:
-                room += neighbour.size
-        if room < size:
+                available += neighbour.size
+        if available < size:
             return False
         keys = block.free_list.keys
         at = bisect_left(keys, size << KEY_SHIFT)
-        if at < len(keys) and keys[at] >> KEY_SHIFT < room:
+        if at < len(keys) and keys[at] >> KEY_SHIFT < available:
             return False  # the one candidate is another block, which was refused
         if size < self.max_split:
-            return room < self.max_split
-        return room < size + self.settings.max_non_split_rounding
+            return available < self.max_split
+        return available < size + self.settings.max_non_split_rounding
 
     def _request(self, requested: int, stream: int, pool: int) -> tuple[FreeList, int, bool]:
         """(free list, rounded size, whether expandable segments serve it) of a request."""

@@ -5,9 +5,9 @@ at the end and has no event at all. Segments are found the same way. What remain
 size of some blocks: the events tell what was requested, and a block of the large pool may hold
 up to 1 MiB more than that. The holes next to it settle the question where they can:
 
-* no room up to the next block: no slack; room of at most 1 MiB: all of it is slack, since the
+* no gap up to the next block: no slack; gap of at most 1 MiB: all of it is slack, since the
   large pool has no free blocks of that size;
-* a later allocation that starts inside that room starts where the block ends, because an
+* a later allocation that starts inside that gap starts where the block ends, because an
   allocation always takes the low end of a free block.
 
 Where neither applies the block is taken to be exactly as large as its rounded request, and the
@@ -390,12 +390,12 @@ def _settle_sizes(
         end = home.address + home.size
         if position + 1 < len(housed) and housed[position + 1][1] is home:
             end = housed[position + 1][0].address
-        room = end - (old.address + rounded)
+        gap = end - (old.address + rounded)
         most = max_slack(rounded, small=home.small, expandable=home.expandable, settings=settings)
-        if room <= 0 or most == 0:
+        if gap <= 0 or most == 0:
             continue
-        if room <= most:
-            old.size += room
+        if gap <= most:
+            old.size += gap
             continue
         windows.append((old.address + rounded, old.address + rounded + most, old))
     if not windows:

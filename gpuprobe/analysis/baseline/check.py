@@ -44,11 +44,11 @@ def check_baseline(
     """Compare a run with its baseline. Tolerances: the call's, else the baseline's, else those
     of `METRICS`. ``sources``: in words, where the call's come from."""
     chosen = {name: tolerance for name, (_, tolerance) in METRICS.items()}
-    told = dict.fromkeys(METRICS, "default")
+    given_by = dict.fromkeys(METRICS, "default")
     for given, source in ((before.tolerances or {}, "baseline"), (tolerances or {}, "call")):
         chosen.update(given)
-        told.update(dict.fromkeys(given, source))
-    told.update(sources or {})
+        given_by.update(dict.fromkeys(given, source))
+    given_by.update(sources or {})
     lines = _matched_lines(before, after)
     context = _context(before, after)
 
@@ -56,7 +56,7 @@ def check_baseline(
         tolerance = chosen[rule]
         # What a small phase may take more is a share of the whole peak, not of its own.
         more = tolerance.limit(before.metrics.get(rule, one)) - before.metrics.get(rule, one)
-        found = MetricResult(name, unit, one, two, one + more, tolerance.text(unit), told[rule])
+        found = MetricResult(name, unit, one, two, one + more, tolerance.text(unit), given_by[rule])
         if found.regressed and account in before.accounts and account in after.accounts:
             old, new = before.accounts[account], after.accounts[account]
             rows = join_rows(_shares(old), _shares(new), lines)
@@ -114,7 +114,7 @@ def _another_model(rows: Mapping[str, Sequence[DiffRow]] | None) -> Iterable[str
     """
     if rows is None:
         return
-    lines, modules = (_Strangers(rows[by]) for by in ("line", "module"))
+    lines, modules = (_Unmatched(rows[by]) for by in ("line", "module"))
     ours, theirs = modules.names()
     apart = min(len(ours), len(theirs)) >= 3 and not ours & theirs
     one_file = lines.files(lines.gone) & lines.files(lines.new)
@@ -124,7 +124,7 @@ def _another_model(rows: Mapping[str, Sequence[DiffRow]] | None) -> Iterable[str
         yield f"model: {one!r} in the baseline, {two!r} now, and nothing in common"
 
 
-class _Strangers:
+class _Unmatched:
     """The named rows of a comparison: only before, only now, and ``common``."""
 
     def __init__(self, rows: Iterable[DiffRow]) -> None:

@@ -1,4 +1,4 @@
-"""A baseline as text that people review: sorted, one row per line, units beside every number,
+"""A baseline as text that people review: sorted, one row per line, units with every number,
 without times and absolute paths."""
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What is known beside one account: ``precision`` before and after, where that changed; the
+    """What is known apart from one account: ``precision`` before and after, where that changed; the
     lines that call the model and that start the backward pass; the lines of which that freed
     something before; those that leave more behind with every step now."""
 

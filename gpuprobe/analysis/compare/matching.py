@@ -188,9 +188,9 @@ def _credible(
     shifts = [b.line - a.line for a, b in pairs]
     # Once down and once up: a shift that counts spreads over its neighbours.
     order = [*zip(range(1, len(pairs)), range(len(pairs) - 1), strict=True)]
-    for here, beside in [*order, *((beside, here) for here, beside in reversed(order))]:
+    for here, near in [*order, *((near, here) for here, near in reversed(order))]:
         a, b = pairs[here]
-        if counts[beside] and shifts[here] == shifts[beside] and a.shape == b.shape:
+        if counts[near] and shifts[here] == shifts[near] and a.shape == b.shape:
             counts[here] = True
     return [pair for pair, counted in zip(pairs, counts, strict=True) if counted]
 

@@ -22,7 +22,7 @@ from gpuprobe.model.values import ReadStatus, Unavailable
 __all__ = ["Forecast", "forecast", "forecast_of_steps"]
 
 _WARM_UP = 2
-"""Steps not looked at: optimizer state is born in the first, library workspaces come by then."""
+"""Steps left out: optimizer state is allocated in the first, library workspaces by then."""
 
 LEAST_STEPS = 8
 """Fewer full steps than this after the warm-up tell no trend from noise."""
@@ -106,8 +106,8 @@ def forecast(levels: Sequence[tuple[int, int]], limit: int | Unavailable) -> For
     if isinstance(limit, Unavailable):
         soonest = latest = limit
     else:
-        room = max(0.0, float(limit - level))
-        soonest, latest = ceil(room / fastest), ceil(room / slowest)
+        left = max(0.0, float(limit - level))
+        soonest, latest = ceil(left / fastest), ceil(left / slowest)
     return Forecast(last, len(levels), level, slowest, fastest, limit, soonest, latest)
 
 

@@ -16,7 +16,7 @@ from gpuprobe.model.values import Unavailable
 __all__ = ["WORTH_SAYING", "Growth", "growth_of"]
 
 _WARM_UP = 2
-"""Steps not looked at: optimizer state is born in the first, and library workspaces and the
+"""Steps not looked at: optimizer state is allocated in the first, and library workspaces and the
 allocator's cache settle by the second."""
 
 _LEAST_STEPS = 4

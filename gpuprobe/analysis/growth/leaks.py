@@ -21,7 +21,6 @@ from typing import NamedTuple
 from gpuprobe.analysis.trace.evidence import Marks, Runs, optimizer_steps
 from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_user_frame
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
-from gpuprobe.model.place import SourceLine
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
 
@@ -32,12 +31,12 @@ __all__ = ["Leaks", "Survivor", "leaks", "leaks_over_steps", "step_boundaries"]
 class Survivor:
     """A line whose blocks outlived steps. ``steps[i]`` left ``bytes_by_step[i]`` behind.
 
-    ``per_step`` is the bytes left behind per step, over all steps that could be judged (those
+    ``per_step`` is the bytes left behind per step, over all steps that could be counted (those
     with enough boundaries after them), rounded down. A line that made something once has a
-    second row for it, which is not leaking; the step of it is then not judged for the first.
+    second row for it, which is not leaking; the step of it is then not counted for the first.
     """
 
-    line: SourceLine
+    line: str
     bytes: int
     blocks: int
     steps: tuple[int, ...]
@@ -113,7 +112,7 @@ def leaks(
     boundaries = sorted(boundaries)
     last = len(boundaries)
     lines = Lines(ledger.trace.stacks, is_user)
-    judged = _Tally(range(last + 1), survive)
+    tally = _Tally(range(last + 1), survive)
     freed = ledger.freed
     edges = [bisect_left(ledger.start, boundary, 0, ledger.made) for boundary in boundaries]
     # Step by step: rows are in order of their start, so each step's are next to each other.
@@ -124,8 +123,8 @@ def leaks(
         for row in [r for r, end in enumerate(freed[low:high], low) if end >= outlives]:
             alive = freed[row] >= ledger.events
             gone = last + 1 if alive else bisect_right(boundaries, freed[row])
-            judged.add(lines.place(ledger.stack[row]), step, gone, ledger.size[row])
-    return judged.result(ledger.trace.device, source)
+            tally.add(lines.line(ledger.stack[row]), step, gone, ledger.size[row])
+    return tally.result(ledger.trace.device, source)
 
 
 def leaks_over_steps(
@@ -139,15 +138,13 @@ def leaks_over_steps(
     Blocks are followed from trace to trace by address, size and line. A step that several
     optimizers divide has several traces, and is one step. Steps without a trace may lie between
     (the sampler keeps the first steps and those that set a new peak): what was made in one of
-    them, or before the first trace, has no birth step and is left out. Over such a gap an
+    them, or before the first trace, belongs to no step and is left out. Over such a gap an
     allocator gives the same addresses out again, so a block is taken for the same only where no
     block of its line and size was ever seen to go.
     """
-    alive: dict[int, tuple[int, SourceLine, int]] = {}  # address -> (step of birth, line, size)
-    ended: list[tuple[int, int, SourceLine, int]] = []  # born, gone, line, size
-    recycled: set[tuple[SourceLine, int]] = (
-        set()
-    )  # (line, size) of blocks that went after their trace
+    alive: dict[int, tuple[int, str, int]] = {}  # address -> (step that made it, line, size)
+    ended: list[tuple[int, int, str, int]] = []  # made in, gone in, line, size
+    recycled: set[tuple[str, int]] = set()  # (line, size) of blocks that went after their trace
     device = ""
     numbers: list[int] = []
     for position, trace in enumerate(traces):
@@ -167,59 +164,59 @@ def leaks_over_steps(
         if not is_next:
             stack, freed = ledger.stack, ledger.freed
             recycled |= {
-                (lines.place(stack[row]), ledger.size[row])
+                (lines.line(stack[row]), ledger.size[row])
                 for row in range(ledger.made, len(ledger))
                 if freed[row] < ledger.events and stack[row]
             }
-        following: dict[int, tuple[int, SourceLine, int]] = {}
+        following: dict[int, tuple[int, str, int]] = {}
         carried = set()
         for row, address in enumerate(addresses):
             is_made = row < ledger.made
-            line = lines.place(ledger.stack[row])
-            born = (number, line, ledger.size[row])
+            line = lines.line(ledger.stack[row])
+            made = (number, line, ledger.size[row])
             is_alive = ledger.freed[row] >= ledger.events
             if not is_made:
                 # Another size or line: another block got the address while nobody looked.
                 known = alive.get(address)
-                if known is None or known[2] != born[2] or (ledger.stack[row] and known[1] != line):
+                if known is None or known[2] != made[2] or (ledger.stack[row] and known[1] != line):
                     continue
                 if not is_next and known[1:] in recycled:
                     continue
                 carried.add(address)
-                born = known
+                made = known
             if is_alive:
-                following[address] = born
+                following[address] = made
             elif not is_made:
-                recycled.add(born[1:])
-                ended.append((born[0], number, born[1], born[2]))
+                recycled.add(made[1:])
+                ended.append((made[0], number, made[1], made[2]))
         # Gone without a free that was seen: between the traces.
-        for address, born in alive.items():
+        for address, made in alive.items():
             if address not in carried:
-                recycled.add(born[1:])
-                ended.append((born[0], number, born[1], born[2]))
+                recycled.add(made[1:])
+                ended.append((made[0], number, made[1], made[2]))
         alive = following
     if not numbers:
         return Unavailable("no step of this recording has a trace", ReadStatus.NOT_COLLECTED)
-    judged = _Tally(numbers, survive)
-    for born_in, line, size in alive.values():
-        judged.add(line, born_in, numbers[-1] + 1, size)
-    for born_in, gone, line, size in ended:
-        judged.add(line, born_in, gone, size)
-    return judged.result(device, "the recording's steps")
+    tally = _Tally(numbers, survive)
+    for made_in, line, size in alive.values():
+        tally.add(line, made_in, numbers[-1] + 1, size)
+    for made_in, gone, line, size in ended:
+        tally.add(line, made_in, gone, size)
+    return tally.result(device, "the recording's steps")
 
 
-class _Block(NamedTuple):
-    """A block that was left behind: its step of birth, and its bytes."""
+class _Survived(NamedTuple):
+    """A block that was left behind: the step that made it, and its bytes."""
 
-    born: int
+    made: int
     size: int
 
 
 class _Tally:
-    """Blocks by line and step of birth, and the verdict on each line.
+    """Blocks by line and by the step that made them, and the result for each line.
 
     ``steps`` are the numbers of the steps looked at, rising. Boundary *i* lies after step *i*.
-    A block that is ``gone`` in step g outlived the boundaries from its birth to g - 1; one that
+    A block that is ``gone`` in step g outlived the boundaries from that step to g - 1; one that
     is alive at the end is gone in the step after the last.
     """
 
@@ -227,20 +224,20 @@ class _Tally:
         self._steps = steps
         self._last = steps[-1]
         self._survive = max(1, survive)
-        self._left: dict[SourceLine, list[_Block]] = defaultdict(list)
-        self._spans: dict[SourceLine, list[tuple[int, int, int]]] = defaultdict(list)
+        self._left: dict[str, list[_Survived]] = defaultdict(list)
+        self._spans: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
 
-    def add(self, line: SourceLine, born: int, gone: int, size: int) -> None:
-        if min(gone, self._last) - born < self._survive:
+    def add(self, line: str, made: int, gone: int, size: int) -> None:
+        if min(gone, self._last) - made < self._survive:
             return
-        self._spans[line].append((born, gone, size))
+        self._spans[line].append((made, gone, size))
         if gone > self._last:
-            self._left[line].append(_Block(born, size))
+            self._left[line].append(_Survived(made, size))
 
     def result(self, device: str, source: str) -> Leaks | Unavailable:
         # Steps that enough boundaries follow.
-        judged = [step for step in self._steps if self._last - step >= self._survive]
-        if len(judged) < 2:
+        counted = [step for step in self._steps if self._last - step >= self._survive]
+        if len(counted) < 2:
             return Unavailable(
                 f"{len(self._steps)} traced steps are too few: growth shows from two that "
                 f"{self._survive} boundaries follow",
@@ -251,67 +248,67 @@ class _Tally:
             once = _made_once(blocks)
             apart = set(once)
             if once:
-                found.append(self._survivor(line, once, (), judged))
+                found.append(self._survivor(line, once, (), counted))
                 blocks = [block for block in blocks if block not in apart]
-            found.append(self._survivor(line, blocks, once, judged))
-        found.sort(key=lambda item: (not item.leaking, -item.bytes, str(item.line)))
+            found.append(self._survivor(line, blocks, once, counted))
+        found.sort(key=lambda item: (not item.leaking, -item.bytes, item.line))
         return Leaks(device, source, len(self._steps), self._survive, tuple(found))
 
     def _survivor(
         self,
-        line: SourceLine,
-        blocks: Sequence[_Block],
-        once: Sequence[_Block],
-        judged: Sequence[int],
+        line: str,
+        blocks: Sequence[_Survived],
+        once: Sequence[_Survived],
+        counted: Sequence[int],
     ) -> Survivor:
         """The row of ``blocks``, next to what the line made ``once`` (in one step)."""
         left: Counter[int] = Counter()
         for block in blocks:
-            left[block.born] += block.size
-        born = sorted(left)
-        over = len(judged)
-        if once and once[0].born not in left:
-            over = sum(step > once[0].born for step in judged)
+            left[block.made] += block.size
+        made = sorted(left)
+        over = len(counted)
+        if once and once[0].made not in left:
+            over = sum(step > once[0].made for step in counted)
         total = left.total()
         return Survivor(
             line=line,
             bytes=total,
             blocks=len(blocks),
-            steps=tuple(born),
-            bytes_by_step=tuple(left[step] for step in born),
+            steps=tuple(made),
+            bytes_by_step=tuple(left[step] for step in made),
             per_step=total // over,
-            leaking=self._is_leaking(line, born, once, judged),
+            leaking=self._is_leaking(line, made, once, counted),
         )
 
     def _is_leaking(
-        self, line: SourceLine, born: Sequence[int], once: Sequence[_Block], judged: Sequence[int]
+        self, line: str, made: Sequence[int], once: Sequence[_Survived], counted: Sequence[int]
     ) -> bool:
         """Left behind in two steps or more, the later half among them, and still growing."""
-        late = len(judged) // 2
-        if len(born) < 2 or born[-1] < judged[late]:
+        late = len(counted) // 2
+        if len(made) < 2 or made[-1] < counted[late]:
             return False
 
         def held(boundary: int) -> int:
-            apart = sum(block.size for block in once if block.born <= boundary)
+            apart = sum(block.size for block in once if block.made <= boundary)
             return sum(s for b, gone, s in self._spans[line] if b <= boundary < gone) - apart
 
-        return held(judged[-1]) > held(judged[late - 1])
+        return held(counted[-1]) > held(counted[late - 1])
 
 
-def _made_once(blocks: Sequence[_Block]) -> list[_Block]:
+def _made_once(blocks: Sequence[_Survived]) -> list[_Survived]:
     """What the first of a line's steps left behind and no later one did, by size; only where it
     is more than any later step left in all, or what those left are the same sizes over and over:
     blocks of ever new sizes may leak too.
     """
-    first = min(block.born for block in blocks)
+    first = min(block.made for block in blocks)
     later: Counter[int] = Counter()
     steps: dict[int, set[int]] = defaultdict(set)  # by size
     for block in blocks:
-        steps[block.size].add(block.born)
-        if block.born > first:
-            later[block.born] += block.size
-    once = [b for b in blocks if b.born == first and len(steps[b.size]) == 1]
+        steps[block.size].add(block.made)
+        if block.made > first:
+            later[block.made] += block.size
+    once = [b for b in blocks if b.made == first and len(steps[b.size]) == 1]
     if not later:
         return []
-    is_regular = all(len(born) > 1 for born in steps.values() if max(born) > first)
+    is_regular = all(len(made) > 1 for made in steps.values() if max(made) > first)
     return once if is_regular or sum(b.size for b in once) > max(later.values()) else []

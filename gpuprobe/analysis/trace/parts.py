@@ -30,7 +30,7 @@ from gpuprobe.model.trace import Frame, MemoryTrace, StackTable
 __all__ = ["AFTER", "FIRST", "LATER", "TracePart", "TracePoint", "Traced", "traced"]
 
 FIRST, LATER, AFTER = "first", "later", "after the last"
-"""The kinds of step: the first is where optimizer state is born; what follows the last full step
+"""The kinds of step: in the first, optimizer state is allocated; what follows the last full step
 (an evaluation at the end) is no step of its own."""
 
 

@@ -33,9 +33,9 @@ from gpuprobe.sampler.interruptions import from_program
 
 __all__ = ["Hooks", "Listener"]
 
-LOOKS = 8
-"""Looks for models, at optimizers that were not seen before, that are made at once. From then on
-they take two percent of the time: a look goes through all objects of the process."""
+SEARCHES = 8
+"""Searches for models, at optimizers that were not seen before, that are made at once. From then on
+they take two percent of the time: a search goes through all objects of the process."""
 
 
 class Listener(Protocol):
@@ -65,8 +65,8 @@ class Hooks:
         self._module_handles: list[Any] = []
         self._compiles = False
         self._away = 0  # calls of torch.export that are under way
-        self._looks = 0
-        self._next = 0.0  # look, on the monotonic clock
+        self._searches = 0
+        self._next = 0.0  # search, on the monotonic clock
         self._restore: list[Callable[[], None]] = []
         self._every_module = False
         self._first_call: Any = None
@@ -154,14 +154,16 @@ class Hooks:
 
         return patch(torch.nn.Module, "__call__", call)
 
-    def look_again(self) -> None:
-        """Look for models that were made since the last look. Of a program that makes optimizers
-        all the time, this takes a small part (`LOOKS`).
+    def search_again(self) -> None:
+        """Search for models that were made since the last time. Of a program that makes optimizers
+        all the time, this takes a small part (`SEARCHES`).
         """
-        if self._models is not None or (self._looks >= LOOKS and time.monotonic() < self._next):
+        if self._models is not None or (
+            self._searches >= SEARCHES and time.monotonic() < self._next
+        ):
             return
         began = time.monotonic()
-        self._looks += 1
+        self._searches += 1
         self._found(live_roots())  # the first call may still tell: a root need not be called
         ended = time.monotonic()
         self._next = ended + 50 * (ended - began)

@@ -1,8 +1,8 @@
-"""Every storage on the CPU, from birth to death: level ``trace`` where there is no allocator
+"""Every storage on the CPU, from allocation to free: level ``trace`` where there is no allocator
 history to ask.
 
 A dispatch mode sees each operator's results; a weak reference to each new storage tells when it
-dies. So the account is exact at operator boundaries: what an operator allocates and frees
+is freed. So the account is exact at operator boundaries: what an operator allocates and frees
 within itself is not seen (`BLIND_SPOTS` says so in the recording).
 """
 
@@ -75,7 +75,7 @@ _BY_WHOM = {BUCKET: Category.GRADIENT_BUCKET, UNSHARDED: Category.PARAMETER}
 
 
 class _Storage(weakref.ref[Any]):
-    """A live storage, as the weak reference whose callback tells of its death.
+    """A live storage, as the weak reference whose callback reports that it is freed.
 
     The callback is C code: Python drops what is raised in one, and with a callback in Python that
     could be the KeyboardInterrupt of somebody who presses Ctrl-C at that moment.
@@ -86,7 +86,7 @@ class _Storage(weakref.ref[Any]):
     key: int
     address: int
     nbytes: int
-    path: str  # phase path at its birth
+    path: str  # phase path at its allocation
     freed_in: str | None
     stack: int
     module: int
@@ -114,7 +114,7 @@ class CpuTrace(TorchDispatchMode):
         self._path = path
         self._on_fault = on_fault
         self._live: dict[int, _Storage] = {}
-        self._dead: deque[_Storage] = deque()  # and not accounted for yet
+        self._freed: deque[_Storage] = deque()  # and not accounted for yet
         self._allocated = 0
         self._peak = 0
         self._events: list[tuple[int, _Storage, int, str]] = []
@@ -136,7 +136,7 @@ class CpuTrace(TorchDispatchMode):
         """Begin watching; ``tensors`` are those that exist already."""
         self.active = True
         for tensor in tensors:
-            self._see_tensor(tensor, adopt=True)
+            self._see_tensor(tensor, no_origin=True)
         self._events.clear()  # they were there before: baseline, not events
         self._baseline = list(self._live.values())
         self._peak = self._allocated
@@ -158,13 +158,13 @@ class CpuTrace(TorchDispatchMode):
         if on_top:
             self.__exit__(None, None, None)
         self._live.clear()
-        self._dead.clear()
+        self._freed.clear()
         return on_top or self not in stack
 
     # -- what the recorder asks
 
     def read(self) -> tuple[DeviceMark, ...]:
-        self._bury()
+        self._take_freed()
         allocated = Bytes(self._allocated)
         peak, self._peak = self._peak, self._allocated
         counts = AllocatorCounts(allocated, allocated, _NO_RESERVED, allocated)
@@ -172,7 +172,7 @@ class CpuTrace(TorchDispatchMode):
 
     def mark_known(self, known: Mapping[int, Known]) -> None:
         """Give the storages that a walk recognised their category and their module."""
-        self._bury()
+        self._take_freed()
         live = self._live
         for key, item in known.items():
             storage = live.get(key)
@@ -256,8 +256,8 @@ class CpuTrace(TorchDispatchMode):
             self._see_cast(args[0], result)
 
     def _see(self, args: tuple[Any, ...], result: Any) -> None:
-        if self._dead:
-            self._bury()
+        if self._freed:
+            self._take_freed()
         live = self._live
         self._here = None
         for value in args:
@@ -265,9 +265,9 @@ class CpuTrace(TorchDispatchMode):
                 if value.is_cpu and value.layout is torch.strided:
                     storage = value.untyped_storage()
                     if storage._cdata not in live:
-                        self._add(storage, adopt=True)
+                        self._add(storage, no_origin=True)
             elif type(value) is list or isinstance(value, torch.Tensor):
-                self._see_value(value, adopt=True)
+                self._see_value(value, no_origin=True)
         sequence = torch._C._autograd._get_sequence_nr()
         if sequence != self._sequence:
             if sequence > self._sequence:
@@ -278,7 +278,7 @@ class CpuTrace(TorchDispatchMode):
         if type(result) is torch.Tensor and result.is_cpu and result.layout is torch.strided:
             self._see_storage(result.untyped_storage(), False)  # nearly every operator
         elif result is not None:
-            self._see_value(result, adopt=False)
+            self._see_value(result, no_origin=False)
 
     def _watched_resize(self) -> Callable[..., Any]:
         original = torch.UntypedStorage.resize_
@@ -308,33 +308,33 @@ class CpuTrace(TorchDispatchMode):
             if storage is not None:
                 storage.category = Category.WEIGHT_CAST
 
-    def _see_value(self, value: Any, *, adopt: bool) -> None:
+    def _see_value(self, value: Any, *, no_origin: bool) -> None:
         if isinstance(value, torch.Tensor):
-            self._see_tensor(value, adopt=adopt)
+            self._see_tensor(value, no_origin=no_origin)
         elif isinstance(value, (list, tuple)):
             for item in value:
-                self._see_value(item, adopt=adopt)
+                self._see_value(item, no_origin=no_origin)
 
-    def _see_tensor(self, tensor: Any, *, adopt: bool) -> None:
+    def _see_tensor(self, tensor: Any, *, no_origin: bool) -> None:
         if type(tensor) in _PLAIN and tensor.layout is torch.strided:
             if tensor.is_cpu:
-                self._see_storage(tensor.untyped_storage(), adopt)
+                self._see_storage(tensor.untyped_storage(), no_origin)
             return
         with torch._C.DisableTorchFunctionSubclass():
             for plain in plain_tensors(tensor):
                 if plain.is_cpu:
-                    self._see_storage(plain.untyped_storage(), adopt)
+                    self._see_storage(plain.untyped_storage(), no_origin)
 
-    def _see_storage(self, storage: Any, adopt: bool) -> None:
+    def _see_storage(self, storage: Any, no_origin: bool) -> None:
         known = self._live.get(storage._cdata)
-        if known is None or known() is None:  # one that died has left it its place
-            self._bury()
-            self._add(storage, adopt=adopt)
+        if known is None or known() is None:  # one that was freed has left it its place
+            self._take_freed()
+            self._add(storage, no_origin=no_origin)
         elif known.nbytes != storage.nbytes():  # resize_: the same storage, other memory
             self._drop(known)
-            self._add(storage, adopt=adopt, like=known)
+            self._add(storage, no_origin=no_origin, like=known)
 
-    def _add(self, storage: Any, *, adopt: bool, like: _Storage | None = None) -> None:
+    def _add(self, storage: Any, *, no_origin: bool, like: _Storage | None = None) -> None:
         nbytes = storage.nbytes()
         if not nbytes:
             return
@@ -342,14 +342,14 @@ class CpuTrace(TorchDispatchMode):
             address = storage.data_ptr()
         except RuntimeError:  # a wrapper's (torch.func): it has no memory of its own
             return
-        entry = _Storage(storage, self._dead.append)
+        entry = _Storage(storage, self._freed.append)
         entry.key = storage._cdata
         entry.address = address
         entry.nbytes = nbytes
         entry.path = path = self._path()
         entry.freed_in = None
         entry.category = Category.UNKNOWN if like is None else like.category
-        if adopt:  # it was made where nobody looked: no line to blame
+        if no_origin:  # it was made where nobody looked: no line to blame
             entry.stack = entry.module = 0
         else:
             entry.stack, entry.module = self._origin_now()
@@ -361,16 +361,16 @@ class CpuTrace(TorchDispatchMode):
             self._peak = self._allocated
         self._events.append((_ALLOC, entry, time.time_ns() // 1000, path))
 
-    def _bury(self) -> None:
-        """Account for the storages that died. Called before anything new is seen, and before each
+    def _take_freed(self) -> None:
+        """Account for the storages that were freed: before anything new is seen, and before each
         change of the phase.
         """
-        dead = self._dead
-        while dead:
-            self._drop(dead.popleft())
+        freed = self._freed
+        while freed:
+            self._drop(freed.popleft())
 
     def _drop(self, entry: _Storage) -> None:
-        """A storage died, or changed its size."""
+        """A storage was freed, or changed its size."""
         if self._live.get(entry.key) is not entry:
             return
         del self._live[entry.key]
@@ -380,12 +380,12 @@ class CpuTrace(TorchDispatchMode):
 
     def _resized_elsewhere(self) -> None:
         """Find storages resized without an operator (``untyped_storage().resize_``)."""
-        self._bury()
+        self._take_freed()
         for entry in list(self._live.values()):
             storage = entry()
             if storage is not None and storage.nbytes() != entry.nbytes:
                 self._drop(entry)
-                self._add(storage, adopt=True, like=entry)
+                self._add(storage, no_origin=True, like=entry)
 
     # -- where in the program
 
@@ -480,26 +480,26 @@ class _TableCopy:
 
 
 def _category(storage: _Storage) -> Category:
-    """What a storage is for: what a walk found it to be, else by where it lived and died.
+    """What a storage is for: what a walk found it to be, else by the phases that allocated and
+    freed it.
 
     Made in the forward pass: still alive when the backward pass began means *activation*, else
     *temporary*; the same for what checkpointing recomputes. Otherwise made in the backward pass
-    and no gradient: *autograd_detail*. What the
-    optimizer makes and drops is *temporary*.
+    and no gradient: *autograd_detail*. What the optimizer makes and drops is *temporary*.
     """
     if storage.category is not Category.UNKNOWN:
         return storage.category
-    born, died = _base(storage.path), _base(storage.freed_in)
-    if born in ("forward", "recompute"):
-        category = Category.TEMPORARY if died == born else Category.ACTIVATION
-    elif born == "backward":
+    made_in, freed_in = _base(storage.path), _base(storage.freed_in)
+    if made_in in ("forward", "recompute"):
+        category = Category.TEMPORARY if freed_in == made_in else Category.ACTIVATION
+    elif made_in == "backward":
         category = Category.AUTOGRAD_DETAIL
-    elif born == "data":
+    elif made_in == "data":
         category = Category.INPUT
     elif not storage.stack:
         return Category.UNKNOWN
     else:
-        category = Category.TEMPORARY if died == born else Category.OTHER
+        category = Category.TEMPORARY if freed_in == made_in else Category.OTHER
     if storage.freed_in is None:
         storage.category = category  # it lives on: the next chunk calls it the same
     return category

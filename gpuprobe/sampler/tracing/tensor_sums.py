@@ -1,7 +1,7 @@
-"""How many bytes each category holds at the end of every step, at the price of a glance.
+"""How many bytes each category holds at the end of every step, nearly for nothing.
 
 `tensors.walk` asks every tensor for its storage: exact, and 2 to 3 µs a tensor. From one step to
-the next the tensors of a training program hardly ever move, so `TensorSums` looks in three
+the next the tensors of a training program hardly ever move, so `TensorSums` checks in three
 ways:
 
 * At a step whose *signature* is that of the step before, nothing: the signature is what the
@@ -29,10 +29,10 @@ from gpuprobe.sampler.tracing.tensors import PLAIN, Known, category_sums, known_
 __all__ = ["FIRST_STEPS", "INTERVAL", "TensorSums"]
 
 FIRST_STEPS = 8
-"""Steps at whose end the sums always looks: what is allocated late is allocated here."""
+"""Steps at whose end the sums are always checked: what is allocated late is allocated here."""
 
 INTERVAL = 8
-"""A look at least every so many steps. A full look costs 0.2 ms for 260 tensors on a CPU, half a
+"""A check at least every so many steps. A full one costs 0.2 ms for 260 tensors on a CPU, half a
 percent of a 40 ms step; one in eight makes that less than the step's other bookkeeping."""
 
 _address = torch.Tensor.data_ptr
@@ -40,7 +40,7 @@ _nbytes = operator.attrgetter("nbytes")
 _is_leaf = operator.attrgetter("is_leaf")
 _grad = operator.attrgetter("grad")
 _TENSORS = frozenset(PLAIN)
-_LOOKED_THROUGH = _TENSORS | {type(None), int, float, bool, str}
+_KNOWN_TYPES = _TENSORS | {type(None), int, float, bool, str}
 
 Sums = dict[str, dict[Category, int]]
 
@@ -58,8 +58,8 @@ class TensorSums:
         self._allocated: dict[str, int | Unavailable] = {}
         self._result: tuple[KnownTensors, ...] | None = None
         self.walks = 0
-        """How often every tensor was looked at."""
-        self.looks = 0
+        """How often every tensor was asked."""
+        self.checks = 0
         """How often their places were."""
 
     def take(
@@ -68,18 +68,18 @@ class TensorSums:
         optimizers: Iterable[Any],
         allocated: dict[str, int | Unavailable],
         *,
-        glance: bool = True,
+        may_skip: bool = True,
     ) -> tuple[KnownTensors, ...]:
         """What `tensors.known_tensors` says of a walk made now. ``allocated``: bytes by device.
-        ``glance=False``: look, whatever the signature says.
+        ``may_skip=False``: check, whatever the signature says.
         """
         models, optimizers = list(models), list(optimizers)
         signature = _signature(models, optimizers, allocated)
-        due = not glance or self._count < FIRST_STEPS or self._count % INTERVAL == 0
+        due = not may_skip or self._count < FIRST_STEPS or self._count % INTERVAL == 0
         self._count += 1
         if due or signature != self._signature:
             self._signature = signature
-            self._look(models, optimizers)
+            self._check(models, optimizers)
         if self._result is None or allocated != self._allocated:
             self._allocated = allocated
             self._result = known_tensors(self._sums, allocated)
@@ -92,8 +92,8 @@ class TensorSums:
         """The same, from a walk that is made anyway."""
         return known_tensors(category_sums(found), allocated)
 
-    def _look(self, models: list[Any], optimizers: list[Any]) -> None:
-        self.looks += 1
+    def _check(self, models: list[Any], optimizers: list[Any]) -> None:
+        self.checks += 1
         sums = None
         places = _Places.of(models, optimizers)
         if places is not None:
@@ -194,7 +194,7 @@ class _Places:
         parameters = list(once.values())
         # A state may hold numbers, and things that hold tensors in turn (LBFGS): the walk's part.
         if not set(map(type, parameters)) <= _TENSORS or not set(map(type, others)) <= (
-            _LOOKED_THROUGH
+            _KNOWN_TYPES
         ):
             return None
         held = [tensor for tensor in others if tensor.__class__ in _TENSORS]

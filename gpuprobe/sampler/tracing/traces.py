@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Traces", "chosen_steps", "exact_peak"]
 
 FIRST_STEPS = 3
-"""Steps that are always traced: the first, in which optimizer state is born, and two warm ones."""
+"""Steps that are always traced: that in which optimizer state is allocated, and two warm ones."""
 
 PEAK_STEPS = 32
 """New peaks whose trace is written at once. A program that grows sets one in every step, and
@@ -67,7 +67,7 @@ def exact_peak(spans: list[PhaseSpan]) -> int:
 class Traces:
     """The traces of one recording. On the CPU every event is seen and the steps that matter are
     kept: the first few and those with a new peak. On CUDA the first few steps are traced, and
-    the one after a step in which something odd happened: a new peak after the warm-up, or a
+    the one after a step in which something unusual happened: a new peak after the warm-up, or a
     retry of the allocator. ``chosen`` replaces all of that by steps of the user's choice.
 
     The trace of the highest peak is never lost to `PEAK_STEPS`: it waits in memory, and is
@@ -85,8 +85,8 @@ class Traces:
         self._write = write
         self._convert = convert
         self._chosen = chosen
-        self._odd = -1  # a step that is traced because of what happened in the one before
-        self._odd_steps = 0
+        self._after_anomaly = -1  # a step that is traced because of what happened in the one before
+        self._anomalies = 0
         self._seen_peak = 0
         self._seen_retries = 0
         self.cpu: CpuTrace | None = None
@@ -160,9 +160,9 @@ class Traces:
     def _wanted(self, index: int) -> bool:
         if self._chosen is not None:
             return self._chosen(index)
-        return index < FIRST_STEPS or index == self._odd
+        return index < FIRST_STEPS or index == self._after_anomaly
 
-    def _look_for_oddities(self, index: int, spans: list[PhaseSpan]) -> None:
+    def _check_for_anomalies(self, index: int, spans: list[PhaseSpan]) -> None:
         """Have the next step traced, if this one set a new peak or made the allocator retry."""
         marks = [mark for span in spans for mark in span.end.devices]
         peak = max(
@@ -172,12 +172,12 @@ class Traces:
             (m.activity.alloc_retries for m in marks if not isinstance(m.activity, Unavailable)),
             default=0,
         )
-        odd = peak > self._seen_peak * _GROWTH or retries > self._seen_retries
+        unusual = peak > self._seen_peak * _GROWTH or retries > self._seen_retries
         self._seen_peak = max(peak, self._seen_peak)
         self._seen_retries = max(retries, self._seen_retries)
-        if odd and index + 1 >= FIRST_STEPS and self._odd_steps < PEAK_STEPS:
-            self._odd = index + 1
-            self._odd_steps += 1
+        if unusual and index + 1 >= FIRST_STEPS and self._anomalies < PEAK_STEPS:
+            self._after_anomaly = index + 1
+            self._anomalies += 1
 
     def pause(self) -> None:
         """See nothing more; what is installed stays until `stop`. Never raises."""
@@ -217,7 +217,7 @@ class Traces:
 
             return self._save(layout_now(self._convert, index, known.values()))
         if self.cuda is not None:
-            self._look_for_oddities(index, spans)
+            self._check_for_anomalies(index, spans)
             return self._save(self.cuda.collect(index, known.values()))
         return ()
 
