@@ -15,18 +15,15 @@ from typing import Final
 
 from gpuprobe.allocator import expandable, release
 from gpuprobe.allocator.blocks import KEY_SHIFT, FreeList, PoolBlock, PrivatePool
-from gpuprobe.allocator.driver import Driver
 from gpuprobe.allocator.rules import (
     MIN_BLOCK,
-    NO_LIMIT,
     SMALL_LIMIT,
     allocation_size,
     round_size,
 )
-from gpuprobe.allocator.state import AllocatorState, Listener
+from gpuprobe.allocator.state import AllocatorState
 from gpuprobe.errors import InternalError
 from gpuprobe.model.memory import TraceAction
-from gpuprobe.model.trace import AllocatorSettings
 
 __all__ = ["Simulator"]
 
@@ -40,36 +37,6 @@ _OOM: Final = TraceAction.OOM.code
 class Simulator(AllocatorState):
     """One device's caching allocator: its state, and torch's rules."""
 
-    def __init__(
-        self,
-        settings: AllocatorSettings | None = None,
-        driver: Driver | None = None,
-        *,
-        device_memory: int | None = None,
-        tie_by_address: bool = True,
-        listener: Listener | None = None,
-    ) -> None:
-        super().__init__(
-            settings,
-            driver,
-            device_memory=device_memory,
-            tie_by_address=tie_by_address,
-            listener=listener,
-        )
-        self._plain_rounding = not any(self.settings.roundup_power2_divisions.values())
-        # The short search serves while nothing but size and tie decides.
-        self.plain_search = (
-            not self.settings.expandable_segments
-            and self.max_split == NO_LIMIT
-            and not self.gc_enabled
-        )
-        self.captures: list[tuple[int, frozenset[int] | None]] = []
-        self._queues: dict[int, deque[tuple[int, PoolBlock]]] = {}
-        self._finished: dict[int, int] = {}
-        self._tickets = 0
-        self._deferred: dict[PoolBlock, None] = {}
-        self._capture_uses: dict[PoolBlock, set[int]] = {}
-
     # -- requests ---------------------------------------------------------------------------
 
     def malloc(self, requested: int, stream: int = 0, pool: int = 0) -> PoolBlock | None:
@@ -78,9 +45,9 @@ class Simulator(AllocatorState):
         ``pool`` is the index of the pool that the program has directed this stream to, 0
         for the default one.
         """
-        if (self._queues or self._deferred) and not self.captures:
+        if (self.queues or self.deferred) and not self.captures:
             self.process_events()
-        if self._plain_rounding:
+        if self.plain_rounding:
             size = (requested + 511) & -512 or MIN_BLOCK
         else:
             size = round_size(requested, self.settings)
@@ -160,7 +127,7 @@ class Simulator(AllocatorState):
         if not block.stream_uses:
             self.complete(block)
         elif self.captures:
-            self._deferred[block] = None
+            self.deferred[block] = None
         else:
             self._insert_events(block)
 
@@ -219,7 +186,7 @@ class Simulator(AllocatorState):
             block.stream_uses = set()
         block.stream_uses.add(stream)
         if self.captures:
-            self._capture_uses.setdefault(block, set()).add(stream)
+            self.capture_uses.setdefault(block, set()).add(stream)
 
     def empty_cache(self, pool: int = 0) -> None:
         """Free all unsplit cached segments and unmap all empty pages (``release_cached_blocks``):
@@ -339,35 +306,35 @@ class Simulator(AllocatorState):
     def finish(self, stream: int) -> None:
         """The work queued on ``stream`` so far is done: its events will be seen at the next
         poll."""
-        self._finished[stream] = self._tickets
+        self.finished[stream] = self.tickets
 
     def process_events(self) -> None:
         """Poll the events, oldest first per stream, and free what is done
         (``process_events``)."""
         self._insert_deferred()
-        for stream in list(self._queues):
-            queue = self._queues[stream]
-            done = self._finished.get(stream, 0)
+        for stream in list(self.queues):
+            queue = self.queues[stream]
+            done = self.finished.get(stream, 0)
             while queue and queue[0][0] <= done:
                 self._event_done(queue.popleft()[1])
             if not queue:
-                del self._queues[stream]
+                del self.queues[stream]
 
     def synchronize_events(self, owner: PrivatePool | None = None) -> None:
         """Wait for all events (of one pool) and free what they held
         (``synchronize_and_free_events``)."""
         self._insert_deferred()
-        for stream in list(self._queues):
+        for stream in list(self.queues):
             kept: deque[tuple[int, PoolBlock]] = deque()
-            for ticket, block in self._queues[stream]:
+            for ticket, block in self.queues[stream]:
                 if owner is not None and block.free_list.pool.owner is not owner:
                     kept.append((ticket, block))
                 else:
                     self._event_done(block)
             if kept:
-                self._queues[stream] = kept
+                self.queues[stream] = kept
             else:
-                del self._queues[stream]
+                del self.queues[stream]
 
     def _event_done(self, block: PoolBlock) -> None:
         block.events -= 1
@@ -379,20 +346,20 @@ class Simulator(AllocatorState):
         streams = sorted(block.stream_uses or ())
         block.stream_uses = None
         for stream in streams:
-            self._tickets += 1
+            self.tickets += 1
             block.events += 1
-            self._queues.setdefault(stream, deque()).append((self._tickets, block))
+            self.queues.setdefault(stream, deque()).append((self.tickets, block))
 
     def _insert_deferred(self) -> None:
         """Frees put off while capturing (``insert_events_deferred_until_no_capture``): uses
         made during the capture are over, earlier ones get events."""
-        for block in list(self._deferred):
+        for block in list(self.deferred):
             if block.stream_uses:
-                block.stream_uses -= self._capture_uses.pop(block, set())
+                block.stream_uses -= self.capture_uses.pop(block, set())
             self._insert_events(block)
             if block.events == 0:
                 self.complete(block)
-        self._deferred.clear()
+        self.deferred.clear()
 
     # -- pools ------------------------------------------------------------------------------
 

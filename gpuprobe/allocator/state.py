@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from gpuprobe.allocator.blocks import BlockPool, FreeList, PoolBlock, PrivatePool
 from gpuprobe.allocator.driver import Driver, SimulatedDriver
-from gpuprobe.allocator.rules import limit
+from gpuprobe.allocator.rules import NO_LIMIT, limit
 from gpuprobe.allocator.settings import memory_fraction
 from gpuprobe.model.trace import AllocatorSettings
 
@@ -56,9 +57,24 @@ class AllocatorState:
             self.allowed_maximum is not None and self.settings.garbage_collection_threshold > 0
         )
         self.max_split = limit(self.settings.max_split_size)
+        self.plain_rounding = not any(self.settings.roundup_power2_divisions.values())
+        # The short search serves while nothing but size and tie decides.
+        self.plain_search = (
+            not self.settings.expandable_segments
+            and self.max_split == NO_LIMIT
+            and not self.gc_enabled
+        )
         self.pools: dict[int, PrivatePool] = {0: PrivatePool(0, tie_by_address)}
         self.live: dict[int, PoolBlock] = {}
         self.orders = 0
+        # Captures underway: pool, and the streams that go to it (None: all).
+        self.captures: list[tuple[int, frozenset[int] | None]] = []
+        self.capture_uses: dict[PoolBlock, set[int]] = {}
+        self.deferred: dict[PoolBlock, None] = {}  # frees put off while capturing
+        # Events by stream, oldest first: their numbers, and the blocks that wait for them.
+        self.queues: dict[int, deque[tuple[int, PoolBlock]]] = {}
+        self.tickets = 0
+        self.finished: dict[int, int] = {}  # stream -> the last ticket that is done
 
         self.allocated = 0
         self.active = 0

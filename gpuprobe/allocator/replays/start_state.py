@@ -30,9 +30,9 @@ from gpuprobe.allocator.rules import (
     round_size,
 )
 from gpuprobe.model.memory import BlockState, TraceAction
-from gpuprobe.model.trace import AllocatorSettings, LiveColumns, MemoryTrace
+from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
-__all__ = ["StartState", "live_before", "pool_indices", "start_state"]
+__all__ = ["StartState", "pool_indices", "start_state"]
 
 _ALLOC: Final = TraceAction.ALLOC.code
 _FREE_REQUESTED: Final = TraceAction.FREE_REQUESTED.code
@@ -85,27 +85,6 @@ def pool_indices(trace: MemoryTrace) -> dict[tuple[int, int], int]:
         if segment.pool_id not in found:
             found[segment.pool_id] = max(len(trace.pools), *found.values()) + 1
     return found
-
-
-def live_before(trace: MemoryTrace) -> LiveColumns:
-    """The blocks that were allocated before the trace's first event, by address.
-
-    ``size`` is the requested size, as for ``alloc`` events. The stack is known only for
-    blocks that outlive the trace (a free does not name the allocation's stack), else 0.
-    Blocks already waiting for a stream are left out: their owner had freed them.
-    """
-    columns = LiveColumns()
-    for old in _old_blocks(trace):
-        if not old.pending:
-            columns.append(
-                _ALLOC,
-                old.address,
-                old.requested,
-                stream=old.stream,
-                stack=old.stack,
-                pool=old.pool if old.pool < len(trace.pools) else 0,
-            )
-    return columns
 
 
 def start_state(
