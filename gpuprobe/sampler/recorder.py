@@ -18,18 +18,19 @@ from typing import Any, Literal, TypeVar
 
 from gpuprobe.errors import UsageError
 from gpuprobe.model.findings import Finding
-from gpuprobe.model.run.session import BlindSpot, ProgramError, SessionEnd
+from gpuprobe.model.run.session import BlindSpot, SessionEnd
 from gpuprobe.sampler import environment
 from gpuprobe.sampler.base import Sink
+from gpuprobe.sampler.failures import Failures, described, program_error
+from gpuprobe.sampler.hooks.optimizer_calls import OptimizerCalls, StepOwner
 from gpuprobe.sampler.hooks.wrapping import in_context
 from gpuprobe.sampler.interruptions import from_program
-from gpuprobe.sampler.optimizer_calls import OptimizerCalls, StepOwner
 from gpuprobe.sampler.sources import HostMemory, MarkReader
 from gpuprobe.sampler.step_writer import StepWriter
 from gpuprobe.sampler.timeline import MANY_PHASES, OTHER, PhaseSpan, PhaseTimeline, counters_rose
 from gpuprobe.sampler.tracing.traces import Traces, chosen_steps, exact_peak
 
-__all__ = ["LEVELS", "Recorder", "program_error"]
+__all__ = ["LEVELS", "Recorder"]
 
 LEVELS = ("counters", "trace")
 
@@ -71,16 +72,6 @@ def _guarded(method: _F) -> _F:
     return guarded  # type: ignore[return-value]
 
 
-def program_error(error: BaseException) -> ProgramError:
-    """What ended the program, as data. Knows torch's out-of-memory error by its name, and
-    the allocation failure of the CPU by its text.
-    """
-    name = type(error).__name__
-    text = str(error)
-    out_of_memory = name in ("OutOfMemoryError", "MemoryError") or "you tried to allocate" in text
-    return ProgramError(type=name, message=text[:2000], out_of_memory=out_of_memory)
-
-
 class Recorder:
     """Watches a program's training steps. A context manager; made by `gpuprobe.record`.
 
@@ -111,15 +102,14 @@ class Recorder:
         self._sink = sink
         self._level = level
         self._argv = tuple(argv)
-        self._warn = warn
+        self._failures = Failures(warn)
+        self._write = self._failures.write
         self._given = None if model is None else _listed(model)
         self._models: list[Any] = []
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet(_listed(optimizer))
         self._active = False
         self._thread = threading.get_ident()
         self._pid = os.getpid()
-        self._faults: list[str] = []
-        self._lost_writes = 0
         self._host: HostMemory | None = None
         self._timeline: Any = None  # a PhaseTimeline from __enter__ on
         self._finished = self._stopped = False
@@ -239,7 +229,7 @@ class Recorder:
             if self._active:
                 self._write_waiting()
             if self._step_writer is not None:
-                self._faults += self._step_writer.finish()
+                self._failures.texts += self._step_writer.finish()
         finally:  # a signal handler of the program's may raise meanwhile
             self._uninstall()
 
@@ -270,7 +260,7 @@ class Recorder:
                     if self._timeline is None
                     else self._timeline.last_ns - self._timeline.started_ns,
                     error=None if error is None else program_error(error),
-                    gpuprobe_faults=tuple(self._faults),
+                    gpuprobe_faults=tuple(self._failures.texts),
                 )
             )
         )
@@ -541,49 +531,25 @@ class Recorder:
             if self._per_step is not None:
                 self._per_step.collectives.remove()
             if not self._traces.stop():
-                self._faults.append("the dispatch mode stays: another mode lies above it")
+                self._failures.texts.append("the dispatch mode stays: another mode lies above it")
         except Exception as error:  # noqa: BLE001 - leaving must not end the program either
-            self._faults.append(f"{type(error).__name__}: {error}")
+            self._failures.texts.append(described(error))
 
     def fault(self, error: Exception) -> None:
         """A hook failed."""
         self._fault(error)
 
     def _fault(self, error: Exception) -> None:
-        """Something of ours failed: say so once, get out of the way."""
-        text = f"{type(error).__name__}: {error}"
-        if text in self._faults:  # of the next step's record, which was waiting already
-            return
-        self._faults.append(text)
-        _log.debug("gpuprobe fault", exc_info=error)
+        """Something of ours failed: get out of the way, and report it once."""
+        self._failures.fault(error, self._pause)
+
+    def _pause(self) -> None:
         # The hooks stay, and do nothing, until `stop`: this may be inside one of them, or another
         # thread, while torch goes through the very list that they are in.
         self._active = False
         if self._per_step is not None:
             self._per_step.collectives.active = False
         self._traces.pause()
-        self._report(f"gpuprobe stopped recording, the program goes on: {text}")
-
-    def _report(self, text: str) -> None:
-        """Warn. That may be the program's own logging, which may fail, too."""
-        try:
-            self._warn(text)
-        except Exception as error:
-            if from_program(error):
-                raise
-            self._faults.append(f"a warning was lost: {type(error).__name__}: {error}")
-
-    def _write(self, action: Callable[[], object]) -> None:
-        """Write to the recording. A full disk costs what could not be written, no more."""
-        try:
-            action()
-        except OSError as error:  # TimeoutError is one, too
-            if from_program(error):
-                raise
-            self._lost_writes += 1
-            if self._lost_writes == 1:
-                self._faults.append(f"writing the recording: {error}")
-                self._report(f"gpuprobe cannot write its recording, the program goes on: {error}")
 
 
 def _listed(value: Any) -> list[Any]:

@@ -1,0 +1,70 @@
+"""What goes wrong while a program is recorded: noted, reported once, and never the program's.
+
+A full disk costs what could not be written, no more; a fault of gpuprobe's ends the recording.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from gpuprobe.model.run.session import ProgramError
+from gpuprobe.sampler.interruptions import from_program
+
+__all__ = ["Failures", "described", "program_error"]
+
+_log = logging.getLogger("gpuprobe")
+
+
+class Failures:
+    """Of one recorder. ``texts`` is what the end of the recording lists."""
+
+    def __init__(self, warn: Callable[[str], None] = _log.warning) -> None:
+        self.texts: list[str] = []
+        self._warn = warn
+        self._lost_writes = 0
+
+    def fault(self, error: Exception, stop: Callable[[], None]) -> None:
+        """``stop`` the recording for a fault, and report that; not for one that is known."""
+        text = described(error)
+        if text in self.texts:  # of the next step's record, which was waiting already
+            return
+        self.texts.append(text)
+        _log.debug("gpuprobe fault", exc_info=error)
+        stop()
+        self._report(f"gpuprobe stopped recording, the program goes on: {text}")
+
+    def write(self, action: Callable[[], object]) -> None:
+        """Write to the recording: what cannot be written is lost, and reported the first time."""
+        try:
+            action()
+        except OSError as error:  # TimeoutError is one, too
+            if from_program(error):
+                raise
+            self._lost_writes += 1
+            if self._lost_writes == 1:
+                self.texts.append(f"writing the recording: {error}")
+                self._report(f"gpuprobe cannot write its recording, the program goes on: {error}")
+
+    def _report(self, text: str) -> None:
+        """Warn. That may be the program's own logging, which may fail, too."""
+        try:
+            self._warn(text)
+        except Exception as error:
+            if from_program(error):
+                raise
+            self.texts.append(f"a warning was lost: {described(error)}")
+
+
+def described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def program_error(error: BaseException) -> ProgramError:
+    """What ended the program, as data. Knows torch's out-of-memory error by its name, and
+    the allocation failure of the CPU by its text.
+    """
+    name = type(error).__name__
+    text = str(error)
+    out_of_memory = name in ("OutOfMemoryError", "MemoryError") or "you tried to allocate" in text
+    return ProgramError(type=name, message=text[:2000], out_of_memory=out_of_memory)
