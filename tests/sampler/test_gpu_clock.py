@@ -94,7 +94,7 @@ def test_times_are_those_between_the_same_marks() -> None:
     spans = step_of(device, timeline, 3.0, 5.5)
     found: list[Step] = []
     clock.when_over(
-        spans, lambda spans: found.append(assemble(0, spans, origin_ns=0, gpu_ns=spans))
+        spans, lambda times: found.append(assemble(0, spans, origin_ns=0, gpu_ns=times))
     )
     assert not found  # the GPU has done nothing yet
     device.done = device.queued

@@ -328,13 +328,13 @@ def test_optimizers_without_end_do_not_have_all_objects_looked_through_each_time
         hooks = recorder._hooks
         hooks._next = float("inf")
         for _ in range(SEARCHES):
-            hooks.look_again()
+            hooks.search_again()
         assert hooks._looks == SEARCHES
         hooks._next = float("inf")
-        hooks.look_again()
+        hooks.search_again()
         assert hooks._looks == SEARCHES
         hooks._next = 0.0
-        hooks.look_again()
+        hooks.search_again()
         assert hooks._looks == SEARCHES + 1
 
 

@@ -142,67 +142,104 @@ def leaks_over_steps(
     allocator gives the same addresses out again, so a block is taken for the same only where no
     block of its line and size was ever seen to go.
     """
-    alive: dict[int, tuple[int, str, int]] = {}  # address -> (step that made it, line, size)
-    ended: list[tuple[int, int, str, int]] = []  # made in, gone in, line, size
-    recycled: set[tuple[str, int]] = set()  # (line, size) of blocks that went after their trace
-    device = ""
-    numbers: list[int] = []
-    for position, trace in enumerate(traces):
-        number = position if trace.step is None else trace.step
-        if numbers and trace.step is None and number <= numbers[-1]:
-            number = numbers[-1] + 1
-        is_next = not numbers or number <= numbers[-1] + 1
-        if not numbers or number > numbers[-1]:
-            numbers.append(number)
-        number = numbers[-1]
-        device = trace.device
+    follower = _Follower(is_user)
+    for trace in traces:
+        follower.add(trace)
+    if not follower.numbers:
+        return Unavailable("no step of this recording has a trace", ReadStatus.NOT_COLLECTED)
+    last = follower.numbers[-1]
+    tally = _Tally(follower.numbers, survive)
+    for owner in follower.alive.values():
+        tally.add(owner.line, owner.made, last + 1, owner.size)
+    for owner, gone in follower.ended:
+        tally.add(owner.line, owner.made, gone, owner.size)
+    return tally.result(follower.device, "the recording's steps")
+
+
+class _Owner(NamedTuple):
+    """A block as it is known from trace to trace: the step that made it, its line and bytes."""
+
+    made: int
+    line: str
+    size: int
+
+
+class _Follower:
+    """The blocks of one trace after another. ``alive``: by address; ``ended``: with the step in
+    which they went; ``numbers``: of the steps.
+    """
+
+    def __init__(self, is_user: UserFrame) -> None:
+        self._is_user = is_user
+        self._recycled: set[tuple[str, int]] = set()  # (line, size) of what went after its trace
+        self.alive: dict[int, _Owner] = {}
+        self.ended: list[tuple[_Owner, int]] = []
+        self.numbers: list[int] = []
+        self.device = ""
+        self._traces = 0
+
+    def add(self, trace: MemoryTrace) -> None:
+        is_next = self._count(trace)
         ledger = ledger_of(trace)
-        lines = Lines(trace.stacks, is_user)
+        lines = Lines(trace.stacks, self._is_user)
         addresses = ledger.values("address", range(len(ledger)))
         # Half of a step may have no trace, so that the number alone does not tell.
-        is_next = is_next and alive.keys() <= set(addresses[ledger.made :])
+        is_next = is_next and self.alive.keys() <= set(addresses[ledger.made :])
         if not is_next:
-            stack, freed = ledger.stack, ledger.freed
-            recycled |= {
-                (lines.line(stack[row]), ledger.size[row])
-                for row in range(ledger.made, len(ledger))
-                if freed[row] < ledger.events and stack[row]
-            }
-        following: dict[int, tuple[int, str, int]] = {}
+            self._recycle_unknown(ledger, lines)
+        before, self.alive = self.alive, {}
         carried = set()
         for row, address in enumerate(addresses):
             is_made = row < ledger.made
-            line = lines.line(ledger.stack[row])
-            made = (number, line, ledger.size[row])
-            is_alive = ledger.freed[row] >= ledger.events
+            stack = ledger.stack[row]
+            owner = _Owner(self.numbers[-1], lines.line(stack), ledger.size[row])
             if not is_made:
-                # Another size or line: another block got the address while nobody looked.
-                known = alive.get(address)
-                if known is None or known[2] != made[2] or (ledger.stack[row] and known[1] != line):
-                    continue
-                if not is_next and known[1:] in recycled:
+                known = self._same(before.get(address), owner, stack, is_next=is_next)
+                if known is None:
                     continue
                 carried.add(address)
-                made = known
-            if is_alive:
-                following[address] = made
+                owner = known
+            if ledger.freed[row] >= ledger.events:
+                self.alive[address] = owner
             elif not is_made:
-                recycled.add(made[1:])
-                ended.append((made[0], number, made[1], made[2]))
-        # Gone without a free that was seen: between the traces.
-        for address, made in alive.items():
-            if address not in carried:
-                recycled.add(made[1:])
-                ended.append((made[0], number, made[1], made[2]))
-        alive = following
-    if not numbers:
-        return Unavailable("no step of this recording has a trace", ReadStatus.NOT_COLLECTED)
-    tally = _Tally(numbers, survive)
-    for made_in, line, size in alive.values():
-        tally.add(line, made_in, numbers[-1] + 1, size)
-    for made_in, gone, line, size in ended:
-        tally.add(line, made_in, gone, size)
-    return tally.result(device, "the recording's steps")
+                self._gone(owner)
+        for address, owner in before.items():
+            if address not in carried:  # it went without a free that was seen: between the traces
+                self._gone(owner)
+
+    def _count(self, trace: MemoryTrace) -> bool:
+        """Find the number of the trace's step. Whether it follows the last one."""
+        numbers = self.numbers
+        number = self._traces if trace.step is None else trace.step
+        if numbers and trace.step is None:
+            number = max(number, numbers[-1] + 1)
+        self._traces += 1
+        is_next = not numbers or number <= numbers[-1] + 1
+        if not numbers or number > numbers[-1]:
+            numbers.append(number)
+        self.device = trace.device
+        return is_next
+
+    def _recycle_unknown(self, ledger: Ledger, lines: Lines) -> None:
+        """After a gap: what this trace frees of an earlier one may have been made in the gap."""
+        self._recycled |= {
+            (lines.line(ledger.stack[row]), ledger.size[row])
+            for row in range(ledger.made, len(ledger))
+            if ledger.freed[row] < ledger.events and ledger.stack[row]
+        }
+
+    def _same(
+        self, known: _Owner | None, found: _Owner, stack: int, *, is_next: bool
+    ) -> _Owner | None:
+        """The block that was known at an address, where it is still the one that is there."""
+        # Another size or line: another block got the address between the traces.
+        if known is None or known.size != found.size or (stack and known.line != found.line):
+            return None
+        return known if is_next or known[1:] not in self._recycled else None
+
+    def _gone(self, owner: _Owner) -> None:
+        self._recycled.add(owner[1:])
+        self.ended.append((owner, self.numbers[-1]))
 
 
 class _Survived(NamedTuple):

@@ -28,7 +28,7 @@ from gpuprobe.analysis.trace.block_sizes import BlockSizes
 from gpuprobe.analysis.trace.columns import selector
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import BlockState, TraceAction
-from gpuprobe.model.trace import COLUMNS, EventColumns, LiveColumns, MemoryTrace, WeaklyReferable
+from gpuprobe.model.trace import COLUMNS, LiveColumns, MemoryTrace, WeaklyReferable
 
 __all__ = ["Checks", "Ledger", "ledger_of"]
 
@@ -166,40 +166,65 @@ def ledger_of(trace: MemoryTrace | Ledger) -> Ledger:
 
 
 def _built(trace: MemoryTrace) -> Ledger:
-    events = trace.events
-    count = len(events)
+    _check_sizes(trace)
+    ledger = _with_rows(trace)
+    opened = _matched(ledger)
+    final = _final_sizes(ledger, opened)
+    baseline = ledger.baseline
+    ledger.start.extend([-1] * len(baseline))
+    ledger.requested.extend(baseline.size)
+    ledger.stack.extend(baseline.stack)
+    if ledger.by_allocator:
+        sizes = BlockSizes(
+            trace, ledger.start, ledger.done, ledger.requested, baseline.address, final
+        )
+        ledger.size = sizes.size
+        ledger.checks.resized, ledger.checks.assumed_slack = sizes.resized, sizes.assumed
+    return ledger
+
+
+def _check_sizes(trace: MemoryTrace) -> None:
     held = sum(trace.baseline.size) + sum(segment.total_size for segment in trace.segments)
     blocks = sum(b.size + b.requested_size for s in trace.segments for b in s.blocks)
-    if max(held, blocks) + sum(events.size) > _MOST_BYTES:
+    if max(held, blocks) + sum(trace.events.size) > _MOST_BYTES:
         raise DataError("damaged memory trace: its sizes add up to more than any device has")
-    checks = Checks()
+
+
+def _with_rows(trace: MemoryTrace) -> Ledger:
+    """The rows of events, and ends for these and for the trace's baseline, none of them met."""
+    events = trace.events
+    count = len(events)
     is_alloc = selector(events.action, _ALLOC)
     start = array("q", compress(range(count), is_alloc))
     requested = array("Q", compress(events.size, is_alloc))
-    made = len(start)
     baseline = LiveColumns()
     for name in COLUMNS:
         getattr(baseline, name).extend(trace.baseline.column(name))
-    listed = len(baseline)
-    by_allocator = (
-        bool(trace.segments)
+    rows = len(start) + len(baseline)
+    return Ledger(
+        trace=trace,
+        events=count,
+        made=len(start),
+        start=start,
+        freed=[count] * rows,
+        done=[count] * rows,
+        requested=requested,
+        size=requested,
+        stack=array("I", compress(events.column("stack"), is_alloc)),
+        baseline=baseline,
+        by_allocator=bool(trace.segments)
         or trace.settings is not None
-        or any(code in events.action for code in _SEGMENT_ACTIONS)
+        or any(code in events.action for code in _SEGMENT_ACTIONS),
+        checks=Checks(),
     )
 
-    freed = [count] * (made + listed)
-    done = [count] * (made + listed)
-    # Address -> row. The later of two baseline rows with one address counts as the live one.
-    opened = dict(zip(baseline.address, range(made, made + listed), strict=True))
 
-    def unlisted(address: int, size: int, until: int, **known: int) -> int:
-        """Add a baseline row for memory that only its end gave away."""
-        checks.unlisted += 1
-        baseline.append(_ALLOC, address, size, **known)
-        freed.append(until)
-        done.append(count)
-        return made + len(baseline) - 1
-
+def _matched(ledger: Ledger) -> dict[int, int]:
+    """Find the end of every row. Returns what is alive after the last event: address -> row."""
+    events, count, checks = ledger.trace.events, ledger.events, ledger.checks
+    freed, done = ledger.freed, ledger.done
+    # The later of two baseline rows with one address counts as the live one.
+    opened = dict(zip(ledger.baseline.address, range(ledger.made, len(freed)), strict=True))
     row = 0
     for event, action, at in zip(range(count), events.action, events.address, strict=True):
         if action == _ALLOC:
@@ -215,7 +240,7 @@ def _built(trace: MemoryTrace) -> Ledger:
             try:
                 freed[opened[at]] = event
             except KeyError:
-                opened[at] = unlisted(at, events.size[event], event, **_where(events, event))
+                opened[at] = _freed_only(ledger, event, event)
         elif action == _FREE_COMPLETED:
             if at in opened:
                 old = opened.pop(at)
@@ -225,53 +250,47 @@ def _built(trace: MemoryTrace) -> Ledger:
             else:
                 # Torch records both halves of a free. Where only the second is in the trace,
                 # the block was already pending when the trace began.
-                when = -1 if by_allocator else event
-                done[unlisted(at, events.size[event], when, **_where(events, event))] = event
-
-    final: dict[int, int] = {}  # row -> size of its block
-    if trace.segments:
-        pool_index = {pool: index for index, pool in enumerate(trace.pools)}
-        for segment in trace.segments:
-            for block in segment.blocks:
-                if block.state is BlockState.INACTIVE:
-                    continue
-                at = block.address
-                if at not in opened:
-                    opened[at] = unlisted(
-                        at,
-                        block.requested_size or block.size,
-                        -1 if block.state is BlockState.PENDING_FREE else count,
-                        stack=block.stack,
-                        stream=segment.stream,
-                        pool=pool_index.get(segment.pool_id, 0),
-                    )
-                final[opened[at]] = block.size
-        checks.lost = len(opened) - len(final)
-
-    stack = array("I", compress(events.column("stack"), is_alloc))
-    stack.extend(baseline.stack)
-    start.extend([-1] * len(baseline))
-    requested.extend(baseline.size)
-    ledger = Ledger(
-        trace=trace,
-        events=count,
-        made=made,
-        start=start,
-        freed=freed,
-        done=done,
-        requested=requested,
-        size=requested,
-        stack=stack,
-        baseline=baseline,
-        by_allocator=by_allocator,
-        checks=checks,
-    )
-    if by_allocator:
-        sizes = BlockSizes(trace, start, done, requested, baseline.address, final)
-        ledger.size = sizes.size
-        checks.resized, checks.assumed_slack = sizes.resized, sizes.assumed
-    return ledger
+                done[_freed_only(ledger, event, -1 if ledger.by_allocator else event)] = event
+    return opened
 
 
-def _where(events: EventColumns, event: int) -> dict[str, int]:
-    return {"stream": events.column("stream")[event], "pool": events.column("pool")[event]}
+def _freed_only(ledger: Ledger, event: int, until: int) -> int:
+    """The row of a block that the trace only frees, at ``event``."""
+    events = ledger.trace.events
+    known = {name: events.column(name)[event] for name in ("stream", "pool")}
+    return _unlisted(ledger, events.address[event], events.size[event], until, **known)
+
+
+def _unlisted(ledger: Ledger, address: int, size: int, until: int, **known: int) -> int:
+    """Add a baseline row for memory that only its end gave away."""
+    ledger.checks.unlisted += 1
+    ledger.baseline.append(_ALLOC, address, size, **known)
+    ledger.freed.append(until)
+    ledger.done.append(ledger.events)
+    return ledger.made + len(ledger.baseline) - 1
+
+
+def _final_sizes(ledger: Ledger, opened: dict[int, int]) -> dict[int, int]:
+    """Row -> size of its block in the final layout. What that alone shows is added to the rows."""
+    trace = ledger.trace
+    if not trace.segments:
+        return {}
+    final: dict[int, int] = {}
+    pool_index = {pool: index for index, pool in enumerate(trace.pools)}
+    for segment in trace.segments:
+        for block in segment.blocks:
+            if block.state is BlockState.INACTIVE:
+                continue
+            if block.address not in opened:
+                opened[block.address] = _unlisted(
+                    ledger,
+                    block.address,
+                    block.requested_size or block.size,
+                    -1 if block.state is BlockState.PENDING_FREE else ledger.events,
+                    stack=block.stack,
+                    stream=segment.stream,
+                    pool=pool_index.get(segment.pool_id, 0),
+                )
+            final[opened[block.address]] = block.size
+    ledger.checks.lost = len(opened) - len(final)
+    return final
