@@ -122,7 +122,7 @@ class StepWriter:
             # Without their events: those are given back here, by the thread that trains.
             bare = [PhaseSpan(s.path, _bare(s.start), _bare(s.end)) for s in spans]
             later = functools.partial(make, bare)
-            self._gpu_clock.when_over(spans, lambda spans: self._later(later, gpu_ns=spans))
+            self._gpu_clock.when_over(spans, lambda times: self._later(later, gpu_ns=times))
         else:
             self._later(functools.partial(make, spans))
         return traces

@@ -168,46 +168,16 @@ class _Places:
     @classmethod
     def of(cls, models: list[Any], optimizers: list[Any]) -> _Places | None:
         """None where a tensor has no address of its own (sparse, a wrapper subclass)."""
-        parameters: list[Any] = []
-        others: list[Any] = []
-        modules: list[Any] = models.copy()
-        met = set(map(id, modules))
-        for module in modules:  # grows while it is gone through
-            if module._parameters:
-                parameters += module._parameters.values()
-            if module._buffers:
-                others += module._buffers.values()
-            for child in module._modules.values():
-                if id(child) not in met and child is not None:
-                    met.add(id(child))
-                    modules.append(child)
-        buffers = len(others)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                parameters += group["params"]
-            for state in optimizer.state.values():
-                if state.__class__ is not dict:
-                    return None
-                others += state.values()
-        once = dict(zip(map(id, parameters), parameters, strict=True))
-        once.pop(id(None), None)  # an unset parameter
-        parameters = list(once.values())
-        # A state may hold numbers, and things that hold tensors in turn (LBFGS): the walk's part.
-        if not set(map(type, parameters)) <= _TENSORS or not set(map(type, others)) <= (
-            _KNOWN_TYPES
-        ):
+        found = _held_by(models, optimizers)
+        if found is None:
             return None
+        parameters, others, buffers = found
         held = [tensor for tensor in others if tensor.__class__ in _TENSORS]
         try:
             with torch._C.DisableTorchFunction():
-                if not all(map(_is_leaf, parameters)):  # reading their .grad would warn
+                gradients = _gradients_of(parameters)
+                if gradients is None:
                     return None
-                gradients = [g for g in map(_grad, parameters) if g is not None]
-                if not set(map(type, gradients)) <= _TENSORS:
-                    return None
-                for gradient in gradients:
-                    if gradient.layout is not torch.strided:
-                        return None
                 return cls(
                     (
                         buffers,
@@ -222,3 +192,46 @@ class _Places:
             if from_program(error):
                 raise
             return None
+
+
+def _held_by(models: list[Any], optimizers: list[Any]) -> tuple[list[Any], list[Any], int] | None:
+    """The parameters; buffers and what the optimizers' state holds; how many of those are buffers.
+    None where something among them is for the walk to go through.
+    """
+    parameters: list[Any] = []
+    others: list[Any] = []
+    modules: list[Any] = models.copy()
+    met = set(map(id, modules))
+    for module in modules:  # grows while it is gone through
+        if module._parameters:
+            parameters += module._parameters.values()
+        if module._buffers:
+            others += module._buffers.values()
+        for child in module._modules.values():
+            if id(child) not in met and child is not None:
+                met.add(id(child))
+                modules.append(child)
+    buffers = len(others)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            parameters += group["params"]
+        for state in optimizer.state.values():
+            if state.__class__ is not dict:
+                return None
+            others += state.values()
+    once = dict(zip(map(id, parameters), parameters, strict=True))
+    once.pop(id(None), None)  # an unset parameter
+    parameters = list(once.values())
+    # A state may hold numbers, and things that hold tensors in turn (LBFGS): the walk's part.
+    if set(map(type, parameters)) <= _TENSORS and set(map(type, others)) <= _KNOWN_TYPES:
+        return parameters, others, buffers
+    return None
+
+
+def _gradients_of(parameters: list[Any]) -> list[Any] | None:
+    if not all(map(_is_leaf, parameters)):  # reading their .grad would warn
+        return None
+    gradients = [g for g in map(_grad, parameters) if g is not None]
+    if not set(map(type, gradients)) <= _TENSORS:
+        return None
+    return gradients if all(g.layout is torch.strided for g in gradients) else None
