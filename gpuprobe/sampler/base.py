@@ -20,7 +20,7 @@ from gpuprobe.model.run.session import (
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Unavailable
 
-__all__ = ["AtEnd", "DeviceMark", "Mark", "MemorySource", "Sink"]
+__all__ = ["AtEnd", "DeviceMark", "Mark", "MemorySource", "Sink", "as_bytes"]
 
 
 class Sink(Protocol):
@@ -81,16 +81,13 @@ class AtEnd(NamedTuple):
     def window(self, window: DeviceWindow) -> DeviceWindow:
         """The step's window with what belongs to it."""
         used = self.used.get(window.device)
-        if used is None:
-            return window
-        known = used if isinstance(used, Unavailable) else Bytes(used)
-        return replace(window, device_used=known)
+        return window if used is None else replace(window, device_used=as_bytes(used))
 
     def host(self, host: HostWindow) -> HostWindow:
-        return replace(host, pinned=_bytes(self.pinned), pinned_held=_bytes(self.pinned_held))
+        return replace(host, pinned=as_bytes(self.pinned), pinned_held=as_bytes(self.pinned_held))
 
 
-def _bytes(value: int | Unavailable) -> Bytes | Unavailable:
+def as_bytes(value: int | Unavailable) -> Bytes | Unavailable:
     return value if isinstance(value, Unavailable) else Bytes(value)
 
 

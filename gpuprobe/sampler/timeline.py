@@ -24,7 +24,7 @@ from gpuprobe.model.run.session import (
     Step,
 )
 from gpuprobe.model.values import Bytes, Peak, Unavailable
-from gpuprobe.sampler.base import AtEnd, DeviceMark, Mark
+from gpuprobe.sampler.base import AtEnd, DeviceMark, Mark, as_bytes
 
 __all__ = [
     "MANY_PHASES",
@@ -360,14 +360,10 @@ class _Sum:
 
     def host(self) -> HostWindow:
         return HostWindow(
-            rss_start=_bytes(self.first.rss),
-            rss_end=_bytes(self.last.rss),
+            rss_start=as_bytes(self.first.rss),
+            rss_end=as_bytes(self.last.rss),
             rss_peak=Unavailable("no span") if self.rss_peak is None else self.rss_peak,
         )
-
-
-def _bytes(value: int | Unavailable) -> Bytes | Unavailable:
-    return value if isinstance(value, Unavailable) else Bytes(value)
 
 
 def _untouched(mark: DeviceMark) -> DeviceMark:

@@ -72,9 +72,10 @@ class StartState:
     homeless: list[PlacedBlock] = field(default_factory=list)
     open_slack: dict[int, int] = field(default_factory=dict)
 
-    @property
-    def empty(self) -> bool:
-        return not (self.segments or self.ranges or self.homeless)
+    def parts(self) -> list[PlacedSegment]:
+        """Every segment and mapped part of one, by address."""
+        parts = [*self.segments, *(part for where in self.ranges for part in where.parts)]
+        return sorted(parts, key=lambda part: part.address)
 
 
 def pool_indices(trace: MemoryTrace) -> dict[tuple[int, int], int]:
@@ -96,10 +97,7 @@ def start_state(
     olds = _old_blocks(trace)
     state.segments = _old_segments(trace)
     state.ranges = _old_ranges(trace, settings, device_memory)
-    homes = sorted(
-        [*state.segments, *(part for where in state.ranges for part in where.parts)],
-        key=lambda home: home.address,
-    )
+    homes = state.parts()
     starts = [home.address for home in homes]
     housed: list[tuple[_Old, PlacedSegment]] = []
     for old in olds:

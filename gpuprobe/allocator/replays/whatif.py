@@ -100,17 +100,10 @@ class SettingsAdvice:
 
 @dataclass(slots=True)
 class _Measured:
-    """One simulation."""
+    """One simulation: ``figures`` by the name that they have in `WhatIfOutcome`."""
 
-    peak_allocated: int
-    peak_reserved: int
-    fragmentation: int
-    device_allocs: int
-    device_frees: int
-    retries: int
-    ooms: int
+    figures: dict[str, int]
     failed: int
-    served_after_all: int
 
 
 def what_if(
@@ -135,16 +128,9 @@ def what_if(
     return WhatIfOutcome(
         settings=settings,
         change=differences(recorded.settings, settings),
-        peak_allocated=_range([r.peak_allocated for r in runs]),
-        peak_reserved=_range([r.peak_reserved for r in runs]),
-        fragmentation=_range([r.fragmentation for r in runs]),
-        device_allocs=_range([r.device_allocs for r in runs]),
-        device_frees=_range([r.device_frees for r in runs]),
-        retries=_range([r.retries for r in runs]),
-        ooms=_range([r.ooms for r in runs]),
-        would_oom=sum(r.failed > 0 for r in runs),
-        served_after_all=_range([r.served_after_all for r in runs]),
+        would_oom=sum(run.failed > 0 for run in runs),
         orders=len(runs),
+        **{name: _range([run.figures[name] for run in runs]) for name in runs[0].figures},
     )
 
 
@@ -167,8 +153,9 @@ def _simulate(
         tie_by_address=recorded.tie_rule == "address",
     )
     live = _allocate_old(sim, state)
-    failed = len(state.homeless) + _count(state) - len(live)
-    before = (sim.device_allocs, sim.device_frees, sim.retries, sim.ooms)
+    old = len(state.homeless) + sum(len(part.blocks) for part in state.parts())
+    failed = old - len(live)
+    before = {name: getattr(sim, name) for name in _CALLS}
     served = 0
     events = trace.events
     flushes = set(recorded.flushes)
@@ -207,17 +194,17 @@ def _simulate(
         elif index in flushes:
             sim.empty_cache()
     idle = sim.peak_reserved - min(sim.active_at_peak, sim.peak_reserved)
-    return _Measured(
-        peak_allocated=sim.peak_allocated,
-        peak_reserved=sim.peak_reserved,
-        fragmentation=idle * 1_000_000 // sim.peak_reserved if sim.peak_reserved else 0,
-        device_allocs=sim.device_allocs - before[0],
-        device_frees=sim.device_frees - before[1],
-        retries=sim.retries - before[2],
-        ooms=sim.ooms - before[3],
-        failed=failed,
-        served_after_all=served,
-    )
+    figures = {
+        "peak_allocated": sim.peak_allocated,
+        "peak_reserved": sim.peak_reserved,
+        "fragmentation": idle * 1_000_000 // sim.peak_reserved if sim.peak_reserved else 0,
+        "served_after_all": served,
+    }
+    figures |= {name: getattr(sim, name) - count for name, count in before.items()}
+    return _Measured(figures, failed)
+
+
+_CALLS = ("device_allocs", "device_frees", "retries", "ooms")
 
 
 def _request(sim: Simulator, size: int, stream: int, pool: int) -> PoolBlock | None:
@@ -232,25 +219,12 @@ def _request(sim: Simulator, size: int, stream: int, pool: int) -> PoolBlock | N
         sim.end_capture(pool)
 
 
-def _count(state: StartState) -> int:
-    parts = [*state.segments, *(part for where in state.ranges for part in where.parts)]
-    return sum(len(part.blocks) for part in parts)
-
-
 def _allocate_old(sim: Simulator, state: StartState) -> dict[int, PoolBlock]:
     """Allocate what was alive before the trace, lowest address first."""
-    parts = [*state.segments, *(part for where in state.ranges for part in where.parts)]
-    parts.sort(key=lambda part: part.address)
+    housed = [(old, part.stream, part.pool) for part in state.parts() for old in part.blocks]
     live = {}
-    for part in parts:
-        for old in part.blocks:
-            block = _request(sim, old.requested, part.stream, part.pool)
-            if block is not None:
-                live[old.address] = block
-                if old.pending:
-                    sim.request_free(block)
-    for old in state.homeless:
-        block = _request(sim, old.requested, 0, 0)
+    for old, stream, pool in [*housed, *((old, 0, 0) for old in state.homeless)]:
+        block = _request(sim, old.requested, stream, pool)
         if block is not None:
             live[old.address] = block
             if old.pending:

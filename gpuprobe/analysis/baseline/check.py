@@ -16,7 +16,7 @@ from gpuprobe.analysis.baseline.model import (
     MetricResult,
     Tolerance,
 )
-from gpuprobe.analysis.compare.accounts import Account
+from gpuprobe.analysis.compare.accounts import Account, most_bytes
 from gpuprobe.analysis.compare.causes import Context, explain
 from gpuprobe.analysis.compare.diff import DiffRow, join_rows
 from gpuprobe.analysis.compare.matching import LineInfo, match_lines, match_modules
@@ -140,7 +140,7 @@ class _Unmatched:
         for row in (*self.gone, *self.new):
             side = one if row.status == "removed" else two
             side[re.split(r"[.](?!py\b)|:", row.key)[0]] += row.before + row.after
-        return _most(one), _most(two)
+        return most_bytes(one), most_bytes(two)
 
     def files(self, rows: Iterable[DiffRow]) -> set[str]:
         """The files of the rows."""
@@ -204,8 +204,8 @@ def _context(before: Baseline, after: Baseline) -> Context:
     )
     return Context(
         (one, two) if one and two and one != two else None,
-        _most(models),
-        _most(starts),
+        most_bytes(models),
+        most_bytes(starts),
         freed,
         growing=_growing(before, after),
     )
@@ -222,10 +222,6 @@ def _growing(before: Baseline, after: Baseline) -> frozenset[str]:
         for line in after.accounts.get(name, Account(0)).lines
         if line.bytes > max(0, was.get(line.key, 0))
     )
-
-
-def _most(counter: Counter[str]) -> str:
-    return min(counter, key=lambda key: (-counter[key], key), default="")
 
 
 # -- pairing what moved

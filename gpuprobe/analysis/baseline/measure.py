@@ -17,12 +17,12 @@ from gpuprobe.analysis.compare.accounts import (
     growth,
     reserved_at,
 )
-from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks
+from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, window_of
 from gpuprobe.analysis.trace.frames import UserFrame, is_user_frame
 from gpuprobe.analysis.trace.parts import AFTER, FIRST, LATER, Traced, TracePoint, traced
 from gpuprobe.errors import DataError
 from gpuprobe.model.run.recording import Recording
-from gpuprobe.model.run.session import DeviceWindow, Step
+from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import Unavailable
 
 __all__ = ["baseline_of"]
@@ -116,17 +116,13 @@ def _points(found: Traced) -> list[tuple[str, TracePoint]]:
     return phases + [(_KINDS[kind], kinds[kind]) for kind in _KINDS if kind in kinds]
 
 
-def _window(step: Step, device: str) -> DeviceWindow | None:
-    return next((window for window in step.windows if window.device == device), None)
-
-
 def _metrics(site: PeakSite, steps: list[Step]) -> dict[str, int]:
     found: dict[str, int] = {}
     assert not isinstance(site.amount, Unavailable)
     found["peak_allocated"] = site.amount.at_least
     if not isinstance(site.reserved, Unavailable):
         found["peak_reserved"] = site.reserved.at_least
-    windows = [window for step in steps if (window := _window(step, site.device)) is not None]
+    windows = [window for step in steps if (window := window_of(step.windows, site.device))]
     ends = [window.end.allocated for window in windows]
     known = [int(end) for end in ends if not isinstance(end, Unavailable)]
     if known:

@@ -37,6 +37,7 @@ __all__ = [
     "device_allocs",
     "growth",
     "merged_shares",
+    "most_bytes",
     "reserved_at",
 ]
 
@@ -160,8 +161,8 @@ class _Gathered:
                 row.bytes,
                 row.blocks,
                 _sorted(row.categories),
-                _most(row.until),
-                _most(row.calls),
+                most_bytes(row.until),
+                most_bytes(row.calls),
                 tuple(sorted(row.paths.items(), key=lambda item: (-item[1], item[0]))),
             )
             for key, row in self._rows.items()
@@ -200,7 +201,7 @@ def _sorted(counter: Counter[str]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(named, key=lambda item: (-item[1], item[0])))
 
 
-def _most(counter: Counter[str]) -> str:
+def most_bytes(counter: Counter[str]) -> str:
     """The key with most bytes, of equals the smallest: the same from run to run."""
     return min(counter, key=lambda key: (-counter[key], key), default="")
 

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuprobe.analysis.compare.accounts import Account, LineShare
+from gpuprobe.analysis.compare.accounts import Account, LineShare, most_bytes
 from gpuprobe.analysis.compare.diff import DiffRow
 from gpuprobe.model.text import human_bytes, human_delta
 
@@ -229,7 +229,7 @@ def _grown_category(
     for row in rows:
         sizes.update(dict(lines.get(row.key, _NOTHING).categories))
         sizes.subtract(dict(was.get(row.moved_from or row.key, _NOTHING).categories))
-    return min(sizes, key=lambda key: (-sizes[key], key), default="")
+    return most_bytes(sizes)
 
 
 def _weighted(

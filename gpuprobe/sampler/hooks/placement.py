@@ -75,40 +75,32 @@ def place(model: Any) -> Iterator[Placed]:
 
 
 def _place(module: Any, name: str, counted: set[int]) -> Iterator[Placed]:
-    by_device: dict[str, int] = {}
-    new: set[int] = set()
-    for tensor in _held(module):
-        if id(tensor) in counted or id(tensor) in new:
-            continue
-        new.add(id(tensor))
-        for plain in plain_tensors(tensor):
-            device = str(plain.device)
-            by_device[device] = by_device.get(device, 0) + plain.numel() * plain.element_size()
+    whole = [part for _, part in modules_of(module)]
+    by_device, new = _by_device(whole, counted)
     children = [(key, child) for key, child in module._modules.items() if child is not None]
-    if len(by_device) <= 1 or not children:
-        counted |= new
-        for device, size in by_device.items():
-            yield Placed("module", name, device, Bytes(size), type(module).__name__)
-        return
-    own: dict[str, int] = {}
-    for tensor in (*module._parameters.values(), *module._buffers.values()):
-        if tensor is None or id(tensor) in counted:
-            continue
-        counted.add(id(tensor))
-        for plain in plain_tensors(tensor):
-            device = str(plain.device)
-            own[device] = own.get(device, 0) + plain.numel() * plain.element_size()
-    for device, size in own.items():
+    divided = len(by_device) > 1 and bool(children)
+    if divided:
+        by_device, new = _by_device([module], counted)
+    counted |= new
+    for device, size in by_device.items():
         yield Placed("module", name, device, Bytes(size), type(module).__name__)
-    for key, child in children:
+    for key, child in children if divided else ():
         yield from _place(child, f"{name}.{key}", counted)
 
 
-def _held(module: Any) -> Iterator[Any]:
-    for _, part in modules_of(module):
-        for tensor in (*part._parameters.values(), *part._buffers.values()):
-            if tensor is not None:
-                yield tensor
+def _by_device(modules: Iterable[Any], counted: set[int]) -> tuple[dict[str, int], set[int]]:
+    """The bytes that these modules hold themselves, and the tensors, without those counted."""
+    found: dict[str, int] = {}
+    new: set[int] = set()
+    for module in modules:
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is None or id(tensor) in counted or id(tensor) in new:
+                continue
+            new.add(id(tensor))
+            for plain in plain_tensors(tensor):
+                device = str(plain.device)
+                found[device] = found.get(device, 0) + plain.numel() * plain.element_size()
+    return found, new
 
 
 def _tensors(values: Iterable[Any], depth: int = 4) -> Iterator[Any]:
