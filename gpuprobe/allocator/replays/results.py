@@ -48,16 +48,15 @@ class ReplayResult:
         """The most on any one device; with other settings, theirs (in the worst order of
         addresses)."""
         return max(
-            t.recorded.peak_allocated if t.what_if is None else t.what_if.peak_allocated.most
+            (t.what_if.peak_allocated.most if t.what_if else t.recorded.peak_allocated)
             for t in self.traces
         )
 
     @property
     def peak_reserved(self) -> int:
-        """The most on any one device; with other settings, theirs (in the worst order of
-        addresses)."""
+        """As `peak_allocated`."""
         return max(
-            t.recorded.peak_reserved if t.what_if is None else t.what_if.peak_reserved.most
+            (t.what_if.peak_reserved.most if t.what_if else t.recorded.peak_reserved)
             for t in self.traces
         )
 

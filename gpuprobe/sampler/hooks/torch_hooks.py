@@ -186,7 +186,7 @@ class Hooks:
             return result
 
         reported.__wrapped__ = original  # type: ignore[attr-defined]
-        self._replace(owner, name, reported)
+        self._restore.append(patch(owner, name, reported))
 
     def _watch_for_compile(self, owner: Any) -> None:
         """Notice ``owner.compile`` being called, before it does anything."""
@@ -197,7 +197,7 @@ class Hooks:
             self._compile_seen()
             return original(*args, **kwargs)
 
-        self._replace(owner, "compile", compile)
+        self._restore.append(patch(owner, "compile", compile))
 
     def _compile_seen(self) -> None:
         if not self._compiles:
@@ -221,7 +221,7 @@ class Hooks:
                 if self._restore and not (self._away or self._compiles):
                     self._install_module_hooks()
 
-        self._replace(owner, name, call)
+        self._restore.append(patch(owner, name, call))
 
     def _remove_module_hooks(self) -> None:
         self._forget_first_call()
@@ -233,18 +233,6 @@ class Hooks:
         if self._unwatch is not None:
             self._unwatch()
             self._unwatch = None
-
-    def _replace(self, owner: Any, name: str, replacement: Any) -> None:
-        original = getattr(owner, name)
-        setattr(owner, name, replacement)
-
-        def restore() -> None:
-            # Someone may have wrapped it again since: then theirs must stay, and ours inside
-            # it only passes calls on, because the listener has been switched off.
-            if getattr(owner, name) is replacement:
-                setattr(owner, name, original)
-
-        self._restore.append(restore)
 
     def _install_module_hooks(self) -> None:
         from torch.nn.modules.module import (
