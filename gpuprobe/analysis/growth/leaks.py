@@ -21,6 +21,7 @@ from typing import NamedTuple
 from gpuprobe.analysis.trace.evidence import Marks, Runs, optimizer_steps
 from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_user_frame
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
+from gpuprobe.model.place import SourceLine
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
 
@@ -36,7 +37,7 @@ class Survivor:
     second row for it, which is not leaking; the step of it is then not counted for the first.
     """
 
-    line: str
+    line: SourceLine
     bytes: int
     blocks: int
     steps: tuple[int, ...]
@@ -123,7 +124,7 @@ def leaks(
         for row in [r for r, end in enumerate(freed[low:high], low) if end >= outlives]:
             alive = freed[row] >= ledger.events
             gone = last + 1 if alive else bisect_right(boundaries, freed[row])
-            tally.add(lines.line(ledger.stack[row]), step, gone, ledger.size[row])
+            tally.add(lines.place(ledger.stack[row]), step, gone, ledger.size[row])
     return tally.result(ledger.trace.device, source)
 
 
@@ -160,7 +161,7 @@ class _Owner(NamedTuple):
     """A block as it is known from trace to trace: the step that made it, its line and bytes."""
 
     made: int
-    line: str
+    line: SourceLine
     size: int
 
 
@@ -171,7 +172,8 @@ class _Follower:
 
     def __init__(self, is_user: UserFrame) -> None:
         self._is_user = is_user
-        self._recycled: set[tuple[str, int]] = set()  # (line, size) of what went after its trace
+        # Line and size of what went after its trace.
+        self._recycled: set[tuple[SourceLine, int]] = set()
         self.alive: dict[int, _Owner] = {}
         self.ended: list[tuple[_Owner, int]] = []
         self.numbers: list[int] = []
@@ -192,7 +194,7 @@ class _Follower:
         for row, address in enumerate(addresses):
             is_made = row < ledger.made
             stack = ledger.stack[row]
-            owner = _Owner(self.numbers[-1], lines.line(stack), ledger.size[row])
+            owner = _Owner(self.numbers[-1], lines.place(stack), ledger.size[row])
             if not is_made:
                 known = self._same(before.get(address), owner, stack, is_next=is_next)
                 if known is None:
@@ -223,7 +225,7 @@ class _Follower:
     def _recycle_unknown(self, ledger: Ledger, lines: Lines) -> None:
         """After a gap: what this trace frees of an earlier one may have been made in the gap."""
         self._recycled |= {
-            (lines.line(ledger.stack[row]), ledger.size[row])
+            (lines.place(ledger.stack[row]), ledger.size[row])
             for row in range(ledger.made, len(ledger))
             if ledger.freed[row] < ledger.events and ledger.stack[row]
         }
@@ -261,10 +263,10 @@ class _Tally:
         self._steps = steps
         self._last = steps[-1]
         self._survive = max(1, survive)
-        self._left: dict[str, list[_Survived]] = defaultdict(list)
-        self._spans: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+        self._left: dict[SourceLine, list[_Survived]] = defaultdict(list)
+        self._spans: dict[SourceLine, list[tuple[int, int, int]]] = defaultdict(list)
 
-    def add(self, line: str, made: int, gone: int, size: int) -> None:
+    def add(self, line: SourceLine, made: int, gone: int, size: int) -> None:
         if min(gone, self._last) - made < self._survive:
             return
         self._spans[line].append((made, gone, size))
@@ -288,12 +290,12 @@ class _Tally:
                 found.append(self._survivor(line, once, (), counted))
                 blocks = [block for block in blocks if block not in apart]
             found.append(self._survivor(line, blocks, once, counted))
-        found.sort(key=lambda item: (not item.leaking, -item.bytes, item.line))
+        found.sort(key=lambda item: (not item.leaking, -item.bytes, str(item.line)))
         return Leaks(device, source, len(self._steps), self._survive, tuple(found))
 
     def _survivor(
         self,
-        line: str,
+        line: SourceLine,
         blocks: Sequence[_Survived],
         once: Sequence[_Survived],
         counted: Sequence[int],
@@ -318,7 +320,11 @@ class _Tally:
         )
 
     def _is_leaking(
-        self, line: str, made: Sequence[int], once: Sequence[_Survived], counted: Sequence[int]
+        self,
+        line: SourceLine,
+        made: Sequence[int],
+        once: Sequence[_Survived],
+        counted: Sequence[int],
     ) -> bool:
         """Left behind in two steps or more, the later half among them, and still growing."""
         late = len(counted) // 2
