@@ -329,13 +329,13 @@ def test_optimizers_without_end_do_not_have_all_objects_looked_through_each_time
         hooks._next = float("inf")
         for _ in range(SEARCHES):
             hooks.search_again()
-        assert hooks._looks == SEARCHES
+        assert hooks._searches == SEARCHES
         hooks._next = float("inf")
         hooks.search_again()
-        assert hooks._looks == SEARCHES
+        assert hooks._searches == SEARCHES
         hooks._next = 0.0
         hooks.search_again()
-        assert hooks._looks == SEARCHES + 1
+        assert hooks._searches == SEARCHES + 1
 
 
 def test_a_peak_after_the_last_step_is_kept() -> None:
