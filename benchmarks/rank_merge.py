@@ -140,9 +140,7 @@ def main() -> None:
     print(f"  the whole report   {best(lambda: gpuprobe.report(loaded), 1):6.2f} s")
     assert not isinstance(found.memory, Unavailable)
     assert not isinstance(found.time, Unavailable)
-    print(
-        f"  highest peak: rank {found.memory.worst.rank.session.rank}, {found.memory.categories[0]}"
-    )
+    print(f"  highest peak: rank {found.memory.worst.rank}, {found.memory.categories[0]}")
     print(f"  slowest: rank {found.time.slowest}, {found.time.phases[0]}")
 
 

@@ -52,17 +52,17 @@ _MUCH_CACHED_BYTES = 256 * 1024 * 1024
 
 @dataclass(slots=True)
 class Evidence:
-    """What the rules look at: the peak, what was live at ``moment``, growth, and the line that
+    """What the rules look at: the peak, what was live then (``when``), growth, and the line that
     leaves most behind in a step (``kept``).
 
-    ``moment`` is the peak, or in words the moment whose high water mark stands in for it.
+    ``when`` is the peak, or in words the step whose high water mark stands in for it.
     """
 
     site: PeakSite
     mark: HighWater | Unavailable
     growth: Growth | None = None
     kept: LeakRow | None = None
-    moment: str = "the peak"
+    when: str = "the peak"
     shares: dict[Category, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -79,8 +79,8 @@ class Evidence:
 
     @property
     def phase(self) -> str:
-        """The phase of the moment; "" where none was recorded."""
-        if isinstance(self.mark, Unavailable) or self.moment == "the peak":
+        """The phase at that time; "" where none was recorded."""
+        if isinstance(self.mark, Unavailable) or self.when == "the peak":
             return self.site.phase
         return self.mark.phase
 
@@ -132,11 +132,11 @@ def _only(mark: HighWater, category: Category) -> HighWater:
     """The blocks of one category."""
     rows = [i for i, code in enumerate(mark.category) if code == category.code]
     columns = ("address", "size", "requested", "stack", "category", "module", "block_phase")
-    picked = {}
+    selected = {}
     for name in (*columns, "is_baseline"):
         column = getattr(mark, name)
-        picked[name] = type(column)(column.typecode, [column[i] for i in rows])
-    return replace(mark, allocated=sum(picked["size"]), **picked)
+        selected[name] = type(column)(column.typecode, [column[i] for i in rows])
+    return replace(mark, allocated=sum(selected["size"]), **selected)
 
 
 def _percent(part: float) -> str:
@@ -243,7 +243,7 @@ def _gradients_in_forward(evidence: Evidence) -> Iterator[Suggestion]:
         "Free the gradients before the forward pass rather than after it (unless they are being "
         "accumulated on purpose).",
         "optimizer.zero_grad(set_to_none=True)",
-        f"{human_bytes(count)} of gradients ({_percent(share)}) were alive at {evidence.moment}, "
+        f"{human_bytes(count)} of gradients ({_percent(share)}) were alive at {evidence.when}, "
         "which is in the forward pass",
         count,
     )
@@ -254,7 +254,7 @@ def _activations(evidence: Evidence) -> Iterator[Suggestion]:
     if share < _DOMINATES:
         return
     line = evidence.line(Category.ACTIVATION)
-    seen = f"activations are {human_bytes(count)} of {evidence.moment} ({_percent(share)})"
+    seen = f"activations are {human_bytes(count)} of {evidence.when} ({_percent(share)})"
     if line is not None:
         seen += f", {human_bytes(line.bytes)} of them made at {line.key}"
     if not evidence.ran("torch/utils/checkpoint.py"):
@@ -285,7 +285,7 @@ def _temporaries(evidence: Evidence) -> Iterator[Suggestion]:
         "temporaries",
         f"Work in smaller pieces, or in place, at {line.key}.",
         "",
-        f"temporary results are {human_bytes(count)} of {evidence.moment} ({_percent(share)}), "
+        f"temporary results are {human_bytes(count)} of {evidence.when} ({_percent(share)}), "
         f"{human_bytes(line.bytes)} of them made there",
         line.bytes,
     )
@@ -305,7 +305,7 @@ def _optimizer_state(evidence: Evidence) -> Iterator[Suggestion]:
         "optimizer-state",
         text,
         "",
-        f"optimizer state is {human_bytes(count)} of {evidence.moment} ({_percent(share)}), "
+        f"optimizer state is {human_bytes(count)} of {evidence.when} ({_percent(share)}), "
         f"{count / parameters:.1f} × the parameters",
         count,
     )

@@ -1,4 +1,4 @@
-"""The report of a recording: one function a section. `gpuprobe.model.report` says what each is."""
+"""The report of a recording: one function a section. Their types are in `gpuprobe.model.report`."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _peak(
     host = host_peak(site.rank)
     on_device = bool(site.device)
     allocated: Peak | Unavailable = site.amount
-    if not on_device:  # then no device's amount is known: say why
+    if not on_device:  # then no device's amount is known: give the reason
         allocated = next((s.amount for s in sites if s.rank is site.rank), missing)
     return PeakFigures(
         measure="allocated" if on_device else "host_rss",
@@ -340,5 +340,5 @@ def _advice(
         return ()
     rows = () if isinstance(found.leaks, Unavailable) else found.leaks.rows
     most_kept = max(rows, key=lambda row: row.bytes_per_step, default=None)
-    moment = "the peak" if nearest is None else f"the high water mark of step {nearest[0].index}"
-    return tuple(advise(Evidence(site, shown, growth, most_kept, moment)))
+    when = "the peak" if nearest is None else f"the high water mark of step {nearest[0].index}"
+    return tuple(advise(Evidence(site, shown, growth, most_kept, when)))

@@ -14,12 +14,13 @@ from typing import Any
 
 import jsonschema
 import pytest
-from gpuprobe.reporters.text.report import render
 
 import gpuprobe
 from gpuprobe.api.recordings import summary
 from gpuprobe.reporters.json import report as report_json
+from gpuprobe.reporters.sections.report import report_sections
 from gpuprobe.reporters.terminal import Style
+from gpuprobe.reporters.text import draw
 
 FOLDER = Path(__file__).parent / "v1"
 NAMES = ("cpu", "killed", "oom", "ranks", "virtual")
@@ -60,7 +61,7 @@ def test_the_figures_are_those_of_then(name: str, monkeypatch: pytest.MonkeyPatc
     new = json.loads(json.dumps(gpuprobe.report(recording)))
     jsonschema.validate(new, report_json.schema())
     assert differences(old, new) == []
-    assert "\n".join(render(summary(recording), Style()))
+    assert list(draw.lines(report_sections(summary(recording)), Style()))
 
 
 def test_a_figure_that_changed_is_noticed() -> None:

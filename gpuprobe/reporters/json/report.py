@@ -78,7 +78,6 @@ _SHAPES: dict[type, dict[str, str]] = {
         "end": "end",
     },
     FindingRow: {"rank": "rank", _SPREAD: "finding"},
-    Peak: {"at_least": "at_least", "at_most": "at_most", "exact": "exact"},
     Step: {
         "index": "index",
         "start_ns": "start_ns",
@@ -101,6 +100,8 @@ _DERIVED: dict[type, tuple[str, ...]] = {
 
 def _encode(value: Any) -> Any:
     kind = value.__class__
+    if kind in _AS_IT_IS:
+        return value
     encode = _ENCODERS.get(kind)
     if encode is None:
         encode = _ENCODERS[kind] = _encoder(kind)
@@ -114,17 +115,18 @@ def _encoder(kind: type) -> Callable[[Any], Any]:
     if shape is None:
         shape = {field.name: field.name for field in fields(kind)}
         shape |= {name: name for name in _DERIVED.get(kind, ())}
-    getters = [(key, attrgetter(path)) for key, path in shape.items()]
+    # One key of a shape may be an object to spread: a part of the value, or a line of code.
+    spread = next((key for key in shape if key in (_SPREAD, "key", "place")), None)
+    part = attrgetter(shape[spread]) if spread else None
+    encode_part = _encode if spread == _SPREAD else _key
+    keys = [key for key in shape if key != spread]
+    get = [attrgetter(shape[key]) for key in keys]
 
     def encode(value: Any) -> dict[str, Any]:
-        plain: dict[str, Any] = {}
-        for key, get in getters:
-            if key == _SPREAD:
-                plain.update(_encode(get(value)))
-            elif key == "key" or key == "place":
-                plain.update(_key(get(value)))
-            else:
-                plain[key] = _encode(get(value))
+        plain: dict[str, Any] = {} if part is None else encode_part(part(value))
+        for key, attribute in zip(keys, get, strict=True):
+            item = attribute(value)
+            plain[key] = item if item.__class__ in _AS_IT_IS else _encode(item)
         return plain
 
     return encode
@@ -157,13 +159,16 @@ def _phase(phase: Phase) -> dict[str, Any]:
     }
 
 
+def _peak(peak: Peak) -> dict[str, Any]:
+    return {"at_least": peak.at_least, "at_most": peak.at_most, "exact": peak.exact}
+
+
+_AS_IT_IS = frozenset((bool, int, str, type(None)))
+
 _ENCODERS: dict[type, Callable[[Any], Any]] = {
-    bool: lambda value: value,
-    int: lambda value: value,
-    str: lambda value: value,
-    type(None): lambda value: value,
     tuple: lambda value: [_encode(item) for item in value],
     Finding: to_plain,
+    Peak: _peak,
     Phase: _phase,
     Unavailable: to_plain,
 }
