@@ -212,6 +212,20 @@ def test_memory_in_use_and_nobody_listed(machine: Machine) -> None:
     assert reasons("GP130", inside)
 
 
+def test_memory_in_use_begins_at_a_gibibyte(machine: Machine) -> None:
+    for used, found in ((GIB - 1, 0), (GIB, 1)):
+        memory = replace(machine.first.memory, used=read(Bytes(used)))
+        assert len(of("GP130", machine.with_first(memory=memory))) == found
+
+
+def test_memory_in_use_on_a_gpu_in_mig_mode_belongs_to_its_instances(machine: Machine) -> None:
+    """NVML lists the processes of a GPU in MIG mode under its instances, if at all."""
+    used = replace(machine.first.memory, used=read(Bytes(20 * GIB)))
+    for enabled, found in ((True, 0), (False, 1)):
+        mig = replace(machine.first.mig, enabled=read(enabled))
+        assert len(of("GP130", machine.with_first(memory=used, mig=mig))) == found
+
+
 def test_hidden_processes_are_a_gap(machine: Machine) -> None:
     hidden = read(Unavailable("hidden by the PID namespace", ReadStatus.DENIED))
     facts = machine.with_inventory(

@@ -98,6 +98,13 @@ def test_cut_off_anywhere_is_a_data_error() -> None:
             chunks.decode_chunk(data[:length], "my-chunk")
 
 
+def test_bytes_after_the_end_are_a_data_error() -> None:
+    data = chunks.encode_chunk(small_trace())
+    for more in (b"\0", b"x" * 100, data):
+        with pytest.raises(DataError, match="bytes after its end"):
+            chunks.decode_chunk(data + more, "chunk")
+
+
 def test_any_flipped_byte_is_a_data_error() -> None:
     data = chunks.encode_chunk(small_trace())
     missed = []

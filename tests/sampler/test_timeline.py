@@ -141,6 +141,21 @@ def test_a_counter_that_the_program_reset_gives_bounds() -> None:
     assert window.peak_allocated == Peak(500, 500)
 
 
+def test_after_a_reset_the_peak_is_not_called_exact() -> None:
+    machine = Machine()
+    machine.use(900)
+    machine.use(100)
+    timeline = PhaseTimeline(machine.read)
+    machine.use(700)  # below the counter, and hidden by the reset: no reading can tell
+    machine.use(100)
+    machine.peak = machine.allocated
+    machine.use(300)
+    machine.use(50)
+    (window,) = assemble(0, timeline.cut(), origin_ns=0).windows
+    assert window.peak_allocated == Peak(300, 900)
+    assert not window.peak_allocated.exact
+
+
 def test_a_device_first_used_in_a_step_starts_from_nothing() -> None:
     machine = Machine()
     with_device = [False]
