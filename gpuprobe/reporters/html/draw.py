@@ -76,10 +76,21 @@ class Drawing:
         )
 
     def parts(self, section: Section) -> list[Content]:
-        """The parts; bullets one after the other are one list."""
+        """The parts; bullets one after the other are one list, and of several tables each says
+        what it is of.
+        """
         drawn: list[Content] = []
+        several = sum(isinstance(part, Table) for part in section.parts) > 1
         for bullets, group in groupby(section.parts, key=_is_bullet):
-            found = [self._part(part, led=section.figure is not None) for part in group]
+            found = [
+                [
+                    el("p", capitalized(part.caption), class_="note")
+                    if several and isinstance(part, Table)
+                    else None,
+                    self._part(part, led=section.figure is not None),
+                ]
+                for part in group
+            ]
             drawn.append(el("ul", found) if bullets else found)
         return drawn
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuprobe.model import report as model
-from gpuprobe.model.place import NoPlace
 from gpuprobe.model.report import (
     AT_NEAREST_TRACE,
     AT_PEAK,
@@ -119,7 +118,7 @@ def share_sections(report: Report) -> list[Section]:
     lines, modules = report.top_lines, report.top_modules
     of = when(report)
     nowhere = not isinstance(modules, Unavailable) and modules.rows and all(
-        isinstance(row.key, NoPlace) for row in modules.rows
+        _is_nowhere(row) for row in modules.rows
     )  # fmt: skip
     return [
         Section(
@@ -145,6 +144,11 @@ def share_sections(report: Report) -> list[Section]:
             hint="By the module that was running when the memory was allocated.",
         ),
     ]
+
+
+def _is_nowhere(row: model.Row) -> bool:
+    """Whether the row stands for what has no line, or no module."""
+    return str(row.key).startswith("(")
 
 
 def _shares(table: model.Table | Unavailable, by: str) -> tuple[Part, ...]:
@@ -189,7 +193,7 @@ def causes_section(report: Report) -> Section:
     for table in (report.top_lines, report.categories):
         if isinstance(table, Unavailable):
             continue
-        named = [row for row in table.rows if row.bytes and not isinstance(row.key, NoPlace)][:3]
+        named = [row for row in table.rows if row.bytes and not _is_nowhere(row)][:3]
         if not named:
             continue
         if isinstance(table, CategoryTable) and table.at == AT_STEP_END:

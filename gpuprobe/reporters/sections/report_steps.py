@@ -47,7 +47,7 @@ def device_sections(report: Report, *, full: bool) -> list[Section]:
                 Cell("-" if row.step is None else str(row.step), row.step),
                 *_counts(row.end),
                 "yes" if row.certain else Cell("no", exact="another may have been higher"),
-                row.phase or "-",
+                Cell(row.phase or "-", place=True),
             )
         )
         for row in report.devices
@@ -102,7 +102,7 @@ def step_sections(report: Report, *, full: bool) -> list[Section]:
             Column("resident" if resident else "peak", 12, number=True),
             Column("reserved", number=True),
             Column("at end", 12, number=True),
-            Column("", 14, gap=2),
+            Column("", 14, gap=2, cut=False),
             Column("longest phase", 0, gap=1),
         ),
         tuple(_step(row, devices.get(row.rank), resident, named) for row in shown),

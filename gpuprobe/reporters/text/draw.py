@@ -179,7 +179,6 @@ def _row(
     line = " " * table.indent
     if table.flags:
         line = "! " if row.flagged else "  "
-    cut = True
     for column, width, shown in zip(columns, widths, cells, strict=False):
         line += " " * column.gap
         note = f" [{shown.note}]" if shown.note else ""
@@ -187,10 +186,10 @@ def _row(
             line += "" if shown.share is None else style.bar(shown.share, width)
             continue
         text = style.path(shown.text) if shown.place else shown.text
-        if not column.cut:
-            cut, text = False, style.text(text)
-        elif width or shown.place or column.width == 0:
+        if column.cut and (width or shown.place):
             room = width or max(8, style.width - len(line) - len(note))
             text = style.fit(text, room)
+        else:
+            text = style.text(text)
         line += (f"{text:>{width}}" if column.number else f"{text:<{width}}") + note
-    return (line[: style.width] if cut else line).rstrip()
+    return (line[: style.width] if columns[-1].cut else line).rstrip()
