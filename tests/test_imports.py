@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pkgutil
 import subprocess
 import sys
@@ -88,6 +89,67 @@ def test_info_imports_neither_torch_nor_a_screen() -> None:
 def test_reporting_imports_neither_torch_nor_a_screen(tmp_path: Path) -> None:
     names = tops(imported_by(command("report", "missing.gpuprobe"), cwd=tmp_path))
     assert not names & set(HEAVY)
+
+
+def imports_of(path: Path, modules: set[str]) -> set[str]:
+    """The modules of gpuprobe that a file imports, inside functions and for types too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                found.add(name if name in modules else str(node.module))
+    return found & modules
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The groups of modules each of which reaches every other (Kosaraju's algorithm)."""
+    reversed_graph: dict[str, set[str]] = {name: set() for name in graph}
+    for name, targets in graph.items():
+        for target in targets:
+            reversed_graph[target].add(name)
+
+    def visit(start: str, edges: dict[str, set[str]], seen: set[str]) -> list[str]:
+        """What is reached from ``start`` and not seen yet; whoever is left last comes last."""
+        seen.add(start)
+        stack, order = [(start, iter(sorted(edges[start])))], []
+        while stack:
+            _, rest = stack[-1]
+            following = next((other for other in rest if other not in seen), None)
+            if following is None:
+                order.append(stack.pop()[0])
+            else:
+                seen.add(following)
+                stack.append((following, iter(sorted(edges[following]))))
+        return order
+
+    seen: set[str] = set()
+    order: list[str] = []
+    for start in sorted(graph):
+        if start not in seen:
+            order += visit(start, graph, seen)
+    seen = set()
+    groups = [visit(start, reversed_graph, seen) for start in reversed(order) if start not in seen]
+    return [set(group) for group in groups if len(group) > 1]
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set()}
+    assert circles(graph) == [{"a", "b", "c"}]
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Not within functions, nor for types only: what needs each other belongs together."""
+    root = Path(gpuprobe.__file__).parent
+    files = {
+        ".".join(("gpuprobe", *path.relative_to(root).with_suffix("").parts)): path
+        for path in root.rglob("*.py")
+    }
+    files = {name.removesuffix(".__init__"): path for name, path in files.items()}
+    graph = {name: imports_of(path, set(files)) - {name} for name, path in files.items()}
+    assert circles(graph) == []
 
 
 def test_every_public_name_is_there() -> None:

@@ -61,11 +61,10 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
     """
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", why="hazards are looked for in torch's operators")
-    from gpuprobe.api.virtual import virtual_gpu
     from gpuprobe.hazard_watch.source import EventSource
     from gpuprobe.hazards.results import Hazards
     from gpuprobe.patching import Patches
-    from gpuprobe.virtual.session import current
+    from gpuprobe.virtual.session import current, virtual_gpu
 
     found = Hazards()
     with ExitStack() as stack:

@@ -209,7 +209,9 @@ def run(
     `virtual_gpu` raise; what the program raises is in the result.
     """
     if virtual is not None:
-        from gpuprobe.api.virtual import virtual_gpu
+        if find_spec("torch") is None:
+            raise MissingExtra("torch", "torch", why="a virtual GPU needs it")
+        from gpuprobe.virtual.session import virtual_gpu
 
         with virtual_gpu(virtual, compute) as session:
             if level == "trace" or trace_steps:

@@ -20,9 +20,6 @@ import pytest
 if TYPE_CHECKING:
     from gpuprobe.pytest_plugin.meter import Meter
 
-METER: pytest.StashKey[Meter] = pytest.StashKey()
-"""Of each test that is measured."""
-
 _NAME = "gpu_memory"
 _MARKER = (
     f"{_NAME}(max_peak=None, max_reserved=None, regression=None, max_syncs=None, "
@@ -89,6 +86,8 @@ def gpu_memory(request: pytest.FixtureRequest) -> Meter:
     """The measurement of this test, in bytes: ``peak_allocated``, ``peak_reserved`` and
     ``allocated``, each up to now.
     """
+    from gpuprobe.pytest_plugin.hooks import METER
+
     meter: Meter | None = request.node.stash.get(METER, None)
     if meter is None:
         raise pytest.UsageError("gpu_memory must be an argument of the test, or of its fixtures")

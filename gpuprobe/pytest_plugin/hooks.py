@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from gpuprobe.errors import GpuprobeError
-from gpuprobe.pytest_plugin import METER
 from gpuprobe.pytest_plugin.limits import limits_of
 from gpuprobe.pytest_plugin.meter import Devices, Meter
 
-__all__ = ["prepare"]
+__all__ = ["METER", "prepare"]
+
+METER: pytest.StashKey[Meter] = pytest.StashKey()
+"""Of each test that is measured."""
 
 
 def prepare(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
