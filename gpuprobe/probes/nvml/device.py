@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from gpuprobe.model.machine.devices import (
@@ -23,8 +25,22 @@ from gpuprobe.model.machine.devices import (
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import Detail
 from gpuprobe.probes.nvml.calls import Calls, pci_bus_id, text
+from gpuprobe.probes.nvml.readings import read_group, sm_count
 
-__all__ = ["THROTTLE_REASONS", "identify", "read_device"]
+__all__ = [
+    "FIELD_NVLINK_RX_KIB",
+    "FIELD_NVLINK_TX_KIB",
+    "THROTTLE_REASONS",
+    "UNION",
+    "fans",
+    "identify",
+    "member",
+    "memory_temperature",
+    "mig_instances",
+    "read_device",
+    "read_memory",
+    "throttling",
+]
 
 # nvml.h, nvmlClocksEventReasons. Not all of them are trouble: see `read_throttling`.
 THROTTLE_REASONS = {
@@ -41,41 +57,9 @@ THROTTLE_REASONS = {
     0x400: "reliability limit",
 }
 
-# nvml.h, NVML_DEVICE_ARCH_*.
-_ARCHITECTURES = {
-    2: "kepler",
-    3: "maxwell",
-    4: "pascal",
-    5: "volta",
-    6: "turing",
-    7: "ampere",
-    8: "ada",
-    9: "hopper",
-    10: "blackwell",
-    13: "rubin",
-}
-
-# nvml.h, nvmlBrandType_t.
-_BRANDS = {
-    1: "Quadro",
-    2: "Tesla",
-    3: "NVS",
-    5: "GeForce",
-    6: "Titan",
-    12: "Quadro RTX",
-    13: "RTX",
-    14: "NVIDIA",
-    15: "GeForce RTX",
-    16: "Titan RTX",
-}
-
-_COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
-
-_CLOCKS = {"graphics": 0, "sm": 1, "memory": 2, "video": 3}  # nvmlClockType_t
-_SENSOR_GPU = 0
 _FIELD_MEMORY_TEMPERATURE = 82  # NVML_FI_DEV_MEMORY_TEMP
-_FIELD_NVLINK_TX_KIB = 138  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, scope: the link
-_FIELD_NVLINK_RX_KIB = 139  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX
+FIELD_NVLINK_TX_KIB = 138  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, scope: the link
+FIELD_NVLINK_RX_KIB = 139  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX
 _VERSION_MEMORY_V2 = 0x02000028
 _MAX_LINKS = 18  # NVML_NVLINK_MAX_LINKS
 
@@ -104,109 +88,51 @@ def identify(calls: Calls, index: int, handle: Any) -> DeviceIdentity:
 def read_device(calls: Calls, identity: DeviceIdentity, handle: Any, detail: Detail) -> Device:
     """Read one device; at detail ``table`` only what the table shows."""
     key = identity.key
-
-    def read(name: str, *args: Any, convert: Any = None) -> Reading[Any]:
-        return calls.read(key, name, handle, *args, convert=convert)
-
     full = detail == "full"
-    name = read("DeviceGetName", convert=text)
+
+    def group(name: str) -> dict[str, Any]:
+        return read_group(calls, key, handle, name, full)
+
+    own = group("")
     mig_mode = _mig_mode(calls, key, handle, full)
     if mig_mode.enabled.value is True:
-        instances = _mig_instances(calls, key, handle, mig_mode)
-        identity = DeviceIdentity(
-            uuid=identity.uuid,
-            pci_bus_id=identity.pci_bus_id,
-            nvml_index=identity.nvml_index,
-            minor=identity.minor,
-            mig_instances=instances,
-        )
-    memory = _memory(calls, key, handle, full)
+        instances = mig_instances(calls, key, handle, mig_mode)
+        identity = replace(identity, mig_instances=instances)
+    memory = read_memory(calls, key, handle, full)
     rates = calls.attempt(key, "DeviceGetUtilizationRates", handle)
-    common: dict[str, Any] = {
-        "identity": identity,
-        "name": name,
-        "unified_memory": _unified(name, memory),
-        "memory": memory,
-        "power": Power(
-            draw=read("DeviceGetPowerUsage"),
-            limit=read("DeviceGetEnforcedPowerLimit"),
-            default_limit=read("DeviceGetPowerManagementDefaultLimit") if full else NOT_READ,
-            min_limit=_part(calls, key, handle, "DeviceGetPowerManagementLimitConstraints", 0)
-            if full
-            else NOT_READ,
-            max_limit=_part(calls, key, handle, "DeviceGetPowerManagementLimitConstraints", 1)
-            if full
-            else NOT_READ,
-            energy=read("DeviceGetTotalEnergyConsumption") if full else NOT_READ,
-        ),
-        "throttling": _throttling(calls, key, handle),
-        "ecc": _ecc(calls, key, handle, full),
-        "retired": _retired(calls, key, handle, full),
-        "mig": mig_mode,
-        # FASTEST_FIRST is PCI order only among equal models: the order rule looks at this.
-        "compute_capability": read("DeviceGetCudaComputeCapability", convert=_pair),
-        "utilisation": Utilisation(
-            gpu=_field(rates, "gpu"),
-            memory=_field(rates, "memory"),
-            encoder=_part(calls, key, handle, "DeviceGetEncoderUtilization", 0)
-            if full
-            else NOT_READ,
-            decoder=_part(calls, key, handle, "DeviceGetDecoderUtilization", 0)
-            if full
-            else NOT_READ,
-        ),
-    }
-    if not full:
-        temperature = Temperatures(gpu=read("DeviceGetTemperature", _SENSOR_GPU))
-        return Device(temperature=temperature, **common)
     return Device(
-        **common,
-        temperature=_temperatures(calls, key, handle),
-        brand=read("DeviceGetBrand", convert=lambda code: _BRANDS.get(code, f"brand {code}")),
-        architecture=read("DeviceGetArchitecture", convert=_architecture),
-        sm_count=_sm_count(calls, key, handle),
-        fans=_fans(calls, key, handle),
-        clocks=_clocks(calls, key, handle),
-        pstate=read("DeviceGetPerformanceState", convert=_pstate),
-        pcie=_pcie(calls, key, handle),
-        nvlinks=_nvlinks(calls, key, handle),
-        persistence=read("DeviceGetPersistenceMode", convert=bool),
-        compute_mode=read("DeviceGetComputeMode", convert=lambda mode: _COMPUTE_MODES[mode]),
-        display_active=read("DeviceGetDisplayActive", convert=bool),
-        vbios=read("DeviceGetVbiosVersion", convert=text),
-        serial=read("DeviceGetSerial", convert=text),
-        numa_node=read("DeviceGetNumaNodeId"),
-        cpu_affinity=_affinity(calls, key, handle),
+        **own,
+        identity=identity,
+        unified_memory=_unified(own["name"], memory),
+        memory=memory,
+        power=Power(**group("power")),
+        throttling=throttling(calls, key, handle),
+        ecc=_ecc(calls, key, handle, group),
+        retired=_retired(calls, key, handle, group),
+        mig=mig_mode,
+        utilisation=Utilisation(
+            gpu=member(rates, "gpu"), memory=member(rates, "memory"), **group("utilisation")
+        ),
+        temperature=Temperatures(
+            **group("temperature"),
+            memory=memory_temperature(calls, key, handle) if full else NOT_READ,
+        ),
+        fans=fans(calls, key, handle) if full else NOT_READ,
+        clocks=Clocks(**group("clocks")),
+        pcie=PcieLink(**group("pcie")),
+        nvlinks=_nvlinks(calls, key, handle) if full else NOT_READ,
+        cpu_affinity=_affinity(calls, key, handle) if full else NOT_READ,
     )
 
 
-def _pair(value: Any) -> tuple[int, int]:
-    return (int(value[0]), int(value[1]))
-
-
-def _field(answer: Any, name: str) -> Reading[Any]:
+def member(answer: Any, name: str) -> Reading[Any]:
     """One member of a structure that was read once; its failure is already noted."""
     value = answer if isinstance(answer, Unavailable) else getattr(answer, name)
     return Reading(value, "nvml")
 
 
-def _part(calls: Calls, key: str, handle: Any, name: str, position: int) -> Reading[Any]:
-    return calls.read(key, name, handle, convert=lambda pair: int(pair[position]))
-
-
-def _architecture(code: int) -> str:
-    if code == 0xFFFFFFFF:
-        raise ValueError("the driver does not know the architecture of this chip")
-    return _ARCHITECTURES.get(code, f"architecture {code}")
-
-
-def _pstate(state: int) -> int:
-    if state > 15:  # NVML_PSTATE_UNKNOWN is 32
-        raise ValueError("the driver does not know the performance state")
-    return state
-
-
-def _memory(calls: Calls, key: str, handle: Any, full: bool) -> DeviceMemory:
+def read_memory(calls: Calls, key: str, handle: Any, full: bool) -> DeviceMemory:
+    """The device's memory; without ``full``, not its BAR1."""
     # Version 2 tells "reserved" apart; version 1 counts it as used. Drivers before 510 have
     # only version 1, and a virtual GPU may refuse version 2.
     answer = calls.attempt(key, "DeviceGetMemoryInfo", handle, _VERSION_MEMORY_V2)
@@ -244,7 +170,8 @@ def _unified(name: Reading[str], memory: DeviceMemory) -> Reading[bool]:
     return Reading(known and total.status is ReadStatus.UNSUPPORTED, "nvml")
 
 
-def _throttling(calls: Calls, key: str, handle: Any) -> Reading[tuple[str, ...]]:
+def throttling(calls: Calls, key: str, handle: Any) -> Reading[tuple[str, ...]]:
+    """Why the clocks are lower than they could be."""
     reading = calls.read(key, "DeviceGetCurrentClocksEventReasons", handle, convert=_reasons)
     if reading.status is ReadStatus.UNSUPPORTED:  # drivers before 535 know the older name
         older = "DeviceGetCurrentClocksThrottleReasons"
@@ -258,22 +185,13 @@ def _reasons(mask: int) -> tuple[str, ...]:
     return tuple(words + ([f"reason {unknown:#x}"] if unknown else []))
 
 
-def _temperatures(calls: Calls, key: str, handle: Any) -> Temperatures:
-    def threshold(kind: int) -> Reading[Any]:
-        return calls.read(key, "DeviceGetTemperatureThreshold", handle, kind)
-
-    return Temperatures(
-        gpu=calls.read(key, "DeviceGetTemperature", handle, _SENSOR_GPU),
-        memory=_field_value(calls, key, handle, _FIELD_MEMORY_TEMPERATURE, None),
-        shutdown=threshold(0),
-        slowdown=threshold(1),
-        memory_max=threshold(2),
-        gpu_max=threshold(3),
-    )
+def memory_temperature(calls: Calls, key: str, handle: Any) -> Reading[Any]:
+    """Of the memory; only some boards have the sensor."""
+    return _field_value(calls, key, handle, _FIELD_MEMORY_TEMPERATURE, None)
 
 
 # nvmlValueType_t -> the member of the union that holds the value.
-_UNION = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+UNION = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 
 
 def _field_value(
@@ -289,23 +207,14 @@ def _field_value(
             Unavailable(f"field {field}: NVML error {entry.nvmlReturn}", ReadStatus.UNSUPPORTED),
             "nvml",
         )
-    member = _UNION.get(entry.valueType)
+    member = UNION.get(entry.valueType)
     if member is None:
         return Reading(Unavailable(f"field {field} has type {entry.valueType}"), "nvml")
     return Reading(int(getattr(entry.value, member)) * scale, "nvml")
 
 
-def _sm_count(calls: Calls, key: str, handle: Any) -> Reading[int]:
-    """NVML counts SMs only through a MIG-capable chip's attributes, or not at all."""
-    return calls.read(
-        key,
-        "DeviceGetAttributes_v2",
-        handle,
-        convert=lambda attributes: int(attributes.multiprocessorCount),
-    )
-
-
-def _fans(calls: Calls, key: str, handle: Any) -> Reading[tuple[int, ...]]:
+def fans(calls: Calls, key: str, handle: Any) -> Reading[tuple[int, ...]]:
+    """The speed of each fan, in percent."""
     count = calls.attempt(key, "DeviceGetNumFans", handle)
     if isinstance(count, Unavailable):
         return Reading(count, "nvml")
@@ -319,35 +228,6 @@ def _fans(calls: Calls, key: str, handle: Any) -> Reading[tuple[int, ...]]:
             return Reading(speed, "nvml")
         speeds.append(int(speed))
     return Reading(tuple(speeds), "nvml")
-
-
-def _clocks(calls: Calls, key: str, handle: Any) -> Clocks:
-    now = {
-        name: calls.read(key, "DeviceGetClockInfo", handle, kind) for name, kind in _CLOCKS.items()
-    }
-    most = {
-        f"max_{name}": calls.read(key, "DeviceGetMaxClockInfo", handle, kind)
-        for name, kind in _CLOCKS.items()
-    }
-    return Clocks(**now, **most)
-
-
-def _pcie(calls: Calls, key: str, handle: Any) -> PcieLink:
-    def throughput(counter: int) -> Reading[int]:
-        # KB/s of 1000 bytes, measured over 20 ms while the caller waits.
-        return calls.read(
-            key, "DeviceGetPcieThroughput", handle, counter, convert=lambda kb: int(kb) * 1000
-        )
-
-    return PcieLink(
-        generation=calls.read(key, "DeviceGetCurrPcieLinkGeneration", handle),
-        width=calls.read(key, "DeviceGetCurrPcieLinkWidth", handle),
-        max_generation=calls.read(key, "DeviceGetMaxPcieLinkGeneration", handle),
-        max_width=calls.read(key, "DeviceGetMaxPcieLinkWidth", handle),
-        tx=throughput(0),
-        rx=throughput(1),
-        replays=calls.read(key, "DeviceGetPcieReplayCounter", handle),
-    )
 
 
 def _nvlinks(calls: Calls, key: str, handle: Any) -> Reading[tuple[NvLink, ...]]:
@@ -380,36 +260,25 @@ def _nvlinks(calls: Calls, key: str, handle: Any) -> Reading[tuple[NvLink, ...]]
                     link,
                     convert=lambda code: _LINK_ENDS.get(code, "unknown"),
                 ),
-                tx=_field_value(calls, key, handle, _FIELD_NVLINK_TX_KIB, link, 1024),
-                rx=_field_value(calls, key, handle, _FIELD_NVLINK_RX_KIB, link, 1024),
+                tx=_field_value(calls, key, handle, FIELD_NVLINK_TX_KIB, link, 1024),
+                rx=_field_value(calls, key, handle, FIELD_NVLINK_RX_KIB, link, 1024),
             )
         )
     return Reading(tuple(links), "nvml")
 
 
-def _ecc(calls: Calls, key: str, handle: Any, full: bool) -> EccCounts:
+def _ecc(calls: Calls, key: str, handle: Any, group: Callable[[str], dict[str, Any]]) -> EccCounts:
     mode = calls.attempt(key, "DeviceGetEccMode", handle)
     if isinstance(mode, Unavailable):
         reading: Reading[Any] = Reading(mode, "nvml")
         return EccCounts(reading, reading, reading, reading, reading, reading)
-
-    def count(error: int, counter: int) -> Reading[int]:
-        return calls.read(key, "DeviceGetTotalEccErrors", handle, error, counter)
-
-    return EccCounts(
-        enabled=Reading(bool(mode[0]), "nvml"),
-        pending=Reading(bool(mode[1]), "nvml"),
-        corrected_volatile=count(0, 0) if full else NOT_READ,
-        uncorrected_volatile=count(1, 0),
-        corrected_aggregate=count(0, 1) if full else NOT_READ,
-        uncorrected_aggregate=count(1, 1) if full else NOT_READ,
-    )
+    enabled, pending = (Reading(bool(part), "nvml") for part in mode)
+    return EccCounts(enabled=enabled, pending=pending, **group("ecc"))
 
 
-def _retired(calls: Calls, key: str, handle: Any, full: bool) -> RetiredMemory:
-    def pages(cause: int) -> Reading[int]:
-        return calls.read(key, "DeviceGetRetiredPages", handle, cause, convert=len)
-
+def _retired(
+    calls: Calls, key: str, handle: Any, group: Callable[[str], dict[str, Any]]
+) -> RetiredMemory:
     rows = calls.attempt(key, "DeviceGetRemappedRows", handle)
 
     def row(position: int, kind: type) -> Reading[Any]:
@@ -417,9 +286,7 @@ def _retired(calls: Calls, key: str, handle: Any, full: bool) -> RetiredMemory:
         return Reading(value, "nvml")
 
     return RetiredMemory(
-        pages_single_bit=pages(0) if full else NOT_READ,
-        pages_double_bit=pages(1) if full else NOT_READ,
-        pages_pending=calls.read(key, "DeviceGetRetiredPagesPendingStatus", handle, convert=bool),
+        **group("retired"),
         rows_corrected=row(0, int),
         rows_uncorrected=row(1, int),
         rows_pending=row(2, bool),
@@ -454,7 +321,8 @@ def _mig_mode(calls: Calls, key: str, handle: Any, full: bool) -> MigMode:
     return MigMode(Reading(bool(mode[0]), "nvml"), Reading(bool(mode[1]), "nvml"), most)
 
 
-def _mig_instances(calls: Calls, key: str, parent: Any, mode: MigMode) -> tuple[MigInstance, ...]:
+def mig_instances(calls: Calls, key: str, parent: Any, mode: MigMode) -> tuple[MigInstance, ...]:
+    """The instances that there are now."""
     found = []
     most = mode.max_instances.value
     for index in range(0 if isinstance(most, Unavailable) else most):
@@ -477,7 +345,7 @@ def _mig_instances(calls: Calls, key: str, parent: Any, mode: MigMode) -> tuple[
                 gpu_instance=gpu_instance,
                 compute_instance=compute_instance,
                 name=_mig_name(calls.attempt(key, "DeviceGetName", handle, convert=text)),
-                sm_count=_sm_count(calls, key, handle),
+                sm_count=sm_count(calls, key, handle),
                 memory_total=_bytes(memory, "total"),
                 memory_used=_bytes(memory, "used"),
                 memory_free=_bytes(memory, "free"),

@@ -13,11 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from gpuprobe.model.machine.devices import (
-    Clocks,
     Device,
     DeviceIdentity,
     DriverInfo,
-    EccCounts,
     GpuProcess,
     NvLink,
     ProbeError,
@@ -28,6 +26,7 @@ from gpuprobe.probes.base import Detail, SourceView
 from gpuprobe.probes.nvml import device as nvml_device
 from gpuprobe.probes.nvml import source as nvml
 from gpuprobe.probes.nvml.calls import Calls, text
+from gpuprobe.probes.nvml.readings import read_again
 
 __all__ = ["NvmlLive", "link_rate"]
 
@@ -237,107 +236,49 @@ def _same(calls: Calls, handle: Any, device: Device) -> bool:
 
 
 def _update(calls: Calls, old: Device, handle: Any, pcie: bool) -> Device:
-    """``old`` with what moves read again."""
+    """``old`` with what moves read again; ``pcie``: the throughput, too."""
     key = old.key
 
-    def read(name: str, *args: Any, convert: Any = None) -> Reading[Any]:
-        return calls.read(key, name, handle, *args, convert=convert)
+    def again(group: str, part: Any, **options: Any) -> Any:
+        return replace(part, **read_again(calls, key, handle, group, part, **options))
 
-    def again(reading: Reading[Any], name: str, *args: Any, convert: Any = None) -> Reading[Any]:
-        """What this device does not have is not asked for each time."""
-        if reading.status is ReadStatus.UNSUPPORTED:
-            return reading
-        return read(name, *args, convert=convert)
+    def unless_unsupported(
+        reading: Reading[Any], read: Callable[..., Reading[Any]]
+    ) -> Reading[Any]:
+        return reading if reading.status is ReadStatus.UNSUPPORTED else read(calls, key, handle)
 
-    fresh = nvml_device._memory(calls, key, handle, full=False)
+    own = again("", old)  # first, as in a full reading: what follows a lost device is lost
+    fresh = nvml_device.read_memory(calls, key, handle, full=False)
     rates = calls.attempt(key, "DeviceGetUtilizationRates", handle)
     identity: DeviceIdentity = old.identity
     if identity.mig_instances:
-        instances = nvml_device._mig_instances(calls, key, handle, old.mig)
+        instances = nvml_device.mig_instances(calls, key, handle, old.mig)
         identity = replace(identity, mig_instances=instances)
-    first = nvml_device._pair
-    usage, clocks, link = old.utilisation, old.clocks, old.pcie
+    temperature = again("temperature", old.temperature)
     return replace(
-        old,
+        own,
         identity=identity,
         memory=replace(old.memory, **{n: getattr(fresh, n) for n in _MEMORY}),
         utilisation=replace(
-            usage,
-            gpu=nvml_device._field(rates, "gpu"),
-            memory=nvml_device._field(rates, "memory"),
-            encoder=again(usage.encoder, "DeviceGetEncoderUtilization", convert=_first),
-            decoder=again(usage.decoder, "DeviceGetDecoderUtilization", convert=_first),
+            again("utilisation", old.utilisation),
+            gpu=nvml_device.member(rates, "gpu"),
+            memory=nvml_device.member(rates, "memory"),
         ),
         temperature=replace(
-            old.temperature,
-            gpu=read("DeviceGetTemperature", nvml_device._SENSOR_GPU),
-            memory=old.temperature.memory
-            if old.temperature.memory.status is ReadStatus.UNSUPPORTED
-            else nvml_device._field_value(
-                calls, key, handle, nvml_device._FIELD_MEMORY_TEMPERATURE, None
-            ),
+            temperature,
+            memory=unless_unsupported(temperature.memory, nvml_device.memory_temperature),
         ),
-        power=replace(
-            old.power,
-            draw=again(old.power.draw, "DeviceGetPowerUsage"),
-            limit=again(old.power.limit, "DeviceGetEnforcedPowerLimit"),
-        ),
-        compute_capability=old.compute_capability
-        if not isinstance(old.compute_capability.value, Unavailable)
-        else read("DeviceGetCudaComputeCapability", convert=first),
-        fans=old.fans
-        if old.fans.status is ReadStatus.UNSUPPORTED
-        else nvml_device._fans(calls, key, handle),
-        clocks=_clocks(again, clocks),
-        pstate=again(old.pstate, "DeviceGetPerformanceState", convert=nvml_device._pstate),
-        throttling=old.throttling
-        if old.throttling.status is ReadStatus.UNSUPPORTED
-        else nvml_device._throttling(calls, key, handle),
-        pcie=replace(
-            link,
-            generation=again(link.generation, "DeviceGetCurrPcieLinkGeneration"),
-            width=again(link.width, "DeviceGetCurrPcieLinkWidth"),
-            **(
-                {
-                    "tx": again(link.tx, "DeviceGetPcieThroughput", 0, convert=_kilobytes),
-                    "rx": again(link.rx, "DeviceGetPcieThroughput", 1, convert=_kilobytes),
-                }
-                if pcie
-                else {}
-            ),
-        ),
+        power=again("power", old.power),
+        fans=unless_unsupported(old.fans, nvml_device.fans),
+        clocks=again("clocks", old.clocks),
+        throttling=unless_unsupported(old.throttling, nvml_device.throttling),
+        pcie=again("pcie", old.pcie, without=() if pcie else ("tx", "rx")),
         nvlinks=_links(calls, key, handle, old.nvlinks),
-        ecc=_ecc(again, old.ecc),
+        ecc=again("ecc", old.ecc) if old.ecc.enabled.status is ReadStatus.OK else old.ecc,
     )
 
 
 _MEMORY = ("total", "used", "free", "reserved")
-
-
-def _first(pair: Any) -> int:
-    return int(pair[0])
-
-
-def _kilobytes(number: Any) -> int:
-    return int(number) * 1000
-
-
-def _clocks(again: Callable[..., Reading[Any]], old: Clocks) -> Clocks:
-    now = {
-        name: again(getattr(old, name), "DeviceGetClockInfo", kind)
-        for name, kind in nvml_device._CLOCKS.items()
-    }
-    return replace(old, **now)
-
-
-def _ecc(again: Callable[..., Reading[Any]], old: EccCounts) -> EccCounts:
-    if old.enabled.status is not ReadStatus.OK:
-        return old
-    return replace(
-        old,
-        corrected_volatile=again(old.corrected_volatile, "DeviceGetTotalEccErrors", 0, 0),
-        uncorrected_volatile=again(old.uncorrected_volatile, "DeviceGetTotalEccErrors", 1, 0),
-    )
 
 
 def _links(
@@ -352,7 +293,7 @@ def _links(
     fields = [
         (number, link.link)
         for link in active
-        for number in (nvml_device._FIELD_NVLINK_TX_KIB, nvml_device._FIELD_NVLINK_RX_KIB)
+        for number in (nvml_device.FIELD_NVLINK_TX_KIB, nvml_device.FIELD_NVLINK_RX_KIB)
     ]
     answer = calls.attempt(key, "DeviceGetFieldValues", handle, fields)
     if isinstance(answer, Unavailable):
@@ -369,7 +310,7 @@ def _links(
 
 
 def _counter(entry: Any) -> Reading[int]:
-    member = nvml_device._UNION.get(entry.valueType)
+    member = nvml_device.UNION.get(entry.valueType)
     if entry.nvmlReturn != 0 or member is None:
         missing = Unavailable(f"field {entry.fieldId}: NVML error {entry.nvmlReturn}")
         return Reading(missing, "nvml")
