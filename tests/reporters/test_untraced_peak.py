@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -14,11 +15,13 @@ from gpuprobe.analysis.compare.diff import diff_recordings
 from gpuprobe.api.recordings import summary
 from gpuprobe.api.views import write_flamegraph
 from gpuprobe.model.memory import Category
+from gpuprobe.model.plans.estimate import Estimate, Share
 from gpuprobe.model.run.recording import Recording
-from gpuprobe.model.values import Unavailable
+from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.reporters.html import compare as html_compare
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.sections.diff import diff_sections
+from gpuprobe.reporters.sections.plans import estimate_sections
 from gpuprobe.reporters.sections.report import report_sections
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw
@@ -97,3 +100,40 @@ def test_a_trace_of_a_part_of_the_step_is_not_the_peak() -> None:
     higher = trace([("/home/u/project/a.py:7", 60, Category.ACTIVATION)], step=0)
     found = recording([step(0, {"forward": 60}), step(1, {"forward": 500})], [higher, half])
     assert report(found)["peak"]["nearest_trace"] == {"step": 0, "below_peak": 440}
+
+
+def test_the_tables_of_an_estimate_say_when_they_are_not_of_the_peak() -> None:
+    share = (Share("activation", Bytes(100)),)
+    figures = {name: Bytes(130) for name in _SIZES}
+    found = Estimate(
+        gpu="t4",
+        devices=1,
+        steps=3,
+        verdict="fits",
+        attributed=Bytes(130),
+        by_category=share,
+        by_module=share,
+        by_line=share,
+        assumed=(),
+        not_modelled=(),
+        **figures,
+    )
+    assert "Categories at the peak" in titles(found)
+    below = replace(found, attributed=Bytes(100))
+    assert "Lines at the highest traced instant, 30 B below the peak" in titles(below)
+    assert not any(title.endswith("at the peak") for title in titles(below))
+
+
+_SIZES = (
+    "peak_allocated",
+    "peak_reserved",
+    "reserved_low",
+    "reserved_high",
+    "context_low",
+    "context_high",
+    "capacity",
+)
+
+
+def titles(estimate: Estimate) -> list[str]:
+    return [section.title for section in estimate_sections(estimate)]
