@@ -340,7 +340,7 @@ def _enum_decoder(kind: type[Enum]) -> Callable[[Any], Any]:
 
 
 def _union_decoder(arms: tuple[Any, ...]) -> Callable[[Any], Any]:
-    """`Unavailable` and None are told apart by shape; of the others the first that fits."""
+    """`Unavailable` and None are recognised by their shape; of the others the first that fits."""
     others = [_decoder(a) for a in arms if a is not Unavailable and a is not type(None)]
     with_none, with_missing = type(None) in arms, Unavailable in arms
     # ``int | Unavailable`` is the commonest hint by far.

@@ -2,7 +2,7 @@
 
 A document is an object whose first keys are ``schema`` (what it is), ``version`` (``[major,
 minor]``; a newer minor version only adds keys) and ``gpuprobe`` (the version that wrote it). The
-history of each schema stands beside its version constant.
+history of each schema stands next to its version constant.
 """
 
 from __future__ import annotations

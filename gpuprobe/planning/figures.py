@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuprobe.allocator.replays.replay import replay_trace
 from gpuprobe.allocator.replays.whatif import what_if
-from gpuprobe.model.plans.estimate import FITS, NOT, WITHIN_MARGIN, Estimate, Share
+from gpuprobe.model.plans.estimate import FITS, NOT, WITHIN_MARGIN, Estimate, EstimateShare
 from gpuprobe.model.report import Report, Table
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
@@ -119,7 +119,7 @@ def _growing(report: Report, device: str) -> int:
     return grown if grown > _NOTEWORTHY * max(known) else 0
 
 
-def _shares(table: Table | Unavailable) -> tuple[Share, ...]:
+def _shares(table: Table | Unavailable) -> tuple[EstimateShare, ...]:
     if isinstance(table, Unavailable):
         return ()
-    return tuple(Share(str(row.key), Bytes(row.bytes)) for row in table.rows)
+    return tuple(EstimateShare(str(row.key), Bytes(row.bytes)) for row in table.rows)

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
 from gpuprobe.errors import ProgramFailed
-from gpuprobe.model.plans.fit import Fit, Suggestion, Trial
+from gpuprobe.model.plans.fit import Fit, FitSuggestion, Trial
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning.argument import Way, way
 from gpuprobe.planning.search import check_bounds, fit_of, search
@@ -162,9 +162,9 @@ _CHANGES: Final = (
 
 def _suggest(
     case: _Case, argument: str, at: Trial, most: int, notify: Callable[[str], None]
-) -> tuple[list[Suggestion], list[str]]:
+) -> tuple[list[FitSuggestion], list[str]]:
     """Estimates of each change at the value found, and how far the value could go with it."""
-    found: list[Suggestion] = []
+    found: list[FitSuggestion] = []
     left_out: list[str] = []
     for name, change, how in _CHANGES:
         changed = case._replace(change=change)
@@ -193,7 +193,7 @@ def _suggest(
             known = {at.value // share: after}
             tried = search(trial, at.value // share, most // share, known, coarse=100)
             largest = share * max(value for value, item in tried.items() if item.fits)
-        found.append(Suggestion(name, how, at.needed, after.needed, largest))
+        found.append(FitSuggestion(name, how, at.needed, after.needed, largest))
     if find_spec("bitsandbytes") is None:
         left_out.append("8-bit optimizers: bitsandbytes is not installed")
     else:

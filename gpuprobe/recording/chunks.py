@@ -171,7 +171,7 @@ class _Tables(_Blob):
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _RowCounts:
     events: _Count
     baseline: _Count
 
@@ -181,7 +181,7 @@ class _Header:
     device: str
     step: int | None
     complete: bool
-    rows: _Rows
+    rows: _RowCounts
     pools: list[tuple[int, int]]
     settings: AllocatorSettings | None
     columns: list[_StoredColumn]

@@ -8,7 +8,7 @@
 
 A stream is only ever appended to. A record is a JSON object whose ``type`` says what the other
 keys are: ``environment``, ``session``, ``step``, ``finding``, ``blind_spot`` or ``end``.
-A reader skips types it does not know. A finding that was told before (the same fingerprint and
+A reader skips types it does not know. A finding that was written before (the same fingerprint and
 places) replaces the earlier record: a race is written when it is found, and again when the run
 ends and more is known of it.
 """

@@ -1,7 +1,7 @@
 """Recordings that a process of this machine is writing right now.
 
 A recorder keeps its stream open for as long as it writes, so the open files of the processes
-tell which recordings there are. Nothing has to be announced, nothing is left behind by a
+say which recordings there are. Nothing has to be announced, nothing is left behind by a
 process that was killed, and a container's recording is found too. Only processes that this
 user may look into are seen: the own ones, or for root all.
 """
@@ -17,13 +17,13 @@ from pathlib import Path
 
 from gpuprobe.errors import DataError, GpuprobeError, NotARecording
 from gpuprobe.model.run.recording import RankRecording
-from gpuprobe.model.run.summary import Glance, Run
+from gpuprobe.model.run.summary import Run, RunSummary
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 from gpuprobe.recording.files import rank_of_stream, stream_names
 from gpuprobe.recording.stream import StreamParser
 
-__all__ = ["OpenRecording", "glance", "is_alive", "open_recordings", "running"]
+__all__ = ["OpenRecording", "is_alive", "open_recordings", "running", "summarize_run"]
 
 _PROC = Path("/proc")
 
@@ -60,9 +60,9 @@ def running() -> list[Run]:
     """
     found = []
     for recording in open_recordings():
-        seen: Glance | Unavailable | None
+        seen: RunSummary | Unavailable | None
         try:
-            seen = glance(Path(recording.path))
+            seen = summarize_run(Path(recording.path))
         except NotARecording:
             continue
         except GpuprobeError as error:
@@ -136,7 +136,7 @@ def _streams_by_psutil() -> Iterator[tuple[int, str]]:  # pragma: no cover - not
                 yield process.pid, path
 
 
-def glance(path: Path) -> Glance | None:
+def summarize_run(path: Path) -> RunSummary | None:
     """Look at the beginning and the end of the first stream, however long it is.
 
     None where the session has not begun. Raises NotARecording where there is no recording (any
@@ -168,15 +168,15 @@ def glance(path: Path) -> Glance | None:
         return None
     rank = parser.result(lambda steps: iter(()), _no_trace)
     last = rank.steps[-1] if rank.steps else None
-    return Glance(str(path), len(names), rank.session, rank.environment, last, rank.end)
+    return RunSummary(str(path), len(names), rank.session, rank.environment, last, rank.end)
 
 
 def _no_trace(name: str) -> MemoryTrace:
-    raise DataError(f"{name}: a glance reads no trace")
+    raise DataError(f"{name}: a summary reads no trace")
 
 
 def is_alive(rank: RankRecording) -> bool | None:
-    """Whether the process that writes a recording still runs; None where it cannot be told,
+    """Whether the process that writes a recording still runs; None where it cannot be known,
     as when it ran on another machine.
     """
     if rank.environment.hostname != socket.gethostname():

@@ -19,8 +19,8 @@ __all__ = ["StreamParser", "same_finding"]
 
 def same_finding(finding: Finding) -> object:
     """What a later record of the same finding has in common with it: that one replaces it."""
-    told = finding.message if finding.location is None else ""  # without a place, words must do
-    return finding.fingerprint, finding.location, finding.related, told
+    text = finding.message if finding.location is None else ""  # without a place, words must do
+    return finding.fingerprint, finding.location, finding.related, text
 
 
 class StreamParser:

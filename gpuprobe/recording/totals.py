@@ -30,7 +30,7 @@ from gpuprobe.recording.stream import StreamParser, same_finding
 __all__ = ["MAX_NAMES", "RankSum", "TotalsTail"]
 
 MAX_NAMES = 32
-"""Names of one sort (phases, collectives, kinds of findings) that are told apart; what has another
+"""Names of one sort (phases, collectives, kinds of findings) that are kept apart; what has another
 name is added up as ``other``. They come from the program: there could be any number of them. Of
 devices, which cannot be added up, so many are kept."""
 
@@ -54,7 +54,7 @@ class RankSum:
         self._newest: Step | None = None  # not added up yet: it may still be replaced
         self._phases: dict[str, int] = {}
         self._devices: dict[str, DeviceTotals] = {}
-        self._in_full: frozenset[str] = frozenset()  # devices that a full step has told of
+        self._in_full: frozenset[str] = frozenset()  # devices that a full step has
         self._rss_peak: Peak | Unavailable = Unavailable("not measured in any step")
         self._collectives: dict[str, CollectiveTotals] = {}
         self._findings: dict[tuple[str, Level], tuple[int, int]] = {}
@@ -74,7 +74,7 @@ class RankSum:
         findings, count = self._findings.get((kind, finding.level), (0, 0))
         key = hash(same_finding(finding))
         before = self._seen.get(key)
-        if before is not None:  # the same one, told again: it is known better now
+        if before is not None:  # the same one, written again: it is known better now
             findings, count = findings - 1, count - before
         if before is not None or len(self._seen) < MAX_FINDINGS:
             self._seen[key] = finding.count

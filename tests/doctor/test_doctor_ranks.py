@@ -19,8 +19,8 @@ from gpuprobe.model.machine.diagnosis import ClockSkew, RankDiagnosis
 from gpuprobe.probes.distributed.rules import (
     Job,
     Member,
-    judge_members,
-    judge_skews,
+    check_members,
+    check_skews,
     missing_ranks,
     read_job,
 )
@@ -83,7 +83,7 @@ def test_variables_that_do_not_fit(changes: dict[str, str], says: str) -> None:
 
 
 def judged(*members: Member, job: Job = JOB) -> list[tuple[str, Level, str]]:
-    return [(f.rule, f.level, f.message) for f in judge_members(job, members, 30.0)]
+    return [(f.rule, f.level, f.message) for f in check_members(job, members, 30.0)]
 
 
 def test_a_complete_job() -> None:
@@ -132,7 +132,7 @@ def test_devices_of_the_ranks() -> None:
 )
 def test_clock_skew(ahead_ms: int, error_ms: int, level: Level | None) -> None:
     skew = ClockSkew(1, ahead_ms * 1_000_000, error_ms * 1_000_000)
-    assert [f.level for f in judge_skews([skew])] == ([] if level is None else [level])
+    assert [f.level for f in check_skews([skew])] == ([] if level is None else [level])
 
 
 def test_what_the_ranks_report_is_judged() -> None:

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
-from gpuprobe.model.plans.estimate import FITS, Estimate, Share
-from gpuprobe.model.plans.fit import Fit, Suggestion, Trial
+from gpuprobe.model.plans.estimate import FITS, Estimate, EstimateShare
+from gpuprobe.model.plans.fit import Fit, FitSuggestion, Trial
 from gpuprobe.model.values import Bytes
 from gpuprobe.reporters.json import check as check_json
 from gpuprobe.reporters.json import estimate as estimate_json
@@ -33,7 +33,7 @@ def valid(name: str, document: dict[str, Any]) -> None:
 
 def test_estimate() -> None:
     size = Bytes(1 << 20)
-    shares = (Share("activation", size),)
+    shares = (EstimateShare("activation", size),)
     found = Estimate(
         "h100-80gb", 1, 3, size, size, size, size, size, size, size, FITS, size, shares, shares,
         shares, ("x",), ("y",),
@@ -48,7 +48,7 @@ def test_fit() -> None:
         found = Fit(
             "t4", Bytes(3), "batch_size", "as the option --batch-size", "shapes", 1, 64, largest,
             trial, failed, (trial, failed),
-            (Suggestion("bf16", "how", Bytes(2), Bytes(1), 12),), ("x",), (3,),
+            (FitSuggestion("bf16", "how", Bytes(2), Bytes(1), 12),), ("x",), (3,),
         )  # fmt: skip
         valid("fit", fit_json.document(found))
 

@@ -14,7 +14,7 @@ from view_recordings import Run as Training
 
 from gpuprobe.api.live import Followed
 from gpuprobe.model.run.session import Environment, HostWindow, Session, Step
-from gpuprobe.model.run.summary import Glance, Run
+from gpuprobe.model.run.summary import Run, RunSummary
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.tui.runs import RunsScreen
 from gpuprobe.tui.viewer.app import ViewApp
@@ -119,7 +119,9 @@ async def test_runs(tmp_path: Path, size: tuple[int, int]) -> None:
     environment = Environment("0", "3.11.0", "Linux", "elsewhere")
     step = Step(12, 0, 5_000_000, host=HostWindow(rss_peak=Peak.exactly(3 << 30)))
     found = [
-        Run("/me/a.gpuprobe", (42, 43), Glance("/me/a.gpuprobe", 1, session, environment, step)),
+        Run(
+            "/me/a.gpuprobe", (42, 43), RunSummary("/me/a.gpuprobe", 1, session, environment, step)
+        ),
         Run("/me/b.gpuprobe", (77,), None),
         Run("/me/c.gpuprobe", (78,), Unavailable("the header of the recording is damaged")),
     ]

@@ -14,10 +14,10 @@ from textual.pilot import Pilot
 
 from gpuprobe.api.monitor import runs
 from gpuprobe.model.run.session import Session, SessionEnd, Step
-from gpuprobe.model.run.summary import Glance, Run
+from gpuprobe.model.run.summary import Run, RunSummary
 from gpuprobe.model.values import Unavailable
 from gpuprobe.recording.files import stream_name
-from gpuprobe.recording.running import glance
+from gpuprobe.recording.running import summarize_run
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.reporters.text.runs import line
 from gpuprobe.sampler.environment import describe
@@ -46,10 +46,10 @@ def begin(path: Path) -> RecordingWriter:
     return writer
 
 
-def seen(path: Path) -> Glance:
+def seen(path: Path) -> RunSummary:
     run = at(path)
     assert run is not None
-    assert isinstance(run.seen, Glance)
+    assert isinstance(run.seen, RunSummary)
     return run.seen
 
 
@@ -125,7 +125,7 @@ def test_a_glance_sees_the_newest_step_of_a_stream_of_any_length(
         writer.step(Step(index, index, 1))
     with (tmp_path / "r.gpuprobe" / stream_name(0)).open("ab") as file:
         file.write(b'{"type":"step","index":99')  # torn
-    found = glance(tmp_path / "r.gpuprobe")
+    found = summarize_run(tmp_path / "r.gpuprobe")
     assert found is not None
     assert found.step is not None
     assert found.step.index == steps - 1
@@ -187,6 +187,6 @@ def test_ages_and_ranks_in_a_line() -> None:
         49 * 3600: "2 d",
     }
     for seconds, expected in ages.items():
-        run = Run("/r.gpuprobe", (9, 7), Glance("/r.gpuprobe", 4, session, environment))
+        run = Run("/r.gpuprobe", (9, 7), RunSummary("/r.gpuprobe", 4, session, environment))
         assert f" {expected}  counters 4 ranks · t.py" in line(run, 1000.0 + seconds)
     assert line(Run("/r.gpuprobe", (7,), None)).endswith("(has not begun to train)")

@@ -56,7 +56,7 @@ class Diagnosis:
 
     ``driver`` is the driver's version, or why there is none. A rule is in ``passed`` when it
     looked at everything it reads and found nothing; a rule that could look at a part only is
-    in ``not_checked``, beside its findings.
+    in ``not_checked``, and its findings are reported.
     """
 
     taken_at: float
@@ -113,7 +113,7 @@ class ClockSkew:
 @dataclass(frozen=True, slots=True)
 class RankDiagnosis:
     """What the ranks of a job found together. Made by rank 0; every rank gets the findings,
-    the tables are rank 0's. ``world_size`` is what this rank was told; ``steps`` are the
+    the tables are rank 0's. ``world_size`` is what this rank was started with; ``steps`` are the
     checks that ran and passed, in order. ``speaks``: whether this rank is the one to print
     the report; a rank that could not reach rank 0 speaks for itself.
     """

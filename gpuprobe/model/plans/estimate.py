@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpuprobe.model.values import Bytes
 
-__all__ = ["FITS", "NOT", "WITHIN_MARGIN", "Estimate", "Share"]
+__all__ = ["FITS", "NOT", "WITHIN_MARGIN", "Estimate", "EstimateShare"]
 
 FITS = "fits"
 NOT = "does not fit"
@@ -14,7 +14,7 @@ WITHIN_MARGIN = "within the margin"
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class EstimateShare:
     """A part of the memory at the peak: a category, a module or a source line."""
 
     name: str
@@ -28,7 +28,7 @@ class Estimate:
     ``peak_allocated`` and ``peak_reserved`` are of the caching allocator, over the whole run.
     What a real run reserves depends on the addresses that the driver hands out:
     ``reserved_low`` to ``reserved_high`` is the range over several orders of them.
-    ``context_low`` to ``context_high`` is what the CUDA context and its libraries hold beside
+    ``context_low`` to ``context_high`` is what the CUDA context and its libraries hold next to
     it, from the catalogue. ``capacity`` is the GPU's whole memory.
 
     ``verdict`` is `FITS`, `NOT`, or `WITHIN_MARGIN` where the range decides. The shares of
@@ -50,9 +50,9 @@ class Estimate:
     capacity: Bytes
     verdict: str
     attributed: Bytes
-    by_category: tuple[Share, ...]
-    by_module: tuple[Share, ...]
-    by_line: tuple[Share, ...]
+    by_category: tuple[EstimateShare, ...]
+    by_module: tuple[EstimateShare, ...]
+    by_line: tuple[EstimateShare, ...]
     assumed: tuple[str, ...]
     not_modelled: tuple[str, ...]
     settings: str = ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpuprobe.model.values import Bytes
 
-__all__ = ["Fit", "Suggestion", "Trial"]
+__all__ = ["Fit", "FitSuggestion", "Trial"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Suggestion:
+class FitSuggestion:
     """What a change would bring, from estimates of the changed run.
 
     ``before`` and ``after`` are what it needs at the largest value that fits without the change;
@@ -74,6 +74,6 @@ class Fit:
     proof: Trial | None
     beyond: Trial | None
     trials: tuple[Trial, ...]
-    suggestions: tuple[Suggestion, ...]
+    suggestions: tuple[FitSuggestion, ...]
     not_tried: tuple[str, ...]
     unusual: tuple[int, ...]

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from gpuprobe.model.run.session import Environment, Session, SessionEnd, Step
 from gpuprobe.model.values import Unavailable
 
-__all__ = ["Glance", "Run"]
+__all__ = ["Run", "RunSummary"]
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class RunSummary:
     """Of a recording's first rank, the session and the newest step.
 
     ``step`` is None where there is none yet. ``ranks`` counts the streams in the directory.
@@ -33,4 +33,4 @@ class Run:
 
     path: str
     pids: tuple[int, ...]
-    seen: Glance | Unavailable | None
+    seen: RunSummary | Unavailable | None

@@ -65,7 +65,7 @@ def check_ranks(environ: Mapping[str, str], timeout: float) -> RankDiagnosis:
     if isinstance(opened, Finding):
         return replace(started, findings=(opened,))
     store, notes = opened
-    meeting = _Meeting(store, job, timeout)
+    meeting = _RankMeeting(store, job, timeout)
     try:
         return meeting.lead(started, notes) if job.rank == 0 else meeting.follow(started)
     except torch.distributed.DistError as error:
@@ -125,7 +125,7 @@ def _open_store(job: Job, timeout: float) -> tuple[Any, tuple[Finding, ...]] | F
 def _listen(
     job: Job, addresses: list[tuple[Any, ...]]
 ) -> tuple[int, tuple[Finding, ...]] | Finding:
-    """A listening socket for the store, on the address the ranks are told and no other one
+    """A listening socket for the store, on the address the ranks are given and no other one
     where that is possible: torch alone would listen on all of them.
     """
     problem: OSError | None = None
@@ -167,7 +167,7 @@ def _listen(
     )
 
 
-class _Meeting:
+class _RankMeeting:
     """One rank's side of the protocol. Keys in the store:
 
     ``joined`` counts members, ``member/N`` describes one, ``claim/R`` is set when rank R came;
@@ -192,7 +192,7 @@ class _Meeting:
         self.join()
         self._wait([f"claim/{rank}" for rank in range(job.world_size)], self.timeout)
         members = self._members()
-        findings = [*notes, *rules.judge_members(job, members, self.timeout)]
+        findings = [*notes, *rules.check_members(job, members, self.timeout)]
         places = sorted(members, key=lambda member: member.rank)
         report = replace(
             started,
@@ -218,7 +218,7 @@ class _Meeting:
         job = self.job
         steps = ["every rank joined", "the ranks agree about the job"]
         skews = [self._ask_clock(rank) for rank in range(1, job.world_size)]
-        found = list(rules.judge_skews([skew for skew in skews if skew is not None]))
+        found = list(rules.check_skews([skew for skew in skews if skew is not None]))
         findings += found
         if not found and job.world_size > 1:
             steps.append("clocks agree")
@@ -243,7 +243,9 @@ class _Meeting:
         )
 
     def _announce(self, report: RankDiagnosis, ranks: list[int]) -> None:
-        """Tell the verdict, and stay until it was heard: the store may live in this process."""
+        """Publish the verdict, and stay until every rank has read it: the store may live in this
+        process.
+        """
         self.store.set("verdict", json.dumps([to_plain(found) for found in report.findings]))
         self._wait([f"left/{rank}" for rank in ranks if rank], self.timeout)
 

@@ -1,4 +1,4 @@
-"""The rules of ``gpuprobe doctor --distributed``, and judging what the ranks report.
+"""The rules of ``gpuprobe doctor --distributed``, and checking what the ranks report.
 
 Pure: `gpuprobe.probes.distributed.benchmark` does the talking between the ranks.
 """
@@ -13,7 +13,7 @@ from gpuprobe.model.machine.diagnosis import ClockSkew
 from gpuprobe.model.rules import define
 from gpuprobe.model.text import human_ns
 
-__all__ = ["RULES", "Job", "Member", "judge_members", "judge_skews", "missing_ranks", "read_job"]
+__all__ = ["RULES", "Job", "Member", "check_members", "check_skews", "missing_ranks", "read_job"]
 
 _E, _W, _N = Level.ERROR, Level.WARNING, Level.NOTE
 
@@ -242,7 +242,7 @@ def missing_ranks(world_size: int, members: Sequence[Member]) -> tuple[int, ...]
     return tuple(sorted(set(range(world_size)) - {member.rank for member in members}))
 
 
-def judge_members(job: Job, members: Sequence[Member], timeout: float) -> Iterator[Finding]:
+def check_members(job: Job, members: Sequence[Member], timeout: float) -> Iterator[Finding]:
     """What is wrong with who joined, as rank 0 sees it. ``timeout`` in seconds was waited."""
     missing = missing_ranks(job.world_size, members)
     if missing:
@@ -325,7 +325,7 @@ def _twice(
             )
 
 
-def judge_skews(skews: Sequence[ClockSkew]) -> Iterator[Finding]:
+def check_skews(skews: Sequence[ClockSkew]) -> Iterator[Finding]:
     """Clocks that differ by more than the measurement's error can explain."""
     for skew in skews:
         sure = abs(skew.ahead_ns) - skew.error_ns

@@ -1,6 +1,6 @@
 """What is wrong with the settings in ``PYTORCH_CUDA_ALLOC_CONF`` / ``PYTORCH_ALLOC_CONF``.
 
-The values are judged by `gpuprobe.allocator.settings`; here are the things that torch does
+The values are checked by `gpuprobe.allocator.settings`; here are the things that torch does
 not say, or says where nobody looks. Source: ``c10/core/AllocatorConfig`` and
 ``c10/cuda/CUDAAllocatorConfig`` of torch 2.6 and 2.13.
 """
@@ -147,7 +147,7 @@ def conf_invalid(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
 def conf_conflict(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
     """Settings of which one silently wins: both variables with different values (torch 2.13
     takes `PYTORCH_CUDA_ALLOC_CONF`, though its documentation puts the other one first), a key
-    given twice, and options of the native allocator beside `backend:cudaMallocAsync`, which
+    given twice, and options of the native allocator next to `backend:cudaMallocAsync`, which
     ignores them. `max_split_size_mb` and `expandable_segments:True` do not add up either:
     expandable segments leave that option little to do.
     """
@@ -183,7 +183,7 @@ def conf_conflict(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
             )
         elif ("expandable_segments", "True") in pairs and "max_split_size_mb" in keys:
             yield self.finding(
-                "max_split_size_mb has little to do beside expandable_segments:True",
+                "max_split_size_mb has little to do next to expandable_segments:True",
                 (variable, conf),
                 fix="Keep expandable_segments:True alone: it is the newer answer to the same "
                 "problem (fragmentation).",

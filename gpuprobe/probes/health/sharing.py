@@ -63,7 +63,7 @@ def selection_invalid(self: Rule, facts: Facts) -> Iterator[Finding | Unavailabl
 def gpus_hidden(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
     """`CUDA_VISIBLE_DEVICES` hides GPUs from every CUDA program. On a shared machine this is
     on purpose, so it is a note; that *all* are hidden is a warning. So are GPUs hidden by one
-    in MIG mode: CUDA shows a program one MIG instance, and no other GPU beside it.
+    in MIG mode: CUDA shows a program one MIG instance, and no other GPU with it.
     """
     inventory = answering(facts)
     if isinstance(inventory, Unavailable):

@@ -7,7 +7,7 @@ from typing import Any, Final, TextIO
 
 from gpuprobe.model.document import header
 from gpuprobe.model.document import write as write_document
-from gpuprobe.model.plans.estimate import Estimate, Share
+from gpuprobe.model.plans.estimate import Estimate, EstimateShare
 
 __all__ = ["SCHEMA", "VERSION", "document", "write"]
 
@@ -47,7 +47,7 @@ def document(estimate: Estimate) -> dict[str, Any]:
     }
 
 
-def _rows(shares: Sequence[Share]) -> list[dict[str, Any]]:
+def _rows(shares: Sequence[EstimateShare]) -> list[dict[str, Any]]:
     return [{"name": share.name, "bytes": share.bytes} for share in shares]
 
 

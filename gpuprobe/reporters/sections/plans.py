@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuprobe.model.plans.estimate import Estimate, Share
+from gpuprobe.model.plans.estimate import Estimate, EstimateShare
 from gpuprobe.model.plans.fit import Fit, Trial
 from gpuprobe.model.text import human_bytes
 from gpuprobe.reporters.sections.parts import (
@@ -76,7 +76,7 @@ def _span(low: int, high: int) -> str:
     return f"{human_bytes(low)} to {human_bytes(high)}"
 
 
-def _shares(title: str, shares: Sequence[Share], total: int, top: int) -> Table:
+def _shares(title: str, shares: Sequence[EstimateShare], total: int, top: int) -> Table:
     ordered = sorted(shares, key=lambda share: (-share.bytes, share.name))
 
     def row(amount: int, name: Cell | str) -> Row:
