@@ -78,7 +78,7 @@ class Style:
         return text.replace(below, "") if self.cwd.strip("/\\") else text
 
     def fit(self, text: str, width: int) -> str:
-        """The end of a long text: of a path or a dotted name that is what tells most."""
+        """The end of a long text: of a path or a dotted name that matters most."""
         text = self.text(text)
         if len(text) <= width:
             return text

@@ -107,7 +107,7 @@ def code_quality(
         line = 1 if path is None or finding.location is None else max(1, finding.location.line)
         shown = path or places.path(elsewhere) or posixpath.basename(elsewhere)
         seen[finding.fingerprint] += 1
-        # Two findings may well have one fingerprint (one line, two tensors); the count tells
+        # Two findings may well have one fingerprint (one line, two tensors); the count keeps
         # them apart, and is the same the next time.
         key = f"{finding.fingerprint}:{seen[finding.fingerprint]}"
         found.append(

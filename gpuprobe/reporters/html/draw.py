@@ -284,7 +284,7 @@ def bar(share: float, *, both: bool = False) -> Markup:
 
 
 def place(text: str) -> Markup:
-    """``folder/file.py:12 in f`` with what tells most set apart. Other text as it is."""
+    """``folder/file.py:12 in f`` with its end set apart. Other text as it is."""
     found = parse_place(text)
     if not isinstance(found, Place) or not found.file:
         return el("span", text, class_="place")

@@ -34,7 +34,7 @@ from gpuprobe.reporters.json import report as report_json
 from gpuprobe.reporters.sections.hazards import hazard_sections
 from gpuprobe.reporters.sections.parts import Line, Section, peak_text, plural
 from gpuprobe.reporters.sections.report import STATUS, facts, report_sections
-from gpuprobe.reporters.sections.report_memory import causes_section
+from gpuprobe.reporters.sections.report.memory import causes_section
 
 __all__ = ["ROWS", "data_of", "page", "write"]
 

@@ -75,9 +75,9 @@ def _row(row: DiffRow) -> dict[str, Any]:
 
 
 def findings(result: CheckResult) -> list[Finding]:
-    """Each regression as a finding at the line to look at first, and each way in which the
+    """Each regression as a finding at the first line to inspect, and each way in which the
     baseline is of another environment: for SARIF, JUnit and annotations. A phase that grew for a
-    reason already told is left out.
+    reason already given is left out.
     """
     found = [
         ENVIRONMENT.finding(
@@ -87,11 +87,11 @@ def findings(result: CheckResult) -> list[Finding]:
         )
         for text in result.mismatches
     ]
-    told = set()
+    given = set()
     for metric in result.regressions:
-        if metric in result.phases and metric.place in told:
+        if metric in result.phases and metric.place in given:
             continue
-        told.add(metric.place)
+        given.add(metric.place)
         size = metric.unit == "bytes"
         change = human_delta(metric.delta) if size else f"{metric.delta:+d}"
         now = human_bytes(metric.after) if size else str(metric.after)

@@ -72,7 +72,7 @@ def self_families(
     left_out: int | Unavailable,
 ) -> list[Family]:
     """``found``: the last reading of the devices, None where there is none. ``stale``: it is too
-    old to be told, as the driver does not answer; then its sources are down. ``taken_at`` in
+    old to be exported, as the driver does not answer; then its sources are down. ``taken_at`` in
     seconds since the Unix epoch, ``duration`` in seconds.
     """
     answering = set()

@@ -119,7 +119,7 @@ def gpu_families(
     """The metrics of all GPUs of ``found``, one family each; those without a sample are left out.
 
     ``xids``: label ``uuid`` -> Xid -> how often. ``processes``: of how many processes per GPU (the
-    largest) the memory is told.
+    largest) the memory is exported.
     """
     labels = {device.key: names.of(device) for device in found.devices}
     devices = [(labels[device.key], device) for device in found.devices]

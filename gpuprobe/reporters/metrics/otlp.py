@@ -1,7 +1,7 @@
 """Metrics over OTLP, through OpenTelemetry's official SDK and exporter (extra ``otel``).
 
-The readings are not taken by the SDK's instruments: those are asked one by one, at moments of
-their own, and go on to tell what was last seen. What is pushed here is one reading as a whole, in
+The readings are not taken by the SDK's instruments: those are asked one by one, at times of
+their own, and go on to report what was last seen. What is pushed here is one reading as a whole, in
 the SDK's data classes, and what could not be read is not in it.
 """
 
@@ -151,7 +151,7 @@ class OtlpPusher:
 
 class _Collected(logging.Handler):
     """Inside, what the SDK logs of its failures in this thread, instead of on stderr: it is all
-    that the SDK tells of them.
+    that the SDK says of them.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """The metrics of runs: what recordings come to, for as long as they are written.
 
-Labels: ``run`` is the recording's name with a digest that tells runs of the same name apart,
+Labels: ``run`` is the recording's name with a digest that keeps runs of the same name apart,
 ``rank`` the rank in the job, ``device`` torch's name. How many runs and ranks there are is bounded
 by who calls this; names that come from the program (phases, collectives, kinds of findings) are
 bounded by the totals themselves.
@@ -35,7 +35,7 @@ _SYNC = "implicit-sync"
 
 _NO_STEP = Unavailable("no step has ended yet")
 _NS = 1e-9
-_MOST_DEVICES = 32  # of one rank whose tensors are told
+_MOST_DEVICES = 32  # of one rank whose tensors are exported
 _MAX_NAME = 64  # characters of a recording's name in a label
 
 
@@ -55,7 +55,7 @@ class RunReading:
 
     @property
     def newest(self) -> Step | Unavailable:
-        """The step that tells of the state: what follows the last full one does not, as for
+        """The step that the state is of: what follows the last full one does not, as for
         devices and for the index.
         """
         return self.totals.step or self.totals.newest or _NO_STEP

@@ -52,8 +52,8 @@ def read_table(
     conventional: Mapping[str, str] | None = None,
 ) -> tuple[Row[T], ...]:
     """The rows of a table. ``labels`` are those of every metric, and ``attributes`` their names in
-    OpenTelemetry; ``functions`` read what is in no single place, and ``lists`` say what tells
-    the items of a list apart; ``conventional``: constant attributes of what has a name in
+    OpenTelemetry; ``functions`` read what is in no single place, and ``lists`` say how
+    the items of a list are named; ``conventional``: constant attributes of what has a name in
     OpenTelemetry's conventions.
     """
     text = files("gpuprobe.reporters.metrics").joinpath(file).read_text("utf-8")

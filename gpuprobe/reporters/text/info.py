@@ -1,4 +1,4 @@
-"""``gpuprobe info`` as text: a table of at most 100 columns, then what is odd.
+"""``gpuprobe info`` as text: a table of at most 100 columns, then what deserves attention.
 
 Two lines per GPU at most: its numbers and memory, then what is the matter with it and who
 uses it. Names come from elsewhere: they are shown with `visible` and cut by display width.

@@ -2,11 +2,11 @@
 const PHASE_COLORS = { forward: "p0", backward: "p1", optimizer: "p2", data: "p3", zero_grad: "p3" };
 
 function ribbonOf(title, spans, times, at) {
-  const moment = (x) => times ? times[Math.min(Math.max(upTo(at, x) - 1, 0), times.length - 1)] : 0;
+  const timeAt = (x) => times ? times[Math.min(Math.max(upTo(at, x) - 1, 0), times.length - 1)] : 0;
   const starts = Float64Array.from(spans, (s) => s[0]), ends = Float64Array.from(spans, (s) => s[1]);
   return {
     title, names: spans.map((s) => s[2]), colors: spans.map((s) => s[3]),
-    starts: { events: starts, time: starts.map(moment) }, ends: { events: ends, time: ends.map(moment) },
+    starts: { events: starts, time: starts.map(timeAt) }, ends: { events: ends, time: ends.map(timeAt) },
   };
 }
 

@@ -25,15 +25,15 @@ class Extremes {
   highest(low, high) {
     const { values, levels } = this;
     let best = low;
-    const look = (at) => { if (values[at] > values[best] || (values[at] === values[best] && at < best)) best = at; };
+    const keep = (at) => { if (values[at] > values[best] || (values[at] === values[best] && at < best)) best = at; };
     for (let depth = -1; low < high; depth++) {
       const row = depth < 0 ? null : levels[depth];
       if (depth + 1 >= levels.length || high - low < 8) {
-        for (let i = low; i < high; i++) look(row ? row[i] : i);
+        for (let i = low; i < high; i++) keep(row ? row[i] : i);
         break;
       }
-      while (low & 3 && low < high) { look(row ? row[low] : low); low++; }
-      while (high & 3 && low < high) { high--; look(row ? row[high] : high); }
+      while (low & 3 && low < high) { keep(row ? row[low] : low); low++; }
+      while (high & 3 && low < high) { high--; keep(row ? row[high] : high); }
       low >>= 2; high >>= 2;
     }
     return best;
@@ -278,7 +278,7 @@ class Chart {
     this.left = this.canvas.clientWidth < 520 ? 68 : 76;
     this.drawMain();
     this.drawStrip();
-    this.tell();
+    this.report();
     this.cost = performance.now() - started;
   }
   drawMain() {
@@ -443,7 +443,7 @@ class Chart {
     g.fillRect(Math.max(b - 2, a + 2), 0, 2, 38);
   }
   // The values at the cursor, else at the peak: the legend at the same time.
-  tell() {
+  report() {
     const at = this.cursor ?? this.model.peak, { model } = this;
     if (!this.values) {
       this.when = make("div", { class: "when" });

@@ -20,7 +20,7 @@ from gpuprobe.reporters.sections.parts import (
     bulleted,
     plural,
 )
-from gpuprobe.reporters.sections.report_memory import (
+from gpuprobe.reporters.sections.report.memory import (
     failure_sections,
     fragmentation_sections,
     growth_sections,
@@ -29,12 +29,12 @@ from gpuprobe.reporters.sections.report_memory import (
     peak_section,
     share_sections,
 )
-from gpuprobe.reporters.sections.report_ranks import (
+from gpuprobe.reporters.sections.report.ranks import (
     comparison_sections,
     placement_sections,
     process_sections,
 )
-from gpuprobe.reporters.sections.report_steps import (
+from gpuprobe.reporters.sections.report.steps import (
     device_sections,
     step_sections,
     time_sections,
