@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gpuprobe.analysis.growth.leaks import leaks
-from gpuprobe.analysis.peak.high_water import by_category, by_line, by_module, by_stack, high_water
+from gpuprobe.analysis.peak.high_water import by_category, by_line, by_module, high_water
 from gpuprobe.analysis.reserved.fragmentation import fragmentation
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.analysis.trace.timeline import thin, timeline
@@ -117,7 +117,7 @@ def main() -> None:
     for _ in range(arguments.rounds):
         ledger = timed("ledger", ledger_of, trace)
         mark = timed("high_water", high_water, ledger)
-        for function in (by_category, by_line, by_module, by_stack):
+        for function in (by_category, by_line, by_module):
             timed(function.__name__, function, mark)
         line = timed("timeline", timeline, ledger)
         timed("thin", thin, line, 2000)

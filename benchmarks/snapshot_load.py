@@ -37,7 +37,7 @@ CANDIDATES = {
     "load + analysis": f"""
 import gpuprobe
 from gpuprobe.analysis.reserved.fragmentation import fragmentation
-from gpuprobe.analysis.peak.high_water import by_category, by_line, by_module, by_stack, high_water
+from gpuprobe.analysis.peak.high_water import by_category, by_line, by_module, high_water
 from gpuprobe.analysis.growth.leaks import leaks
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.analysis.trace.timeline import timeline
@@ -46,7 +46,7 @@ after_loading = peaks()[0]
 ledger = ledger_of(trace)
 timeline(ledger)
 mark = high_water(ledger)
-for by in (by_category, by_module, by_line, by_stack):
+for by in (by_category, by_module, by_line):
     assert sum(share.bytes for share in by(mark)) == mark.allocated
 fragmentation(trace)
 leaks(ledger)

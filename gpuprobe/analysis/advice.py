@@ -131,9 +131,8 @@ def advise(evidence: Evidence) -> list[Suggestion]:
 def _only(mark: HighWater, category: Category) -> HighWater:
     """The blocks of one category."""
     rows = [i for i, code in enumerate(mark.category) if code == category.code]
-    columns = ("address", "size", "requested", "stack", "category", "module", "block_phase")
     selected = {}
-    for name in (*columns, "is_baseline"):
+    for name in ("address", "size", "stack", "category", "module", "is_baseline"):
         column = getattr(mark, name)
         selected[name] = type(column)(column.typecode, [column[i] for i in rows])
     return replace(mark, allocated=sum(selected["size"]), **selected)

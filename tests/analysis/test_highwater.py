@@ -11,8 +11,6 @@ from gpuprobe.analysis.peak.high_water import (
     by_category,
     by_line,
     by_module,
-    by_origin,
-    by_stack,
     high_water,
     live_at,
 )
@@ -21,7 +19,7 @@ from gpuprobe.model.memory import Category
 from gpuprobe.model.place import NoPlace
 from gpuprobe.model.trace import Frame, MemoryTrace
 
-ALL = (by_category, by_line, by_module, by_origin, by_stack)
+ALL = (by_category, by_line, by_module)
 
 FRAMES = (
     Frame("/v/lib/python3.11/site-packages/torch/nn/modules/linear.py", 114, "forward"),
@@ -97,10 +95,6 @@ def test_the_baseline_counts_and_can_be_the_peak_itself() -> None:
     assert {r.key: r.bytes for r in by_line(later)} == {
         NoPlace.BEFORE_THE_TRACE: 24,
         NoPlace.UNKNOWN: 900,
-    }
-    assert {r.key: r.bytes for r in by_origin(later)} == {
-        NoPlace.BEFORE_THE_TRACE: 24,
-        "during the trace": 900,
     }
 
 

@@ -16,13 +16,12 @@ from gpuprobe.analysis.trace.columns import selected
 from gpuprobe.analysis.trace.frames import (
     Lines,
     UserFrame,
-    folded,
     is_user_frame,
     module_row,
 )
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.memory import Category
-from gpuprobe.model.place import NoPlace, SourceLine
+from gpuprobe.model.place import SourceLine
 from gpuprobe.model.report import Key
 from gpuprobe.model.trace import MemoryTrace, StackTable
 
@@ -33,8 +32,6 @@ __all__ = [
     "by_category",
     "by_line",
     "by_module",
-    "by_origin",
-    "by_stack",
     "high_water",
     "live_at",
     "shares",
@@ -58,15 +55,13 @@ class HighWater:
     """What was allocated at one instant, block by block (columns of equal length).
 
     ``event`` is the index of the event after which it was so; -1 is the baseline, before the
-    first event. ``size`` is the block's bytes, ``requested`` what the program asked for.
-    ``category`` holds ``Category.code``, ``module`` and ``phase`` indices of
-    ``stacks.strings``, ``is_baseline`` 1 for blocks alive before the trace.
+    first event. ``size`` is the block's bytes, ``category`` its ``Category.code``, ``module`` an
+    index of ``stacks.strings``; ``is_baseline`` is 1 for blocks alive before the trace.
     """
 
     ledger: Ledger  # kept at hand for what else is asked of the trace
     device: str
     allocated: int  # bytes; the sum of ``size``
-    requested_bytes: int
     event: int
     phase: str  # the phase of that event; "" where none was recorded
     time_us: int  # since the Unix epoch; 0 where unknown
@@ -74,11 +69,9 @@ class HighWater:
     stacks: StackTable
     address: array[int]
     size: array[int]
-    requested: array[int]
     stack: array[int]
     category: array[int]
     module: array[int]
-    block_phase: array[int]  # the phase each block was made in
     is_baseline: array[int]
 
     def __len__(self) -> int:
@@ -103,14 +96,12 @@ def live_at(trace: MemoryTrace | Ledger, event: int) -> HighWater:
     events = ledger.trace.events
     strings = ledger.trace.stacks.strings
     size = array("Q", selected(ledger.size, rows))
-    requested = array("Q", selected(ledger.requested, rows))
     first_baseline = next((i for i, row in enumerate(rows) if row >= ledger.made), len(rows))
     at = max(event, 0)
     return HighWater(
         ledger=ledger,
         device=ledger.trace.device,
         allocated=sum(size),
-        requested_bytes=sum(requested),
         event=event,
         phase=strings[events.column("phase")[event]] if event >= 0 else "",
         time_us=events.column("time_us")[at] if ledger.events else 0,
@@ -118,11 +109,9 @@ def live_at(trace: MemoryTrace | Ledger, event: int) -> HighWater:
         stacks=ledger.trace.stacks,
         address=array("Q", ledger.values("address", rows)),
         size=size,
-        requested=requested,
         stack=array("I", selected(ledger.stack, rows)),
         category=array("B", categories(ledger, rows)),
         module=array("I", ledger.values("module", rows)),
-        block_phase=array("I", ledger.values("phase", rows)),
         is_baseline=array("B", bytes(first_baseline) + b"\1" * (len(rows) - first_baseline)),
     )
 
@@ -148,28 +137,6 @@ def by_line(mark: HighWater, is_user: UserFrame = is_user_frame) -> tuple[Share[
     lines = Lines(mark.stacks, is_user)
     keys = zip(mark.stack, mark.is_baseline, strict=True)
     return shares(keys, mark.size, lambda key: lines.place(key[0], before=bool(key[1])))
-
-
-def by_stack(mark: HighWater) -> tuple[Share[str], ...]:
-    """By whole stack, folded: outermost first, frames joined by ``;``."""
-    stacks = mark.stacks
-    keys = zip(mark.stack, mark.is_baseline, strict=True)
-    return shares(
-        keys,
-        mark.size,
-        lambda key: (
-            folded(stacks, key[0]) or (NoPlace.BEFORE_THE_TRACE if key[1] else NoPlace.UNKNOWN)
-        ),
-    )
-
-
-def by_origin(mark: HighWater) -> tuple[Share[str], ...]:
-    """Two rows: what was there before the trace, and what was made during it."""
-    return shares(
-        mark.is_baseline,
-        mark.size,
-        lambda flag: NoPlace.BEFORE_THE_TRACE if flag else "during the trace",
-    )
 
 
 def shares(

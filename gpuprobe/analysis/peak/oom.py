@@ -38,16 +38,12 @@ class OomReport:
 
     device: str
     event: int
-    time_us: int
     asked: int
     needed: int
     stream: int
-    pool: tuple[int, int]
     place: SourceLine
-    stack: int
     device_free: int
     allocated: int
-    active: int
     reserved: int | Unavailable
     usable_hole: int | Unavailable
     largest_hole: int | Unavailable
@@ -117,16 +113,12 @@ def _report(
     report = OomReport(
         device=trace.device,
         event=event,
-        time_us=events.column("time_us")[event],
         asked=asked,
         needed=allocation_size(asked, settings.large_segment_size),
         stream=stream,
-        pool=pool,
         place=lines.place(stack),
-        stack=stack,
         device_free=device_free,
         allocated=ledger.allocated_after()[event + 1],
-        active=ledger.active_after()[event + 1],
         reserved=reserved,
         usable_hole=usable,
         largest_hole=largest,

@@ -15,7 +15,6 @@ from gpuprobe.model.trace import Frame, StackTable
 __all__ = [
     "Lines",
     "UserFrame",
-    "folded",
     "is_cpp",
     "is_user_frame",
     "module_row",
@@ -145,8 +144,3 @@ class Lines:
 
 _NO_STACK, _ENGINE, _LIBRARY_ONLY = -1, -2, -3
 _ENGINE_NAMES = ("torch::autograd::Engine", "torch::autograd::Node", "_engine_run_backward")
-
-
-def folded(stacks: StackTable, stack: int) -> str:
-    """A stack as one line, outermost first, frames joined by ``;`` (the flame graph form)."""
-    return ";".join(short_name(frame) for frame in reversed(stacks.frames_of(stack)))
