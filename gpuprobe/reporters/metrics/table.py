@@ -59,10 +59,11 @@ def read_table(
     text = files("gpuprobe.reporters.metrics").joinpath(file).read_text("utf-8")
     rows = []
     for entry in text.split("\n\n")[1:]:
-        head, meaning, source, *otel = (line.strip() for line in entry.splitlines())
+        head, *rest = (line.strip() for line in entry.splitlines())
         found = _HEAD.fullmatch(head)
-        if found is None:
+        if found is None or len(rest) < 2:
             raise ValueError(f"{file}: not an entry: {head}")
+        meaning, source, *otel = rest
         name = prefix + found["name"]
         bare = name.removesuffix("_total")
         kind: Kind = "gauge" if bare == name else "counter"

@@ -1,0 +1,129 @@
+"""Sections are drawn whatever is in them: on one line each, within the width, never as markup."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+
+import pytest
+from html_pages import Page
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuprobe.model.findings import Level
+from gpuprobe.reporters import markdown
+from gpuprobe.reporters.html.draw import Drawing
+from gpuprobe.reporters.metrics.table import read_table
+from gpuprobe.reporters.sections.parts import (
+    Cell,
+    Code,
+    Column,
+    Facts,
+    Line,
+    Part,
+    Row,
+    Section,
+    Table,
+    change,
+    size,
+)
+from gpuprobe.reporters.terminal import Style
+from gpuprobe.reporters.text import draw
+
+TEXT = st.text(max_size=60)
+COLUMNS = (
+    Column("bytes", 12, number=True),
+    Column("", 10, gap=1, bar=True),
+    Column("blocks", number=True),
+    Column("line", 0, gap=2),
+)
+
+
+def table(names: Sequence[str]) -> Table:
+    rows = [
+        Row((size(5), Cell("", share=0.5), "1", Cell(name, place=True)), note=name)
+        for name in names
+    ]
+    return Table("memory", COLUMNS, tuple(rows), (Row((size(9), "", "", "total")),))
+
+
+PARTS: st.SearchStrategy[Part] = st.one_of(
+    st.builds(Line, TEXT, st.sampled_from(["paragraph", "item", "bullet", "alert", "numbered"])),
+    st.builds(lambda value: Facts((("fact", value),)), TEXT),
+    st.builds(table, st.lists(TEXT, max_size=3)),
+)
+SECTIONS = st.builds(
+    lambda title, parts, level: Section(title, tuple(parts), "name", level=level),
+    TEXT,
+    st.lists(PARTS, max_size=4),
+    st.sampled_from([None, *Level]),
+)
+
+
+@given(SECTIONS, st.booleans())
+def test_text_is_printable_and_fits(section: Section, unicode: bool) -> None:
+    for line in draw.lines([section, section], Style(unicode=unicode)):
+        assert line == "" or line.isprintable()
+        assert len(line) <= 80
+        assert unicode or line.isascii()
+
+
+@given(SECTIONS)
+def test_what_is_in_a_section_is_no_markup(section: Section) -> None:
+    page = Page(Drawing().section(section))
+    assert not {"script", "img", "style"} & {tag for tag, _ in page.elements}
+    for line in markdown.lines([section]):
+        assert line == "" or line.isprintable()
+        assert "<" not in line.replace("&#60;", "") or "`" in line
+
+
+DRAWN: dict[str, Callable[[Section], str]] = {
+    "text": lambda section: "\n".join(draw.lines([section], Style())),
+    "wide text": lambda section: "\n".join(draw.lines([section], Style(wide=True))),
+    "markdown": lambda section: "\n".join(markdown.lines([section])),
+    "html": lambda section: Page(Drawing().section(section)).text,
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_every_part_is_drawn_by_every_view(name: str) -> None:
+    parts = (
+        Line("a sentence", label="label"),
+        Line("of it", lead="5 B"),
+        Facts((("fact", "value"),)),
+        Code("gpuprobe report"),
+        table(["model.py:7 in forward"]),
+        Section("Inside", (Line("deeper"),), place="model.py:9"),
+    )
+    shown = DRAWN[name](Section("Title", parts, "name"))
+    for text in (
+        "Title", "abel:", "a sentence", "5 B of it", "act", "value", "gpuprobe report", "9 B",
+        "model.py:7 in forward", "total", "Inside", "deeper", "model.py:9",
+    ):  # fmt: skip
+        assert text in shown, text
+
+
+def test_columns_without_a_width_are_for_wide_views() -> None:
+    section = Section("Title", (table(["a.py:1"]),))
+    assert "blocks" not in DRAWN["text"](section)
+    assert "blocks" in DRAWN["wide text"](section)
+    assert "blocks" in DRAWN["html"](section)
+
+
+def test_changes_have_their_sign_in_every_view() -> None:
+    for amount, shown in ((5, "+5 B"), (-5, "-5 B"), (0, "0 B")):
+        assert change(amount).text == shown
+    assert change(1234, "count").text == "+1,234"
+
+
+def test_headings_are_set_apart_where_there_is_colour() -> None:
+    stream = io.StringIO()
+    draw.write([Section("Title", (Line("x"),))], stream)
+    assert stream.getvalue() == "Title\n  x\n"
+    first, *_ = draw.lines([Section("Title")], Style(colour=True))
+    assert first == "\x1b[1mTitle\x1b[0m"
+
+
+def test_a_table_of_metrics_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"gpu_table\.py: not an entry"):
+        read_table("gpu_table.py", "x_", (), {}, functions={}, lists={})
