@@ -7,12 +7,20 @@ from gpuprobe.model.run.summary import Run
 from gpuprobe.probes.host.end_process import end_process
 from gpuprobe.probes.monitor import Monitor
 from gpuprobe.recording.monitor_log import MomentLog, ReplayedLog, last_moment
+from gpuprobe.reporters.text.info import (
+    CALM_REASONS,
+    device_names,
+    error_lines,
+    headline,
+    missing,
+    with_unit,
+)
 from gpuprobe.reporters.text.info import cells as device_cells
-from gpuprobe.reporters.text.info import device_names, error_lines, headline
 from gpuprobe.reporters.text.runs import HEAD as RUNS_HEADING
 from gpuprobe.reporters.text.runs import line as run_line
 
 __all__ = [
+    "CALM_REASONS",
     "RUNS_HEADING",
     "MomentLog",
     "Monitor",
@@ -23,8 +31,10 @@ __all__ = [
     "errors_of",
     "headline",
     "last_moment",
+    "missing",
     "run_line",
     "runs",
+    "with_unit",
 ]
 
 

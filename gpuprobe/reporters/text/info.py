@@ -15,6 +15,7 @@ from gpuprobe.model.text import cut, human_bytes, padded, visible, width, wrappe
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 
 __all__ = [
+    "CALM_REASONS",
     "WIDTH",
     "DeviceCells",
     "cells",
@@ -22,6 +23,8 @@ __all__ = [
     "error_lines",
     "headline",
     "lines",
+    "missing",
+    "with_unit",
     "write",
 ]
 
@@ -39,7 +42,7 @@ _MISSING = {
     ReadStatus.ERROR: "error",
 }
 
-_CALM = ("idle", "application clocks setting", "sync boost", "display clock setting")
+CALM_REASONS = ("idle", "application clocks setting", "sync boost", "display clock setting")
 """Throttle reasons that are settings or rest, and no trouble."""
 
 
@@ -119,7 +122,7 @@ def cells(device: Device) -> DeviceCells:
     """The cells of one GPU. A value that is missing says how in one word."""
     name = device.name.value
     if isinstance(name, Unavailable):
-        name = f"({_MISSING[name.status]}: {name.reason})"
+        name = f"({missing(name)}: {name.reason})"
     else:
         name = name.removeprefix("NVIDIA ")
     return DeviceCells(
@@ -127,8 +130,8 @@ def cells(device: Device) -> DeviceCells:
         cuda=_cuda_index(device),
         name=visible(name),
         memory=_memory(device),
-        utilisation=_short(device.utilisation.gpu, "%"),
-        temperature=_short(device.temperature.gpu, "°C"),
+        utilisation=with_unit(device.utilisation.gpu, "%"),
+        temperature=with_unit(device.temperature.gpu, "°C"),
         power=_power(device),
         remarks=tuple(_remarks(device)),
     )
@@ -166,15 +169,21 @@ def _cuda_index(device: Device) -> str:
     return "?" if asked else "-"
 
 
-def _short(reading: Reading[Any], unit: str) -> str:
+def missing(value: Unavailable) -> str:
+    """One word for a value that is not there."""
+    return _MISSING[value.status]
+
+
+def with_unit(reading: Reading[Any], unit: str) -> str:
+    """The value, or one word for why there is none."""
     value = reading.value
-    return _MISSING[value.status] if isinstance(value, Unavailable) else f"{value}{unit}"
+    return missing(value) if isinstance(value, Unavailable) else f"{value}{unit}"
 
 
 def _power(device: Device) -> str:
     draw, limit = device.power.draw.value, device.power.limit.value
     if isinstance(draw, Unavailable):
-        return _MISSING[draw.status]
+        return missing(draw)
     if isinstance(limit, Unavailable):
         return f"{draw / 1000:.0f} W"
     return f"{draw / 1000:.0f}/{limit / 1000:.0f} W"
@@ -185,7 +194,7 @@ def _memory(device: Device) -> str:
     if device.unified_memory.value is True:
         return "shared with the host"
     if isinstance(total, Unavailable):
-        return _MISSING[total.status]
+        return missing(total)
     if isinstance(free, Unavailable) or not total:
         return f"? / {human_bytes(total)}"
     used = total - free
@@ -200,7 +209,7 @@ def _remarks(device: Device) -> Iterator[str]:
     """What a reader should know of the device before using it."""
     reasons = device.throttling.value
     if not isinstance(reasons, Unavailable):
-        trouble = [reason for reason in reasons if reason not in _CALM]
+        trouble = [reason for reason in reasons if reason not in CALM_REASONS]
         if trouble:
             yield "throttled: " + ", ".join(trouble)
     for label, reading in (

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from gpuprobe.api.monitor import errors_of, headline
+from gpuprobe.api.monitor import errors_of, headline, missing
 from gpuprobe.model.codec import to_plain
 from gpuprobe.model.document import header
 from gpuprobe.model.machine.devices import Inventory
@@ -18,7 +18,7 @@ from gpuprobe.model.machine.monitor import HostLoad, Moment
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.tui.monitor.tables.device_detail import PLOTS, detail
-from gpuprobe.tui.monitor.tables.device_rows import DeviceRow, device_rows, missing
+from gpuprobe.tui.monitor.tables.device_rows import DeviceRow, device_rows
 from gpuprobe.tui.monitor.tables.device_table import Panel, table
 from gpuprobe.tui.monitor.tables.history import History
 from gpuprobe.tui.monitor.tables.process_rows import (

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from gpuprobe.api.monitor import device_cells
+from gpuprobe.api.monitor import CALM_REASONS, device_cells, missing, with_unit
 from gpuprobe.model.machine.devices import Device, MemoryWaterfall, WaterfallPart
 from gpuprobe.model.machine.monitor import LinkRate, Moment, XidNote
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 
-__all__ = ["Badge", "DeviceRow", "Part", "device_rows", "missing", "rate_text"]
-
-_WORDS = {
-    ReadStatus.UNSUPPORTED: "n/a",
-    ReadStatus.DENIED: "denied",
-    ReadStatus.LOST: "lost",
-    ReadStatus.NOT_COLLECTED: "-",
-    ReadStatus.ERROR: "error",
-}
-
-_CALM = ("idle", "application clocks setting", "sync boost", "display clock setting")
-"""Throttle reasons that are settings or rest, and no trouble."""
+__all__ = ["Badge", "DeviceRow", "Part", "device_rows", "rate_text"]
 
 _WORST = ("badge-bad", "badge-warning", "badge")
 
@@ -99,11 +87,6 @@ class DeviceRow:
     instances: tuple[str, ...]  # of a GPU that MIG divides: profile and memory
 
 
-def missing(value: Unavailable) -> str:
-    """One word for a value that is not there."""
-    return _WORDS[value.status]
-
-
 def rate_text(value: float | Unavailable) -> str:
     """Bytes per second for people."""
     return missing(value) if isinstance(value, Unavailable) else f"{human_bytes(round(value))}/s"
@@ -150,7 +133,7 @@ def _row(
         temperature_role=_heat(device),
         power=power,
         power_text=words.power,
-        clock_text=_with_unit(device.clocks.sm, " MHz"),
+        clock_text=with_unit(device.clocks.sm, " MHz"),
         pcie_text=_traffic(device.pcie.rx.value, device.pcie.tx.value),
         nvlink_text="-" if rate is None else _traffic(rate.rx.value, rate.tx.value),
         facts=" · ".join(_facts(device)),
@@ -168,11 +151,6 @@ def _row(
 def _number(reading: Reading[int]) -> float:
     value = reading.value
     return math.nan if isinstance(value, Unavailable) else float(value)
-
-
-def _with_unit(reading: Reading[Any], unit: str) -> str:
-    value = reading.value
-    return missing(value) if isinstance(value, Unavailable) else f"{value}{unit}"
 
 
 def _memory_text(device: Device) -> str:
@@ -217,36 +195,34 @@ def _link(device: Device) -> str:
     return f"PCIe {generation}.0 x{width}"
 
 
+_FACTS: tuple[tuple[Callable[[Device], Reading[int]], str, bool], ...] = (
+    (lambda device: device.pstate, "P{}", True),
+    (lambda device: device.clocks.sm, "SM {} MHz", True),
+    (lambda device: device.clocks.memory, "memory clock {} MHz", True),
+    (lambda device: device.utilisation.encoder, "encoder {}%", False),
+    (lambda device: device.utilisation.decoder, "decoder {}%", False),
+    (lambda device: device.temperature.memory, "memory at {}°C", True),
+    (lambda device: device.ecc.corrected_volatile, "{} corrected ECC errors", False),
+    (lambda device: device.pcie.replays, "{} PCIe replays", False),
+)
+"""A reading, its text, and whether 0 is worth a word."""
+
+
 def _facts(device: Device) -> Iterator[str]:
     if isinstance(device.identity.pci_bus_id, str):
         yield visible(device.identity.pci_bus_id)
     if _link(device):
         yield _link(device)
-    if isinstance(device.pstate.value, int):
-        yield f"P{device.pstate.value}"
-    for name, reading in (("SM", device.clocks.sm), ("memory clock", device.clocks.memory)):
-        if isinstance(reading.value, int):
-            yield f"{name} {reading.value} MHz"
-    for name, reading in (
-        ("encoder", device.utilisation.encoder),
-        ("decoder", device.utilisation.decoder),
-    ):
-        if isinstance(reading.value, int) and reading.value:
-            yield f"{name} {reading.value}%"
+    for read, text, even_if_none in _FACTS:
+        value = read(device).value
+        if isinstance(value, int) and (value or even_if_none):
+            yield text.format(value)
     fans = device.fans.value
     if not isinstance(fans, Unavailable) and fans:
         yield "fan " + "/".join(f"{speed}%" for speed in fans)
-    if isinstance(device.temperature.memory.value, int):
-        yield f"memory at {device.temperature.memory.value}°C"
-    corrected = device.ecc.corrected_volatile.value
-    if isinstance(corrected, int) and corrected:
-        yield f"{corrected} corrected ECC errors"
-    replays = device.pcie.replays.value
-    if isinstance(replays, int) and replays:
-        yield f"{replays} PCIe replays"
     reasons = device.throttling.value
     if not isinstance(reasons, Unavailable):
-        yield from (reason for reason in reasons if reason in _CALM)
+        yield from (reason for reason in reasons if reason in CALM_REASONS)
 
 
 def _badges(device: Device, lost: bool, xids: tuple[XidNote, ...]) -> Iterator[Badge]:
@@ -268,7 +244,7 @@ def _badges(device: Device, lost: bool, xids: tuple[XidNote, ...]) -> Iterator[B
     reasons = device.throttling.value
     if not isinstance(reasons, Unavailable):
         for reason in reasons:
-            if reason not in _CALM:
+            if reason not in CALM_REASONS:
                 grave = any(word in reason for word in _GRAVE)
                 yield Badge(
                     visible(_SHORT.get(reason, reason)),

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from gpuprobe.api.monitor import missing
 from gpuprobe.model.machine.devices import Container, GpuProcess
 from gpuprobe.model.machine.monitor import GpuWork, Moment, ProcessLoad
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Reading, Unavailable
-from gpuprobe.tui.monitor.tables.device_rows import missing
 
 __all__ = ["SORTS", "Key", "ListOptions", "ProcessRow", "age_text", "process_rows"]
+
 
 Key = tuple[int, int]
 """PID and start in clock ticks since boot: one process for good, though PIDs are used again."""
@@ -46,8 +48,8 @@ class ProcessRow:
     """
 
     pid: int
-    ticks: int  # 0 where the process cannot be seen from here
     command: str
+    ticks: int = 0  # 0 where the process cannot be seen from here
     device: str = ""
     gpu: str = ""
     user: str = ""
@@ -127,36 +129,29 @@ def _row(
     now: float,
     pinned: frozenset[Key],
 ) -> ProcessRow:
-    memory = process.memory.value
+    memory, memory_text = _worded(process.memory, human_bytes)
     started = process.started_at.value
     age = None if isinstance(started, Unavailable) else max(0.0, now - started)
     ticks = 0 if load is None else load.ticks
     sm, sm_text = _busy(process, work)
-    cpu, cpu_text = _percent(load)
-    resident, resident_text = _resident(load)
     return ProcessRow(
-        pid=process.pid,
-        ticks=ticks,
+        process.pid,
+        _command(process),
         device=process.device,
         gpu=names.get(process.mig, "") or names.get(process.device, "?"),
         user=_text(process.user),
-        command=_command(process),
         place=_place(process),
         kinds="".join(kind[0].upper() for kind in process.kinds),
-        memory=None if isinstance(memory, Unavailable) else int(memory),
-        memory_text=missing(memory) if isinstance(memory, Unavailable) else human_bytes(memory),
+        memory=memory,
+        memory_text=memory_text,
         sm=sm,
         sm_text=sm_text,
-        cpu=cpu,
-        cpu_text=cpu_text,
-        resident=resident,
-        resident_text=resident_text,
         age=age,
         age_text="-" if age is None else age_text(age),
-        parent=0 if load is None else load.parent,
         own=process.own,
         hidden=process.hidden,
         pinned=(process.pid, ticks) in pinned,
+        **_load(load),
     )
 
 
@@ -170,20 +165,26 @@ def _busy(process: GpuProcess, work: GpuWork | None) -> tuple[int | None, str]:
     return busy, f"{busy}%"
 
 
-def _percent(load: ProcessLoad | None) -> tuple[float | None, str]:
-    if load is None:
-        return None, "-"
-    value = load.cpu.value
-    return (None, missing(value)) if isinstance(value, Unavailable) else (value, f"{value:.0f}%")
+def _worded(reading: Reading[Any], text: Callable[[Any], str]) -> tuple[Any, str]:
+    """The value and its text; None, and one word for why there is none."""
+    value = reading.value
+    return (None, missing(value)) if isinstance(value, Unavailable) else (value, text(value))
 
 
-def _resident(load: ProcessLoad | None) -> tuple[int | None, str]:
+def _load(load: ProcessLoad | None) -> dict[str, Any]:
+    """What the host knows of a process, as fields of `ProcessRow`."""
     if load is None:
-        return None, "-"
-    value = load.memory.value
-    if isinstance(value, Unavailable):
-        return None, missing(value)
-    return int(value), human_bytes(value)
+        return {}
+    cpu, cpu_text = _worded(load.cpu, "{:.0f}%".format)
+    resident, resident_text = _worded(load.memory, human_bytes)
+    return {
+        "ticks": load.ticks,
+        "parent": load.parent,
+        "cpu": cpu,
+        "cpu_text": cpu_text,
+        "resident": resident,
+        "resident_text": resident_text,
+    }
 
 
 def _text(reading: Reading[str]) -> str:
@@ -365,16 +366,9 @@ def _summed(row: ProcessRow, rows: Sequence[ProcessRow]) -> ProcessRow:
 
 
 def _parent_row(load: ProcessLoad, pinned: frozenset[Key]) -> ProcessRow:
-    cpu, cpu_text = _percent(load)
-    resident, resident_text = _resident(load)
     return ProcessRow(
         load.pid,
-        load.ticks,
         visible(load.name),
-        cpu=cpu,
-        cpu_text=cpu_text,
-        resident=resident,
-        resident_text=resident_text,
-        parent=load.parent,
         pinned=(load.pid, load.ticks) in pinned,
+        **_load(load),
     )
