@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
-from gpuprobe.tui.widgets.styled_text import Line
+from gpuprobe.tui.widgets.styled_text import Line, fit
 from gpuprobe.tui.widgets.table import Table
 
 __all__ = ["TextScreen"]
@@ -40,5 +40,7 @@ class TextScreen(ModalScreen[None]):
         self._table.styles.height = height
         self._table.focus()
         heading: Line = ((f" {self._title}", "title"), ("   Esc closes", "dim"))
-        body = self._body
-        self._table.fill([heading, ()], len(body), lambda at: [((" ", ""), *body[at])])
+        self._table.fill([heading, ()], len(self._body), self._line)
+
+    def _line(self, at: int) -> list[Line]:
+        return [fit(((" ", ""), *self._body[at]), self._table.size.width - 1)]

@@ -13,7 +13,7 @@ INTERVALS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 KEYS = (
     *MOVE_KEYS,
     Key("Tab", "between GPUs and processes", {"tab": "other_pane"}),
-    Key("Enter", "on a GPU: its processes only; on a process that is recorded (◉): its run"),
+    Key("Enter", "of a GPU: its processes only; of a process that is recorded (◉): its run"),
     Key(
         "/",
         "filter: words that all occur; user: pid: gpu: job: search there only",
