@@ -39,7 +39,7 @@ from gpuprobe.model.values import Bytes, Peak
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.tui.viewer.app import ViewApp
 from gpuprobe.tui.viewer.trace.pane import TracePane
-from gpuprobe.tui.widgets.table import Table
+from gpuprobe.tui.widgets.table import ItemTable
 
 STEPS = 5_000
 
@@ -124,7 +124,7 @@ async def measure(path: Path, *, steps: bool) -> float:
         for name, keys, times in rounds:
             if name == "steps":
                 await pilot.press("1")
-                await until(lambda: screen.query_one("#steps", Table).count == STEPS)
+                await until(lambda: screen.query_one("#steps", ItemTable).count == STEPS)
             stalls.take()
             before = time.perf_counter()
             for _ in range(times):

@@ -21,7 +21,7 @@ from gpuprobe.tui.probe_app import APP_KEYS
 from gpuprobe.tui.viewer.keys import RUNS_KEYS
 from gpuprobe.tui.viewer.screen import ViewScreen
 from gpuprobe.tui.widgets.keymap import KeyBar, bindings
-from gpuprobe.tui.widgets.table import Table
+from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
 __all__ = ["RunsScreen", "open_run"]
@@ -57,7 +57,7 @@ class RunsScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         self._title = TextPane(id="runs-title")
-        self._table = Table(id="runs")
+        self._table = ItemTable(id="runs")
         yield self._title
         yield self._table
         yield KeyBar((*APP_KEYS, *RUNS_KEYS))
@@ -97,7 +97,7 @@ class RunsScreen(Screen[None]):
             cursor=paths.index(chosen) if chosen in paths else None,
         )
 
-    def on_table_chosen(self, message: Table.Chosen) -> None:
+    def on_item_table_chosen(self, message: ItemTable.Chosen) -> None:
         open_run(self.app, self.found[message.index].path, self.demo)
 
     def action_back(self) -> None:

@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from gpuprobe.tui.widgets.styled_text import Line, fit
-from gpuprobe.tui.widgets.table import Table
+from gpuprobe.tui.widgets.table import ItemTable
 
 __all__ = ["TextScreen"]
 
@@ -20,7 +20,7 @@ class TextScreen(ModalScreen[None]):
 
     CSS = """
     TextScreen { align: center middle; background: transparent; }
-    TextScreen Table { width: 90%; max-width: 100; height: 90%; border: round $primary; }
+    TextScreen ItemTable { width: 90%; max-width: 100; height: 90%; border: round $primary; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,n", "dismiss", "close", show=False),
@@ -30,7 +30,7 @@ class TextScreen(ModalScreen[None]):
         super().__init__()
         self._title = title
         self._body = list(lines)
-        self._table = Table()
+        self._table = ItemTable()
 
     def compose(self) -> ComposeResult:
         yield self._table

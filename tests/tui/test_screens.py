@@ -22,7 +22,7 @@ from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.sampler.environment import describe
 from gpuprobe.tui.text_screen import TextScreen
 from gpuprobe.tui.viewer.app import ViewApp
-from gpuprobe.tui.widgets.table import Table
+from gpuprobe.tui.widgets.table import ItemTable
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -64,7 +64,7 @@ async def test_keys_for_help_theme_and_screenshot(
     writer.end(SessionEnd(1))
     app = ViewApp(Followed(writer.path), interval=0.05)
     async with app.run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: app.screen.query_one("#steps", Table).count == 5)
+        await until(pilot, lambda: app.screen.query_one("#steps", ItemTable).count == 5)
         dark = app.theme
         await pilot.press("d", "s", "question_mark")
         await until(pilot, lambda: app.theme != dark)

@@ -25,7 +25,7 @@ from gpuprobe.testing import fleets
 from gpuprobe.tui.monitor.tables.device_detail import PLOTS, detail, waterfall_bar, waterfall_legend
 from gpuprobe.tui.monitor.tables.device_rows import device_rows
 from gpuprobe.tui.monitor.tables.device_table import table
-from gpuprobe.tui.monitor.tables.history import GONE_AFTER, History, numbers
+from gpuprobe.tui.monitor.tables.history import GONE_AFTER, DeviceHistory, numbers
 from gpuprobe.tui.monitor.tables.process_rows import SORTS, ListOptions, age_text, process_rows
 from gpuprobe.tui.monitor.tables.process_table import heading, layout, process_line
 from gpuprobe.tui.widgets.palette import PALETTES, default_palette
@@ -106,7 +106,7 @@ def test_a_spark_ends_with_the_latest_and_hides_nothing(values: list[float], col
 
 @pytest.mark.parametrize("fleet", sorted(fleets()))
 def test_every_fleet_can_be_drawn_at_every_size(fleet: str) -> None:
-    history = History()
+    history = DeviceHistory()
     for one in (seen := moments(fleet, 4)):
         history.add(one)
     rows = device_rows(seen[-1])
@@ -157,7 +157,7 @@ def test_the_instances_of_a_divided_gpu_are_listed() -> None:
     rows = device_rows(moments("8xh100")[-1])
     assert rows[7].instances
     assert rows[7].instances[0].startswith("7.0 3g.40gb ")
-    lines = detail(rows[7], History(), 100, 10)
+    lines = detail(rows[7], DeviceHistory(), 100, 10)
     assert any("7.0 3g.40gb" in text_of(line) for line in lines)
 
 
@@ -180,7 +180,7 @@ def test_the_waterfall_shows_every_part_to_scale() -> None:
 
 def test_history_is_bounded_and_forgets_what_is_gone() -> None:
     first = moments("8xh100", 2)[-1]
-    history = History(kept=10)
+    history = DeviceHistory(kept=10)
     for _ in range(25):
         history.add(first)
     key = first.inventory.devices[0].key

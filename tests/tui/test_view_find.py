@@ -8,7 +8,7 @@ from textual.pilot import Pilot
 from textual.widgets import Label
 
 from gpuprobe.tui.widgets.prompt import Prompt
-from gpuprobe.tui.widgets.table import Table
+from gpuprobe.tui.widgets.table import ItemTable
 
 NAMES = ("conv1 forward", "conv2 forward", "linear backward", "conv3 Forward", "\x1b[31mevil")
 
@@ -17,21 +17,21 @@ class Lists(App[None]):
     moved: tuple[int, ...] = ()
 
     def compose(self) -> ComposeResult:
-        yield Table(id="list")
+        yield ItemTable(id="list")
 
     def on_mount(self) -> None:
-        rows = self.query_one(Table)
+        rows = self.query_one(ItemTable)
         rows.fill([(("name", "head"),)], len(NAMES), lambda index: [((NAMES[index], ""),)])
         rows.focus()
 
-    def on_table_moved(self, message: Table.Moved) -> None:
+    def on_item_table_moved(self, message: ItemTable.Moved) -> None:
         self.moved += (message.index,)
 
 
 async def typed(pilot: Pilot[None], *keys: str) -> int:
     await pilot.press(*keys)
     await pilot.pause()
-    return pilot.app.screen_stack[0].query_one(Table).cursor
+    return pilot.app.screen_stack[0].query_one(ItemTable).cursor
 
 
 async def test_typing_goes_to_the_first_row_with_all_words() -> None:
@@ -78,5 +78,5 @@ async def test_esc_goes_back_to_where_it_stood() -> None:
 async def test_an_empty_list_has_nothing() -> None:
     app = Lists()
     async with app.run_test(size=(60, 12)) as pilot:
-        app.query_one(Table).fill([], 0, lambda index: [])
+        app.query_one(ItemTable).fill([], 0, lambda index: [])
         assert await typed(pilot, "slash", "x", "enter") <= 0

@@ -24,7 +24,7 @@ from gpuprobe.sampler.environment import describe
 from gpuprobe.tui.runs import RunsScreen
 from gpuprobe.tui.viewer.app import ViewApp
 from gpuprobe.tui.viewer.screen import ViewScreen
-from gpuprobe.tui.widgets.table import Table
+from gpuprobe.tui.widgets.table import ItemTable
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
@@ -140,7 +140,7 @@ async def test_runs_on_the_screen_come_go_and_open(tmp_path: Path) -> None:
         screen = app.screen
         assert isinstance(screen, RunsScreen)
         screen.interval = 0.05
-        rows = screen.query_one("#runs", Table)
+        rows = screen.query_one("#runs", ItemTable)
 
         def place() -> int:
             return next((i for i in range(rows.count) if "here.g" in rows.text_of(i)), -1)
@@ -154,7 +154,7 @@ async def test_runs_on_the_screen_come_go_and_open(tmp_path: Path) -> None:
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(app.screen, ViewScreen))
         opened = app.screen
-        await until(pilot, lambda: opened.query_one("#steps", Table).count == 1)
+        await until(pilot, lambda: opened.query_one("#steps", ItemTable).count == 1)
         await pilot.press("escape")
         await until(pilot, lambda: app.screen is screen)
         writer.end(SessionEnd(1))

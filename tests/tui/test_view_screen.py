@@ -23,7 +23,7 @@ from gpuprobe.tui.viewer.keys import PANES
 from gpuprobe.tui.viewer.screen import ViewScreen
 from gpuprobe.tui.viewer.trace.block import BlockScreen
 from gpuprobe.tui.viewer.trace.pane import TracePane
-from gpuprobe.tui.widgets.table import Table
+from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
 SIZES = [(60, 16), (100, 30), (200, 60)]
@@ -42,8 +42,8 @@ def text(app: ViewApp, selector: str) -> str:
     return app.screen.query_one(selector, TextPane).text
 
 
-def rows(app: ViewApp, selector: str) -> Table:
-    return app.screen.query_one(selector, Table)
+def rows(app: ViewApp, selector: str) -> ItemTable:
+    return app.screen.query_one(selector, ItemTable)
 
 
 def lines(app: ViewApp, selector: str) -> list[str]:

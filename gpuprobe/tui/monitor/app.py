@@ -40,7 +40,7 @@ from gpuprobe.tui.widgets.keymap import Key, KeyBar, actions_of, bindings
 from gpuprobe.tui.widgets.palette import DEFAULT, default_palette
 from gpuprobe.tui.widgets.prompt import Prompt
 from gpuprobe.tui.widgets.styled_text import Line
-from gpuprobe.tui.widgets.table import Table
+from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ files of all processes, some milliseconds of work."""
 _OWN_ACTIONS = actions_of(KEYS)
 
 
-class LiveTable(Table):
+class LiveTable(ItemTable):
     """A table of the dashboard: the GPUs mark the chosen one themselves, and ``/`` filters."""
 
     idle_cursor = False
@@ -288,14 +288,14 @@ class TopApp(ProbeApp):
     def action_other_pane(self) -> None:
         (self._processes if self._devices.has_focus else self._devices).focus()
 
-    def on_table_moved(self, message: Table.Moved) -> None:
+    def on_item_table_moved(self, message: ItemTable.Moved) -> None:
         if message.table is self._devices:
             self.model.choose(self._devices.cursor)
             if self.model.options.device:
                 self.model.change(device=self.model.chosen)
             self._show()
 
-    def on_table_chosen(self, message: Table.Chosen) -> None:
+    def on_item_table_chosen(self, message: ItemTable.Chosen) -> None:
         if message.table is self._devices:
             self.action_follow()
             return

@@ -17,7 +17,7 @@ from gpuprobe.model.machine.diagnosis import Diagnosis
 from gpuprobe.model.text import visible
 from gpuprobe.tui.widgets.keymap import Key, KeyBar, bindings
 from gpuprobe.tui.widgets.styled_text import Line, fit
-from gpuprobe.tui.widgets.table import FIND_KEYS, MOVE_KEYS, Table
+from gpuprobe.tui.widgets.table import FIND_KEYS, MOVE_KEYS, ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
 __all__ = ["DoctorScreen"]
@@ -44,7 +44,7 @@ class DoctorScreen(Screen[None]):
         self._examining = False
         self._columns = 80
         self._title = TextPane(id="doctor-title")
-        self._table = Table(id="doctor-findings")
+        self._table = ItemTable(id="doctor-findings")
 
     def compose(self) -> ComposeResult:
         yield self._title

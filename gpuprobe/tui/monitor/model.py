@@ -20,7 +20,7 @@ from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.tui.monitor.tables.device_detail import PLOTS, detail
 from gpuprobe.tui.monitor.tables.device_rows import DeviceRow, device_rows
 from gpuprobe.tui.monitor.tables.device_table import Panel, table
-from gpuprobe.tui.monitor.tables.history import History
+from gpuprobe.tui.monitor.tables.history import DeviceHistory
 from gpuprobe.tui.monitor.tables.process_rows import (
     SORTS,
     Key,
@@ -42,7 +42,7 @@ EXPORT_SCHEMA = "gpuprobe.top"
 EXPORT_VERSION = (2, 0)
 """(major, minor) of the document that ``e`` exports. A newer minor only adds keys.
 
-History:
+DeviceHistory:
 * 1.0: first version.
 * 1.1: ``work``, what each GPU does for each process.
 """
@@ -65,7 +65,7 @@ class TopModel:
     replayed: str = ""  # the name of the log that is played
     failure: str = ""
     runs: tuple[Run, ...] = ()  # recordings that are being written on this machine
-    history: History = field(default_factory=History)
+    history: DeviceHistory = field(default_factory=DeviceHistory)
 
     # -- taking in
 
@@ -321,7 +321,7 @@ def _failure(inventory: Inventory) -> str:
     return f"no GPU can be asked: {visible(reasons)}"
 
 
-def _cpu(load: HostLoad, count: int, history: History, columns: int) -> Line:
+def _cpu(load: HostLoad, count: int, history: DeviceHistory, columns: int) -> Line:
     value = load.cpu.value
     name = f"{count} CPUs " if count else "CPU "
     if isinstance(value, Unavailable):

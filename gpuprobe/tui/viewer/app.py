@@ -8,7 +8,7 @@ from gpuprobe.api.live import Followed
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.tui.probe_app import ProbeApp
 from gpuprobe.tui.runs import RunsScreen
-from gpuprobe.tui.viewer.reading import Failed
+from gpuprobe.tui.viewer.reading import ReadFailed
 from gpuprobe.tui.viewer.screen import ViewScreen
 
 __all__ = ["ViewApp"]
@@ -35,7 +35,7 @@ class ViewApp(ProbeApp):
             return RunsScreen(demo=self._demo)
         return ViewScreen(self.followed, self.interval, demo=self._demo)
 
-    def on_failed(self, message: Failed) -> None:
+    def on_read_failed(self, message: ReadFailed) -> None:
         if self.followed is not None and message.nothing_shown:
             self.failure = message.error
             self.exit()

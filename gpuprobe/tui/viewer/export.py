@@ -37,7 +37,7 @@ SCHEMA = "gpuprobe.view"
 VERSION = (2, 0)
 """(major, minor). A minor version adds keys. Sizes in bytes, durations in nanoseconds.
 
-History:
+DeviceHistory:
 * 1.0: first version.
 * 2.0: ``gpuprobe``, the version that wrote it; a finding is as in every document.
 """

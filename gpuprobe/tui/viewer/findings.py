@@ -9,7 +9,7 @@ from gpuprobe.model.findings import Finding
 from gpuprobe.model.text import visible, wrapped
 from gpuprobe.tui.viewer.run_model import short_line
 from gpuprobe.tui.widgets.styled_text import Line
-from gpuprobe.tui.widgets.table import Table
+from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
 __all__ = ["FindingsPane"]
@@ -30,7 +30,7 @@ class FindingsPane(Vertical):
         self._cwd = ""
 
     def compose(self) -> ComposeResult:
-        self._table = Table(id="finding-rows")
+        self._table = ItemTable(id="finding-rows")
         self._detail = TextPane(id="findings-detail")
         yield self._table
         yield self._detail
@@ -57,7 +57,7 @@ class FindingsPane(Vertical):
                 lines.extend(((part, ""),) for part in wrapped(text, "", columns))
         self._detail.show(lines)
 
-    def on_table_moved(self, message: Table.Moved) -> None:
+    def on_item_table_moved(self, message: ItemTable.Moved) -> None:
         message.stop()
         self._show_detail()
 

@@ -28,7 +28,7 @@ from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.values import Unavailable
 from gpuprobe.tui.viewer.run_model import Curves, RunModel, model_of
 
-__all__ = ["Around", "Failed", "PeakFound", "Polled", "follow", "look_around"]
+__all__ = ["Around", "PeakFound", "Polled", "ReadFailed", "follow", "look_around"]
 
 _ASK_EVERY = 5.0
 """Seconds between questions to the driver about who shares the GPU."""
@@ -46,7 +46,7 @@ class Polled(Message):
 
 
 @dataclass
-class Failed(Message):
+class ReadFailed(Message):
     """It could not be read (any more). ``nothing_shown``: it never could."""
 
     error: GpuprobeError
@@ -87,7 +87,7 @@ def follow(
         try:
             recording = followed.poll()
         except GpuprobeError as error:
-            post(Failed(error, fresh))
+            post(ReadFailed(error, fresh))
             return
         fresh = False
         rank = rank_wanted()

@@ -15,14 +15,14 @@ from gpuprobe.model.text import human_bytes, human_ns, visible
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.tui.widgets.legend import words
 
-__all__ = ["Curves", "RunModel", "StepRow", "StepRows", "detail_lines", "model_of", "short_line"]
+__all__ = ["Curves", "RunModel", "StepLine", "StepLines", "detail_lines", "model_of", "short_line"]
 
 _BAR = 10
 _LINE = 30
 
 
 @dataclass(frozen=True, slots=True)
-class StepRow:
+class StepLine:
     """One line of the table. ``height`` is what the plot shows, in bytes."""
 
     index: int
@@ -36,7 +36,7 @@ class StepRow:
     height: int
 
 
-class StepRows(Sequence[StepRow]):
+class StepLines(Sequence[StepLine]):
     """The lines of the table, each made when it is shown: there may be a million."""
 
     def __init__(self, steps: Sequence[Step], device: str) -> None:
@@ -47,12 +47,12 @@ class StepRows(Sequence[StepRow]):
         return len(self._steps)
 
     @overload
-    def __getitem__(self, index: int) -> StepRow: ...
+    def __getitem__(self, index: int) -> StepLine: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[StepRow]: ...
-    def __getitem__(self, index: int | slice) -> StepRow | Sequence[StepRow]:
+    def __getitem__(self, index: slice) -> Sequence[StepLine]: ...
+    def __getitem__(self, index: int | slice) -> StepLine | Sequence[StepLine]:
         if isinstance(index, slice):
-            return StepRows(self._steps[index], self._device)
+            return StepLines(self._steps[index], self._device)
         return _row(self._steps[index], self._device)
 
 
@@ -114,7 +114,7 @@ class RunModel:
     state: str
     facts: str
     measure: str
-    rows: Sequence[StepRow]
+    rows: Sequence[StepLine]
     running: bool
     rank: int
     ranks: int
@@ -157,7 +157,7 @@ def model_of(recording: Recording, rank: int = 0, curves: Curves | None = None) 
         state=_state(chosen) if recording.kind == "recording" else "memory snapshot",
         facts=visible(" · ".join(facts)),
         measure=f"allocated on {device}" if device else "resident memory of the process",
-        rows=StepRows(chosen.steps, device),
+        rows=StepLines(chosen.steps, device),
         running=recording.kind == "recording" and is_running(chosen),
         rank=rank,
         ranks=len(recording.ranks),
@@ -180,11 +180,11 @@ def _window(windows: Sequence[DeviceWindow], device: str) -> DeviceWindow | None
     return next((w for w in windows if w.device == device), None)
 
 
-def _row(step: Step, device: str) -> StepRow:
+def _row(step: Step, device: str) -> StepLine:
     window = _window(step.windows, device)
     peak = window.peak_allocated if window else step.host.rss_peak
     end = window.end.allocated if window else step.host.rss_end
-    return StepRow(
+    return StepLine(
         index=step.index,
         step=step,
         time=human_ns(step.duration_ns),
@@ -215,7 +215,7 @@ def _phase(step: Step, device: str) -> str:
     return name
 
 
-def detail_lines(model: RunModel, row: StepRow, peak: StepPeak | Unavailable | None) -> list[str]:
+def detail_lines(model: RunModel, row: StepLine, peak: StepPeak | Unavailable | None) -> list[str]:
     """The panel next to the table: the phases, the tensors and the peak of one step.
 
     ``peak`` is None while it is still being read.

@@ -40,9 +40,9 @@ from gpuprobe.tui.viewer.findings import FindingsPane
 from gpuprobe.tui.viewer.keys import PANES, STEPS_KEYS, TRACE_KEYS, VIEW_KEYS
 from gpuprobe.tui.viewer.reading import (
     Around,
-    Failed,
     PeakFound,
     Polled,
+    ReadFailed,
     Shown,
     follow,
     look_around,
@@ -53,7 +53,7 @@ from gpuprobe.tui.viewer.trace.open_traces import OpenTraces
 from gpuprobe.tui.viewer.trace.pane import TracePane
 from gpuprobe.tui.widgets.keymap import Key, KeyBar, bindings
 from gpuprobe.tui.widgets.styled_text import Line
-from gpuprobe.tui.widgets.table import Table
+from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
 __all__ = ["ViewScreen"]
@@ -110,7 +110,7 @@ class ViewScreen(Screen[None]):
         self._steps = StepsPane(id="steps-pane")
         self._now = TextPane(id="now")
         self._trace = TracePane(self._traces, id="trace-pane")
-        self._ranks = Table(id="ranks-pane")
+        self._ranks = ItemTable(id="ranks-pane")
         self._finding_list = FindingsPane(id="findings-pane")
         self._switcher = ContentSwitcher(initial="steps-pane")
         self._keys = KeyBar(())
@@ -170,7 +170,7 @@ class ViewScreen(Screen[None]):
         if message.model.rank == self._rank or not message.recording.ranks:
             self._show(message.model)
 
-    def on_failed(self, message: Failed) -> None:
+    def on_read_failed(self, message: ReadFailed) -> None:
         if self.recording is None:
             self._show_title(visible(str(self.followed.path)), "")
         text = f"{message.error}   (r: try again)"
@@ -278,7 +278,7 @@ class ViewScreen(Screen[None]):
 
     def _focus_pane(self) -> None:
         pane = self.query_one(f"#{self._pane}-pane")
-        table = pane if isinstance(pane, Table) else next(iter(pane.query(Table)), pane)
+        table = pane if isinstance(pane, ItemTable) else next(iter(pane.query(ItemTable)), pane)
         table.focus()
         self._keys.offer((*APP_KEYS, *self.KEYS))
 
@@ -318,7 +318,7 @@ class ViewScreen(Screen[None]):
             # Described, or Textual takes the partial's repr, with all that is in it.
             self.run_worker(read, thread=True, exclusive=True, group="peak", description="peak")
 
-    def on_table_chosen(self, message: Table.Chosen) -> None:
+    def on_item_table_chosen(self, message: ItemTable.Chosen) -> None:
         if message.table is self._ranks:
             self._to_rank(message.index)
             self.action_pane("steps")

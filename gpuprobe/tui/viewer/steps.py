@@ -15,11 +15,11 @@ from gpuprobe.api.live import StepPeak
 from gpuprobe.model.text import human_bytes, human_ns, wrapped
 from gpuprobe.model.values import Unavailable
 from gpuprobe.tui.viewer.keys import STEPS_KEYS
-from gpuprobe.tui.viewer.run_model import RunModel, StepRow, detail_lines
+from gpuprobe.tui.viewer.run_model import RunModel, StepLine, detail_lines
 from gpuprobe.tui.widgets.keymap import bindings
 from gpuprobe.tui.widgets.plot import draw
 from gpuprobe.tui.widgets.styled_text import Line
-from gpuprobe.tui.widgets.table import Table
+from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
 __all__ = ["StepsPane"]
@@ -27,7 +27,7 @@ __all__ = ["StepsPane"]
 _HEAD = f"{'step':>7} {'time':>9} {'peak':>10} {'reserved':>10} {'at end':>10}  phase of peak"
 
 
-def _line(row: StepRow) -> Line:
+def _line(row: StepLine) -> Line:
     text = (
         f"{row.index:>7} {row.time:>9} {row.peak:>10} {row.reserved:>10} {row.end:>10}  "
         f"{row.phase:<10}"
@@ -60,7 +60,7 @@ class StepsPane(Vertical):
 
     def compose(self) -> ComposeResult:
         self._plot = TextPane(id="plot")
-        self._table = Table(id="steps")
+        self._table = ItemTable(id="steps")
         self._detail = TextPane(id="detail")
         self._not_seen = TextPane(id="not-seen")
         with Horizontal():
@@ -136,7 +136,7 @@ class StepsPane(Vertical):
             spots += wrapped(spot, "- ", max(20, self._not_seen.size.width))
         self._not_seen.show([((spot, ""),) for spot in spots])
 
-    def on_table_moved(self, message: Table.Moved) -> None:
+    def on_item_table_moved(self, message: ItemTable.Moved) -> None:
         message.stop()
         self._show_plot()
         self._ask()

@@ -19,7 +19,7 @@ from gpuprobe.tui.widgets.text_pane import TextPane
 if TYPE_CHECKING:
     from textual import events
 
-__all__ = ["FIND_KEYS", "MOVE_KEYS", "Table"]
+__all__ = ["FIND_KEYS", "MOVE_KEYS", "ItemTable"]
 
 MOVE_KEYS = (
     Key(
@@ -44,7 +44,7 @@ FIND_KEYS = (
 )
 
 
-class Table(TextPane, can_focus=True):
+class ItemTable(TextPane, can_focus=True):
     """An item is ``per`` lines. Only the visible items are made, by the function that `fill` gets:
     a million rows scroll as ten do.
     """
@@ -55,7 +55,7 @@ class Table(TextPane, can_focus=True):
     searchable: ClassVar[bool] = True
     """Whether ``/`` finds an item: not where the screen filters with it."""
 
-    DEFAULT_CSS = "Table { width: 1fr; height: 1fr; }"
+    DEFAULT_CSS = "ItemTable { width: 1fr; height: 1fr; }"
     BINDINGS: ClassVar[list[BindingType]] = bindings(
         (*MOVE_KEYS, *FIND_KEYS, Key("Enter", "choose", {"enter": "choose"}))
     )
@@ -63,13 +63,13 @@ class Table(TextPane, can_focus=True):
     class Moved(Message):
         """The cursor is on another item, by a key or the mouse."""
 
-        def __init__(self, table: Table) -> None:
+        def __init__(self, table: ItemTable) -> None:
             super().__init__()
             self.table = table
             self.index = table.cursor
 
         @property
-        def control(self) -> Table:
+        def control(self) -> ItemTable:
             return self.table
 
     class Chosen(Moved):

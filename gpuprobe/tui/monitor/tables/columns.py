@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Column", "lay_out"]
+__all__ = ["TableColumn", "lay_out"]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """``least`` and ``most``: how wide it may be. ``rank``: the lower, the sooner it gets a place,
     and it leaves ``spare`` columns free. ``sort``: what a click on its heading sorts by.
     """
@@ -24,7 +24,7 @@ class Column:
     spare: int = 0
 
 
-def lay_out(columns: Sequence[Column], available: int) -> list[tuple[Column, int]]:
+def lay_out(columns: Sequence[TableColumn], available: int) -> list[tuple[TableColumn, int]]:
     """The columns that fit, by rank, in their own order, and how wide each is. A
     gap of one column follows each.
     """

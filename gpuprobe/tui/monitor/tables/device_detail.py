@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from gpuprobe.model.text import human_bytes, width
 from gpuprobe.tui.monitor.tables.device_rows import DeviceRow, Part, rate_text
-from gpuprobe.tui.monitor.tables.history import History
+from gpuprobe.tui.monitor.tables.history import DeviceHistory
 from gpuprobe.tui.widgets.plot import blocks
 from gpuprobe.tui.widgets.styled_text import Line, fit, joined, right
 
@@ -97,7 +97,7 @@ PLOTS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 def detail(
     row: DeviceRow,
-    history: History,
+    history: DeviceHistory,
     columns: int,
     height: int,
     *,
@@ -136,7 +136,7 @@ def detail(
 
 
 def _plots(
-    row: DeviceRow, history: History, columns: int, height: int, first: int, interval: float
+    row: DeviceRow, history: DeviceHistory, columns: int, height: int, first: int, interval: float
 ) -> list[Line]:
     across = max(1, min(4, columns // 36))
     down = max(1, min(2, height // 5))
@@ -158,7 +158,7 @@ def _plots(
 
 def _plot(
     row: DeviceRow,
-    history: History,
+    history: DeviceHistory,
     plot: tuple[str, str, Callable[[float], str]],
     columns: int,
     rows: int,

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuprobe.model.text import width
-from gpuprobe.tui.monitor.tables.columns import Column, lay_out
+from gpuprobe.tui.monitor.tables.columns import TableColumn, lay_out
 from gpuprobe.tui.monitor.tables.device_detail import waterfall_bar
 from gpuprobe.tui.monitor.tables.device_rows import DeviceRow
-from gpuprobe.tui.monitor.tables.history import History
+from gpuprobe.tui.monitor.tables.history import DeviceHistory
 from gpuprobe.tui.widgets.plot import spark
 from gpuprobe.tui.widgets.styled_text import Line, bar, fit, joined, left, level, right
 
@@ -27,23 +27,23 @@ class Panel:
 
 
 _COLUMNS = (
-    Column("index", "GPU", 3, 3, 0, numbers=True),
-    Column("name", "", 14, 20, 4),
-    Column("busy", "utilisation", 9, 30, 0),
-    Column("memory", "memory", 19, 40, 0),
-    Column("temperature", "temp", 5, 5, 1, numbers=True),
-    Column("power", "power", 9, 9, 3, numbers=True),
-    Column("clock", "SM clock", 8, 8, 5, numbers=True),
-    Column("pcie", "PCIe in / out", 26, 26, 7),
-    Column("nvlink", "NVLink in / out", 26, 26, 8),
-    Column("history", "history", 12, 60, 6),
-    Column("badges", "", 0, 0, 2),
+    TableColumn("index", "GPU", 3, 3, 0, numbers=True),
+    TableColumn("name", "", 14, 20, 4),
+    TableColumn("busy", "utilisation", 9, 30, 0),
+    TableColumn("memory", "memory", 19, 40, 0),
+    TableColumn("temperature", "temp", 5, 5, 1, numbers=True),
+    TableColumn("power", "power", 9, 9, 3, numbers=True),
+    TableColumn("clock", "SM clock", 8, 8, 5, numbers=True),
+    TableColumn("pcie", "PCIe in / out", 26, 26, 7),
+    TableColumn("nvlink", "NVLink in / out", 26, 26, 8),
+    TableColumn("history", "history", 12, 60, 6),
+    TableColumn("badges", "", 0, 0, 2),
 )
 _BADGES_LEAST = 7
 _BADGES_MOST = 40
 
 
-def _layout(rows: Sequence[DeviceRow], columns: int) -> list[tuple[Column, int]]:
+def _layout(rows: Sequence[DeviceRow], columns: int) -> list[tuple[TableColumn, int]]:
     """Which columns fit, and how wide each is.
 
     Badges get up to a quarter of what more important columns leave; what no GPU has gets none.
@@ -68,7 +68,7 @@ def _badges_width(row: DeviceRow) -> int:
 
 def table(
     rows: Sequence[DeviceRow],
-    history: History,
+    history: DeviceHistory,
     columns: int,
     *,
     chosen: str = "",
@@ -91,12 +91,12 @@ def table(
     return Panel(heading, tuple(lines), 2 if two_lines else 1)
 
 
-def _aligned(column: Column, wide: int) -> str:
+def _aligned(column: TableColumn, wide: int) -> str:
     heading = "util" if column.name == "busy" and wide < len(column.heading) else column.heading
     return (right if column.numbers else left)(heading, wide)
 
 
-def _cell(name: str, row: DeviceRow, wide: int, history: History) -> Line:
+def _cell(name: str, row: DeviceRow, wide: int, history: DeviceHistory) -> Line:
     if name == "busy":
         # A GPU that is busy is no trouble: its bar does not turn red.
         return _gauge(row.busy, row.busy_text, wide, 5, "calm")

@@ -10,7 +10,7 @@ from gpuprobe.model.machine.devices import Device
 from gpuprobe.model.machine.monitor import LinkRate, Moment
 from gpuprobe.model.values import Reading, Unavailable
 
-__all__ = ["KEPT", "SERIES", "History", "numbers"]
+__all__ = ["KEPT", "SERIES", "DeviceHistory", "numbers"]
 
 KEPT = 600
 """Readings kept of each device: ten minutes at one a second."""
@@ -58,7 +58,7 @@ def _number(reading: Reading[int] | Reading[float]) -> float:
     return math.nan if isinstance(value, Unavailable) else float(value)
 
 
-class History:
+class DeviceHistory:
     """The last `KEPT` values of each series of each device."""
 
     def __init__(self, kept: int = KEPT) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuprobe.tui.monitor.tables.columns import Column, lay_out
+from gpuprobe.tui.monitor.tables.columns import TableColumn, lay_out
 from gpuprobe.tui.monitor.tables.process_rows import ListOptions, ProcessRow
 from gpuprobe.tui.widgets.styled_text import Line, fit, joined, left, right
 
@@ -15,16 +15,16 @@ _SPARE = 12
 """Columns that the command still gets before what is less important gets a place."""
 
 _COLUMNS = (
-    Column("gpu", "GPU", 4, 4, 0, numbers=True, sort="gpu"),
-    Column("pid", "PID", 8, 8, 0, numbers=True, sort="pid"),
-    Column("kinds", "T", 2, 2, 7, spare=_SPARE),
-    Column("user", "USER", 10, 10, 1, sort="user"),
-    Column("memory", "MEMORY", 10, 10, 0, numbers=True, sort="memory"),
-    Column("sm", "SM", 4, 4, 2, numbers=True, sort="sm"),
-    Column("cpu", "CPU", 5, 5, 5, numbers=True, sort="cpu", spare=_SPARE),
-    Column("resident", "RESIDENT", 10, 10, 6, numbers=True, sort="resident", spare=_SPARE),
-    Column("place", "RANK/JOB/CONTAINER", 20, 20, 4, spare=_SPARE),
-    Column("age", "AGE", 9, 9, 3, numbers=True, sort="age"),
+    TableColumn("gpu", "GPU", 4, 4, 0, numbers=True, sort="gpu"),
+    TableColumn("pid", "PID", 8, 8, 0, numbers=True, sort="pid"),
+    TableColumn("kinds", "T", 2, 2, 7, spare=_SPARE),
+    TableColumn("user", "USER", 10, 10, 1, sort="user"),
+    TableColumn("memory", "MEMORY", 10, 10, 0, numbers=True, sort="memory"),
+    TableColumn("sm", "SM", 4, 4, 2, numbers=True, sort="sm"),
+    TableColumn("cpu", "CPU", 5, 5, 5, numbers=True, sort="cpu", spare=_SPARE),
+    TableColumn("resident", "RESIDENT", 10, 10, 6, numbers=True, sort="resident", spare=_SPARE),
+    TableColumn("place", "RANK/JOB/CONTAINER", 20, 20, 4, spare=_SPARE),
+    TableColumn("age", "AGE", 9, 9, 3, numbers=True, sort="age"),
 )
 _COMMAND = 16  # columns that the command has at least
 
@@ -33,7 +33,7 @@ _COMMAND = 16  # columns that the command has at least
 class Columns:
     """Which columns are shown, and where: (column, first, width). The command has the rest."""
 
-    shown: tuple[tuple[Column, int, int], ...]
+    shown: tuple[tuple[TableColumn, int, int], ...]
     command: int
     total: int
 

@@ -17,7 +17,7 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.tui.viewer.run_model import short_line
 from gpuprobe.tui.widgets.legend import words
 from gpuprobe.tui.widgets.styled_text import Line
-from gpuprobe.tui.widgets.table import Table
+from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
 __all__ = ["BlockScreen", "block_lines", "source_lines"]
@@ -45,7 +45,7 @@ class BlockScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         self._about = TextPane(id="block")
-        self._table = Table(id="frames")
+        self._table = ItemTable(id="frames")
         self._source = TextPane(id="source")
         with Vertical(id="box"):
             yield self._about
@@ -72,11 +72,11 @@ class BlockScreen(ModalScreen[None]):
         lines = source_lines(frames[self._table.cursor], self._session) if frames else []
         self._source.show([((line, "bold" if marked else "dim"),) for marked, line in lines])
 
-    def on_table_moved(self, message: Table.Moved) -> None:
+    def on_item_table_moved(self, message: ItemTable.Moved) -> None:
         message.stop()
         self._show_source()
 
-    def on_table_chosen(self, message: Table.Chosen) -> None:
+    def on_item_table_chosen(self, message: ItemTable.Chosen) -> None:
         message.stop()
         self.dismiss()
 

@@ -25,11 +25,11 @@ from gpuprobe.tui.viewer.trace.block import BlockScreen
 from gpuprobe.tui.viewer.trace.memory_treemap import MemoryTreemap, same_memory
 from gpuprobe.tui.viewer.trace.open_traces import OpenTraces
 from gpuprobe.tui.viewer.trace.segment_map import ORDERS, Bar, bars, map_line
-from gpuprobe.tui.viewer.trace.timeline import Timeline
+from gpuprobe.tui.viewer.trace.timeline_pane import TimelinePane
 from gpuprobe.tui.widgets.keymap import bindings
 from gpuprobe.tui.widgets.legend import chip, legend, words
 from gpuprobe.tui.widgets.styled_text import Line
-from gpuprobe.tui.widgets.table import Table
+from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
 __all__ = ["TracePane"]
@@ -87,11 +87,11 @@ class TracePane(Vertical):
         self._problem = ""
 
     def compose(self) -> ComposeResult:
-        self.timeline = Timeline(id="bands")
+        self.timeline = TimelinePane(id="bands")
         self._at = TextPane(id="at")
-        self._groups = Table(id="groups")
+        self._groups = ItemTable(id="groups")
         self.treemap = MemoryTreemap(id="treemap")
-        self._segments = Table(id="segments")
+        self._segments = ItemTable(id="segments")
         yield self.timeline
         yield self._at
         with Horizontal():
@@ -392,12 +392,12 @@ class TracePane(Vertical):
 
     # -- events
 
-    def on_table_moved(self, message: Table.Moved) -> None:
+    def on_item_table_moved(self, message: ItemTable.Moved) -> None:
         message.stop()
         if message.table is self._groups:
             self._show_treemap()
 
-    def on_table_chosen(self, message: Table.Chosen) -> None:
+    def on_item_table_chosen(self, message: ItemTable.Chosen) -> None:
         message.stop()
         inspector = self._inspector
         if message.table is not self._groups or inspector is None or self._rank is None:

@@ -7,16 +7,16 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.tui.widgets.plot import LABEL, axis, draw_bands
 from gpuprobe.tui.widgets.text_pane import TextPane
 
-__all__ = ["Timeline"]
+__all__ = ["TimelinePane"]
 
 _SHORTEST = 8
 """Positions that a plot shows at least, however far it is zoomed in."""
 
 
-class Timeline(TextPane):
+class TimelinePane(TextPane):
     """Positions from ``first`` up to ``end`` of one trace."""
 
-    DEFAULT_CSS = "Timeline { height: 30%; min-height: 8; max-height: 24; padding: 0 1; }"
+    DEFAULT_CSS = "TimelinePane { height: 30%; min-height: 8; max-height: 24; padding: 0 1; }"
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
