@@ -17,7 +17,7 @@ from gpuprobe.model.text import visible
 from gpuprobe.sampler.hooks.wrapping import in_context
 
 if TYPE_CHECKING:
-    from gpuprobe.api.hazards import FindingsSoFar
+    from gpuprobe.hazard_watch.results import FindingsSoFar
     from gpuprobe.hazards.results import Hazards
     from gpuprobe.model.findings import Finding
     from gpuprobe.model.run.session import Step
@@ -240,11 +240,12 @@ def run(
     found: Hazards | None = None
     with ExitStack() as stack:
         if hazards:
-            from gpuprobe.api.hazards import FindingsSoFar as SoFar
-            from gpuprobe.api.hazards import detect_hazards
+            from gpuprobe.api.hazards import detect_hazards, findings_so_far
 
             found = stack.enter_context(detect_hazards())
-            on_step = _with_findings(SoFar(), on_step, lambda finding: recorder.found(finding))
+            on_step = _with_findings(
+                findings_so_far(), on_step, lambda finding: recorder.found(finding)
+            )
         recorder = record(
             output, level=level, force=force, warn=warn, trace_steps=trace_steps, on_step=on_step
         )
@@ -256,6 +257,10 @@ def run(
             code, error = _exit_code(exit_)
         except BaseException as raised:  # noqa: BLE001 - handed to the caller, not swallowed
             code, error = 1, raised
+        if found is not None and (error is not None or code):
+            from gpuprobe.hazards.results import ending
+
+            found.failed = ending(error, code)
         recorder.stop(error)
     for finding in found.findings if found is not None else ():
         recorder.found(finding)

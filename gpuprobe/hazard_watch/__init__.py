@@ -1,1 +1,1 @@
-"""Feeds the hazard engine, on CUDA and on the virtual GPU."""
+"""What reports to the hazard engine, on CUDA and on the virtual GPU."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from gpuprobe.hazards.observer import StorageTag
+from gpuprobe.hazards.observer import Observer, StorageTag
 
 __all__ = ["DeviceModel", "ThreadState"]
 
@@ -28,7 +28,9 @@ class ThreadState(Protocol):
 
 
 class DeviceModel(Protocol):
-    """Devices, streams, and where tensors lie."""
+    """Devices, streams, and where tensors lie. It reports to ``observer``, where there is one."""
+
+    observer: Observer | None
 
     @property
     def devices(self) -> Sequence[Any]: ...

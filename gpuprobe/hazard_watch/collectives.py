@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -21,6 +21,7 @@ from gpuprobe.code_origin import PACKAGE, folder_of
 from gpuprobe.hazards.footprint import Footprint, of_tensor
 from gpuprobe.hazards.observer import HOST
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support.tensors import tensors_in
 
 __all__ = ["Collectives"]
 
@@ -160,7 +161,7 @@ class Collectives:
         engine, machine = self._source.engine, self._source.machine
         accesses, keys = [], []
         for value, write in zip(args, written, strict=False):
-            for tensor in _tensors(value):
+            for tensor in tensors_in(value):
                 where = None if machine.place_of(tensor) != HOST else _footprint(tensor)
                 if where is None:
                     continue
@@ -217,14 +218,6 @@ class Collectives:
                 return False
             frame = frame.f_back
         return False
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _footprint(tensor: torch.Tensor) -> Footprint | None:

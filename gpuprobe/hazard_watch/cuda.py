@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpuprobe.hazard_watch import host_access as host_watch
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.footprint import Footprint, of_tensor
-from gpuprobe.hazards.observer import HOST, PINNED
+from gpuprobe.hazards.observer import HOST, PINNED, Observer
 from gpuprobe.patching import Patches
 
 __all__ = ["CudaSource"]
@@ -41,7 +41,7 @@ _REPORTS: Final = (
 
 
 class _Pinned(weakref.ref[Any]):
-    """A pinned storage that a copy used. The fields are those the event source asks a tag for."""
+    """The tag of a pinned storage that a copy used."""
 
     __slots__ = ("block", "key", "nbytes", "place", "stream")
 
@@ -56,24 +56,24 @@ class _Local:
     """What a virtual machine knows of a thread; torch knows it here."""
 
     reason = ""
-    base = None
+    base: dict[int, int] | None = None
+    streams: Final[dict[int, int]] = {}
 
     @property
     def device(self) -> int:
         return torch.cuda.current_device()
 
 
-class _Machine:
-    """The questions that the event source asks, answered by torch. ``tags``: pinned storages."""
-
-    shapes = False
-    closed = False
+class _Cuda:
+    """The device model that torch itself is. ``tags``: tags of pinned storages."""
 
     def __init__(self) -> None:
         self.devices = list(range(torch.cuda.device_count()))
         self.tags: dict[int, _Pinned] = {}
         self.local = _Local()
+        self.observer: Observer | None = None
         self.assumed: dict[str, int] = {}
+        self.compiled: dict[str, None] = {}
         self.freed: Callable[[_Pinned], None] = lambda tag: None
 
     def stream(self, index: int) -> int:
@@ -110,9 +110,9 @@ class CudaSource(EventSource):
     """Enter `watching` around the program. ``broken`` says why watching ended early, or ""."""
 
     def __init__(self) -> None:
-        machine: Any = _Machine()
+        machine = _Cuda()
         super().__init__(machine)
-        machine.freed = self._pinned_freed
+        machine.freed, self._tags = self._pinned_freed, machine.tags
         self.broken = ""
         self._queue: deque[tuple[Any, ...]] = deque()
         self._captured: set[int] = set()  # blocks that were allocated during a capture
@@ -128,6 +128,7 @@ class CudaSource(EventSource):
         """
         from torch.cuda import _gpu_trace
 
+        patches.add(lambda: self.guarded(self.drain))  # when all else has been put back
         torch._C._activate_gpu_trace()
         for registry_name, method_name in _REPORTS:
             registry = getattr(_gpu_trace, registry_name)
@@ -155,77 +156,77 @@ class CudaSource(EventSource):
 
     def _methods(self, patches: Patches) -> None:
         """Methods that say something about order, and that no callback reports."""
-        source = self
-
-        def after(owner: Any, name: str, tell: Callable[..., None]) -> None:
-            original = getattr(owner, name)
-
-            def method(this: Any, *args: Any, **kwargs: Any) -> Any:
-                result = original(this, *args, **kwargs)
-                source.guarded(tell, this, result, *args, **kwargs)
-                return result
-
-            method.__name__ = name
-            patches.set(owner, name, method)
-
-        def queried(this: Any, result: bool) -> None:
-            if result and hasattr(this, "cuda_event"):
-                source.event_synchronize(this.cuda_event)
-            elif result:
-                source.stream_synchronize(this.device_index, this.cuda_stream)
-
-        after(torch.cuda.Event, "query", queried)
-        after(torch.cuda.Stream, "query", queried)
-
-        def used(this: Any, result: None, stream: Any) -> None:
-            address = source._device_address(this)
-            if address is not None:
-                actor = source.active.stream(stream.device_index, stream.cuda_stream)
-                source.active.record_stream(address, actor)
-
-        after(torch.Tensor, "record_stream", used)
-
-        original_numpy = torch.Tensor.numpy
-
-        def numpy(this: Any, *args: Any, **kwargs: Any) -> Any:
-            array = original_numpy(this, *args, **kwargs)
-            pinned = not this.is_cuda and source.machine.place_of(this) == PINNED
-            return source.aliased(this, array) if pinned else array
-
-        patches.set(torch.Tensor, "numpy", numpy)
-
-        def listed(this: Any, result: Any) -> None:
-            if not this.is_cuda and source.machine.place_of(this) == PINNED:
-                source.host_use(this, False, "tolist")
-
-        after(torch.Tensor, "tolist", listed)
-        graph = torch.cuda.CUDAGraph
-
-        def began(this: Any, result: None, *args: Any, **kwargs: Any) -> None:
-            index = torch.cuda.current_device()
-            source.capture_begin(index, source.machine.stream(index))
-
-        def ended(this: Any, result: None) -> None:
-            this._gpuprobe_accesses = source.capture_end(torch.cuda.current_device())
-
-        def replayed(this: Any, result: None) -> None:
-            index = torch.cuda.current_device()
-            captured = getattr(this, "_gpuprobe_accesses", None)
-            source.graph_launch(captured, index, source.machine.stream(index))
-
-        after(graph, "capture_begin", began)
-        after(graph, "capture_end", ended)
-        after(graph, "replay", replayed)
         from torch.cuda import memory
 
-        original_empty = memory.empty_cache
+        graph = torch.cuda.CUDAGraph
+        for owner, name, report in (
+            (torch.cuda.Event, "query", self._event_queried),
+            (torch.cuda.Stream, "query", self._stream_queried),
+            (torch.Tensor, "record_stream", self._stream_recorded),
+            (torch.Tensor, "tolist", self._listed),
+            (graph, "capture_begin", self._capture_began),
+            (graph, "capture_end", self._capture_ended),
+            (graph, "replay", self._replayed),
+        ):
+            patches.set(owner, name, self._reporting(getattr(owner, name), report))
+        original_empty, original_numpy = memory.empty_cache, torch.Tensor.numpy
 
         def empty_cache() -> None:
             original_empty()
-            source.guarded(source.empty_cache)
+            self.guarded(self.empty_cache)
+
+        def numpy(this: Any, *args: Any, **kwargs: Any) -> Any:
+            array = original_numpy(this, *args, **kwargs)
+            return self.aliased(this, array) if self._is_pinned(this) else array
 
         for module in (memory, torch.cuda):
             patches.set(module, "empty_cache", empty_cache)
+        patches.set(torch.Tensor, "numpy", numpy)
+
+    def _reporting(self, original: Any, report: Callable[..., None]) -> Callable[..., Any]:
+        def method(this: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(this, *args, **kwargs)
+            self.guarded(report, this, result, *args, **kwargs)
+            return result
+
+        method.__name__ = original.__name__
+        return method
+
+    def _event_queried(self, event: Any, done: bool) -> None:
+        if done:
+            self.event_synchronize(event.cuda_event)
+
+    def _stream_queried(self, stream: Any, done: bool) -> None:
+        if done:
+            self.stream_synchronize(stream.device_index, stream.cuda_stream)
+
+    def _stream_recorded(self, tensor: Any, _: None, stream: Any) -> None:
+        address = self._device_address(tensor)
+        if address is not None:
+            actor = self.active.stream(stream.device_index, stream.cuda_stream)
+            self.active.record_stream(address, actor)
+
+    def _is_pinned(self, tensor: Any) -> bool:
+        return not tensor.is_cuda and self.machine.place_of(tensor) == PINNED
+
+    def _listed(self, tensor: Any, _: Any) -> None:
+        if self._is_pinned(tensor):
+            self.host_use(tensor, False, "tolist")
+
+    def _capture_began(self, graph: Any, _: None, *args: Any, **kwargs: Any) -> None:
+        index = _device()
+        self.capture_begin(index, self.machine.stream(index))
+
+    def _capture_ended(self, graph: Any, _: None) -> None:
+        graph._gpuprobe_accesses = self.capture_end(_device())
+
+    def _replayed(self, graph: Any, _: None) -> None:
+        captured, index = getattr(graph, "_gpuprobe_accesses", None), _device()
+        self.graph_launch(captured, index, self.machine.stream(index))
+
+    def coverage(self) -> list[str]:
+        broken = f"everything after gpuprobe's own failure: {self.broken}"
+        return [*super().coverage(), *([broken] if self.broken else [])]
 
     def guarded(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Call our own code; if it fails, watching is over and the program is not."""
@@ -241,13 +242,13 @@ class CudaSource(EventSource):
     # -- what torch reports: no locks, no CUDA, nothing raised
 
     def _recorded(self, event: int, stream: int) -> None:
-        self._queue.append(("record", event, stream, _device(), self.site()))
+        self._queue.append(("event_record", event, stream, _device(), self.site()))
 
     def _waited(self, event: int, stream: int) -> None:
-        self._queue.append(("wait", event, stream, _device(), self.site()))
+        self._queue.append(("event_wait", event, stream, _device(), self.site()))
 
     def _event_gone(self, event: int) -> None:
-        self._queue.append(("gone", event))
+        self._queue.append(("event_destroyed", event))
 
     def _allocated(self, address: int) -> None:
         device = _device()
@@ -257,45 +258,42 @@ class CudaSource(EventSource):
         self._queue.append(("free", address, False))
 
     def _device_waited(self) -> None:
-        self._queue.append(("device", _device(), self.site()))
+        self._queue.append(("device_synchronize", _device(), self.site()))
 
     def _stream_waited(self, stream: int) -> None:
-        self._queue.append(("stream", stream, _device(), self.site()))
+        self._queue.append(("stream_synchronize", stream, _device(), self.site()))
 
     def _event_waited(self, event: int) -> None:
-        self._queue.append(("event", event, self.site()))
+        self._queue.append(("event_synchronize", event, self.site()))
 
     def drain(self) -> None:
-        """Tell the engine what was reported since the last operator, in order."""
+        """Give the engine what was reported since the last operator, in order."""
         engine, queue = self.active, self._queue
         while queue:
             kind, *given = queue.popleft()
             if kind == "alloc":
-                address, owner = given
-                self._owners[address] = owner
-                if self._capture is not None:
-                    self._captured.add(address)
+                self._block_added(*given)
             elif kind == "free":
-                address, waits = given
-                self._captured.discard(address)
-                self._owners.pop(address, None)
-                if self.engine.knows(address):
-                    self._freed(address, waits=waits)
-            elif kind == "record":
+                self._block_gone(*given)
+            elif kind in ("event_record", "event_wait"):
                 event, stream, device, site = given
-                engine.event_record(event, self._stream_of(device, stream), site)
-            elif kind == "wait":
-                event, stream, device, site = given
-                engine.event_wait(event, self._stream_of(device, stream), site)
-            elif kind == "gone":
-                engine.event_destroyed(given[0])
-            elif kind == "device":
-                engine.device_synchronize(*given)
-            elif kind == "stream":
+                getattr(engine, kind)(event, self._stream_of(device, stream), site)
+            elif kind == "stream_synchronize":
                 stream, device, site = given
                 engine.stream_synchronize(self._stream_of(device, stream), site)
             else:
-                engine.event_synchronize(*given)
+                getattr(engine, kind)(*given)
+
+    def _block_added(self, address: int, owner: tuple[int, int]) -> None:
+        self._owners[address] = owner
+        if self._capture is not None:
+            self._captured.add(address)
+
+    def _block_gone(self, address: int, waits: bool) -> None:
+        self._captured.discard(address)
+        self._owners.pop(address, None)
+        if self.engine.knows(address):
+            self._freed(address, waits=waits)
 
     def _stream_of(self, device: int, handle: int) -> int:
         """The actor of a stream's handle. Handles of other streams than the default one are
@@ -335,12 +333,10 @@ class CudaSource(EventSource):
         return None if where is None else (address, where)
 
     def _pinned_freed(self, tag: _Pinned) -> None:
-        tags: Any = self.machine.tags
-        if tags.get(tag.key) is tag:
-            del tags[tag.key]
-        known: Any = tag
+        if self._tags.get(tag.key) is tag:
+            del self._tags[tag.key]
         # The caching host allocator waits for the streams that used it before it hands it on.
-        self._queue.append(("free", self._address(known), True))
+        self._queue.append(("free", self._address(tag), True))
 
     def device_of(self, args: Any, kwargs: Any, result: Any) -> int:
         """The device of the first CUDA tensor, -1 where there is none."""

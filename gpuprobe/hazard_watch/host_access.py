@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gpuprobe.hazard_watch.pinned_array import origin, rewatched
+from gpuprobe.hazard_watch.base import DeviceModel
 from gpuprobe.hazards.observer import PINNED
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import is_meta
@@ -36,26 +36,7 @@ def is_number(source: Any) -> bool:
 
 
 def install(source: Any, patches: Patches) -> None:
-    """Tell ``source`` of them until ``patches`` are undone."""
-    machine = source.machine
-
-    def use(tensor: Any, write: bool, op: str) -> None:
-        place = machine.place_of(tensor)
-        if place == PINNED:
-            source.host_use(tensor, write, op)
-        elif place >= 0:
-            source.device_read(tensor, place, op)
-
-    def telling(name: str, op: str, write: bool) -> Callable[..., Any]:
-        original = getattr(torch.Tensor, name)
-
-        def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            use(tensor, write, op)
-            return original(tensor, *args, **kwargs)
-
-        method.__name__ = name
-        return method
-
+    """Report them to ``source`` until ``patches`` are undone."""
     # ``__array__``: what NumPy makes of it is a plain array that cannot be followed further.
     for name, op, write in (
         ("__array__", "conversion to NumPy", False),
@@ -65,57 +46,80 @@ def install(source: Any, patches: Patches) -> None:
         ("map_", "map_", True),
         ("map2_", "map2_", True),
     ):
-        patches.set(torch.Tensor, name, telling(name, op, write))
+        patches.set(torch.Tensor, name, _reporting(source, name, op, write))
+    patches.set(torch.Tensor, "__setitem__", _assigning(torch.Tensor.__setitem__))
+    for name in ("from_numpy", "as_tensor", "asarray", "frombuffer", "tensor"):
+        patches.set(torch, name, _aliasing(source.machine, getattr(torch, name)))
+    numpy = sys.modules.get("numpy")  # there already, where torch can make arrays
+    if numpy is not None:
+        for name in ("array", "asarray", "ascontiguousarray"):
+            patches.set(numpy, name, _viewing(getattr(numpy, name)))
 
-    original_setitem = torch.Tensor.__setitem__
 
-    @functools.wraps(original_setitem)
+def _reporting(source: Any, name: str, op: str, write: bool) -> Callable[..., Any]:
+    original = getattr(torch.Tensor, name)
+
+    def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        place = source.machine.place_of(tensor)
+        if place == PINNED:
+            source.host_use(tensor, write, op)
+        elif place >= 0:
+            source.device_read(tensor, place, op)
+        return original(tensor, *args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+def _assigning(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def setitem(tensor: Any, key: Any, value: Any) -> None:
         before = _assigned.number
         _assigned.number = isinstance(value, (bool, int, float, complex))
         try:
-            original_setitem(tensor, key, value)
+            original(tensor, key, value)
         finally:
             _assigned.number = before
 
-    patches.set(torch.Tensor, "__setitem__", setitem)
+    return setitem
 
-    def aliasing(original: Callable[..., Any]) -> Callable[..., Any]:
-        """The tensor over a watched array shares the memory of the pinned one."""
 
-        def make(data: Any, *args: Any, **kwargs: Any) -> Any:
-            made = original(data, *args, **kwargs)
-            found = origin(data)
-            if found is None or not isinstance(made, torch.Tensor) or is_meta(made):
-                return made
-            tensor, _ = found
-            storage = tensor.untyped_storage()
-            item = made.element_size()
-            offset = -1 if machine.place_of(made) >= 0 else _address(made) - storage.data_ptr()
-            if not 0 <= offset < storage.nbytes() or offset % item:
-                data._tell(False, "conversion to a tensor")  # copied
-                return made
-            alias = torch.empty(0, dtype=made.dtype)
-            alias.set_(storage, offset // item, made.shape, made.stride())
-            return alias
+def _pinned_array() -> Any:
+    """The module of watched arrays, None before the first one was made."""
+    return sys.modules.get("gpuprobe.hazard_watch.pinned_array")
 
-        return make
 
-    for name in ("from_numpy", "as_tensor", "asarray", "frombuffer", "tensor"):
-        patches.set(torch, name, aliasing(getattr(torch, name)))
+def _aliasing(machine: DeviceModel, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The tensor over a watched array shares the memory of the pinned one."""
 
-    def viewing(original: Callable[..., Any]) -> Callable[..., Any]:
-        """NumPy makes a plain array of a watched one, over the same memory."""
+    def make(data: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(data, *args, **kwargs)
+        arrays = _pinned_array()
+        found = None if arrays is None else arrays.origin(data)
+        if found is None or not isinstance(made, torch.Tensor) or is_meta(made):
+            return made
+        storage = found[0].untyped_storage()
+        item = made.element_size()
+        offset = -1 if machine.place_of(made) >= 0 else _address(made) - storage.data_ptr()
+        if not 0 <= offset < storage.nbytes() or offset % item:
+            data.notify(False, "conversion to a tensor")  # copied
+            return made
+        alias = torch.empty(0, dtype=made.dtype)
+        alias.set_(storage, offset // item, made.shape, made.stride())
+        return alias
 
-        def make(data: Any, *args: Any, **kwargs: Any) -> Any:
-            return rewatched(data, original(data, *args, **kwargs), "conversion to NumPy")
+    return make
 
-        return make
 
-    numpy = sys.modules.get("numpy")  # there already, where torch can make arrays
-    if numpy is not None:
-        for name in ("array", "asarray", "ascontiguousarray"):
-            patches.set(numpy, name, viewing(getattr(numpy, name)))
+def _viewing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """NumPy makes a plain array of a watched one, over the same memory."""
+
+    def make(data: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(data, *args, **kwargs)
+        arrays = _pinned_array()
+        return made if arrays is None else arrays.rewatched(data, made, "conversion to NumPy")
+
+    return make
 
 
 def _address(tensor: Any) -> int:

@@ -39,7 +39,7 @@ SYNCS_FIRST: Final = frozenset({"nonzero", "mask", "repeat_interleave"})
 
 
 class Plan:
-    """What one operator does to its arguments; looked up once."""
+    """What one operator does to its arguments; made once."""
 
     __slots__ = (
         "collective",
@@ -89,7 +89,15 @@ class Plan:
             return True
         return bool(args[self.training])
 
-    def masked(self, args: tuple[Any, ...]) -> str | None:
+    def sync_reason(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """Why the host waits in this call, None where it does not."""
+        if self.indexes:
+            return self._masked(args)
+        if self.reason == "repeat_interleave" and kwargs.get("output_size") is not None:
+            return None
+        return self.reason
+
+    def _masked(self, args: tuple[Any, ...]) -> str | None:
         """Indexing with a boolean mask asks the device how many there are."""
         masks = [
             item

@@ -1,12 +1,18 @@
-"""NumPy views of pinned memory that tell the hazard engine when they are used."""
+"""NumPy views of pinned memory that notify the event source when they are used.
+
+Imported with the first array of a pinned tensor: NumPy is there then, as torch made it with it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from gpuprobe.hazards.footprint import Footprint, of_tensor
+import numpy as np
 
-__all__ = ["origin", "rewatched", "watched"]
+from gpuprobe.hazards.footprint import of_tensor
+
+__all__ = ["PinnedArray", "origin", "rewatched", "watched"]
 
 _READS: Final = (
     *("all", "any", "argmax", "argmin", "argpartition", "argsort", "astype", "choose", "clip"),
@@ -17,7 +23,7 @@ _READS: Final = (
     *("__contains__", "__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__"),
     *("__format__", "__str__", "__repr__"),
 )
-_WRITES: Final = ["fill", "partition", "put", "setfield", "sort"]
+_WRITES: Final = ("fill", "partition", "put", "setfield", "sort")
 _WRITING_FUNCTIONS: Final = frozenset({"copyto", "put", "place", "putmask", "fill_diagonal"})
 _OF_SHAPE: Final = frozenset(
     {"zeros_like", "empty_like", "ones_like", "full_like", "shape", "ndim", "size"}
@@ -25,14 +31,107 @@ _OF_SHAPE: Final = frozenset(
     | {"iscomplexobj", "isrealobj"}
 )  # these read no values
 
-_class: Any = None
+
+class PinnedArray(np.ndarray):
+    """Reports what goes through Python; C code that takes the buffer is not seen."""
+
+    _source: Any = None
+    _tensor: Any = None
+
+    def __array_finalize__(self, other: Any) -> None:
+        # Views of a watched array are watched; copies have memory of their own.
+        if isinstance(other, PinnedArray) and other._tensor is not None:
+            low, high = _bounds(self)
+            first, last = _bounds(other)
+            if first <= low and high <= last:
+                self._source, self._tensor = other._source, other._tensor
+
+    def notify(self, write: bool, op: str) -> None:
+        """Report a use of this array, where it still is one of pinned memory."""
+        if self._tensor is None:
+            return
+        low, _ = _bounds(self)
+        start = low - self._tensor.untyped_storage().data_ptr()
+        where = of_tensor(start, (*self.shape, self.itemsize), (*self.strides, 1), 1)
+        if where is not None:
+            self._source.host_bytes(self._tensor, where, write, op)
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        if isinstance(found, PinnedArray) and found._tensor is not None:
+            return found  # a view: nothing is read yet
+        self.notify(False, "numpy index")
+        return _plain(found)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        part = super().__getitem__(key)
+        view = isinstance(part, PinnedArray) and part._tensor is not None
+        (part if view else self).notify(True, "numpy assignment")
+        _plain(self)[key] = _plain(value)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        name = f"numpy {ufunc.__name__}"
+        outputs = kwargs.get("out", ())
+        for item in inputs:
+            _notify(item, method == "at" and item is inputs[0], name)
+        for item in outputs:
+            _notify(item, True, name)
+        if outputs:
+            kwargs["out"] = _plain(tuple(outputs))
+        result = getattr(ufunc, method)(*_plain(inputs), **kwargs)
+        # ``a += 1`` binds the name to what comes back: the watched array, not the plain one.
+        return outputs[0] if len(outputs) == 1 else result
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        name, out = func.__name__, kwargs.get("out")
+        given = [item for item in _flat((*args, *kwargs.values())) if item is not out]
+        result = func(*_plain(args), **{key: _plain(value) for key, value in kwargs.items()})
+        if out is not None:
+            result = out
+        views = _views(given, result)
+        in_place = name in _WRITING_FUNCTIONS or (
+            name == "nan_to_num" and not kwargs.get("copy", True)
+        )
+        if (views is None or in_place) and name not in _OF_SHAPE:
+            for at, item in enumerate(given):
+                _notify(item, in_place and at == 0, f"numpy {name}")
+        _notify(out, True, f"numpy {name}")
+        return result if views is None else views
+
+
+def _reporting(name: str, write: bool) -> Callable[..., Any]:
+    original = getattr(np.ndarray, name)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.notify(write, f"numpy {name.strip('_')}")
+        return original(_plain(self), *args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+for _name in _READS + _WRITES:
+    setattr(PinnedArray, _name, _reporting(_name, _name in _WRITES))
+
+
+def _get_flat(array: Any) -> Any:
+    array.notify(False, "numpy flat")
+    return _plain(array).flat
+
+
+def _set_flat(array: Any, value: Any) -> None:
+    array.notify(True, "numpy flat")
+    _plain(array).flat = _plain(value)
+
+
+setattr(PinnedArray, "flat", property(_get_flat, _set_flat))  # noqa: B010 - read-only in the stubs
 
 
 def watched(source: Any, tensor: Any, array: Any) -> Any:
     """``array`` as a subclass that reports reads and writes of its part of ``tensor``'s memory,
     for as long as the array, or a view of it, lives. Taking the array reads nothing by itself.
     """
-    made = array.view(_array_class())
+    made = array.view(PinnedArray)
     made._source, made._tensor = source, tensor
     return made
 
@@ -41,139 +140,39 @@ def origin(array: Any) -> tuple[Any, int] | None:
     """The tensor whose memory an array of `watched` shares, and the array's first byte in the
     tensor's storage; None for all other objects.
     """
-    if _class is None or not isinstance(array, _class) or array._tensor is None:
+    if not isinstance(array, PinnedArray) or array._tensor is None:
         return None
     tensor = array._tensor
-    return tensor, array.__array_interface__["data"][0] - tensor.untyped_storage().data_ptr()
+    return tensor, _bounds(array)[0] - tensor.untyped_storage().data_ptr()
 
 
 def rewatched(original: Any, array: Any, op: str) -> Any:
     """What ``op`` made of the ``original``: watched like that if it is a view of it. For a copy,
     the original is read.
     """
-    if _class is None:
-        return array
     view = _views([original], array)
     if view is not None:
         return view
     if array is not original:
         for item in _flat([original]):
-            if isinstance(item, _class):
-                item._tell(False, op)
+            _notify(item, False, op)
     return array
 
 
-def _array_class() -> Any:
-    global _class
-    if _class is None:
-        _class = _make_class()
-    return _class
+def _notify(item: Any, write: bool, op: str) -> None:
+    if isinstance(item, PinnedArray):
+        item.notify(write, op)
 
 
-def _make_class() -> Any:
-    import numpy as np  # there already: torch made the array with it
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, PinnedArray):
-            return value.view(np.ndarray)
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(plain, value))
-        return value
-
-    class PinnedArray(np.ndarray):
-        """Reports what goes through Python; C code that takes the buffer is not seen."""
-
-        _source: Any = None
-        _tensor: Any = None
-
-        def __array_finalize__(self, other: Any) -> None:
-            # Views of a watched array are watched; copies have memory of their own.
-            if isinstance(other, PinnedArray) and other._tensor is not None:
-                low, high = _bounds(self)
-                first, last = _bounds(other)
-                if first <= low and high <= last:
-                    self._source, self._tensor = other._source, other._tensor
-
-        def _tell(self, write: bool, op: str) -> None:
-            where = None if self._tensor is None else _footprint(self)
-            if where is not None:
-                self._source.host_bytes(self._tensor, where, write, op)
-
-        def __getitem__(self, key: Any) -> Any:
-            found = super().__getitem__(key)
-            if isinstance(found, PinnedArray) and found._tensor is not None:
-                return found  # a view: nothing is read yet
-            self._tell(False, "numpy index")
-            return plain(found)
-
-        def __setitem__(self, key: Any, value: Any) -> None:
-            part = super().__getitem__(key)
-            view = isinstance(part, PinnedArray) and part._tensor is not None
-            (part if view else self)._tell(True, "numpy assignment")
-            plain(self)[key] = plain(value)
-
-        def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-            name = f"numpy {ufunc.__name__}"
-            outputs = kwargs.get("out", ())
-            for item in inputs:
-                if isinstance(item, PinnedArray):
-                    item._tell(method == "at" and item is inputs[0], name)
-            for item in outputs:
-                if isinstance(item, PinnedArray):
-                    item._tell(True, name)
-            if outputs:
-                kwargs["out"] = plain(tuple(outputs))
-            result = getattr(ufunc, method)(*plain(inputs), **kwargs)
-            # ``a += 1`` binds the name to what comes back: the watched array, not the plain one.
-            return outputs[0] if len(outputs) == 1 else result
-
-        def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-            out = kwargs.get("out")
-            given = [item for item in _flat((*args, *kwargs.values())) if item is not out]
-            plain_kwargs = {name: plain(value) for name, value in kwargs.items()}
-            result = func(*plain(args), **plain_kwargs)
-            if out is not None:
-                result = out
-            views = _views(given, result)
-            in_place = func.__name__ in _WRITING_FUNCTIONS or (
-                func.__name__ == "nan_to_num" and not kwargs.get("copy", True)
-            )
-            if (views is None or in_place) and func.__name__ not in _OF_SHAPE:
-                for at, item in enumerate(given):
-                    if isinstance(item, PinnedArray):
-                        item._tell(in_place and at == 0, f"numpy {func.__name__}")
-            if isinstance(out, PinnedArray):
-                out._tell(True, f"numpy {func.__name__}")
-            return result if views is None else views
-
-    def telling(name: str, write: bool) -> Any:
-        original = getattr(np.ndarray, name)
-
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            self._tell(write, f"numpy {name.strip('_')}")
-            return original(plain(self), *args, **kwargs)
-
-        method.__name__ = name
-        return method
-
-    def flat(array: Any) -> Any:
-        array._tell(False, "numpy flat")
-        return plain(array).flat
-
-    def set_flat(array: Any, value: Any) -> None:
-        array._tell(True, "numpy flat")
-        plain(array).flat = plain(value)
-
-    made: Any = PinnedArray
-    made.flat = property(flat, set_flat)
-    for name in _READS:
-        setattr(PinnedArray, name, telling(name, False))
-    for name in _WRITES:
-        setattr(PinnedArray, name, telling(name, True))
-    return PinnedArray
+def _plain(value: Any) -> Any:
+    if isinstance(value, PinnedArray):
+        return value.view(np.ndarray)
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_plain, value))
+    return value
 
 
-def _flat(values: Any) -> Any:
+def _flat(values: Any) -> Iterator[Any]:
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from _flat(value)
@@ -189,24 +188,15 @@ def _views(given: Any, result: Any) -> Any:
             return None
         both = zip(views, result, strict=True)
         return type(result)([item if view is None else view for view, item in both])
-    import numpy as np
-
     if type(result) is not np.ndarray:
         return None
     low, high = _bounds(result)
     for item in given:
-        if isinstance(item, _class) and item._tensor is not None:
+        if isinstance(item, PinnedArray) and item._tensor is not None:
             first, last = _bounds(item)
             if first <= low < high <= last:
                 return watched(item._source, item._tensor, result)
     return None
-
-
-def _footprint(array: Any) -> Footprint | None:
-    """The bytes of a watched array, from the first of its tensor's storage."""
-    low, _ = _bounds(array)
-    start = low - array._tensor.untyped_storage().data_ptr()
-    return of_tensor(start, (*array.shape, array.itemsize), (*array.strides, 1), 1)
 
 
 def _bounds(array: Any) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 ``torch.multiprocessing`` sends a CUDA tensor as a handle to its memory, with an event that the
 receiver waits for, and keeps the memory until the receiver lets go (``reductions.py``,
 ``reduce_tensor``). What nobody orders is a later write by the sender: the other process counts
-as reading from the moment of sending until it is heard of.
+as reading from the moment of sending until it gives a sign.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support.tensors import tensors_in
 
 __all__ = ["PROCESSES", "Processes"]
 
@@ -32,44 +33,14 @@ class Processes:
         self._local = threading.local()
 
     def install(self, patches: Patches) -> None:
-        """Follow the ways to send and to hear."""
+        """Follow the ways to send to other processes, and to learn what they have done."""
         from multiprocessing import connection, process, queues, synchronize
 
         pipes: Any = connection._ConnectionBase
-
-        def sending(owner: Any, name: str) -> None:
-            original = getattr(owner, name)
-
-            def send(this: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-                self._sending(value)
-                self._local.sending = True
-                try:
-                    return original(this, value, *args, **kwargs)
-                finally:
-                    self._local.sending = False
-
-            patches.set(owner, name, functools.wraps(original)(send))
-
-        def hearing(owner: Any, name: str) -> None:
-            original = getattr(owner, name)
-
-            def hear(this: Any, *args: Any, **kwargs: Any) -> Any:
-                result = original(this, *args, **kwargs)
-                if result is not False:  # a wait that timed out
-                    self._heard()
-                return result
-
-            patches.set(owner, name, functools.wraps(original)(hear))
-
         # A queue pickles in a thread of its own, some time later: what counts is the call.
-        sends: tuple[tuple[Any, str], ...] = (
-            (queues.Queue, "put"),
-            (queues.SimpleQueue, "put"),
-            (pipes, "send"),
-        )
-        for owner, name in sends:
-            sending(owner, name)
-        heard: tuple[tuple[Any, str], ...] = (
+        for owner, name in ((queues.Queue, "put"), (queues.SimpleQueue, "put"), (pipes, "send")):
+            patches.set(owner, name, self._before_sending(getattr(owner, name)))
+        for owner, name in (
             (pipes, "recv"),
             (pipes, "recv_bytes"),
             (pipes, "poll"),
@@ -77,9 +48,8 @@ class Processes:
             (synchronize.Event, "wait"),
             (synchronize.Condition, "wait"),
             (synchronize.Barrier, "wait"),
-        )
-        for owner, name in heard:
-            hearing(owner, name)
+        ):
+            patches.set(owner, name, self._after_waiting(getattr(owner, name)))
         share: Callable[..., Any] = torch.UntypedStorage._share_cuda_
 
         def _share_cuda_(storage: Any, *args: Any, **kwargs: Any) -> Any:
@@ -90,11 +60,33 @@ class Processes:
 
         patches.set(torch.UntypedStorage, "_share_cuda_", _share_cuda_)
 
+    def _before_sending(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def send(this: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+            self._sending(value)
+            self._local.sending = True
+            try:
+                return original(this, value, *args, **kwargs)
+            finally:
+                self._local.sending = False
+
+        return send
+
+    def _after_waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wait(this: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(this, *args, **kwargs)
+            if result is not False:  # a wait that timed out
+                self._answered()
+            return result
+
+        return wait
+
     def _sending(self, value: Any) -> None:
         """The other process may read from now on what was written so far."""
         source = self._source
         accesses: list[Any] = []
-        source._add(accesses, list(_tensors(value)), False)
+        source._add(accesses, list(tensors_in(value)), False)
         if not accesses:
             return
         self.sent += len(accesses)
@@ -106,19 +98,8 @@ class Processes:
             engine.record_stream(address, actor)  # its memory is kept
         engine.launch(actor, "receiver", accesses, source.site(), "process")
 
-    def _heard(self) -> None:
-        """Another process was heard of: it is taken to be done with what it was sent."""
+    def _answered(self) -> None:
+        """Another process gave a sign: it is taken to be done with what it was sent."""
         if self.sent:
             engine = self._source.engine
             engine.stream_synchronize(engine.stream(PROCESSES, 0), self._source.site())
-
-
-def _tensors(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)

@@ -6,70 +6,32 @@ stream's work when it synchronizes. Two accesses are ordered if the later one's 
 the earlier one when it was launched. Sources: the CUDA programming guide on streams and events,
 torch's notes on CUDA semantics.
 
-Blocks: what was done to a freed block is inherited by whoever gets its bytes next, and judged at
+Blocks: what was done to a freed block is inherited by whoever gets its bytes next, and checked at
 that owner's first access, not at the free. Waits take an event's value at its record.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from gpuprobe.hazards import rules
+from gpuprobe.hazards.accesses import FEW, HOST, Access, Block, Race, Sync, coarser
 from gpuprobe.hazards.footprint import Footprint, overlap
+from gpuprobe.hazards.freed import FreedBytes
 from gpuprobe.model.rules import Rule
 
-__all__ = ["HOST", "Access", "Edit", "Engine", "LogEntry", "Race", "Sync"]
+__all__ = ["ADDED", "Edit", "Engine", "LogEntry"]
 
-HOST: Final = 0
-"""The host's index among the actors. Host threads count as one, ordered as Python ran them."""
+ADDED: Final = "added by a fix"
+"""The operator of accesses that an `Edit` adds."""
 
 _LOG: Final = 50_000
-_FEW: Final = 8
 _PLACES: Final = 2048
 """Places of one block that are remembered one by one; beyond, neighbours are one."""
 _new: Final = tuple.__new__  # half the time of calling a named tuple's class
-
-
-class Access(NamedTuple):
-    """One operator's touch of one block. ``time`` counts the actor's operations."""
-
-    actor: int
-    time: int
-    where: Footprint
-    write: bool
-    op: Any  # a name, or a name and a shape
-    site: Any
-    note: str = ""  # "graph", "gradient", "numpy": what else is known of it
-
-
-class Sync(NamedTuple):
-    """A synchronisation, as it was asked for: ``kind`` record, wait, self-wait, ..."""
-
-    kind: str
-    waiter: int
-    source: int
-    time: int  # of the source, when it was recorded
-    site: Any
-    event: int = 0
-    order: int = 0
-
-
-class Race(NamedTuple):
-    """Two accesses in no order. ``syncs``: the last synchronisations between the two actors.
-    ``owner``: the stream that the block was allocated on, -1 where that is not known.
-    """
-
-    rule: Rule
-    first: Access
-    second: Access
-    block: int
-    log_index: int
-    syncs: tuple[Sync, ...]
-    owner: int = -1
 
 
 LogEntry = tuple[Any, ...]
@@ -79,54 +41,8 @@ Edit = Callable[["Engine", int, LogEntry], bool]
 and the entry's index. It may call that engine itself; False leaves the entry out."""
 
 
-class _Block:
-    __slots__ = (
-        "address",
-        "graphs",
-        "inherited",
-        "most_reads",
-        "most_writes",
-        "owner",
-        "reads",
-        "size",
-        "touched",
-        "uses",
-        "writes",
-    )
-
-    def __init__(self, address: int, size: int, owner: int = -1) -> None:
-        self.address = address
-        self.size = size
-        self.owner = owner  # the stream that it was allocated on
-        self.writes: list[Access] = []
-        self.reads: list[Access] = []
-        self.inherited: list[Access] = []
-        self.most_reads = self.most_writes = _FEW  # before they are looked through
-        self.touched = False
-        self.uses: set[int] = set()  # actors that record_stream named
-        self.graphs: tuple[int, ...] = ()  # captured graphs that use it
-
-
-def _coarser(accesses: list[Access]) -> list[Access]:
-    """Half as many: each two neighbours of one actor as one, as late as the later of them."""
-    actors: dict[int, list[Access]] = {}
-    for access in accesses:
-        actors.setdefault(access.actor, []).append(access)
-    merged = []
-    for one in actors.values():
-        one.sort(key=lambda access: access.where)
-        for at in range(0, len(one) - 1, 2):
-            first, second = one[at], one[at + 1]
-            high = max(first.where.high, second.where.high)
-            newest = first if first.time >= second.time else second
-            merged.append(newest._replace(where=Footprint(first.where.low, high)))
-        if len(one) % 2:
-            merged.append(one[-1])
-    return merged
-
-
 class Engine:
-    """Judges a run as it goes. Actors are small numbers from `stream`; addresses are bytes in
+    """Checks a run as it goes. Actors are small numbers from `stream`; addresses are bytes in
     one space for device and pinned memory together (front ends keep them apart).
 
     ``keep_log`` keeps the last 50,000 calls, so that a fix can be proved by doing them again.
@@ -136,10 +52,8 @@ class Engine:
         self._actors: dict[tuple[int, int], int] = {}
         self.names: list[tuple[int, int]] = [(-1, -1)]
         self._clocks: list[list[int]] = [[0]]
-        self._blocks: dict[int, _Block] = {}
-        self._starts: list[int] = []
-        self._ghosts: dict[int, tuple[int, list[Access]]] = {}
-        self._ghost_starts: list[int] = []
+        self._blocks: dict[int, Block] = {}
+        self._freed = FreedBytes()
         self._events: dict[int, tuple[list[int], Sync]] = {}
         self._lost: dict[tuple[int, int], Any] = {}  # (graph, address) -> where it was freed
         self._syncs: deque[Sync] = deque(maxlen=256)
@@ -196,47 +110,8 @@ class Engine:
         that it is allocated on, -1 where that is not known.
         """
         self._note("alloc", address, size, owner)
-        block = self._blocks[address] = _Block(address, size, owner)
-        starts = self._ghost_starts
-        if not starts:
-            return
-        end = address + size
-        exact = self._ghosts.get(address)
-        if exact is not None and exact[0] == size:  # the usual case: the same bytes again
-            block.inherited = exact[1]
-            del self._ghosts[address]
-            starts.pop(bisect_left(starts, address))
-            return
-        at = max(0, bisect_left(starts, address) - 1)
-        gone = []
-        while at < len(starts) and starts[at] < end:
-            start = starts[at]
-            length, accesses = self._ghosts[start]
-            if start + length > address:
-                block.inherited.extend(
-                    access
-                    for access in accesses
-                    if access.where.low < end and access.where.high > address
-                )
-                gone.append(start)
-                for low, high in ((start, address), (end, start + length)):
-                    if high > low:
-                        kept = [a for a in accesses if a.where.low < high and a.where.high > low]
-                        if kept and low != start:
-                            self._add_ghost(low, high - low, kept)
-                        elif kept:
-                            self._ghosts[start] = (high - low, kept)
-                            gone.pop()
-            at += 1
-        for start in gone:
-            if start in self._ghosts:
-                del self._ghosts[start]
-                starts.pop(bisect_left(starts, start))
-
-    def _add_ghost(self, address: int, size: int, accesses: list[Access]) -> None:
-        if address not in self._ghosts:
-            insort(self._ghost_starts, address)
-        self._ghosts[address] = (size, accesses)
+        block = self._blocks[address] = Block(address, size, owner)
+        block.inherited = self._freed.take(address, size)
 
     def has_stream(self, device: int, number: int) -> bool:
         """Whether the stream has done something."""
@@ -273,7 +148,7 @@ class Engine:
             if host[access[0]] < access[1] and access[0] not in uses
         ]
         if kept:
-            self._add_ghost(address, block.size, kept)
+            self._freed.add(address, block.size, kept)
 
     def record_stream(self, address: int, actor: int) -> None:
         """The allocator will not hand the block on before this stream's work is done. It ignores
@@ -338,7 +213,7 @@ class Engine:
         self, graph: int, actor: int, accesses: Sequence[tuple[int, Footprint, bool]], site: Any
     ) -> None:
         """All that a graph does, as one operation. Blocks that were freed since the capture are
-        reported, and not judged further.
+        reported, and not checked further.
         """
         self._note("replay", graph, actor, accesses, site)
         lost = self._lost
@@ -349,7 +224,7 @@ class Engine:
             if (graph, address) in lost:
                 freed = Access(HOST, 0, where, True, "free", lost[(graph, address)], "graph")
                 replayed = Access(actor, time, where, write, "replay", site, "graph")
-                self._race(rules.GRAPH_FREED, freed, replayed, _Block(address, 0))
+                self._race(rules.GRAPH_FREED, freed, replayed, Block(address, 0))
 
     def host_access(
         self, address: int, where: Footprint, write: bool, op: Any, site: Any, note: str = ""
@@ -363,9 +238,9 @@ class Engine:
     def _access(self, address: int, access: Access, clock: list[int]) -> None:
         block = self._blocks.get(address)
         if block is None:  # memory from before the watch: nothing is known of it
-            block = self._blocks[address] = _Block(address, 0)
+            block = self._blocks[address] = Block(address, 0)
         if block.inherited:
-            block.inherited = self._judge_inherited(block, access, clock)
+            block.inherited = self._check_inherited(block, access, clock)
         actor, _, where, write = access[:4]
         if not write:
             for other in block.writes:
@@ -389,9 +264,9 @@ class Engine:
             block.writes, block.most_writes = self._prune(block.writes)
 
     def _passed(
-        self, rule: Rule, others: list[Access], access: Access, block: _Block, clock: list[int]
+        self, rule: Rule, others: list[Access], access: Access, block: Block, clock: list[int]
     ) -> list[Access]:
-        """Judge a write against earlier accesses, and leave out those that it covers."""
+        """Check a write against earlier accesses, and leave out those that it covers."""
         where = access.where
         low, high, rows = where[:3]
         kept = []
@@ -416,11 +291,11 @@ class Engine:
             kept[(access.actor, access.where)] = access
         left = list(kept.values())
         while len(left) > max(_PLACES, len(clocks)):
-            left = _coarser(left)
-        return left, max(_FEW, 2 * len(left))
+            left = coarser(left)
+        return left, max(FEW, 2 * len(left))
 
-    def _judge_inherited(self, block: _Block, access: Access, clock: list[int]) -> list[Access]:
-        """What the bytes' former owner left behind; what was judged is not judged again."""
+    def _check_inherited(self, block: Block, access: Access, clock: list[int]) -> list[Access]:
+        """What the bytes' former owner left behind; what was checked is not checked again."""
         rest = []
         for other in block.inherited:
             if not overlap(other.where, access.where):
@@ -431,7 +306,7 @@ class Engine:
                 rest.append(other)
         return rest
 
-    def _race(self, rule: Rule, first: Access, second: Access, block: _Block) -> None:
+    def _race(self, rule: Rule, first: Access, second: Access, block: Block) -> None:
         if rule is rules.GRAPH_FREED:
             pass
         elif first.note == "process" and rule is rules.WRITE_AFTER_READ:
@@ -557,8 +432,8 @@ class Engine:
         return self._log[: race.log_index + 1]
 
     def without(self, race: Race, edit: Edit) -> bool | None:
-        """Whether the race is gone when the log is done again with an edit. None: the log does
-        not reach that far.
+        """Whether the race is gone when the log is done again with an edit, and none that the
+        edit adds took its place. None: the log does not reach that far.
         """
         log = self.log_before(race)
         if not log:
@@ -570,10 +445,11 @@ class Engine:
         for at, entry in enumerate(log):
             if edit(other, at, entry):
                 getattr(other, entry[0])(*entry[1:])
-        wanted = (race.rule.id, race.first.actor, race.first.time, race.block)
-        return all(
-            (found.rule.id, found.first.actor, found.first.time, found.block) != wanted
-            or found.second.site != race.second.site
+        wanted = (race.rule.id, race.first.actor, race.first.time, race.block, race.second.site)
+        return not any(
+            ADDED in (found.first.op, found.second.op)
+            or wanted
+            == (found.rule.id, found.first.actor, found.first.time, found.block, found.second.site)
             for found in other.races
         )
 
@@ -589,4 +465,4 @@ class Engine:
             len(block.writes) + len(block.reads) + len(block.inherited)
             for block in self._blocks.values()
         )
-        return live + sum(len(accesses) for _, accesses in self._ghosts.values())
+        return live + self._freed.kept

@@ -8,7 +8,8 @@ from pathlib import PurePath
 from typing import Any
 
 from gpuprobe.hazards import rules
-from gpuprobe.hazards.engine import Access, Engine, Race, Sync
+from gpuprobe.hazards.accesses import Access, Race, Sync
+from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.fixes import repair, stream_name
 from gpuprobe.hazards.known import fingerprint
 from gpuprobe.model.findings import Finding, Fix
@@ -112,55 +113,36 @@ def _line(place: Place | None) -> str:
 def why_not_ordered(engine: Engine, race: Race, place: PlaceOf) -> str:
     """Which synchronisation came nearest, and why it does not order the two."""
     first, second = race.first, race.second
-    waits = [
-        sync
-        for sync in race.syncs
-        if sync.waiter == second.actor and sync.source == first.actor and "wait" in sync.kind
-    ]
-    if waits:
-        sync = waits[-1]
-        return (
-            f"The wait at {_line(place(sync.site))} is for what was queued before the "
-            f"{'write' if first.write else 'read'} at {_line(place(first.site))}."
-        )
-    own = [sync for sync in race.syncs if sync.kind == "self-wait" and sync.waiter == second.actor]
-    if own:
-        return (
-            f"The wait at {_line(place(own[-1].site))} is of a stream for itself, which orders "
-            "nothing."
-        )
-    backwards = [
-        sync
-        for sync in race.syncs
-        if sync.waiter == first.actor and sync.source == second.actor and "wait" in sync.kind
-    ]
-    if backwards:
-        return (
-            f"The wait at {_line(place(backwards[-1].site))} goes the other way: "
-            f"{stream_name(engine, first.actor)} waits for {stream_name(engine, second.actor)}."
-        )
-    unrecorded = [
-        sync
-        for sync in race.syncs
-        if sync.kind == "wait-unrecorded" and sync.waiter == second.actor
-    ]
-    if unrecorded:
-        return (
-            f"The event waited for at {_line(place(unrecorded[-1].site))} was never recorded, so "
-            "the wait does nothing."
-        )
-    records = [sync for sync in race.syncs if sync.kind == "record" and sync.source == first.actor]
-    if records and not _waited(records[-1], race):
-        when = "before" if records[-1].time < first.time else "after"
-        return (
-            f"The event recorded at {_line(place(records[-1].site))}, {when} it, is not waited for "
-            f"by {stream_name(engine, second.actor)}."
-        )
-    return f"Nothing makes {stream_name(engine, second.actor)} wait for it."
+    one, other = (stream_name(engine, access.actor) for access in (first, second))
 
+    def newest(*kinds: str, waiter: int | None = None, source: int | None = None) -> Sync | None:
+        for sync in race.syncs[::-1]:
+            if (
+                sync.kind in kinds
+                and waiter in (None, sync.waiter)
+                and source in (None, sync.source)
+            ):
+                return sync
+        return None
 
-def _waited(record: Sync, race: Race) -> bool:
-    return any(
-        sync.event == record.event and sync.kind == "wait" and sync.waiter == race.second.actor
+    def at(sync: Sync) -> str:
+        return _line(place(sync.site))
+
+    if wait := newest("wait", "host-wait", waiter=second.actor, source=first.actor):
+        what = "write" if first.write else "read"
+        where = _line(place(first.site))
+        return f"The wait at {at(wait)} is for what was queued before the {what} at {where}."
+    if wait := newest("self-wait", waiter=second.actor):
+        return f"The wait at {at(wait)} is of a stream for itself, which orders nothing."
+    if wait := newest("wait", "host-wait", waiter=first.actor, source=second.actor):
+        return f"The wait at {at(wait)} goes the other way: {one} waits for {other}."
+    if wait := newest("wait-unrecorded", waiter=second.actor):
+        return f"The event waited for at {at(wait)} was never recorded, so the wait does nothing."
+    record = newest("record", source=first.actor)
+    if record and not any(
+        sync.event == record.event and sync.kind == "wait" and sync.waiter == second.actor
         for sync in race.syncs
-    )
+    ):
+        when = "before" if record.time < first.time else "after"
+        return f"The event recorded at {at(record)}, {when} it, is not waited for by {other}."
+    return f"Nothing makes {other} wait for it."

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from gpuprobe.hazards import rules
-from gpuprobe.hazards.engine import HOST, Access, Edit, Engine, LogEntry, Race
+from gpuprobe.hazards.accesses import HOST, Access, Race
+from gpuprobe.hazards.engine import ADDED, Edit, Engine, LogEntry
 
 __all__ = ["Repair", "repair", "stream_name"]
 
@@ -180,7 +181,7 @@ def _clone(engine: Engine, race: Race) -> Edit:
         _, actor, op, accesses, site, note = entry
         kept = [access for access in accesses if access[0] != block]
         cloned = [access for access in accesses if access[0] == block]
-        replay.launch(current, "clone", cloned, site)
+        replay.launch(current, ADDED, cloned, site)
         replay.launch(actor, op, kept, site, note)
         return False
 

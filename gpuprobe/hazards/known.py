@@ -1,7 +1,7 @@
 """Known findings: fingerprints that survive shifted lines, and a baseline file of them.
 
 The file is JSON that people review: sorted, without line numbers and absolute paths. It says
-which findings were there when it was written; a later run is judged by what is new.
+which findings were there when it was written; of a later run only what is new counts.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class _KnownDocument:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A run beside its baseline. ``gone``: in the baseline, and not found this time."""
+    """A run compared with its baseline. ``gone``: in the baseline, and not found this time."""
 
     new: tuple[Finding, ...]
     known: tuple[Finding, ...]

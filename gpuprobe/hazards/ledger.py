@@ -1,4 +1,4 @@
-"""Implicit synchronisations: where the host waits for the GPU without being told to."""
+"""Implicit synchronisations: where the host waits for the GPU though nobody asked for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPLACEMENTS: Final = {
     "repeat_interleave": "pass output_size=",
     "empty_cache": "leave it out of the loop: it waits for the device and frees what the next "
     "step allocates again",
-    "check of a matrix": "the function with _ex in its name, and a look at its info later",
+    "check of a matrix": "the function with _ex in its name, and its info read later",
     "equal": "compare on the device and read the result later",
 }
 """What usually takes its place, by reason."""

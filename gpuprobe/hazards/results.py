@@ -8,7 +8,15 @@ from gpuprobe.hazards.known import Comparison
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place
 
-__all__ = ["Hazards", "SyncRow"]
+__all__ = ["Hazards", "SyncRow", "ending"]
+
+
+def ending(error: BaseException | None, code: int = 1) -> str:
+    """How a program ended that failed, in a line."""
+    if error is None:
+        return f"exit code {code}"
+    first, _, _ = str(error).partition("\n")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +39,10 @@ class Hazards:
     host wait (kind ``implicit-sync``). ``syncs`` is the whole ledger, with those that the program
     allowed or asked for. ``redundant``: waits without which everything would still be ordered.
     ``self_waits``: where a stream waits for itself, which orders nothing (GP210). ``coverage``
-    says what was not seen; ``operations`` how many launches were judged. ``comparison``: the
-    findings beside a baseline, where there is one.
+    says what was not seen; ``operations`` how many launches there were. ``comparison``: the
+    findings compared with a baseline, where there is one. ``failed``: how the program ended, where
+    it did not end well: what it would have done after that was not seen. ``ranks``: whose results
+    these are, where those of several ranks were merged.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -42,6 +52,8 @@ class Hazards:
     operations: int = 0
     self_waits: list[Place | None] = field(default_factory=list)
     comparison: Comparison | None = None
+    failed: str = ""
+    ranks: tuple[int, ...] = ()
 
     @property
     def races(self) -> list[Finding]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
 
-__all__ = ["is_meta", "parts"]
+__all__ = ["is_meta", "parts", "tensors_in"]
 
 is_meta = torch._C.TensorBase.is_meta.__get__
 """Whether a tensor truly has no memory: ``Tensor.is_meta`` itself is replaced by a virtual GPU."""
@@ -35,3 +36,12 @@ def parts(tensor: Any) -> tuple[Any, ...]:
         if layout in _COMPRESSED:
             return tensor.values(), *(part(tensor) for part in _COMPRESSED[layout])
     return ()
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in lists, tuples and values of dicts, however deep."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(item)

@@ -48,6 +48,13 @@ SCHEMA: dict[str, Any] = {
             ("tool", "results"),
             tool=_object(("driver",), driver={"$ref": "#/$defs/toolComponent"}),
             results={"type": "array", "items": {"$ref": "#/$defs/result"}},
+            invocations={"type": "array", "items": {"$ref": "#/$defs/invocation"}},
+        ),
+        # 3.20 invocation
+        "invocation": _object(
+            ("executionSuccessful",),
+            executionSuccessful={"type": "boolean"},
+            exitCodeDescription=TEXT,
         ),
         # 3.19 toolComponent
         "toolComponent": _object(

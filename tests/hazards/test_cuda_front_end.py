@@ -20,8 +20,8 @@ from torch import nn
 from torch.cuda import _gpu_trace
 
 import gpuprobe
-from gpuprobe.api import hazards
 from gpuprobe.hazard_watch.cuda import CudaSource, _Watch
+from gpuprobe.hazard_watch.results import fill
 from gpuprobe.hazards.results import Hazards
 from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import PINNED
@@ -140,7 +140,7 @@ def judge(case: Case) -> Hazards:
             torch.distributed.destroy_process_group()
         feed.guarded(feed.drain)
         assert not feed.broken, feed.broken
-        hazards._fill(found, feed)
+        fill(found, feed)
     return found
 
 

@@ -23,6 +23,7 @@ from gpuprobe.hazards.rules import RULES
 from gpuprobe.model.findings import Finding, Fix, Level
 from gpuprobe.model.place import Place
 from gpuprobe.reporters.ci import junit, sarif
+from gpuprobe.reporters.html import draw as html
 from gpuprobe.reporters.json import hazards as hazards_json
 from gpuprobe.reporters.sections.hazards import hazard_sections
 from gpuprobe.reporters.text import draw
@@ -81,6 +82,51 @@ def test_sarif_of_a_run(found: Hazards) -> None:
     titles = {rule.id: rule.title for rule in RULES}
     rules = run["tool"]["driver"]["rules"]
     assert all(rule["shortDescription"]["text"] == titles[rule["id"]] for rule in rules)
+
+
+def test_sarif_calls_new_what_only_shares_a_rule() -> None:
+    known, other = (
+        Finding("GP201", "k", Level.ERROR, "m", location=Place("a.py", line), fingerprint=mark * 16)
+        for line, mark in ((3, "a"), (9, "b"))
+    )
+    results = sarif.document([other, known], known=[known])["runs"][0]["results"]
+    assert [result["baselineState"] for result in results] == ["new", "unchanged"]
+
+
+@pytest.mark.parametrize("launches", [0, 1])
+def test_a_failure_is_reported_in_every_format(launches: int) -> None:
+    def program() -> None:
+        for _ in range(launches):
+            torch.ones(3, device="cuda")
+        raise RuntimeError("no such column\nin the table")
+
+    with (
+        gpuprobe.virtual_gpu("h100-80gb"),
+        pytest.raises(RuntimeError),
+        gpuprobe.detect_hazards() as found,
+    ):
+        program()
+    assert found.failed == "RuntimeError: no such column"
+    text = io.StringIO()
+    draw.write(hazard_sections(found), text)
+    assert text.getvalue().startswith("The program failed; ")
+    assert "RuntimeError: no such column" in text.getvalue()
+    assert "No stream hazards" not in text.getvalue()
+    document = hazards_json.document(found)
+    jsonschema.Draft202012Validator(hazards_json.schema()).validate(document)
+    assert document["failed"] == found.failed
+    again = hazard_sections(hazards_json.from_document(document), full=True)
+    assert "RuntimeError: no such column" in "".join(
+        str(html.Drawing().section(one)) for one in again
+    )
+    log = sarif.document(found.findings, failed=found.failed)
+    VALIDATOR.validate(log)
+    assert log["runs"][0]["invocations"][0]["executionSuccessful"] is False
+    stream = io.StringIO()
+    junit.write([], stream, suite="hazards", failed=found.failed)
+    (suite,) = ET.fromstring(stream.getvalue())
+    assert (suite.attrib["tests"], suite.attrib["errors"]) == ("1", "1")
+    assert found.failed in suite[0][0].attrib["message"]
 
 
 places = st.builds(

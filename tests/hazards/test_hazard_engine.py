@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprobe.hazards.engine import HOST, Engine
+from gpuprobe.hazards.accesses import HOST
+from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.fixes import repair
 from gpuprobe.hazards.footprint import Footprint, of_tensor, overlap, whole
 

@@ -19,11 +19,12 @@ def write(
     suite: str,
     passed: Sequence[str] = (),
     known: Sequence[Finding] = (),
+    failed: str = "",
 ) -> None:
     """Write one suite. ``passed`` names the checks that found nothing; ``known`` are findings of
-    a baseline, written as skipped.
+    a baseline, written as skipped. ``failed``: how the program ended, where it failed: an error.
     """
-    cases = len(findings) + len(passed) + len(known)
+    cases = len(findings) + len(passed) + len(known) + bool(failed)
     root = ET.Element("testsuites")
     element = ET.SubElement(
         root,
@@ -31,9 +32,13 @@ def write(
         name=suite,
         tests=str(cases),
         failures=str(len(findings)),
-        errors="0",
+        errors=str(int(bool(failed))),
         skipped=str(len(known)),
     )
+    if failed:
+        case = ET.SubElement(element, "testcase", classname=suite, name="the program")
+        message = visible(f"the program failed: {failed}")
+        ET.SubElement(case, "error", message=message, type="program-failed")
     for name in passed:
         ET.SubElement(element, "testcase", classname=suite, name=visible(name))
     for finding in known:

@@ -21,12 +21,16 @@ _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def document(
-    findings: Sequence[Finding], root: str = "", known: Sequence[Finding] | None = None
+    findings: Sequence[Finding],
+    root: str = "",
+    known: Sequence[Finding] | None = None,
+    failed: str = "",
 ) -> dict[str, Any]:
     """One run. Paths below ``root`` are written relative to it, as code scanning needs them.
 
     ``known``: those of the findings that a baseline has. Given, each result says whether it is
-    new (SARIF's ``baselineState``, 3.27.24).
+    new (SARIF's ``baselineState``, 3.27.24). ``failed``: how the program ended that was watched,
+    where it failed (``invocations``, 3.20).
     """
     rules: dict[str, dict[str, Any]] = {}
     results = []
@@ -52,22 +56,11 @@ def document(
                 {"id": at, **_location(place, root)} for at, place in enumerate(finding.related, 1)
             ]
         results.append(result)
-    return {
-        "$schema": _SCHEMA,
-        "version": "2.1.0",
-        "runs": [
-            {
-                "tool": {
-                    "driver": {
-                        "name": "gpuprobe",
-                        "version": __version__,
-                        "rules": list(rules.values()),
-                    }
-                },
-                "results": results,
-            }
-        ],
-    }
+    driver = {"name": "gpuprobe", "version": __version__, "rules": list(rules.values())}
+    run: dict[str, Any] = {"tool": {"driver": driver}, "results": results}
+    if failed:
+        run["invocations"] = [{"executionSuccessful": False, "exitCodeDescription": failed}]
+    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
 def _rule(finding: Finding) -> dict[str, Any]:
@@ -113,7 +106,8 @@ def write(
     stream: TextIO,
     root: str = "",
     known: Sequence[Finding] | None = None,
+    failed: str = "",
 ) -> None:
     """Write one SARIF document, ASCII only."""
-    json.dump(document(findings, root, known), stream, indent=2)
+    json.dump(document(findings, root, known, failed), stream, indent=2)
     stream.write("\n")

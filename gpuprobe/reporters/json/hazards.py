@@ -17,13 +17,14 @@ from gpuprobe.reporters.json import schema as load_schema
 __all__ = ["SCHEMA", "VERSION", "document", "from_document", "schema", "write"]
 
 SCHEMA: Final = "gpuprobe.hazards"
-VERSION: Final = (2, 0)
+VERSION: Final = (2, 1)
 """(major, minor); a minor version only adds keys.
 
 History:
 * 1.0: first version.
 * 1.1: ``self_waits`` and ``baseline``.
 * 2.0: a finding has ``subject``, as in every document. ``schemas/hazards-2.json``.
+* 2.1: ``failed`` and ``ranks``.
 """
 
 
@@ -50,6 +51,8 @@ def document(hazards: Hazards) -> dict[str, Any]:
         ],
         "self_waits": [place_document(place) for place in hazards.self_waits],
         "coverage": list(hazards.coverage),
+        "failed": hazards.failed or None,
+        "ranks": list(hazards.ranks) or None,
         "baseline": None if hazards.comparison is None else _comparison(hazards.comparison),
     }
 
@@ -82,6 +85,8 @@ def from_document(document: dict[str, Any]) -> Hazards:
         operations=rows.operations,
         self_waits=list(rows.self_waits),
         comparison=comparison,
+        failed=rows.failed or "",
+        ranks=rows.ranks or (),
     )
 
 
@@ -99,6 +104,8 @@ class _Rows:
     redundant_waits: tuple[_Waits, ...]
     coverage: tuple[str, ...]
     self_waits: tuple[Place | None, ...] = ()  # since 1.1
+    failed: str | None = None  # since 2.1
+    ranks: tuple[int, ...] | None = None  # since 2.1
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,13 +68,9 @@ def _races(hazards: Hazards, most: int, full: bool) -> Section:
     races, comparison = hazards.races, hazards.comparison
     name, short = "hazards", "Hazards"
     if not races:
-        if not hazards.operations:
-            title = "Nothing to check: the program launched nothing on a GPU"
-            return Section(title, name=name, short=short)
-        title = f"No stream hazards among {hazards.operations} operations"
-        line = Line("in what could be seen: what could not is listed below")
-        return Section(title, (line,), name, short)
-    parts: list[Part] = []
+        title, text = _no_races(hazards.operations, hazards.failed)
+        return Section(title, (Line(text),) if text else (), name, short)
+    parts: list[Part] = [Line(_failed(hazards.failed))] if hazards.failed else []
     title = plural(len(races), "stream hazard")
     if comparison is not None:
         new = [race for race in races if any(race is item for item in comparison.new)]
@@ -86,6 +82,22 @@ def _races(hazards: Hazards, most: int, full: bool) -> Section:
         text = f"and {len(races) - most} more (all of them in the JSON document)"
         parts.append(Line(text, indent=0))
     return Section(title, tuple(parts), name, short)
+
+
+def _no_races(operations: int, failed: str) -> tuple[str, str]:
+    """What is said where nothing was found: a title, and a line or nothing."""
+    if failed:
+        found = f"no stream hazards among the {operations} operations before that"
+        title = f"The program failed; {found if operations else 'it launched nothing on a GPU'}"
+        return title, _failed(failed)
+    if not operations:
+        return "Nothing to check: the program launched nothing on a GPU", ""
+    title = f"No stream hazards among {operations} operations"
+    return title, "in what could be seen: what could not is listed below"
+
+
+def _failed(failed: str) -> str:
+    return f"the program failed ({failed}): what it would have done after that was not seen"
 
 
 def _finding(finding: Finding, full: bool, known: bool) -> Section:

@@ -6,6 +6,7 @@ Options for gpuprobe come before the script; everything after it is the script's
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from pathlib import Path
@@ -19,9 +20,12 @@ from gpuprobe.errors import GpuprobeError, UsageError
 from gpuprobe.model.text import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from typing import TextIO
 
     from gpuprobe.api.hazards import Hazards, KnownFinding
+
+_FILES = ("hazards_json", "hazards_sarif", "hazards_junit", "hazards_baseline")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,18 +153,23 @@ def run(args: argparse.Namespace) -> int:
 def _report_and_compare(
     args: argparse.Namespace, found: Hazards, known: Sequence[KnownFinding] | None, code: int
 ) -> int:
-    from gpuprobe.api.hazards import compare_known, write_known
+    from gpuprobe.api.hazards import compare_known, together, write_known
 
-    if known is not None:
-        found.comparison = compare_known(known, found.findings)
-    _report_hazards(args, found)
+    files = _files(args)
+    for whole in together(found, files[0] if files else None):
+        for one in (found, whole):
+            if known is not None:
+                one.comparison = compare_known(known, one.findings)
+        _write_hazards(args, whole)
+        if args.hazards_baseline_update and code == exit_codes.OK:
+            write_known(whole.findings, args.hazards_baseline)
+    _show_hazards(args, found)
     if args.hazards_baseline_update:
         shown = os.path.relpath(args.hazards_baseline)
         if code != exit_codes.OK:
             stderr.warning(f"{shown} is left as it is: the program failed")
-            return code
-        write_known(found.findings, args.hazards_baseline)
-        stderr.note(f"{len(found.findings)} findings are known now: {shown}")
+        else:
+            stderr.note(f"{len(whole.findings)} findings are known now: {shown}")
         return code
     bad = found.races if found.comparison is None else found.comparison.new
     return exit_codes.FINDINGS if code == exit_codes.OK and bad else code
@@ -172,13 +181,24 @@ def _fix_files(args: argparse.Namespace) -> None:
     Raises UsageError for one that cannot be written: before the program has run for it.
     """
     from gpuprobe.api.check import ensure_writable
+    from gpuprobe.api.hazards import clear_rank_file
 
-    for name in ("hazards_sarif", "hazards_junit", "hazards_json", "hazards_baseline"):
+    for name in _FILES if args.hazards_baseline_update else _FILES[:-1]:
         path = getattr(args, name)
-        written = name != "hazards_baseline" or args.hazards_baseline_update
-        if path is not None and written:
+        if path is not None:
             ensure_writable(path)
             setattr(args, name, path.absolute())
+    for path in _files(args)[:1]:
+        clear_rank_file(path)
+
+
+def _files(args: argparse.Namespace) -> list[Path]:
+    """The files that findings are written to; devices and pipes are none."""
+    from gpuprobe.model.files import is_special
+
+    names = _FILES if args.hazards_baseline_update else _FILES[:-1]
+    given = [getattr(args, name) for name in names]
+    return [path for path in given if path is not None and not is_special(path)]
 
 
 def _known(args: argparse.Namespace) -> Sequence[KnownFinding] | None:
@@ -195,30 +215,42 @@ def _known(args: argparse.Namespace) -> Sequence[KnownFinding] | None:
     return read_known(args.hazards_baseline)
 
 
-def _report_hazards(args: argparse.Namespace, found: Hazards) -> None:
+def _write_hazards(args: argparse.Namespace, found: Hazards) -> None:
+    """The files, each whole or not at all: ranks write the same ones."""
+    from gpuprobe.model.files import new_file
     from gpuprobe.reporters.ci import junit, sarif
     from gpuprobe.reporters.json import hazards as hazards_json
+
+    known = None if found.comparison is None else found.comparison.known
+    new = found.races if found.comparison is None else found.comparison.new
+    writers: dict[str, Callable[[TextIO], None]] = {
+        "hazards_sarif": lambda stream: sarif.write(
+            found.findings, stream, str(Path.cwd()), known, found.failed
+        ),
+        "hazards_junit": lambda stream: junit.write(
+            new, stream, suite="hazards", known=known or (), failed=found.failed
+        ),
+        "hazards_json": lambda stream: hazards_json.write(found, stream),
+    }
+    for name, write in writers.items():
+        path = getattr(args, name)
+        if path is not None:
+            text = io.StringIO()
+            write(text)
+            with new_file(path, force=True) as stream:
+                stream.write(text.getvalue().encode("utf-8"))
+
+
+def _show_hazards(args: argparse.Namespace, found: Hazards) -> None:
     from gpuprobe.reporters.sections.hazards import hazard_sections
     from gpuprobe.reporters.text import draw as text
 
-    root = str(Path.cwd())
-    known = None if found.comparison is None else found.comparison.known
-    if args.hazards_sarif is not None:
-        with args.hazards_sarif.open("w", encoding="utf-8") as stream:
-            sarif.write(found.findings, stream, root, known)
-    if args.hazards_junit is not None:
-        with args.hazards_junit.open("w", encoding="utf-8") as stream:
-            new = found.races if found.comparison is None else found.comparison.new
-            junit.write(new, stream, suite="hazards", known=known or ())
-    if args.hazards_json is not None:
-        with args.hazards_json.open("w", encoding="utf-8") as stream:
-            hazards_json.write(found, stream)
     if args.hazards_annotations is not None:
         new = found.findings if found.comparison is None else found.comparison.new
         # Every hazard has a place; one outside of the checkout is shown at the program.
         program = args.script if args.module is None else args.module[0].replace(".", "/") + ".py"
         args.hazards_annotations.write(new, program)
-    text.write(hazard_sections(found), sys.stderr, cwd=root)
+    text.write(hazard_sections(found), sys.stderr, cwd=str(Path.cwd()))
 
 
 def _summarize(output: Path) -> None:

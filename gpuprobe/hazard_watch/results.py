@@ -1,0 +1,106 @@
+"""What a watch found, in words: while it is under way, and at its end."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+from gpuprobe.hazard_watch.places import place
+from gpuprobe.hazard_watch.source import EventSource
+from gpuprobe.hazards import rules
+from gpuprobe.hazards.explain import finding, source_of
+from gpuprobe.hazards.known import fingerprint
+from gpuprobe.hazards.ledger import REPLACEMENTS, SyncEntry
+from gpuprobe.hazards.results import Hazards, SyncRow
+from gpuprobe.model.findings import Finding, Fix
+from gpuprobe.model.place import Place
+
+__all__ = ["FindingsSoFar", "fill"]
+
+_ALLOW_COMMENT: Final = "gpuprobe: allow"
+
+
+def fill(found: Hazards, source: EventSource) -> None:
+    """Put what the engines found into words, when the watch has ended."""
+    engine = source.engine
+    found.operations = engine.operations
+    for one in (engine, *source.captures):
+        items = (finding(one, race, place) for race in one.races)
+        found.findings += [item for item in items if not _allowed(item.location)]
+    # Waiting for the default stream on itself is what single-stream code does.
+    waits = [sync.site for sync in engine.self_waits if engine.names[sync.waiter][1] != 0]
+    found.self_waits += [place(site) for site in dict.fromkeys(waits)]
+    for entry in source.ledger.entries.values():
+        location = place(entry.site)
+        allowed = entry.allowed or _allowed(location)
+        replacement = REPLACEMENTS.get(entry.reason, "")
+        found.syncs.append(
+            SyncRow(entry.reason, location, entry.count, entry.seconds, allowed, replacement)
+        )
+        if not allowed:
+            found.findings.append(_sync_finding(entry, location))
+    found.redundant += [(place(site), count) for site, count in engine.redundant.items()]
+    found.coverage += source.coverage()
+
+
+def _sync_finding(entry: SyncEntry, location: Place | None) -> Finding:
+    """One line of the sync ledger as a finding."""
+    rule, reason = rules.IMPLICIT_SYNC, entry.reason
+    times = "" if entry.count == 1 else f" ({entry.count} times)"
+    return Finding(
+        rule=rule.id,
+        kind=rule.kind,
+        level=rule.level,
+        message=f"{rule.title}: {reason}{times}",
+        location=location,
+        fix=Fix(REPLACEMENTS.get(reason, "") or rule.remedy),
+        count=entry.count,
+        subject=reason,
+        fingerprint=fingerprint(rule.id, rule.kind, reason, [source_of(location)]),
+    )
+
+
+def _allowed(location: Place | None) -> bool:
+    """Whether the source line says ``# gpuprobe: allow``."""
+    if location is None:
+        return False
+    return _ALLOW_COMMENT in linecache.getline(location.file, location.line)
+
+
+class FindingsSoFar:
+    """What a watch under way has found, for those who follow a recording. A race is reported
+    once; whether its fix helps is found out at the end, when each is reported again. A line that
+    waits for the GPU is reported at once, and again each time its count has grown by a tenth.
+    """
+
+    def __init__(self, source: EventSource) -> None:
+        self._source = source
+        self._races_reported: dict[int, int] = {}  # by id of an engine
+        self._counts: dict[Any, int] = {}  # by line of the ledger: the count that was reported
+
+    def news(self) -> list[Finding]:
+        """What there is to report since the last call. From any thread."""
+        return [*self._races(), *self._syncs()]
+
+    def _syncs(self) -> Iterator[Finding]:
+        for key, entry in tuple(self._source.ledger.entries.items()):
+            count, reported = entry.count, self._counts.get(key, 0)
+            if 10 * count < 11 * reported or count == reported:
+                continue
+            self._counts[key] = count
+            location = place(entry.site)
+            if not entry.allowed and not _allowed(location):
+                yield _sync_finding(replace(entry, count=count), location)
+
+    def _races(self) -> Iterator[Finding]:
+        for engine in (self._source.engine, *self._source.captures):
+            reported = self._races_reported.get(id(engine), 0)
+            races = engine.races[reported:]
+            self._races_reported[id(engine)] = reported + len(races)
+            for race in races:
+                item = finding(engine, race, place, verify=False)
+                if not _allowed(item.location):
+                    evidence = tuple(pair for pair in item.evidence if pair[0] != "fix verified")
+                    yield replace(item, evidence=evidence)

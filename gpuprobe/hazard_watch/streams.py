@@ -1,0 +1,283 @@
+"""Memory, streams, events and graphs, as a device model reports them to the engine."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+import torch
+
+from gpuprobe.code_origin import PACKAGE
+from gpuprobe.hazard_watch.base import DeviceModel
+from gpuprobe.hazard_watch.places import site_at_hand
+from gpuprobe.hazards.engine import Engine
+from gpuprobe.hazards.footprint import Footprint, of_tensor, whole
+from gpuprobe.hazards.ledger import SyncLedger
+from gpuprobe.hazards.observer import PINNED, StorageTag
+from gpuprobe.torch_support.tensors import parts
+
+__all__ = ["PINNED_SPACE", "StreamSource"]
+
+_SPACE: Final = 1 << 56  # one address space per device, and one for pinned memory
+PINNED_SPACE: Final = 1 << 60
+"""Addresses from here on are those of pinned memory."""
+
+_is_contiguous = torch._C.TensorBase.is_contiguous
+
+
+class _Capture:
+    """A CUDA graph while it is captured. Nothing runs: what is launched is checked within the
+    graph, by an engine of its own, and as one operation at each replay.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.engine = Engine()
+        self.accesses: dict[tuple[int, Footprint, bool], None] = {}
+        self.allocated: set[int] = set()
+
+
+class StreamSource:
+    """The engines of one watch, and what they know of memory and order."""
+
+    def __init__(self, machine: DeviceModel) -> None:
+        self.machine = machine
+        self.engine = Engine()
+        # What is launched and waited for is reported to this: within a capture, the graph's own.
+        self.active = self.engine
+        self.ledger = SyncLedger()
+        self.allowed = 0  # contexts in which synchronisations are
+        self.uncharged_graphs = 0  # replays of graphs that were captured before the watch
+        self.earlier = False  # whether there was device memory before the watch
+        self._capture: _Capture | None = None
+        self.captures: list[Engine] = []
+        self._backward: list[dict[str, Any]] = []
+
+    # -- places
+
+    def _actor(self, index: int) -> int:
+        return self.active.stream(index, self.machine.stream(index))
+
+    def _address(self, tag: StorageTag) -> int | None:
+        if tag.place >= 0:
+            return None if tag.block is None else tag.block.address + tag.place * _SPACE
+        return tag.key + PINNED_SPACE if tag.place == PINNED else None
+
+    def site(self) -> Any:
+        """The program's line at hand."""
+        return site_at_hand()
+
+    def _touch(self, tensor: Any) -> tuple[int, Footprint] | None:
+        try:
+            tag = self.machine.tags.get(tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):
+            return None
+        if tag is None:
+            return None
+        address = self._address(tag)
+        if address is None:
+            return None
+        if _is_contiguous(tensor):  # nearly all: the strides say nothing more
+            nbytes = tensor.nbytes
+            if nbytes == tag.nbytes:
+                return (address, whole(address, address + nbytes)) if nbytes else None
+            start = address + tensor.storage_offset() * tensor.element_size()
+            return (address, whole(start, start + nbytes)) if nbytes else None
+        item = tensor.element_size()
+        where = of_tensor(
+            address + tensor.storage_offset() * item, tensor.size(), tensor.stride(), item
+        )
+        return None if where is None else (address, where)
+
+    # -- memory
+
+    def allocated(self, tag: StorageTag) -> None:
+        address = self._address(tag)
+        if address is not None and not self.engine.knows(address):
+            owner = (tag.place, tag.stream) if tag.place >= 0 else None
+            self._add_block(address, tag.nbytes, owner, self._capture is not None)
+
+    def _add_block(
+        self, address: int, nbytes: int, owner: tuple[int, int] | None, captured: bool
+    ) -> None:
+        """``owner``: device and number of the stream it is allocated on, None where that is not
+        known. ``captured``: it belongs to the graph that is being captured.
+        """
+        engines = [self.engine]
+        if captured and self._capture is not None:
+            self._capture.allocated.add(address)
+            engines.append(self._capture.engine)
+        for engine in engines:
+            engine.alloc(address, max(nbytes, 1), -1 if owner is None else engine.stream(*owner))
+
+    def freed(self, tag: StorageTag) -> None:
+        address = self._address(tag)
+        if address is not None:
+            self._freed(address, waits=tag.place == PINNED)
+
+    def _freed(self, address: int, *, waits: bool = False) -> None:
+        site = site_at_hand() if self.engine.in_graph(address) else None
+        self.engine.free(address, site, waits=waits)
+        if self._capture is not None:
+            self._capture.engine.free(address)
+
+    def resized(self, tag: StorageTag, old: Any) -> None:
+        if old is not None:
+            self._freed(old.address + tag.place * _SPACE)
+        self.allocated(tag)
+
+    def idle(self, index: int, number: int) -> bool:
+        """Whether the host has waited for all that was launched on a stream."""
+        return self.engine.idle(self.engine.stream(index, number))
+
+    def record_stream(self, tag: StorageTag, number: int) -> None:
+        address = self._address(tag)
+        if address is not None:
+            self.active.record_stream(address, self.active.stream(tag.place, number))
+
+    def empty_cache(self) -> None:
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+            frame = frame.f_back
+        outer = None if frame is None else frame.f_back  # below torch.cuda.empty_cache itself
+        if outer is not None and outer.f_code.co_filename.endswith("graphs.py"):
+            for device in range(len(self.machine.devices)):
+                self.engine.device_synchronize(device, None)
+            return  # torch empties the cache before a capture; the program did not ask
+        self._sync("empty_cache", None)
+
+    def _add(self, accesses: list[tuple[int, Footprint, bool]], value: Any, write: bool) -> None:
+        if isinstance(value, torch.Tensor):
+            found = self._touch(value)
+            if found is not None:
+                accesses.append((found[0], found[1], write))
+                return
+            value = parts(value)  # a sparse one's
+        if isinstance(value, (list, tuple)):
+            for item in value:
+                self._add(accesses, item, write)
+
+    # -- work and synchronisation
+
+    def _launch(self, index: int, op: Any, accesses: Any, site: Any, note: str = "") -> None:
+        if self._capture is not None:
+            self._capture.accesses.update(dict.fromkeys(accesses))
+        actor = self._actor(index)
+        backward = self._backward[-1] if self._backward else None
+        if (
+            backward is not None
+            and torch._C._current_autograd_node() is not None
+            and not self.machine.stream_chosen(index)
+        ):
+            # The engine makes each node's stream wait for the streams of its inputs.
+            for other in backward["actors"]:
+                if other != actor:
+                    self.active.order(actor, other)
+            backward["actors"].add(actor)
+            note = note or "gradient"
+            for address, where, write in accesses:
+                if write:
+                    backward["written"][address] = (where, op)
+        self.active.launch(actor, op, accesses, site, note)
+
+    def _quiet(self, index: int, site: Any) -> None:
+        """A copy that the program asked to wait for: it is what it says."""
+        self.ledger.add("copy", site, allowed=True)
+        self.active.stream_synchronize(self._actor(index), site)
+
+    def _sync(self, reason: str, site: Any, index: int | None = None) -> None:
+        self.ledger.add(
+            reason, site if site is not None else site_at_hand(), allowed=self.allowed > 0
+        )
+        if index is None:
+            for device in range(len(self.machine.devices)):
+                self.engine.device_synchronize(device, site)
+        else:
+            self.active.stream_synchronize(self._actor(index), site)
+
+    # -- streams and events
+
+    def event_record(self, event: int, index: int, number: int) -> None:
+        engine = self.active
+        engine.event_record(event, engine.stream(index, number), site_at_hand())
+
+    def event_wait(self, event: int, index: int, number: int) -> None:
+        engine = self.active
+        engine.event_wait(event, engine.stream(index, number), site_at_hand())
+
+    def event_query(self, event: int) -> None:
+        """True on a virtual device: all that the event stands for is done."""
+        self.engine.event_synchronize(event, site_at_hand())
+
+    def event_synchronize(self, event: int) -> None:
+        self.engine.event_synchronize(event, site_at_hand())
+
+    def event_destroyed(self, event: int) -> None:
+        self.engine.event_destroyed(event)
+
+    def stream_synchronize(self, index: int, number: int) -> None:
+        self.engine.stream_synchronize(self.engine.stream(index, number), site_at_hand())
+
+    def device_synchronize(self, index: int) -> None:
+        self.engine.device_synchronize(index, site_at_hand())
+
+    # -- graphs
+
+    def capture_begin(self, index: int, number: int) -> None:
+        self._capture = _Capture(len(self.captures))
+        self.active = self._capture.engine
+        self.captures.append(self._capture.engine)
+
+    def capture_end(self, index: int) -> Any:
+        captured, self._capture = self._capture, None
+        self.active = self.engine
+        if captured is not None:
+            used = {address for address, _, _ in captured.accesses}
+            self.engine.captured(captured.number, sorted(used - captured.allocated))
+        return captured
+
+    def graph_launch(self, captured: Any, index: int, number: int) -> None:
+        """Everything that was captured, as one operation. Memory that lives in the graph's own
+        pool, and its results, are among it.
+        """
+        if captured is None:  # before the watch: what it does is not known
+            self.uncharged_graphs += 1
+            return
+        actor = self.engine.stream(index, number)
+        self.engine.replay(captured.number, actor, list(captured.accesses), site_at_hand())
+
+    # -- the backward pass
+
+    def backward_begins(self) -> None:
+        callers = {
+            self.active.stream(index, self.machine.local.streams.get(index, 0))
+            for index in range(len(self.machine.devices))
+        }
+        local = self.machine.local
+        self._backward.append(
+            {"actors": set(callers), "callers": callers, "written": {}, "base": local.base}
+        )
+        local.base = dict(local.streams)
+
+    def backward_ends(self) -> None:
+        """The streams current where backward was called wait for all that it used; what it
+        wrote counts as written there (torch's notes: "Stream semantics of backward passes").
+        """
+        state = self._backward.pop()
+        self.machine.local.base = state["base"]
+        engine = self.active
+        site = site_at_hand()
+        for caller in state["callers"]:
+            index = engine.names[caller][0]
+            others = [actor for actor in state["actors"] if actor != caller]
+            for actor in others:
+                engine.order(caller, actor)
+            if not any(engine.names[actor][0] == index for actor in others):
+                continue
+            accesses = [
+                (address, where, True)
+                for address, (where, _) in state["written"].items()
+                if address // _SPACE == index and engine.knows(address)
+            ]
+            if accesses:
+                engine.launch(caller, "backward", accesses, site, "gradient")

@@ -1,0 +1,101 @@
+"""Accesses to blocks of memory, and what is kept of them."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from gpuprobe.hazards.footprint import Footprint
+from gpuprobe.model.rules import Rule
+
+__all__ = ["FEW", "HOST", "Access", "Block", "Race", "Sync", "coarser"]
+
+HOST: Final = 0
+"""The host's index among the actors. Host threads count as one, ordered as Python ran them."""
+FEW: Final = 8
+"""Accesses of a block that are kept before it is worth pruning them."""
+
+
+class Access(NamedTuple):
+    """One operator's touch of one block. ``time`` counts the actor's operations."""
+
+    actor: int
+    time: int
+    where: Footprint
+    write: bool
+    op: Any  # a name, or a name and a shape
+    site: Any
+    note: str = ""  # "graph", "gradient", "numpy": what else is known of it
+
+
+class Sync(NamedTuple):
+    """A synchronisation, as it was asked for: ``kind`` record, wait, self-wait, ..."""
+
+    kind: str
+    waiter: int
+    source: int
+    time: int  # of the source, when it was recorded
+    site: Any
+    event: int = 0
+    order: int = 0
+
+
+class Race(NamedTuple):
+    """Two accesses in no order. ``syncs``: the last synchronisations between the two actors.
+    ``owner``: the stream that the block was allocated on, -1 where that is not known.
+    """
+
+    rule: Rule
+    first: Access
+    second: Access
+    block: int
+    log_index: int
+    syncs: tuple[Sync, ...]
+    owner: int = -1
+
+
+class Block:
+    """Live memory, and its accesses that later ones may race with."""
+
+    __slots__ = (
+        "address",
+        "graphs",
+        "inherited",
+        "most_reads",
+        "most_writes",
+        "owner",
+        "reads",
+        "size",
+        "touched",
+        "uses",
+        "writes",
+    )
+
+    def __init__(self, address: int, size: int, owner: int = -1) -> None:
+        self.address = address
+        self.size = size
+        self.owner = owner  # the stream that it was allocated on
+        self.writes: list[Access] = []
+        self.reads: list[Access] = []
+        self.inherited: list[Access] = []
+        self.most_reads = self.most_writes = FEW  # before they are pruned
+        self.touched = False
+        self.uses: set[int] = set()  # actors that record_stream named
+        self.graphs: tuple[int, ...] = ()  # captured graphs that use it
+
+
+def coarser(accesses: list[Access]) -> list[Access]:
+    """Half as many: each two neighbours of one actor as one, as late as the later of them."""
+    actors: dict[int, list[Access]] = {}
+    for access in accesses:
+        actors.setdefault(access.actor, []).append(access)
+    merged = []
+    for one in actors.values():
+        one.sort(key=lambda access: access.where)
+        for at in range(0, len(one) - 1, 2):
+            first, second = one[at], one[at + 1]
+            high = max(first.where.high, second.where.high)
+            newest = first if first.time >= second.time else second
+            merged.append(newest._replace(where=Footprint(first.where.low, high)))
+        if len(one) % 2:
+            merged.append(one[-1])
+    return merged
