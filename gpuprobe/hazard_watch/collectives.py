@@ -80,7 +80,7 @@ class Collectives:
         for name in ("wait", "synchronize", "is_completed", "get_future"):
             patches.set(Work, name, following(name))
 
-    def launched(self, func: Any, args: tuple[Any, ...], result: Any) -> int | None:
+    def launched(self, func: Any, args: tuple[Any, ...]) -> int | None:
         """The stream number that a collective runs on, and None for the caller's own.
 
         Numbers of process groups are negative. Call `started` when it is launched.
@@ -101,9 +101,7 @@ class Collectives:
 
     def started(self, actor: int, index: int, result: Any, site: Any) -> None:
         """The collective is on its stream: what waits for its handle waits for this."""
-        from torch._C._distributed_c10d import Work
-
-        work = Work.unbox(result[-1] if isinstance(result, (tuple, list)) else result)
+        work = _handle(result)
         self._count += 1
         event = -self._count  # those of the program are positive
         self._source.active.event_record(event, actor, site)
@@ -124,10 +122,6 @@ class Collectives:
         while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
             frame = frame.f_back
         return frame is self.waiting
-
-    def operator(self) -> None:
-        """Another operator ran: the program has the newest handle, if it wants it."""
-        self._newest = None
 
     def _waited(self, work: Any) -> None:
         source = self._source
@@ -155,7 +149,7 @@ class Collectives:
         """A collective of host tensors: a thread of the group's works on them until the handle
         is waited for (``ProcessGroupGloo.cpp``: ``AsyncWork``, ``runLoop``).
         """
-        number = self.launched(func, args, result)
+        number = self.launched(func, args)
         if number is None:
             return
         engine, machine = self._source.engine, self._source.machine
@@ -173,11 +167,9 @@ class Collectives:
                 accesses.append((key + _HOST_SPACE, where, write))
         if not accesses:
             return
-        from torch._C._distributed_c10d import Work
-
         actor = engine.stream(_NO_DEVICE, number)
         engine.launch(actor, func._schema.name.rpartition("::")[2], accesses, site)
-        work = Work.unbox(result[-1] if isinstance(result, (tuple, list)) else result)
+        work = _handle(result)
 
         def gone(_: Any, key: int = id(work)) -> None:
             found = self._host.pop(key, None)
@@ -218,6 +210,13 @@ class Collectives:
                 return False
             frame = frame.f_back
         return False
+
+
+def _handle(result: Any) -> Any:
+    """The handle that a collective returned, alone or as the last of several results."""
+    from torch._C._distributed_c10d import Work
+
+    return Work.unbox(result[-1] if isinstance(result, (tuple, list)) else result)
 
 
 def _footprint(tensor: torch.Tensor) -> Footprint | None:

@@ -117,7 +117,7 @@ class EventSource(StreamSource):
         site = site_at_hand()
         op = (plan.name, shapes)
         if plan.collective:
-            number = self.collectives.launched(func, args, result)
+            number = self.collectives.launched(func, args)
             if number is not None:
                 self._collective(index, number, op, accesses, result, site)
                 return
