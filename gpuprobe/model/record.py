@@ -28,6 +28,10 @@ else:
         return _made
 
     def _made(cls: type[T]) -> type[T]:
+        # A dataclass that is not frozen refuses bases that are: for it, those are not either.
+        bases = [base for base in cls.__mro__[1:] if "_record_names" in base.__dict__]
+        for base in bases:
+            base.__dataclass_params__.frozen = False
         made = dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
         names = []
         defaults = []
@@ -43,7 +47,8 @@ else:
             if method.__name__ not in cls.__dict__:
                 setattr(made, method.__name__, method)
         # Tells `dataclasses.replace` and readers of the class what it is.
-        made.__dataclass_params__.frozen = True
+        for one in (made, *bases):
+            one.__dataclass_params__.frozen = True
         return made
 
 

@@ -171,7 +171,7 @@ class PeakFigures:
 # -- tables
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Row:
     """A part of an amount of memory. ``blocks`` is None where only bytes were counted."""
 
@@ -189,7 +189,7 @@ class Remainder:
     blocks: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Table:
     """Rows, most bytes first; the total is not known where the remainder is not."""
 
@@ -198,7 +198,7 @@ class Table:
     remainder: Remainder
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class CategoryTable(Table):
     """``at`` says of when: the peak, the high water mark of the nearest step that has a trace,
     or (tensors with a name only) the end of a step; ``step`` which one.
@@ -250,7 +250,7 @@ class LeakReport:
 # -- reserved memory
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Space:
     """``allocated + pending + free = reserved``, and ``returnable + pinned = free``; ``rounding``
     is the part of allocated that nobody asked for.
@@ -267,7 +267,7 @@ class Space:
     pinned: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class PoolRow(Space):
     """The segments of one pool, size class and stream."""
 

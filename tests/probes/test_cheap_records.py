@@ -69,3 +69,21 @@ def test_defaults_made_by_a_factory_are_not_shared() -> None:
     first, second = Bag(), Bag()
     first.items.append(1)
     assert second.items == []
+
+
+def test_a_record_may_extend_a_record() -> None:
+    @record(frozen=True)
+    class Base:
+        one: int
+
+    @record(frozen=True)
+    class Extended(Base):
+        two: int = 2
+
+    made = Extended(1)
+    assert (made.one, made.two, dataclasses.replace(made, one=3)) == (1, 2, Extended(3, 2))
+    assert made != Base(1)
+    for value in (made, Base(1)):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            value.one = 4  # type: ignore[misc]
+        assert value.__dataclass_params__.frozen  # type: ignore[attr-defined]
