@@ -6,12 +6,12 @@ from typing import Any, Final, TextIO
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
 from gpuprobe.analysis.baseline.rules import ENVIRONMENT, regression
-from gpuprobe.analysis.compare.diff import DiffRow
 from gpuprobe.model.document import header
 from gpuprobe.model.document import write as write_document
 from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.text import human_bytes, human_delta
+from gpuprobe.reporters.json import fields_of
 
 __all__ = ["SCHEMA", "VERSION", "document", "findings", "write"]
 
@@ -36,42 +36,21 @@ def document(result: CheckResult) -> dict[str, Any]:
         "phases": [_metric(metric) for metric in result.phases],
         "rows": None
         if result.rows is None
-        else {by: [_row(row) for row in rows] for by, rows in result.rows.items()},
+        else {by: [fields_of(row, _ROW) for row in rows] for by, rows in result.rows.items()},
         "mismatches": list(result.mismatches),
         "cautions": list(result.cautions),
-        "settings": [
-            {"name": setting.name, "value": setting.value, "source": setting.source}
-            for setting in result.settings
-        ],
+        "settings": [fields_of(setting, "name value source") for setting in result.settings],
     }
 
 
 def _metric(metric: MetricResult) -> dict[str, Any]:
-    return {
-        "name": metric.name,
-        "unit": metric.unit,
-        "before": metric.before,
-        "after": metric.after,
-        "limit": metric.limit,
-        "delta": metric.delta,
-        "regressed": metric.regressed,
-        "accepted": metric.accepted,
-        "source": metric.source,
-        "cause": metric.cause,
-        "place": metric.place,
-        "rows": None if metric.rows is None else [_row(row) for row in metric.rows],
-    }
+    found = fields_of(metric, _METRIC)
+    found["rows"] = None if metric.rows is None else [fields_of(row, _ROW) for row in metric.rows]
+    return found
 
 
-def _row(row: DiffRow) -> dict[str, Any]:
-    return {
-        "key": row.key,
-        "before": row.before,
-        "after": row.after,
-        "delta": row.delta,
-        "status": row.status,
-        "moved_from": row.moved_from,
-    }
+_METRIC: Final = "name unit before after limit delta regressed accepted source cause place"
+_ROW: Final = "key before after delta status moved_from"
 
 
 def findings(result: CheckResult) -> list[Finding]:

@@ -15,6 +15,7 @@ from gpuprobe.model.codec import to_plain
 from gpuprobe.model.document import header
 from gpuprobe.model.document import write as write_document
 from gpuprobe.model.values import Peak, Unavailable
+from gpuprobe.reporters.json import fields_of
 from gpuprobe.reporters.json import schema as load_schema
 
 __all__ = ["SCHEMA", "VERSION", "document", "schema", "write"]
@@ -53,15 +54,14 @@ def schema() -> dict[str, Any]:
 
 def _peak(peak: PeakDiff, by: tuple[str, ...]) -> dict[str, Any]:
     return {
-        "rank": peak.rank,
-        "device": peak.device,
+        **fields_of(peak, "rank device"),
         "before": _bounds(peak.before) | {"phase": peak.phase_before},
         "after": _bounds(peak.after) | {"phase": peak.phase_after},
         "delta": to_plain(peak.delta),
         "compared": None
         if peak.compared is None
         else {
-            side: {"step": one.step, "allocated": one.allocated, "below_peak": one.below_peak}
+            side: fields_of(one, "step allocated below_peak")
             for side, one in zip(("before", "after"), peak.compared, strict=True)
         },
         "rows": {name: _rows(peak.rows[name]) for name in by},
@@ -75,19 +75,10 @@ def _bounds(peak: Peak | Unavailable) -> dict[str, Any]:
     return {"at_least": peak.at_least, "at_most": peak.at_most, "exact": peak.exact}
 
 
+_ROW = "key before after delta blocks_before blocks_after status moved_from"
+
+
 def _rows(rows: tuple[DiffRow, ...] | Unavailable) -> Any:
     if isinstance(rows, Unavailable):
         return to_plain(rows)
-    return [
-        {
-            "key": row.key,
-            "before": row.before,
-            "after": row.after,
-            "delta": row.delta,
-            "blocks_before": row.blocks_before,
-            "blocks_after": row.blocks_after,
-            "status": row.status,
-            "moved_from": row.moved_from,
-        }
-        for row in rows
-    ]
+    return [fields_of(row, _ROW) for row in rows]

@@ -8,6 +8,7 @@ from typing import Any, Final, TextIO
 from gpuprobe.model.document import header
 from gpuprobe.model.document import write as write_document
 from gpuprobe.model.plans.estimate import Estimate, EstimateShare
+from gpuprobe.reporters.json import fields_of
 
 __all__ = ["SCHEMA", "VERSION", "document", "write"]
 
@@ -25,16 +26,8 @@ def document(estimate: Estimate) -> dict[str, Any]:
     """The estimate as plain data. Sizes are bytes."""
     return {
         **header(SCHEMA, VERSION),
-        "gpu": estimate.gpu,
-        "devices": estimate.devices,
-        "ranks": estimate.ranks,
-        "steps": estimate.steps,
-        "settings": estimate.settings,
-        "verdict": estimate.verdict,
-        "fits": estimate.fits,
-        "capacity": estimate.capacity,
-        "peak_allocated": estimate.peak_allocated,
-        "peak_reserved": estimate.peak_reserved,
+        **fields_of(estimate, "gpu devices ranks steps settings verdict fits capacity"),
+        **fields_of(estimate, "peak_allocated peak_reserved"),
         "reserved": {"at_least": estimate.reserved_low, "at_most": estimate.reserved_high},
         "context": {"at_least": estimate.context_low, "at_most": estimate.context_high},
         "total": {"at_least": estimate.total_low, "at_most": estimate.total_high},

@@ -7,6 +7,7 @@ from typing import Any, Final, TextIO
 from gpuprobe.model.document import header
 from gpuprobe.model.document import write as write_document
 from gpuprobe.model.plans.fit import Fit, Trial
+from gpuprobe.reporters.json import fields_of
 
 __all__ = ["SCHEMA", "VERSION", "document", "write"]
 
@@ -24,11 +25,7 @@ def document(fit: Fit) -> dict[str, Any]:
     """The answer as plain data. Sizes are bytes."""
     return {
         **header(SCHEMA, VERSION),
-        "gpu": fit.gpu,
-        "capacity": fit.capacity,
-        "argument": fit.argument,
-        "applied": fit.applied,
-        "compute": fit.compute,
+        **fields_of(fit, "gpu capacity argument applied compute"),
         "searched": {"from": fit.least, "to": fit.most},
         "largest": fit.largest,
         "trials": [_trial(trial) for trial in fit.trials],
@@ -51,12 +48,7 @@ def document(fit: Fit) -> dict[str, Any]:
 def _trial(trial: Trial) -> dict[str, Any]:
     if trial.failed:
         return {"value": trial.value, "failed": trial.failed}
-    return {
-        "value": trial.value,
-        "verdict": trial.verdict,
-        "peak_allocated": trial.peak_allocated,
-        "needed": trial.needed,
-    }
+    return fields_of(trial, "value verdict peak_allocated needed")
 
 
 def write(fit: Fit, stream: TextIO) -> None:

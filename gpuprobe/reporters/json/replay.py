@@ -10,6 +10,7 @@ from gpuprobe.allocator.replays.whatif import LIMITS, Range, WhatIfOutcome
 from gpuprobe.allocator.settings import to_conf
 from gpuprobe.model.document import header
 from gpuprobe.model.document import write as write_document
+from gpuprobe.reporters.json import fields_of
 
 __all__ = ["SCHEMA", "VERSION", "document", "write"]
 
@@ -61,39 +62,24 @@ def _trace(trace: TraceResult) -> dict[str, Any]:
 
 def _recorded(replay: TraceReplay) -> dict[str, Any]:
     return {
-        "device": replay.device,
-        "step": replay.step,
-        "exact": replay.exact,
+        **fields_of(replay, "device step exact"),
         "first_divergence": _divergence(replay.first_divergence),
         "settings": to_conf(replay.settings),
-        "complete": replay.complete,
-        "events": replay.events,
-        "allocations": replay.allocations,
-        "peak_allocated": replay.peak_allocated,
-        "peak_reserved": replay.peak_reserved,
-        "start_reserved": replay.start_reserved,
-        "final_allocated": replay.final_allocated,
-        "final_reserved": replay.final_reserved,
-        "device_allocs": replay.device_allocs,
-        "device_frees": replay.device_frees,
-        "retries": replay.retries,
-        "ooms": replay.ooms,
-        "memory_limit": replay.memory_limit,
-        "tie_rule": replay.tie_rule,
+        **fields_of(replay, _FIGURES),
         "notes": list(replay.notes),
     }
+
+
+_FIGURES: Final = (
+    "complete events allocations peak_allocated peak_reserved start_reserved final_allocated "
+    "final_reserved device_allocs device_frees retries ooms memory_limit tie_rule"
+)
 
 
 def _divergence(divergence: Divergence | None) -> dict[str, Any] | None:
     if divergence is None:
         return None
-    return {
-        "event": divergence.event,
-        "action": divergence.action,
-        "expected": divergence.expected,
-        "observed": divergence.observed,
-        "why": divergence.why,
-    }
+    return fields_of(divergence, "event action expected observed why")
 
 
 def _outcome(outcome: WhatIfOutcome) -> dict[str, Any]:
@@ -114,4 +100,4 @@ def _outcome(outcome: WhatIfOutcome) -> dict[str, Any]:
 
 
 def _range(value: Range) -> dict[str, int]:
-    return {"least": value.least, "most": value.most}
+    return fields_of(value, "least most")
