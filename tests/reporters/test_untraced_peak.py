@@ -15,7 +15,7 @@ from gpuprobe.analysis.compare.diff import diff_recordings
 from gpuprobe.api.recordings import summary
 from gpuprobe.api.views import write_flamegraph
 from gpuprobe.model.memory import Category
-from gpuprobe.model.plans.estimate import Estimate, Share
+from gpuprobe.model.plans.estimate import Estimate, EstimateShare
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.reporters.html import compare as html_compare
@@ -103,7 +103,7 @@ def test_a_trace_of_a_part_of_the_step_is_not_the_peak() -> None:
 
 
 def test_the_tables_of_an_estimate_say_when_they_are_not_of_the_peak() -> None:
-    share = (Share("activation", Bytes(100)),)
+    share = (EstimateShare("activation", Bytes(100)),)
     figures = {name: Bytes(130) for name in _SIZES}
     found = Estimate(
         gpu="t4",
