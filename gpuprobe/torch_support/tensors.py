@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["is_meta", "parts", "tensors_in"]
+__all__ = ["is_meta", "parts", "storage_key", "tensors_in"]
 
 is_meta = torch._C.TensorBase.is_meta.__get__
 """Whether a tensor truly has no memory: ``Tensor.is_meta`` itself is replaced by a virtual GPU."""
@@ -45,3 +45,11 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple, dict)):
         for item in value.values() if isinstance(value, dict) else value:
             yield from tensors_in(item)
+
+
+def storage_key(tensor: Any) -> int:
+    """What identifies a tensor's storage as long as it lives; 0 for layouts without storage."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return 0

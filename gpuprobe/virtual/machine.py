@@ -50,8 +50,9 @@ class Local(threading.local):
     def __init__(self) -> None:
         self.device = 0
         self.streams: dict[int, int] = {}
-        # The streams that were current where backward was called, while it is followed.
+        # The streams that were current where backward was called, while it runs.
         self.base: dict[int, int] | None = None
+        self.entered_streams: list[tuple[int, int]] = []  # device and stream before each
         self.new_place: int | None = None  # the place of storages that the call at hand makes
         self.entered = False  # the keys and the dispatch mode are on in this thread
         self.inside = False  # a kernel is at work: tensors answer what torch made them

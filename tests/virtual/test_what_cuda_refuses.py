@@ -51,6 +51,10 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda x: torch.ones(3)[torch.tensor([0]).cuda()],
         r"indices should be either on cpu or on the same device as the indexed tensor \(cpu\)",
     ),
+    "a number on the host to write a sum to": (
+        lambda x: torch.sum(x, dim=(0, 1), out=torch.empty(())),
+        "same device",
+    ),
     "host values put into a device tensor": (
         lambda x: _put(x, torch.tensor([0]), torch.ones(1, 3)),
         "same device",

@@ -68,6 +68,7 @@ COMPOSITES: dict[str, Callable[[Any], Any]] = {
     "bicubic": lambda x: F.interpolate(x[None], scale_factor=2, mode="bicubic"),
     "repeat_interleave": lambda x: x.to(x.clone())[:, :3].repeat_interleave(2, 1),
     "quantile": lambda x: torch.quantile(x[0], 0.5, dim=0),
+    "matrix_rank": lambda x: torch.linalg.matrix_rank(x[0]),
 }
 
 

@@ -51,16 +51,18 @@ def install(machine: Machine, patches: Patches) -> None:
     for name, value in names.items():
         if hasattr(accelerator, name):
             patches.set(accelerator, name, value)
-    for name, value in {
-        "_get_accelerator": lambda check=False: torch.device("cuda"),
-        "_accelerator_getAccelerator": lambda: torch.device("cuda"),
-        "_accelerator_getDeviceIndex": cuda.current_device,
-        "_accelerator_setDeviceIndex": cuda.set_device,
-        "_accelerator_exchangeDevice": torch.cuda._exchange_device,
-        "_accelerator_maybeExchangeDevice": torch.cuda._maybe_exchange_device,
-        "_accelerator_getStream": lambda index: cuda.current_stream(index),
-        "_accelerator_setStream": lambda stream: cuda.set_stream(stream),
-        "_accelerator_synchronizeDevice": lambda index: cuda.synchronize(index),
-        "_accelerator_isAllocatorInitialized": lambda: True,
-    }.items():
-        patches.set(torch._C, name, value)
+    patches.set_each(
+        torch._C,
+        {
+            "_get_accelerator": lambda check=False: torch.device("cuda"),
+            "_accelerator_getAccelerator": lambda: torch.device("cuda"),
+            "_accelerator_getDeviceIndex": cuda.current_device,
+            "_accelerator_setDeviceIndex": cuda.set_device,
+            "_accelerator_exchangeDevice": torch.cuda._exchange_device,
+            "_accelerator_maybeExchangeDevice": torch.cuda._maybe_exchange_device,
+            "_accelerator_getStream": lambda index: cuda.current_stream(index),
+            "_accelerator_setStream": lambda stream: cuda.set_stream(stream),
+            "_accelerator_synchronizeDevice": lambda index: cuda.synchronize(index),
+            "_accelerator_isAllocatorInitialized": lambda: True,
+        },
+    )

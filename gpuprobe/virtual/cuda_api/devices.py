@@ -101,27 +101,29 @@ def install(machine: Machine, patches: Patches) -> None:
             device.clear_workspaces()
 
     arch = sorted({f"sm_{device.model.major}{device.model.minor}" for device in devices})
-    for name, value in {
-        "_cuda_getDeviceCount": lambda: len(devices),
-        "_cuda_getDevice": lambda: local.device,
-        "_cuda_setDevice": set_device,
-        "_cuda_exchangeDevice": exchange,
-        "_cuda_maybeExchangeDevice": exchange,
-        "_cuda_init": lambda: None,
-        "_cuda_isInBadFork": lambda: False,
-        "_cuda_getArchFlags": lambda: " ".join(arch),
-        "_cuda_canDeviceAccessPeer": can_access_peer,
-        "_cuda_ipc_collect": lambda: None,
-        "_cuda_getCompiledVersion": lambda: int(CUDA_VERSION.split(".")[0]) * 1000,
-        "_cuda_hasPrimaryContext": lambda index: True,
-        "_cuda_clearCublasWorkspaces": clear_workspaces,
-        "_cuda_getCurrentBlasHandle": lambda: 1 + local.device,
-        "_has_cuda": True,
-        "_host_emptyCache": lambda: None,
-        "_nccl_version": lambda: NCCL_VERSION,
-        "_nccl_version_suffix": lambda: b"",
-    }.items():
-        patches.set(torch._C, name, value)
+    patches.set_each(
+        torch._C,
+        {
+            "_cuda_getDeviceCount": lambda: len(devices),
+            "_cuda_getDevice": lambda: local.device,
+            "_cuda_setDevice": set_device,
+            "_cuda_exchangeDevice": exchange,
+            "_cuda_maybeExchangeDevice": exchange,
+            "_cuda_init": lambda: None,
+            "_cuda_isInBadFork": lambda: False,
+            "_cuda_getArchFlags": lambda: " ".join(arch),
+            "_cuda_canDeviceAccessPeer": can_access_peer,
+            "_cuda_ipc_collect": lambda: None,
+            "_cuda_getCompiledVersion": lambda: int(CUDA_VERSION.split(".")[0]) * 1000,
+            "_cuda_hasPrimaryContext": lambda index: True,
+            "_cuda_clearCublasWorkspaces": clear_workspaces,
+            "_cuda_getCurrentBlasHandle": lambda: 1 + local.device,
+            "_has_cuda": True,
+            "_host_emptyCache": lambda: None,
+            "_nccl_version": lambda: NCCL_VERSION,
+            "_nccl_version_suffix": lambda: b"",
+        },
+    )
 
     cuda = torch.cuda
     names: dict[str, Any] = {

@@ -7,9 +7,9 @@ used again within the graph.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -153,113 +153,113 @@ class Capture:
                 self._store(one, other, scratch)
 
 
+class CUDAGraph:
+    """``torch.cuda.CUDAGraph``."""
+
+    _machine: Machine  # the one that is in use
+    _new_pool: Callable[[], tuple[int, int]]
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._capture: Capture | None = None
+        self._pool: tuple[int, int] | None = None
+        self._index = 0
+        self._open = False
+
+    def capture_begin(
+        self, pool: Any = None, capture_error_mode: str = "global", **kwargs: Any
+    ) -> None:
+        machine = self._machine
+        if machine.capture is not None:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        self._pool = pool if pool is not None else self._new_pool()
+        self._index = machine.local.device
+        stream = machine.stream(self._index)
+        machine.devices[self._index].sim.begin_capture(self._pool[1], frozenset({stream}))
+        self._capture = machine.capture = Capture(machine, self._index)
+        self._open = True
+        if machine.observer is not None:
+            machine.observer.capture_begin(self._index, stream)
+
+    def capture_end(self) -> None:
+        if not self._open or self._pool is None or self._capture is None:
+            raise RuntimeError("capture_end was called without capture_begin")
+        machine = self._machine
+        self._open = False
+        machine.capture = None
+        machine.devices[self._index].sim.end_capture(self._pool[1])
+        self._capture.put_back()
+        if machine.observer is not None:
+            self._capture.accesses = machine.observer.capture_end(self._index)
+
+    def instantiate(self) -> None:
+        return None
+
+    def replay(self) -> None:
+        if self._capture is None or self._open:
+            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+        machine = self._machine
+        if machine.observer is not None:
+            stream = machine.stream(self._index)
+            machine.observer.graph_launch(self._capture.accesses, self._index, stream)
+        self._capture.replay()
+
+    def reset(self) -> None:
+        if self._pool is not None and self._capture is not None:
+            self._machine.devices[self._index].sim.release_pool(self._pool[1])
+        self._capture = None
+
+    def pool(self) -> tuple[int, int]:
+        if self._pool is None:
+            raise RuntimeError("Called CUDAGraph::pool() without a preceding capture.")
+        return self._pool
+
+    def enable_debug_mode(self) -> None:
+        return None
+
+    def debug_dump(self, path: str) -> None:
+        raise RuntimeError("a virtual GPU's graph has no nodes to dump")
+
+    def __del__(self) -> None:
+        if not self._machine.closed and not self._open:
+            self.reset()
+
+
 def install(machine: Machine, patches: Patches) -> None:
     handles = itertools.count(1)
+    devices = machine.devices
 
-    class CUDAGraph:
-        """``torch.cuda.CUDAGraph``."""
-
-        def __init__(self, keep_graph: bool = False) -> None:
-            self._capture: Capture | None = None
-            self._pool: tuple[int, int] | None = None
-            self._index = 0
-            self._open = False
-
-        def capture_begin(
-            self, pool: Any = None, capture_error_mode: str = "global", **kwargs: Any
-        ) -> None:
-            if machine.capture is not None:
-                raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
-            self._pool = pool if pool is not None else (0, next(handles))
-            self._index = machine.local.device
-            stream = machine.stream(self._index)
-            device = machine.devices[self._index]
-            device.sim.begin_capture(self._pool[1], frozenset({stream}))
-            self._capture = machine.capture = Capture(machine, self._index)
-            self._open = True
-            if machine.observer is not None:
-                machine.observer.capture_begin(self._index, stream)
-
-        def capture_end(self) -> None:
-            if not self._open or self._pool is None or self._capture is None:
-                raise RuntimeError("capture_end was called without capture_begin")
-            self._open = False
-            machine.capture = None
-            machine.devices[self._index].sim.end_capture(self._pool[1])
-            self._capture.put_back()
-            if machine.observer is not None:
-                self._capture.accesses = machine.observer.capture_end(self._index)
-
-        def instantiate(self) -> None:
-            return None
-
-        def replay(self) -> None:
-            if self._capture is None or self._open:
-                raise RuntimeError(
-                    "Called CUDAGraph::replay without a preceding successful capture."
-                )
-            if machine.observer is not None:
-                machine.observer.graph_launch(
-                    self._capture.accesses, self._index, machine.stream(self._index)
-                )
-            self._capture.replay()
-
-        def reset(self) -> None:
-            if self._pool is not None and self._capture is not None:
-                machine.devices[self._index].sim.release_pool(self._pool[1])
-            self._capture = None
-
-        def pool(self) -> tuple[int, int]:
-            if self._pool is None:
-                raise RuntimeError("Called CUDAGraph::pool() without a preceding capture.")
-            return self._pool
-
-        def enable_debug_mode(self) -> None:
-            return None
-
-        def debug_dump(self, path: str) -> None:
-            raise RuntimeError("a virtual GPU's graph has no nodes to dump")
-
-        def __del__(self) -> None:
-            if not machine.closed and not self._open:
-                self.reset()
-
-    def handle() -> tuple[int, int]:
+    def new_pool() -> tuple[int, int]:
         return (0, next(handles))
 
+    def is_capturing() -> bool:
+        return machine.capture is not None
+
+    graph = type(
+        "CUDAGraph", (CUDAGraph,), {"_machine": machine, "_new_pool": staticmethod(new_pool)}
+    )
     for module in (torch.cuda, torch.cuda.graphs):
-        patches.set(module, "CUDAGraph", CUDAGraph)
-        patches.set(module, "graph_pool_handle", handle)
-        patches.set(module, "is_current_stream_capturing", lambda: machine.capture is not None)
+        names = {"CUDAGraph": graph, "graph_pool_handle": new_pool}
+        patches.set_each(module, {**names, "is_current_stream_capturing": is_capturing})
     # The stream that captures by default is made once: it must be one of these devices.
     patches.set(torch.cuda.graphs.graph, "default_capture_stream", None)
-    patches.set(torch._C, "_CUDAGraph", CUDAGraph)
-    patches.set(torch._C, "_graph_pool_handle", handle)
-    patches.set(torch.cuda.graphs, "_graph_pool_handle", handle)
-    patches.set(torch._C, "_cuda_isCurrentStreamCapturing", lambda: machine.capture is not None)
-    patches.set(
-        torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: machine.capture is not None
-    )
-    hooks = {
-        "_cuda_beginAllocateToPool": _begin,
-        "_cuda_beginAllocateCurrentThreadToPool": _begin,
-        "_cuda_endAllocateToPool": _end,
-        "_cuda_releasePool": _release,
+    below = {"_graph_pool_handle": new_pool, "_cuda_isCurrentStreamCapturing": is_capturing}
+    patches.set_each(torch.cuda.graphs, below)
+
+    def begin(index: int, pool: tuple[int, int]) -> None:
+        devices[index].sim.begin_capture(pool[1])
+
+    def end(index: int, pool: tuple[int, int]) -> None:
+        devices[index].sim.end_capture(pool[1])
+
+    def release(index: int, pool: tuple[int, int]) -> None:
+        devices[index].sim.release_pool(pool[1])
+
+    pools = {
+        "_cuda_beginAllocateToPool": begin,
+        "_cuda_beginAllocateCurrentThreadToPool": begin,
+        "_cuda_endAllocateToPool": end,
+        "_cuda_releasePool": release,
     }
-    for name, hook in hooks.items():
-        call = functools.partial(hook, machine)
-        patches.set(torch._C, name, call)
-        if hasattr(torch.cuda.memory, name):
-            patches.set(torch.cuda.memory, name, call)
-
-
-def _begin(machine: Machine, index: int, pool: tuple[int, int]) -> None:
-    machine.devices[index].sim.begin_capture(pool[1])
-
-
-def _end(machine: Machine, index: int, pool: tuple[int, int]) -> None:
-    machine.devices[index].sim.end_capture(pool[1])
-
-
-def _release(machine: Machine, index: int, pool: tuple[int, int]) -> None:
-    machine.devices[index].sim.release_pool(pool[1])
+    patches.set_each(torch._C, {"_CUDAGraph": graph, **below, **pools})
+    memory = torch.cuda.memory
+    patches.set_each(memory, {name: call for name, call in pools.items() if hasattr(memory, name)})

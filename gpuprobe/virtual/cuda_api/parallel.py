@@ -49,10 +49,12 @@ def install(machine: Machine, patches: Patches) -> None:
         return torch.cat([tensor.to(device) for tensor in tensors], dim)
 
     patches.set(torch.cuda.nccl, "is_available", lambda tensors: False)
-    for name, value in {
-        "_broadcast": broadcast,
-        "_broadcast_coalesced": broadcast_coalesced,
-        "_scatter": scatter,
-        "_gather": gather,
-    }.items():
-        patches.set(torch._C, name, value)
+    patches.set_each(
+        torch._C,
+        {
+            "_broadcast": broadcast,
+            "_broadcast_coalesced": broadcast_coalesced,
+            "_scatter": scatter,
+            "_gather": gather,
+        },
+    )

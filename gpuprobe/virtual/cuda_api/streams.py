@@ -1,13 +1,14 @@
 """Streams and events of virtual devices.
 
 Work is done at once, in program order, so nothing ever waits; what is kept is the order that the
-program asked for, which the hazard engine judges. Times between events are the host's.
+program asked for, which the hazard engine checks. Times between events are the host's.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
@@ -24,276 +25,308 @@ _LOW, _HIGH = 0, -1
 _DEVICE_TYPE: Final = 1  # c10::DeviceType::CUDA
 
 
-def install(machine: Machine, patches: Patches) -> None:
-    local = machine.local
-    turns = {
-        (index, priority): itertools.cycle(range(POOL))
-        for index in range(len(machine.devices))
-        for priority in (_LOW, _HIGH)
-    }
-    events = itertools.count(1)
-    external: dict[int, int] = {}
+class Stream:
+    """``torch.cuda.Stream``. ``number`` is 0 for the default stream."""
 
-    def index_of(device: Any) -> int:
-        return int(torch.cuda._utils._get_device_index(device, optional=True))
+    _api: Streams  # of the machine that is in use
+    number: int
+    device_index: int
 
-    def notify(name: str, *args: Any) -> None:
-        if machine.observer is not None:
-            getattr(machine.observer, name)(*args)
+    def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
+        self = super().__new__(cls)
+        number = kwargs.get("stream_id")
+        if number is None:
+            if isinstance(device, Stream):
+                device = device.device
+            index = _index_of(device)
+            number = cls._api.next_of_pool(index, priority)
+        else:
+            index = kwargs.get("device_index", cls._api.local.device)
+        self.number = int(number)
+        self.device_index = index
+        return self
 
-    class Stream:
-        """``torch.cuda.Stream``. ``number`` is 0 for the default stream."""
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
 
-        number: int
-        device_index: int
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", self.device_index)
 
-        def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Any:
-            self = super().__new__(cls)
-            number = kwargs.get("stream_id")
-            if number is None:
-                if isinstance(device, Stream):
-                    device = device.device
-                index = index_of(device)
-                level = _HIGH if priority < 0 else _LOW
-                turn = next(turns[(index, level)])
-                number = 1 + turn + (POOL if level == _HIGH else 0)
-            else:
-                index = kwargs.get("device_index", local.device)
-            self.number = int(number)
-            self.device_index = index
-            return self
+    @property
+    def stream_id(self) -> int:
+        return self.number
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            pass
+    @property
+    def device_type(self) -> int:
+        return _DEVICE_TYPE
 
-        @property
-        def device(self) -> torch.device:
-            return torch.device("cuda", self.device_index)
+    @property
+    def cuda_stream(self) -> int:
+        return self.number
 
-        @property
-        def stream_id(self) -> int:
-            return self.number
+    @property
+    def priority(self) -> int:
+        return _HIGH if POOL < self.number <= 2 * POOL else _LOW
 
-        @property
-        def device_type(self) -> int:
-            return _DEVICE_TYPE
+    @property
+    def _as_parameter_(self) -> Any:
+        import ctypes
 
-        @property
-        def cuda_stream(self) -> int:
-            return self.number
+        return ctypes.c_void_p(self.number)
 
-        @property
-        def priority(self) -> int:
-            return _HIGH if POOL < self.number <= 2 * POOL else _LOW
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        return _LOW, _HIGH
 
-        @property
-        def _as_parameter_(self) -> Any:
-            import ctypes
+    def query(self) -> bool:
+        self._api.notify("stream_synchronize", self.device_index, self.number)
+        return True
 
-            return ctypes.c_void_p(self.number)
+    def is_capturing(self) -> bool:
+        return self._api.machine.capture is not None
 
-        @staticmethod
-        def priority_range() -> tuple[int, int]:
-            return _LOW, _HIGH
+    def synchronize(self) -> None:
+        self._api.machine.devices[self.device_index].finish(self.number)
+        self._api.notify("stream_synchronize", self.device_index, self.number)
 
-        def query(self) -> bool:
-            notify("stream_synchronize", self.device_index, self.number)
-            return True
+    def wait_stream(self, stream: Any) -> None:
+        self.wait_event(stream.record_event())
 
-        def is_capturing(self) -> bool:
-            return machine.capture is not None
+    def wait_event(self, event: Any) -> None:
+        event.wait(self)
 
-        def synchronize(self) -> None:
-            machine.devices[self.device_index].finish(self.number)
-            notify("stream_synchronize", self.device_index, self.number)
+    def record_event(self, event: Any = None) -> Any:
+        if event is None:
+            event = self._api.Event()
+        event.record(self)
+        return event
 
-        def wait_stream(self, stream: Any) -> None:
-            self.wait_event(stream.record_event())
+    def __enter__(self) -> Any:  # torch.Stream is a context manager since 2.7
+        local = self._api.local
+        local.entered_streams.append((local.device, local.streams.get(self.device_index, 0)))
+        self._api.set_by_id(self.number, self.device_index)
+        return self
 
-        def wait_event(self, event: Any) -> None:
-            event.wait(self)
+    def __exit__(self, *error: Any) -> None:
+        local = self._api.local
+        device, stream = local.entered_streams.pop()
+        self._api.machine.switch(self.device_index, stream)
+        local.device = device
 
-        def record_event(self, event: Any = None) -> Any:
-            if event is None:
-                event = Event()
-            event.record(self)
-            return event
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Stream)
+            and other.number == self.number
+            and other.device_index == self.device_index
+        )
 
-        def __enter__(self) -> Any:  # torch.Stream is a context manager since 2.7
-            saved = (local.device, local.streams.get(self.device_index, 0))
-            local.__dict__.setdefault("entered_streams", []).append(saved)
-            local.device = self.device_index
-            machine.switch(self.device_index, self.number)
-            return self
+    def __hash__(self) -> int:
+        return hash((self.number, self.device_index))
 
-        def __exit__(self, *error: Any) -> None:
-            device, stream = local.__dict__["entered_streams"].pop()
-            machine.switch(self.device_index, stream)
-            local.device = device
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.number:#x}>"
 
-        def __eq__(self, other: object) -> bool:
-            return (
-                isinstance(other, Stream)
-                and other.number == self.number
-                and other.device_index == self.device_index
-            )
 
-        def __hash__(self) -> int:
-            return hash((self.number, self.device_index))
+class ExternalStream(Stream):
+    """``torch.cuda.ExternalStream``: a stream that other code made."""
 
-        def __repr__(self) -> str:
-            return f"<torch.cuda.Stream device={self.device} cuda_stream={self.number:#x}>"
+    def __new__(cls, stream_ptr: int, device: Any = None, **kwargs: Any) -> Any:
+        return super().__new__(
+            cls,
+            stream_id=cls._api.number_of(int(stream_ptr)),
+            device_index=_index_of(device),
+            device_type=_DEVICE_TYPE,
+        )
 
-    class ExternalStream(Stream):
-        """``torch.cuda.ExternalStream``: a stream that other code made."""
 
-        def __new__(cls, stream_ptr: int, device: Any = None, **kwargs: Any) -> Any:
-            number = int(stream_ptr)
-            if not 0 <= number <= 2 * POOL + len(external):  # those are handles of our own
-                number = external.setdefault(number, 2 * POOL + 1 + len(external))
-            return super().__new__(
-                cls, stream_id=number, device_index=index_of(device), device_type=_DEVICE_TYPE
-            )
+class Event:
+    """``torch.cuda.Event``."""
 
-    class Event:
-        """``torch.cuda.Event``."""
+    _api: Streams
+    number: int
+    _time: float | None
+    _where: tuple[int, int] | None
 
-        number: int
-        _time: float | None
-        _where: tuple[int, int] | None
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        self = super().__new__(cls)
+        self.number = next(cls._api.events)
+        self._time = None
+        self._where = None
+        return self
 
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            self = super().__new__(cls)
-            self.number = next(events)
-            self._time = None
-            self._where = None
-            return self
+    def __init__(
+        self,
+        enable_timing: Any = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
+        device: Any = None,
+    ) -> None:
+        # torch.Event takes a device first, torch.cuda.Event does not.
+        self._timing = enable_timing if isinstance(enable_timing, bool) else False
+        self.enable_timing = self._timing
 
-        def __init__(
-            self,
-            enable_timing: Any = False,
-            blocking: bool = False,
-            interprocess: bool = False,
-            external: bool = False,
-            device: Any = None,
-        ) -> None:
-            # torch.Event takes a device first, torch.cuda.Event does not.
-            self._timing = enable_timing if isinstance(enable_timing, bool) else False
-            self.enable_timing = self._timing
+    @property
+    def cuda_event(self) -> int:
+        return self.number
 
-        @property
-        def cuda_event(self) -> int:
-            return self.number
+    @property
+    def event_id(self) -> int:
+        return self.number
 
-        @property
-        def event_id(self) -> int:
-            return self.number
+    @property
+    def device(self) -> Any:
+        return None if self._where is None else torch.device("cuda", self._where[0])
 
-        @property
-        def device(self) -> Any:
-            return None if self._where is None else torch.device("cuda", self._where[0])
-
-        def record(self, stream: Any = None) -> None:
-            if stream is None:
-                stream = current_stream()
-            self._time = time.perf_counter()
-            self._where = (stream.device_index, stream.number)
-            notify("event_record", self.number, stream.device_index, stream.number)
-
-        def wait(self, stream: Any = None) -> None:
-            if stream is None:
-                stream = current_stream()
-            notify("event_wait", self.number, stream.device_index, stream.number)
-
-        def query(self) -> bool:
-            notify("event_query", self.number)
-            return True
-
-        def synchronize(self) -> None:
-            if self._where is not None:
-                machine.devices[self._where[0]].finish(self._where[1])
-            notify("event_synchronize", self.number)
-
-        def elapsed_time(self, end: Any) -> float:
-            if not (self._timing and end._timing):
-                raise ValueError("Both events must be created with argument 'enable_timing=True'.")
-            if self._time is None or end._time is None:
-                raise ValueError("Both events must be recorded before calculating elapsed time.")
-            return (end._time - self._time) * 1000.0
-
-        def ipc_handle(self) -> bytes:
-            return self.number.to_bytes(64, "little")
-
-        @classmethod
-        def from_ipc_handle(cls, device: Any, handle: bytes) -> Any:
-            return cls(interprocess=True)
-
-        def __del__(self) -> None:
-            if machine.observer is not None and not machine.closed:
-                machine.observer.event_destroyed(self.number)
-
-        def __repr__(self) -> str:
-            return f"<torch.cuda.Event {self.number:#x}>"
-
-    def current_stream(device: Any = None) -> Any:
-        index = index_of(device)
-        return Stream(stream_id=local.streams.get(index, 0), device_index=index)
-
-    def default_stream(device: Any = None) -> Any:
-        return Stream(stream_id=0, device_index=index_of(device))
-
-    def set_stream(stream: Any) -> None:
+    def record(self, stream: Any = None) -> None:
         if stream is None:
-            return
-        local.device = stream.device_index
-        machine.switch(stream.device_index, stream.number)
+            stream = self._api.current_stream()
+        self._time = time.perf_counter()
+        self._where = (stream.device_index, stream.number)
+        self._api.notify("event_record", self.number, *self._where)
 
-    def set_by_id(stream_id: int, device_index: int, device_type: int) -> None:
-        local.device = device_index
-        machine.switch(device_index, stream_id)
+    def wait(self, stream: Any = None) -> None:
+        if stream is None:
+            stream = self._api.current_stream()
+        self._api.notify("event_wait", self.number, stream.device_index, stream.number)
 
-    def get_current(index: int) -> tuple[int, int, int]:
-        return local.streams.get(index, 0), index, _DEVICE_TYPE
+    def query(self) -> bool:
+        self._api.notify("event_query", self.number)
+        return True
 
-    def synchronize(device: Any = None) -> None:
-        index = index_of(device)
-        found = machine.devices[index]
-        for number in range(2 * POOL + 1 + len(external)):
-            found.finish(number)
-        notify("device_synchronize", index)
+    def synchronize(self) -> None:
+        if self._where is not None:
+            index, number = self._where
+            self._api.machine.devices[index].finish(number)
+        self._api.notify("event_synchronize", self.number)
 
+    def elapsed_time(self, end: Any) -> float:
+        if not (self._timing and end._timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._time is None or end._time is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return float(end._time - self._time) * 1000.0
+
+    def ipc_handle(self) -> bytes:
+        return self.number.to_bytes(64, "little")
+
+    @classmethod
+    def from_ipc_handle(cls, device: Any, handle: bytes) -> Any:
+        return cls(interprocess=True)
+
+    def __del__(self) -> None:
+        if not self._api.machine.closed:
+            self._api.notify("event_destroyed", self.number)
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Event {self.number:#x}>"
+
+
+class Streams:
+    """The streams of one machine's devices, and the functions of ``torch.cuda`` about them."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.local = machine.local
+        self.events = itertools.count(1)
+        self._turns: dict[tuple[int, int], Iterator[int]] = {}
+        self._external: dict[int, int] = {}
+        bound = {"_api": self}
+        self.Stream: Any = type("Stream", (Stream,), bound)
+        self.ExternalStream: Any = type("ExternalStream", (ExternalStream, self.Stream), bound)
+        self.Event: Any = type("Event", (Event,), bound)
+
+    def notify(self, event: str, *args: Any) -> None:
+        """Report something to whoever observes the machine."""
+        if self.machine.observer is not None:
+            getattr(self.machine.observer, event)(*args)
+
+    def next_of_pool(self, index: int, priority: int) -> int:
+        """The number of a new stream."""
+        high = priority < 0
+        turns = self._turns.setdefault((index, high), itertools.cycle(range(POOL)))
+        return 1 + next(turns) + (POOL if high else 0)
+
+    def number_of(self, handle: int) -> int:
+        """The number of a stream that other code made; low handles are those of our own."""
+        if 0 <= handle < self._end():
+            return handle
+        return self._external.setdefault(handle, self._end())
+
+    def _end(self) -> int:
+        """The number that follows all others."""
+        return 2 * POOL + 1 + len(self._external)
+
+    def current_stream(self, device: Any = None) -> Any:
+        index = _index_of(device)
+        return self.Stream(stream_id=self.local.streams.get(index, 0), device_index=index)
+
+    def default_stream(self, device: Any = None) -> Any:
+        return self.Stream(stream_id=0, device_index=_index_of(device))
+
+    def set_stream(self, stream: Any) -> None:
+        if stream is not None:
+            self.set_by_id(stream.number, stream.device_index)
+
+    def set_by_id(self, stream_id: int, device_index: int, device_type: int = _DEVICE_TYPE) -> None:
+        self.local.device = device_index
+        self.machine.switch(device_index, stream_id)
+
+    def get_current(self, index: int) -> tuple[int, int, int]:
+        return self.local.streams.get(index, 0), index, _DEVICE_TYPE
+
+    def synchronize(self, device: Any = None) -> None:
+        index = _index_of(device)
+        for number in range(self._end()):
+            self.machine.devices[index].finish(number)
+        self.notify("device_synchronize", index)
+
+    def follow_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Streams that are made current within the backward pass are told apart from those that
+        were before.
+        """
+        local = self.local
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            before, local.base = local.base, dict(local.streams)
+            try:
+                return run(*args, **kwargs)
+            finally:
+                local.base = before
+
+        return run_backward
+
+
+def _index_of(device: Any) -> int:
+    return int(torch.cuda._utils._get_device_index(device, optional=True))
+
+
+def install(machine: Machine, patches: Patches) -> None:
+    api, local = Streams(machine), machine.local
+    classes = {"Stream": api.Stream, "ExternalStream": api.ExternalStream, "Event": api.Event}
     for module in (torch.cuda, torch.cuda.streams):
-        patches.set(module, "Stream", Stream)
-        patches.set(module, "ExternalStream", ExternalStream)
-        patches.set(module, "Event", Event)
-    original = torch.autograd.graph._engine_run_backward
-
-    def run_backward(*args: Any, **kwargs: Any) -> Any:
-        """Streams that are made current within are told apart from those that were before."""
-        before, local.base = local.base, dict(local.streams)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            local.base = before
-
-    patches.set_all(torch.autograd.graph, {"_engine_run_backward": run_backward}, "torch.autograd")
-    names: dict[str, Any] = {
-        "current_stream": current_stream,
-        "default_stream": default_stream,
-        "set_stream": set_stream,
-        "_set_stream_by_id": set_by_id,
-        "synchronize": synchronize,
-        "get_stream_from_external": lambda pointer, device=None: ExternalStream(pointer, device),
+        patches.set_each(module, classes)
+    functions: dict[str, Any] = {
+        "current_stream": api.current_stream,
+        "default_stream": api.default_stream,
+        "set_stream": api.set_stream,
+        "_set_stream_by_id": api.set_by_id,
+        "synchronize": api.synchronize,
+        "get_stream_from_external": api.ExternalStream,
     }
-    patches.set_all(torch.cuda, names, "torch.cuda.")
-    for name, value in {
-        "_cuda_getCurrentStream": get_current,
+    patches.set_all(torch.cuda, functions, "torch.cuda.")
+    graph: Any = torch.autograd.graph
+    followed = {"_engine_run_backward": api.follow_backward(graph._engine_run_backward)}
+    patches.set_all(graph, followed, "torch.autograd")
+    below: dict[str, Any] = {
+        "_cuda_getCurrentStream": api.get_current,
         "_cuda_getDefaultStream": lambda index: (0, index, _DEVICE_TYPE),
-        "_cuda_setStream": set_by_id,
+        "_cuda_setStream": api.set_by_id,
         "_cuda_getCurrentRawStream": lambda index: local.streams.get(index, 0),
-        "_cuda_synchronize": lambda: synchronize(local.device),
+        "_cuda_synchronize": lambda: api.synchronize(local.device),
         "_cuda_sleep": lambda cycles: None,
         "_cuda_set_sync_debug_mode": lambda mode: setattr(machine, "sync_debug_mode", mode),
         "_cuda_get_sync_debug_mode": lambda: machine.sync_debug_mode,
-    }.items():
-        patches.set(torch._C, name, value)
+    }
+    patches.set_each(torch._C, below)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from gpuprobe.torch_support.tensors import storage_key, tensors_in
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.values import without_values
 
@@ -73,10 +74,10 @@ def _sizes(
         result = run(func, given, named)
     except Exception:  # noqa: BLE001 - no shape rule, for which torch has no one error
         return []
-    known = {_key(tensor) for tensor in _tensors((*given, *named.values()))}
+    known = {storage_key(tensor) for tensor in tensors_in((*given, *named.values()))}
     sizes = {}
-    for tensor in _tensors((result,)):
-        key = _key(tensor)
+    for tensor in tensors_in(result):
+        key = storage_key(tensor)
         if key not in known and key:
             sizes[key] = int(tensor.untyped_storage().nbytes())
     return [nbytes for nbytes in sizes.values() if nbytes]
@@ -84,20 +85,3 @@ def _sizes(
 
 def _valueless(value: Any) -> Any:
     return _META if isinstance(value, torch.device) else without_values(value)
-
-
-def _tensors(values: Any) -> list[Any]:
-    found = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found.extend(_tensors(value))
-    return found
-
-
-def _key(tensor: Any) -> int:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):  # sparse and other layouts without storage
-        return 0

@@ -8,16 +8,18 @@ the lowering table (`gpuprobe.virtual.lowering`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpuprobe.torch_support.tensors import storage_key, tensors_in
 from gpuprobe.virtual import values
 from gpuprobe.virtual.dispatch import available
 from gpuprobe.virtual.dispatch.calls import Call, Row
-from gpuprobe.virtual.dispatch.refusals import refusal, two_places
+from gpuprobe.virtual.dispatch.facts import Facts, facts_of
+from gpuprobe.virtual.dispatch.refusals import two_places
 from gpuprobe.virtual.machine import HOST, Machine, is_meta, parts
 from gpuprobe.virtual.torch_patches import keys
 
@@ -27,43 +29,6 @@ _Tensor = torch.Tensor
 _fake_mode = torch._C._get_dispatch_mode
 _FAKE: Final = torch._C._TorchDispatchModeKey.FAKE
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-# Operators that take host tensors next to device ones, as on CUDA. Source: their CUDA kernels'
-# checks, in aten/src/ATen/native.
-_MIXED = frozenset(
-    {
-        "copy_",
-        "_to_copy",
-        "_copy_from",
-        "_copy_from_and_resize",
-        "index",
-        "index_put_",
-        "_index_put_impl_",
-        "index_put",
-        "set_",
-        "_pack_padded_sequence",
-        "_pad_packed_sequence",
-        "_ctc_loss",
-        "_cudnn_ctc_loss",
-        "_use_cudnn_ctc_loss",
-        "tensor_split",
-        "record_stream",
-        "_fused_adam_",
-        "_fused_adamw_",
-        "_fused_sgd_",
-        "_fused_adagrad_",
-        "_foreach_copy_",
-        "lift_fresh",
-    }
-)
-
-# Results that stay on the host though the inputs lie on a device: position by operator.
-_HOST_RESULTS = {
-    "_pack_padded_sequence": (1,),
-    # The random state: _efficient_attention_forward in attention.cu. While a graph is captured it
-    # lies on the device; that is not counted.
-    "_scaled_dot_product_efficient_attention": (2, 3),
-}
 
 
 class DispatchMode(TorchDispatchMode):
@@ -78,50 +43,39 @@ class DispatchMode(TorchDispatchMode):
     def __init__(self, machine: Machine, rows: Mapping[str, Row]) -> None:
         super().__init__()
         self.machine = machine
-        self._named_rows = rows
-        self._facts: dict[Any, _Facts] = {}
+        self._rows = rows
+        self._facts: dict[Any, Facts] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         machine = self.machine
+        local = machine.local
         kwargs = kwargs or {}
         facts = self._facts.get(func)
         if facts is None:
             if isinstance(func, torch._ops.HigherOrderOperator):
                 return self._in_parts(func, args, kwargs)
-            facts = self._facts[func] = self._learn(func)
-        if _fake_mode(_FAKE) is not None:
+            facts = self._facts[func] = facts_of(func, self._rows)
+        if machine.closed or _fake_mode(_FAKE) is not None:
             # Shapes that torch itself works out (DTensor, compilers): no memory of any device's.
-            return func(*args, **(kwargs or {}))
-        for kind in types:
-            if kind not in _PLAIN and _dispatches(kind):
-                return NotImplemented  # the subclass unwraps first; its parts come back here
-        if machine.closed:
             return func(*args, **kwargs)
-        if machine.local.paused:
-            if machine.shapes:
-                func = facts.by_shape or func
-                if facts.by_shape is None and any(is_meta(item) for item in _tensors(args)):
-                    args = values.without_values(args)
-            return self._run(func, args, kwargs)
+        if types and _unwraps_first(types):
+            return NotImplemented  # its parts come back here
+        if local.paused:
+            return self._uncharged(facts, func, args, kwargs)
         if facts.composite:  # inference mode hands composite operators over whole
             with self, keys.above():
                 return func.decompose(*args, **kwargs)
 
         device, host, meta = self._places(args, kwargs)
-        new_place = machine.local.new_place
-        if host is not None and device >= 0 and new_place is None and not facts.mixed:
-            self._same_place(func, args, kwargs, device)
-        if device >= 0 and new_place is None:
-            if facts.fills:
-                if machine.local.fresh:
-                    self._follow(args[0], device)
-            elif facts.refusal is not None or (facts.in_place and not facts.mixed):
-                self._refuse(facts, func, args, device)
-        place = new_place if new_place is not None else device
+        place = local.new_place
+        if place is None:
+            if device >= 0:
+                self._check_places(facts, func, args, kwargs, device, host)
+            place = device
         given = args
-        if machine.shapes and meta:
+        if meta and machine.shapes:
             if facts.needs_values:
                 answer = values.answer(machine, func, args)
                 if answer is not values.NO_ANSWER:
@@ -135,13 +89,31 @@ class DispatchMode(TorchDispatchMode):
             kwargs = {name: values.without_values(value) for name, value in kwargs.items()}
         if device >= 0 or place >= 0:
             return self._on_device(facts, func, args, kwargs, device, place, given is not args)
+        return self._on_host(facts, func, args, kwargs)
+
+    def _uncharged(
+        self, facts: Facts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A part of something that is charged as a whole."""
+        if self.machine.shapes:
+            if facts.by_shape is not None:
+                func = facts.by_shape
+            elif any(is_meta(item) for item in tensors_in(args)):
+                args = values.without_values(args)
+        return self._run(func, args, kwargs)
+
+    def _on_host(
+        self, facts: Facts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        machine = self.machine
+        local = machine.local
         run = functools.partial(self._draw, HOST) if facts.draws else self._run
         result = run(func, args, kwargs)
-        if place != HOST or new_place is not None:
-            self._track_results(result, place, facts, None)
+        if local.new_place is not None:
+            self._track_results(result, local.new_place, facts, None)
         elif machine.shapes:
             self._track_host_results(args, result, facts)
-        if machine.local.fresh:
+        if local.fresh:
             self._freshness(args, result)
         if machine.observer is not None:
             machine.observer.host_op(func, args, kwargs, result)
@@ -161,7 +133,7 @@ class DispatchMode(TorchDispatchMode):
 
     def _on_device(
         self,
-        facts: _Facts,
+        facts: Facts,
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -199,7 +171,7 @@ class DispatchMode(TorchDispatchMode):
 
     def _made(
         self,
-        facts: _Facts,
+        facts: Facts,
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -280,6 +252,26 @@ class DispatchMode(TorchDispatchMode):
                     host = tensor  # on another device: as wrong as on the host
         return device, host, meta
 
+    def _check_places(
+        self,
+        facts: Facts,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        device: int,
+        host: Any | None,
+    ) -> None:
+        """Refuse what CUDA refuses of tensors of which one lies on ``device``, and have what C++
+        code made for this very call follow it there.
+        """
+        if host is not None and not facts.mixed:
+            self._same_place(func, args, kwargs, device)
+        if facts.fills:
+            if self.machine.local.fresh:
+                self._follow(args[0], device)
+        elif facts.refusal is not None or (facts.in_place and not facts.mixed):
+            self._refuse(facts, func, args, kwargs, device)
+
     def _same_place(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: int
     ) -> None:
@@ -319,17 +311,24 @@ class DispatchMode(TorchDispatchMode):
             return True
         return False
 
-    def _refuse(self, facts: _Facts, func: Any, args: tuple[Any, ...], device: int) -> None:
+    def _refuse(
+        self,
+        facts: Facts,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        device: int,
+    ) -> None:
         """What else CUDA refuses, of tensors of which one lies on ``device``."""
         name = func._schema.name.removeprefix("aten::")
         place = self.machine.place_of
-        first = args[0]
-        if facts.in_place and isinstance(first, _Tensor) and not first.dim():
+        written = kwargs.get("out", args[0])
+        if facts.in_place and isinstance(written, _Tensor) and not written.dim():
             # A number on the host is read from a device, but not written to from there.
-            if place(first) < 0 and not self._joins(first, device):
+            if place(written) < 0 and not self._joins(written, device):
                 raise two_places(device, -1, name)
         elif facts.refusal is not None:
-            for item in (first, *args[2:3]):  # what is indexed, and what is put there
+            for item in (args[0], *args[2:3]):  # what is indexed, and what is put there
                 if isinstance(item, _Tensor) and item.dim() and place(item) < 0:
                     self._joins(item, device)
             facts.refusal(place, name, args)
@@ -345,11 +344,11 @@ class DispatchMode(TorchDispatchMode):
         if machine.fresh(storage._cdata, values.instruction()):
             machine.track(storage, device)
 
-    def _track_host_results(self, args: tuple[Any, ...], result: Any, facts: _Facts) -> None:
+    def _track_host_results(self, args: tuple[Any, ...], result: Any, facts: Facts) -> None:
         """Results of host tensors are host tensors. What has no place yet gets one with its
         first use: C++ code makes tensors "like this one", which may be a device's.
         """
-        for tensor in _tensors(args):
+        for tensor in tensors_in(args):
             if self.machine.tag_of(tensor) is not None or not is_meta(tensor):
                 self._track_results(result, HOST, facts, None)
                 return
@@ -357,10 +356,10 @@ class DispatchMode(TorchDispatchMode):
     def _freshness(self, args: tuple[Any, ...], result: Any) -> None:
         """What is made of tensors made in this very instruction is so too (`Machine.fresh`)."""
         fresh = self.machine.local.fresh
-        if any(_storage_key(tensor) in fresh for tensor in _tensors(args)):
-            fresh.update(_storage_key(tensor) for tensor in _tensors((result,)))
+        if any(storage_key(tensor) in fresh for tensor in tensors_in(args)):
+            fresh.update(storage_key(tensor) for tensor in tensors_in(result))
 
-    def _track_results(self, result: Any, place: int, facts: _Facts, source: Any) -> None:
+    def _track_results(self, result: Any, place: int, facts: Facts, source: Any) -> None:
         if type(result) is _Tensor:
             self._track_result(result, place, source, facts.in_place)
         elif isinstance(result, (tuple, list)):
@@ -399,104 +398,12 @@ class DispatchMode(TorchDispatchMode):
         elif known.nbytes != storage.nbytes():
             machine.resized(known, storage)
 
-    def _learn(self, func: Any) -> _Facts:
-        schema = func._schema
-        name = schema.name.removeprefix("aten::")
-        overload = schema.overload_name or "default"
-        row = self._named_rows.get(f"{name}.{overload}") or self._named_rows.get(name)
-        return _Facts(
-            row=row if schema.name.startswith("aten::") else None,
-            mixed=name in _MIXED or name.startswith("_foreach_"),
-            fills=name == "copy_",
-            refusal=refusal(name),
-            composite=_composite(func),
-            draws=torch.Tag.nondeterministic_seeded in func.tags,
-            in_place=bool(schema.returns)
-            and all(
-                item.alias_info is not None and item.alias_info.is_write for item in schema.returns
-            ),
-            by_shape=values.BY_SHAPE.get(name),
-            needs_values=name in values.NEED_VALUES,
-            host_results=_HOST_RESULTS.get(name, ()),
-            writes=any(
-                item.alias_info is not None and item.alias_info.is_write
-                for item in schema.arguments
-            ),
-        )
 
-
-class _Facts:
-    """What the mode needs to know about one operator; looked up once."""
-
-    __slots__ = (
-        "by_shape",
-        "composite",
-        "draws",
-        "fills",
-        "host_results",
-        "in_place",
-        "mixed",
-        "needs_values",
-        "refusal",
-        "row",
-        "writes",
-    )
-
-    def __init__(
-        self,
-        *,
-        row: Row | None,
-        mixed: bool,
-        fills: bool,
-        refusal: Callable[..., None] | None,
-        composite: bool,
-        draws: bool,
-        in_place: bool,
-        by_shape: Callable[..., Any] | None,
-        needs_values: bool,
-        host_results: tuple[int, ...],
-        writes: bool,
-    ) -> None:
-        self.row = row
-        self.mixed = mixed
-        self.fills = fills
-        self.refusal = refusal
-        self.composite = composite
-        self.draws = draws
-        self.in_place = in_place
-        self.by_shape = by_shape
-        self.needs_values = needs_values
-        self.host_results = host_results
-        self.writes = writes
-
-
-def _tensors(values_: Any) -> Iterator[Any]:
-    for value in values_:
-        if isinstance(value, _Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
-
-
-def _storage_key(tensor: Any) -> int:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
-        return 0
-
-
-def _composite(func: Any) -> bool:
-    """Whether an operator is made of others and has no kernel or formula of its own."""
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    name = func.name()
-    try:
-        if not has(name, "CompositeImplicitAutograd"):
-            return False
-    except RuntimeError:  # `sym_size` and its kin, which the dispatcher does not know
-        return False
-    return not any(has(name, key) for key in ("CPU", "Meta", "CompositeExplicitAutograd"))
-
-
-def _dispatches(kind: type) -> bool:
-    handler = getattr(kind, "__torch_dispatch__", None)
-    return handler is not None and handler is not torch._C._disabled_torch_dispatch_impl
+def _unwraps_first(types: Any) -> bool:
+    """Whether one of the classes of an operator's tensors takes it apart by itself."""
+    for kind in types:
+        if kind not in _PLAIN:
+            handler = getattr(kind, "__torch_dispatch__", None)
+            if handler is not None and handler is not torch._C._disabled_torch_dispatch_impl:
+                return True
+    return False
