@@ -151,8 +151,8 @@ def test_which_attention(
 ) -> None:
     q = torch.empty(2, 4, 16, dim, dtype=dtype, device="meta")
     bias = torch.empty(16, 16, dtype=dtype, device="meta") if mask else None
-    call = attention.Attention(capability, q, q, q, bias, is_causal=False, enable_gqa=False)
-    assert attention.pick(call) == expected
+    call = attention.Attention(q, q, q, bias, 0.0, False, scale=None, enable_gqa=False)
+    assert attention.pick(capability, call) == expected
 
 
 def test_fused_attention_keeps_no_square_matrix(device: Any) -> None:

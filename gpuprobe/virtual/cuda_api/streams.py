@@ -57,13 +57,11 @@ class Stream:
     def stream_id(self) -> int:
         return self.number
 
+    cuda_stream = stream_id
+
     @property
     def device_type(self) -> int:
         return _DEVICE_TYPE
-
-    @property
-    def cuda_stream(self) -> int:
-        return self.number
 
     @property
     def priority(self) -> int:
@@ -168,12 +166,10 @@ class Event:
         self.enable_timing = self._timing
 
     @property
-    def cuda_event(self) -> int:
-        return self.number
-
-    @property
     def event_id(self) -> int:
         return self.number
+
+    cuda_event = event_id
 
     @property
     def device(self) -> Any:

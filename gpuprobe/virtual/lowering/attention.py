@@ -36,18 +36,19 @@ def laid_out(kernel: str, like: Any, values: Any) -> Any:
 
 
 class Attention(NamedTuple):
-    """A call of ``scaled_dot_product_attention`` on a device of that compute capability."""
+    """The arguments of ``scaled_dot_product_attention``."""
 
-    capability: tuple[int, int]
     query: Any
     key: Any
     value: Any
     mask: Any
+    dropout_p: float
     is_causal: bool
+    scale: float | None
     enable_gqa: bool
 
 
-def pick(call: Attention) -> str:
+def pick(capability: tuple[int, int], call: Attention) -> str:
     """The kernel that CUDA takes for tensors of shape (batch, heads, sequence, head dim), and
     others. Raises torch's error, after its warnings, where the program allows none that could.
 
@@ -56,7 +57,7 @@ def pick(call: Attention) -> str:
     newer versions prefer on Hopper and Blackwell, saves what flash saves and is counted as it.
     """
     backends = torch.backends.cuda
-    flash, efficient = _not_flash(call), _not_efficient(call)
+    flash, efficient = _not_flash(capability, call), _not_efficient(capability, call)
     if not flash:
         return FLASH
     if not efficient:
@@ -64,7 +65,7 @@ def pick(call: Attention) -> str:
         return MATH if call.mask is not None and call.mask.requires_grad else EFFICIENT
     if backends.math_sdp_enabled():
         return MATH
-    cudnn = _not_cudnn(call)
+    cudnn = _not_cudnn(capability, call)
     if not cudnn:
         return FLASH if call.mask is None else EFFICIENT
     enabled = (
@@ -85,7 +86,7 @@ def pick(call: Attention) -> str:
 
 def _not_for_all(call: Attention, enabled: bool, dtypes: Sequence[torch.dtype]) -> str:
     """Why none of the fused kernels can run; "" where they may."""
-    tensors = (call.query, call.key, call.value)
+    tensors = call[:3]
     if not enabled:
         return "it has been runtime disabled."
     if any(tensor.dim() != 4 for tensor in tensors):
@@ -101,8 +102,8 @@ def _same_heads(call: Attention) -> bool:
     return call.query.size(1) == call.key.size(1) == call.value.size(1)
 
 
-def _not_flash(call: Attention) -> str:
-    low = _HALF if call.capability >= (8, 0) else _HALF[:1]
+def _not_flash(capability: tuple[int, int], call: Attention) -> str:
+    low = _HALF if capability >= (8, 0) else _HALF[:1]
     if reason := _not_for_all(call, torch.backends.cuda.flash_sdp_enabled(), low):
         return reason
     width = call.query.size(-1)
@@ -110,7 +111,7 @@ def _not_flash(call: Attention) -> str:
         return "it does not support non-null attn_mask."
     if not width == call.key.size(-1) == call.value.size(-1) or width > _MAX_HEAD_DIM:
         return "it requires q,k,v to have the same last dimension of at most 256."
-    if call.capability < (8, 0):
+    if capability < (8, 0):
         return "it only supports gpu architectures from sm80 on."
     if call.is_causal and call.query.size(-2) != call.key.size(-2):
         return "it does not support the is_causal flag when seqlen_q != seqlen_k."
@@ -119,8 +120,8 @@ def _not_flash(call: Attention) -> str:
     return ""
 
 
-def _not_efficient(call: Attention) -> str:
-    dtypes = (*(_HALF if call.capability >= (8, 0) else _HALF[:1]), torch.float32)
+def _not_efficient(capability: tuple[int, int], call: Attention) -> str:
+    dtypes = (*(_HALF if capability >= (8, 0) else _HALF[:1]), torch.float32)
     if reason := _not_for_all(call, torch.backends.cuda.mem_efficient_sdp_enabled(), dtypes):
         return reason
     width = call.query.size(-1)
@@ -132,10 +133,10 @@ def _not_efficient(call: Attention) -> str:
     return ""
 
 
-def _not_cudnn(call: Attention) -> str:
+def _not_cudnn(capability: tuple[int, int], call: Attention) -> str:
     if reason := _not_for_all(call, torch.backends.cuda.cudnn_sdp_enabled(), _HALF):
         return reason
-    if call.capability < (8, 0):
+    if capability < (8, 0):
         return "it only supports gpu architectures from sm80 on."
     if any(tensor.size(-1) > 128 or tensor.size(-1) % 8 for tensor in (call.query, call.value)):
         return "head_dim should be a multiple of 8 and no more than 128."

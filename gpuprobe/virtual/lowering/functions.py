@@ -190,86 +190,85 @@ def _attention(machine: Machine) -> Callable[..., Any]:
         if place < 0:
             with below():
                 return operator(query, key, value, attn_mask, dropout_p, is_causal, **options)
-        _together(machine, place, query, key, value, attn_mask)
-        capability = machine.devices[place].model.capability
-        call = attention.Attention(capability, query, key, value, attn_mask, is_causal, enable_gqa)
-        chosen = attention.pick(call)
+        call = attention.Attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        )
+        _together(machine, place, call)
+        chosen = attention.pick(machine.devices[place].model.capability, call)
         if chosen != attention.MATH and not machine.shapes and transformed():
             machine.assume(APART)
             chosen = attention.MATH
-        if chosen == attention.MATH:
-            with below():
-                return _math(query, key, value, attn_mask, dropout_p, is_causal, **options)
-        if not machine.shapes:
+        if chosen != attention.MATH and not machine.shapes:
             return _Attention.apply(
                 query, key, value, attn_mask, dropout_p, is_causal, options, chosen, machine, place
             )
         with below():
             if chosen == attention.FLASH:
-                if key.size(1) != query.size(1):
-                    repeat = query.size(1) // key.size(1)
-                    key = key.repeat_interleave(repeat, -3)
-                    value = value.repeat_interleave(repeat, -3)
-                return _aten._scaled_dot_product_flash_attention.default(
-                    query, key, value, dropout_p, is_causal, scale=scale
-                )[0]
-            save = torch.is_grad_enabled() and any(
-                item.requires_grad for item in (query, key, value)
-            )
-            mask = attn_mask
-            if mask is not None:
-                if mask.dtype is torch.bool:
-                    mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(
-                        mask.logical_not(), float("-inf")
-                    )
-                mask = mask.expand(*query.shape[:-1], key.size(-2))
-            return _aten._scaled_dot_product_efficient_attention.default(
-                query, key, value, mask, save, dropout_p, is_causal, scale=scale
-            )[0]
+                return _flash(call)
+            return _math(call) if chosen == attention.MATH else _efficient(call)
 
     return scaled_dot_product_attention
 
 
-def _together(machine: Machine, place: int, query: Any, key: Any, value: Any, mask: Any) -> None:
+def _together(machine: Machine, place: int, call: attention.Attention) -> None:
     """Source: ``validate_sdpa_input`` in ``aten/src/ATen/native/transformers/attention.cpp``."""
+    query, key, value = call[:3]
     if machine.place_of(key) != place or machine.place_of(value) != place:
         raise RuntimeError(
             "Expected query, key, and value to have the same device type, but got "
             f"query.device: {query.device} key.device: {key.device} and value.device: "
             f"{value.device} instead."
         )
-    if mask is not None and machine.place_of(mask) != place:
-        raise two_places(place, machine.place_of(mask), "scaled_dot_product_attention")
+    if call.mask is not None and machine.place_of(call.mask) != place:
+        raise two_places(place, machine.place_of(call.mask), "scaled_dot_product_attention")
 
 
-def _math(
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    dropout_p: float,
-    is_causal: bool,
-    scale: Any,
-    enable_gqa: bool,
-) -> Any:
-    """``_scaled_dot_product_attention_math``, with the conversion of boolean masks before it
-    (``convert_boolean_attn_mask``).
-    """
-    if is_causal:
+def _flash(call: attention.Attention) -> Any:
+    """The kernel on shapes alone, which knows no groups of heads."""
+    query, key, value = call[:3]
+    repeat = query.size(1) // key.size(1)
+    if repeat > 1:
+        key, value = key.repeat_interleave(repeat, -3), value.repeat_interleave(repeat, -3)
+    return _aten._scaled_dot_product_flash_attention.default(
+        query, key, value, call.dropout_p, call.is_causal, scale=call.scale
+    )[0]
+
+
+def _efficient(call: attention.Attention) -> Any:
+    """The kernel on shapes alone."""
+    tensors = call[:3]
+    save = torch.is_grad_enabled() and any(item.requires_grad for item in tensors)
+    mask = _added(call.mask, call.query)
+    if mask is not None:
+        mask = mask.expand(*call.query.shape[:-1], call.key.size(-2))
+    return _aten._scaled_dot_product_efficient_attention.default(
+        *tensors, mask, save, call.dropout_p, call.is_causal, scale=call.scale
+    )[0]
+
+
+def _math(call: attention.Attention) -> Any:
+    """``_scaled_dot_product_attention_math``."""
+    query, mask = call.query, call.mask
+    if call.is_causal:
         if mask is not None:
             raise RuntimeError(
                 "_scaled_dot_product_attention: Explicit attn_mask should not be set when "
                 "is_causal=True"
             )
         # Made here: C++ code would ask for memory like the query's, which is the host's.
-        mask = query.new_ones((query.size(-2), key.size(-2)), dtype=torch.bool).tril()
-    if mask is not None and mask.dtype is torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(
-            mask.logical_not(), float("-inf")
-        )
+        mask = query.new_ones((query.size(-2), call.key.size(-2)), dtype=torch.bool).tril()
+    options = {"scale": call.scale, "enable_gqa": call.enable_gqa}
     return _aten._scaled_dot_product_attention_math.default(
-        query, key, value, mask, dropout_p, False, None, scale=scale, enable_gqa=enable_gqa
+        *call[:3], _added(mask, query), call.dropout_p, False, None, **options
     )[0]
+
+
+def _added(mask: Any, query: Any) -> Any:
+    """A boolean mask as one that is added to the scores: ``convert_boolean_attn_mask``."""
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
+    made = torch.zeros_like(mask, dtype=query.dtype)
+    return made.masked_fill_(mask.logical_not(), float("-inf"))
 
 
 def _as_on_a_host() -> Any:

@@ -13,6 +13,7 @@ from torch.utils._device import DeviceContext, _device_constructors
 
 from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import HOST, PINNED, Machine
+from gpuprobe.virtual.torch_patches.indices import device_named
 from gpuprobe.virtual.torch_patches.intercept import Intercept, placed_on
 from gpuprobe.virtual.torch_patches.keys import below
 
@@ -51,7 +52,7 @@ def _on_host(original: Callable[..., Any], machine: Machine) -> Callable[..., An
         if (
             device is None
             or machine.local.inside
-            or _as_device(device).type != "cpu"
+            or device_named(device).type != "cpu"
             or options.get("pin_memory")
             or not isinstance(tensor, torch.Tensor)
             or machine.place_of(tensor) < 0
@@ -74,7 +75,7 @@ def _wrappers(machine: Machine, patches: Patches) -> None:
     @functools.wraps(original)
     def make(*args: Any, **options: Any) -> Any:
         device = options.get("device")
-        if device is not None and _as_device(device).type == "cuda":
+        if device is not None and device_named(device).type == "cuda":
             options["device"] = host
         args = tuple(
             host if isinstance(item, torch.device) and item.type == "cuda" else item
@@ -101,11 +102,11 @@ def _sparse(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def build(*args: Any, **options: Any) -> Any:
         device = options.get("device")
-        if device is None or _as_device(device).type != "cuda":
+        if device is None or device_named(device).type != "cuda":
             return original(*args, **options)
         del options["device"]
         grad = options.pop("requires_grad", False)
-        made = original(*args, **options).to(_as_device(device))
+        made = original(*args, **options).to(device_named(device))
         return made.requires_grad_() if grad else made
 
     return build
@@ -121,7 +122,7 @@ def _then_move(
         wanted = options.get("device")
         if wanted is None:
             wanted = _default_device()
-        device = None if wanted is None else _as_device(wanted)
+        device = None if wanted is None else device_named(wanted)
         is_tensor = isinstance(data, torch.Tensor)
         if device is None or device.type == "cpu":
             if not options.get("pin_memory"):
@@ -155,14 +156,6 @@ def _copy_of(data: Any, device: Any, options: dict[str, Any]) -> Any:
     """``torch.tensor(tensor)``: a detached copy."""
     result = data.detach().to(device=device, dtype=options.get("dtype"), copy=True)
     return result.requires_grad_(options.get("requires_grad", False))
-
-
-def _as_device(value: Any) -> torch.device:
-    if isinstance(value, torch.device):
-        return value
-    if isinstance(value, int):
-        return torch.device("cuda", value)
-    return torch.device(value)
 
 
 def _default_device() -> torch.device | None:
@@ -203,7 +196,7 @@ def _valueless(machine: Machine, patches: Patches) -> None:
             device = options.get("device")
             if device is None:
                 device = _default_device()
-            if device is not None and _as_device(device).type != "cpu":
+            if device is not None and device_named(device).type != "cpu":
                 return original(*args, **options)
             dtype = options.get("dtype")
             if dtype is None:

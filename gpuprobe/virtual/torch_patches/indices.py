@@ -18,7 +18,7 @@ import torch.jit.annotations
 
 from gpuprobe.patching import Patches
 
-__all__ = ["install"]
+__all__ = ["device_named", "install"]
 
 _FACTORIES = (
     "arange",
@@ -77,6 +77,13 @@ def install(patches: Patches) -> None:
     indexed_parse = _indexed(parse)
     patches.set(torch._C._nn, "_parse_to", parse_to)
     _device_type(patches)
+
+
+def device_named(value: Any) -> torch.device:
+    """A device as it may be given: itself, text, or the index of a CUDA device."""
+    if isinstance(value, torch.device):
+        return value
+    return torch.device("cuda", value) if isinstance(value, int) else torch.device(value)
 
 
 def _indexed(original: Callable[..., Any]) -> Callable[..., Any]:

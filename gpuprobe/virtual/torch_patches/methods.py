@@ -12,6 +12,7 @@ import torch.utils.dlpack as dlpack
 from gpuprobe.patching import Patches
 from gpuprobe.virtual import values
 from gpuprobe.virtual.machine import PINNED, Machine, is_meta
+from gpuprobe.virtual.torch_patches.indices import device_named
 from gpuprobe.virtual.torch_patches.keys import transformed
 
 __all__ = ["install"]
@@ -46,7 +47,7 @@ def _explicitly(machine: Machine, method: Callable[..., Any]) -> Callable[..., A
 
 def _device_of(machine: Machine, named: Any) -> torch.device:
     """Of a device without an index, or without a type, C++ code asks CUDA which it is."""
-    found = torch.device("cuda", named) if isinstance(named, int) else torch.device(named)
+    found = device_named(named)
     if found.type == "cuda" and found.index is None:
         return torch.device("cuda", machine.local.device)
     return found
@@ -72,9 +73,7 @@ def _copies(machine: Machine, patches: Patches) -> None:
         else:
             kwargs.pop("device", None)
         if not transformed():
-            if isinstance(named, int):
-                named = torch.device("cuda", named)
-            return explicit_to(self, named, *rest, **kwargs)
+            return explicit_to(self, device_named(named), *rest, **kwargs)
         there = _device_of(machine, named)
         if there.type == "cpu" and place(self) >= 0:
             return explicit_copy(self, dtype=rest[0] if rest else kwargs.get("dtype"), device=there)
