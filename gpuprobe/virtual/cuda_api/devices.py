@@ -9,6 +9,7 @@ import torch
 
 from gpuprobe.model.values import Unavailable
 from gpuprobe.patching import Patches
+from gpuprobe.virtual.catalogue.file import NUMBERS
 from gpuprobe.virtual.catalogue.gpus import GpuModel
 from gpuprobe.virtual.machine import Machine
 
@@ -26,25 +27,18 @@ NCCL_VERSION = (2 << 32) | (28 << 16) | 3
 class DeviceProperties:
     """As ``torch.cuda.get_device_properties``. Fields that no source gives are 0."""
 
+    total_memory: int
+    multi_processor_count: int
+    L2_cache_size: int
+
     def __init__(self, model: GpuModel, index: int) -> None:
-        self._model = model
         self.name = model.title
         self.major, self.minor = model.capability
-        self.total_memory = model.total_memory
-        self.multi_processor_count = model.multi_processor_count
-        self.max_threads_per_multi_processor = model.max_threads_per_multi_processor
-        self.max_threads_per_block = model.max_threads_per_block
-        self.regs_per_multiprocessor = model.regs_per_multiprocessor
-        self.shared_memory_per_block = model.shared_memory_per_block
-        self.shared_memory_per_block_optin = model.shared_memory_per_block_optin
-        self.shared_memory_per_multiprocessor = model.shared_memory_per_multiprocessor
-        self.warp_size = model.warp_size
+        for name in NUMBERS:
+            value = getattr(model, name)
+            setattr(self, name, 0 if isinstance(value, Unavailable) else value)
         self.is_multi_gpu_board = 0
         self.is_integrated = 0
-        self.L2_cache_size = _known(model.L2_cache_size)
-        self.clock_rate = _known(model.clock_rate)
-        self.memory_clock_rate = _known(model.memory_clock_rate)
-        self.memory_bus_width = _known(model.memory_bus_width)
         self.gcnArchName = model.title
         # Not a real device's: derived from the name, so that it is the same in every run.
         self.uuid = uuid.uuid5(uuid.NAMESPACE_URL, f"gpuprobe:{model.name}:{index}")
@@ -59,10 +53,6 @@ class DeviceProperties:
             f"pci_domain_id={self.pci_domain_id}, "
             f"L2_cache_size={self.L2_cache_size // (1 << 20)}MB)"
         )
-
-
-def _known(value: int | Unavailable) -> int:
-    return 0 if isinstance(value, Unavailable) else value
 
 
 def install(machine: Machine, patches: Patches) -> None:

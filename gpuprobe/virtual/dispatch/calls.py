@@ -8,6 +8,7 @@ scratch memory, a result that reuses an input's memory.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gpuprobe.allocator.blocks import PoolBlock
@@ -17,42 +18,22 @@ from gpuprobe.virtual.machine import Machine
 __all__ = ["Call", "Row"]
 
 
+@dataclass(slots=True)
 class Call:
     """One call of ``func`` on a device. ``result`` is None before it ran.
 
     ``copied``: ``args`` is a copy of the tuple that the caller still holds.
     """
 
-    __slots__ = (
-        "_held",
-        "args",
-        "copied",
-        "device",
-        "func",
-        "kwargs",
-        "machine",
-        "result",
-        "stream",
-    )
-
-    def __init__(
-        self,
-        machine: Machine,
-        device: VirtualDevice,
-        stream: int,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        self.machine = machine
-        self.device = device
-        self.stream = stream
-        self.func = func
-        self.args = args
-        self.kwargs = kwargs
-        self.result: Any = None
-        self.copied = False
-        self._held: list[PoolBlock] = []
+    machine: Machine
+    device: VirtualDevice
+    stream: int
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    copied: bool = False
+    result: Any = None
+    _held: list[PoolBlock] = field(default_factory=list)
 
     def argument(self, name: str, default: Any = None) -> Any:
         """An argument by its name in the operator's schema."""

@@ -150,8 +150,8 @@ class DispatchMode(TorchDispatchMode):
             result = self._made(facts, func, args, kwargs, place, index)
             self._track_results(result, place, facts, None)
         else:
-            call = Call(machine, machine.devices[index], machine.stream(index), func, args, kwargs)
-            call.copied = copied
+            stream = machine.stream(index)
+            call = Call(machine, machine.devices[index], stream, func, args, kwargs, copied)
             try:
                 if row.before is not None:
                     row.before(call)

@@ -20,7 +20,7 @@ from gpuprobe.virtual.lowering import attention
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, transformed
 
-__all__ = ["APART", "given", "install", "ran", "uncharged"]
+__all__ = ["APART", "charge", "install", "notify_kernel", "uncharged"]
 
 _aten = torch.ops.aten
 APART = (
@@ -49,14 +49,14 @@ def uncharged(machine: Machine) -> Iterator[None]:
         local.paused = before
 
 
-def given(machine: Machine, place: int, tensor: Any) -> Any:
-    """Put a tensor that was made out of sight on the device."""
-    machine.track(tensor.untyped_storage(), place)
-    return tensor
+def charge(machine: Machine, place: int, *tensors: Any) -> None:
+    """Put tensors that were made out of sight on the device."""
+    for tensor in tensors:
+        machine.track(tensor.untyped_storage(), place)
 
 
-def ran(machine: Machine, place: int, name: str, reads: Any, writes: Any) -> None:
-    """Tell the hazard engine of a kernel that did its work out of sight."""
+def notify_kernel(machine: Machine, place: int, name: str, reads: Any, writes: Any) -> None:
+    """Report a kernel that did its work out of sight."""
     if machine.observer is not None:
         machine.observer.fused(name, place, reads, writes)
 
@@ -151,9 +151,8 @@ class _Dropout(torch.autograd.Function):
             mask = torch.empty_like(tensor).bernoulli_(1 - p)
             result = tensor * mask.div(1 - p)
             kept = mask.bool()
-        given(machine, place, result)
-        given(machine, place, kept)
-        ran(machine, place, "native_dropout", tensor, (result, kept))
+        charge(machine, place, result, kept)
+        notify_kernel(machine, place, "native_dropout", tensor, (result, kept))
         ctx.save_for_backward(kept)
         ctx.p, ctx.machine, ctx.place = p, machine, place
         return result
@@ -163,8 +162,8 @@ class _Dropout(torch.autograd.Function):
         (kept,) = ctx.saved_tensors
         with uncharged(ctx.machine):
             result = grad * kept.to(grad.dtype).div(1 - ctx.p)
-        given(ctx.machine, ctx.place, result)
-        ran(ctx.machine, ctx.place, "native_dropout_backward", (grad, kept), result)
+        charge(ctx.machine, ctx.place, result)
+        notify_kernel(ctx.machine, ctx.place, "native_dropout_backward", (grad, kept), result)
         return result, None, None, None
 
 
@@ -307,7 +306,7 @@ class _Attention(torch.autograd.Function):
                 query, key, value, mask, dropout_p, is_causal, **options
             )
             result = attention.laid_out(chosen, query, result)
-        given(machine, place, result)
+        charge(machine, place, result)
         batch, heads, length = query.shape[:3]
         if chosen == attention.EFFICIENT:
             length = -(-length // 32) * 32
@@ -319,7 +318,9 @@ class _Attention(torch.autograd.Function):
         ctx.save_for_backward(query, key, value, mask, result, sums, *random)
         ctx.rest = (dropout_p, is_causal, options, chosen, machine, place, state)
         reads = (query, key, value, mask)
-        ran(machine, place, "scaled_dot_product_attention", reads, (result, sums, *random))
+        notify_kernel(
+            machine, place, "scaled_dot_product_attention", reads, (result, sums, *random)
+        )
         return result
 
     @staticmethod
@@ -338,10 +339,9 @@ class _Attention(torch.autograd.Function):
                 attention.laid_out(chosen, item, found)
                 for item, found in zip(saved[:3], grads, strict=True)
             )
-        for item in grads:
-            given(machine, place, item)
+        charge(machine, place, *grads)
         reads = (grad, *saved)
-        ran(machine, place, "scaled_dot_product_attention_backward", reads, grads)
+        notify_kernel(machine, place, "scaled_dot_product_attention_backward", reads, grads)
         device = machine.devices[place]
         stream = machine.stream(place)
         sizes = (

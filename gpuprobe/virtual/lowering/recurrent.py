@@ -16,7 +16,7 @@ import torch.backends.cudnn.rnn
 from gpuprobe.patching import Patches
 from gpuprobe.virtual.dispatch import refusals
 from gpuprobe.virtual.generators import drawing_from
-from gpuprobe.virtual.lowering.functions import APART, given, ran, uncharged
+from gpuprobe.virtual.lowering.functions import APART, charge, notify_kernel, uncharged
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, transformed
 
@@ -143,8 +143,7 @@ class _Recurrent(torch.autograd.Function):
         with uncharged(machine), drawing_from(generator):
             results = operator(*_build(spec, list(flat)))
             results = tuple(item.clone() for item in results)
-        for item in results:
-            given(machine, place, item)
+        charge(machine, place, *results)
         saved = [*flat]
         if any(ctx.needs_input_grad):
             elements = results[0].numel() * (_GATES[kind] + (2 if kind == "lstm" else 1))
@@ -153,7 +152,7 @@ class _Recurrent(torch.autograd.Function):
             saved.append(reserve)
         ctx.save_for_backward(*saved)
         ctx.rest = (machine, place, operator, spec, len(flat), state)
-        ran(machine, place, "_cudnn_rnn", flat, (results, saved[len(flat) :]))
+        notify_kernel(machine, place, "_cudnn_rnn", flat, (results, saved[len(flat) :]))
         return results
 
     @staticmethod
@@ -193,8 +192,8 @@ class _Recurrent(torch.autograd.Function):
                     made[at] = part.copy_(made[at])
         for at, item in enumerate(made):
             if item is not None and needed[at] and at not in weights:
-                given(machine, place, item)
-        ran(machine, place, "_cudnn_rnn_backward", (grads, saved), tuple(made))
+                charge(machine, place, item)
+        notify_kernel(machine, place, "_cudnn_rnn_backward", (grads, saved), tuple(made))
         return (
             *[None] * 5,
             *[item if need else None for item, need in zip(made, needed, strict=True)],

@@ -41,6 +41,10 @@ def _take(call: Call, tensor: torch.Tensor, item: int, accumulator: int, vector:
         accumulator,
         vector,
     )
+    _split(call, reduction)
+
+
+def _split(call: Call, reduction: Reduction) -> None:
     model = call.device.model
     for nbytes in buffers(
         reduction, model.multi_processor_count, model.max_threads_per_multi_processor
@@ -50,12 +54,7 @@ def _take(call: Call, tensor: torch.Tensor, item: int, accumulator: int, vector:
 
 def whole(call: Call, count: int, item: int) -> None:
     """Buffers for the sum of so many numbers of ``item`` bytes that lie side by side."""
-    model = call.device.model
-    reduction = Reduction((count,), (1,), (0,), item, max(item, 4), 4)
-    for nbytes in buffers(
-        reduction, model.multi_processor_count, model.max_threads_per_multi_processor
-    ):
-        call.scratch(nbytes)
+    _split(call, Reduction((count,), (1,), (0,), item, max(item, 4), 4))
 
 
 def _summed(call: Call) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
 from gpuprobe.code_origin import folder_of
+from gpuprobe.torch_support.tensors import storage_key
 from gpuprobe.virtual import values
 from gpuprobe.virtual.machine import HOST, PINNED, Machine, is_meta
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, single_level, transformed
@@ -91,36 +92,35 @@ class Intercept:
             else:
                 device = kwargs.get("device")
             pin = kwargs.get("pin_memory")
+            place = None
             if device is not None and device.type == "cuda":
                 place = self.index_of(device)
+                if pin:
+                    raise RuntimeError(
+                        "pin_memory can only be used with CPU tensors"
+                        if takes_tensor
+                        else "Only dense CPU tensors can be pinned"
+                    )
                 host = _META if machine.shapes else _CPU
                 if positional is not None and positional < len(args):
                     args = (*args[:positional], host, *args[positional + 1 :])
                 else:
                     kwargs["device"] = host
-                if pin:
-                    raise RuntimeError(
-                        "Only dense CPU tensors can be pinned"
-                        if not takes_tensor
-                        else "pin_memory can only be used with CPU tensors"
-                    )
-                with placed_on(machine, place), below():
-                    return operator(*args, **kwargs)
-            if pin:
+            elif pin:
                 kwargs["pin_memory"] = False
-                with placed_on(machine, PINNED), below():
-                    return operator(*args, **kwargs)
-            place = HOST if takes_tensor else _asked_by_torch(machine)
-            if place >= 0:
+                place = PINNED
+            elif not takes_tensor and (asked := _asked_by_torch(machine)) >= 0:
+                place = asked
+            if place is not None:
                 with placed_on(machine, place), below():
                     return operator(*args, **kwargs)
             with below():
                 result = operator(*args, **kwargs)
-            if not takes_tensor and isinstance(result, torch.Tensor):
-                try:
-                    key = result.untyped_storage()._cdata
-                except (NotImplementedError, RuntimeError):  # sparse
-                    return result
+            if (
+                not takes_tensor
+                and isinstance(result, torch.Tensor)
+                and (key := storage_key(result))
+            ):
                 machine.made_on_host(key, values.instruction())
             return result
 
