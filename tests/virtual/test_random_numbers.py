@@ -162,9 +162,10 @@ def test_a_graph_draws_anew_at_each_replay() -> None:
     x = torch.zeros(16, device="cuda")
     graph = torch.cuda.CUDAGraph()
     torch.cuda.manual_seed(5)
+    state = torch.cuda.get_rng_state()
     with torch.cuda.graph(graph):
         x.normal_()
-    torch.cuda.manual_seed(5)
+    assert torch.equal(torch.cuda.get_rng_state(), state)  # a capture runs nothing
     graph.replay()
     first = x.cpu()
     graph.replay()

@@ -65,6 +65,22 @@ def test_a_stream_chosen_in_a_function_of_the_programs_own_holds() -> None:
     assert stream_of(made[0]) == side.stream_id
 
 
+def test_a_backward_pass_within_another_leaves_the_outer_ones_streams() -> None:
+    side = torch.cuda.Stream()
+    x = torch.ones(SIZE, device="cuda", requires_grad=True)
+    found = []
+
+    def hook(grad: Any) -> None:
+        with torch.cuda.stream(side), torch.enable_grad():
+            torch.autograd.grad((x[:2] * 2).sum(), x)
+            found.append(stream_of(grad + 1))
+
+    y = x * 2
+    y.register_hook(hook)
+    y.sum().backward()
+    assert found == [side.stream_id]
+
+
 def test_backward_runs_on_the_stream_of_forward() -> None:
     side = torch.cuda.Stream()
     x = torch.ones(SIZE, device="cuda", requires_grad=True)
