@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,7 +63,7 @@ def atomic_write(
     target = Path(os.path.realpath(path))
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     if temporary is None:
-        temporary = target.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}")
+        temporary = target.with_name(f".{path.name[:100]}.{os.urandom(8).hex()}")
         flags |= os.O_EXCL
     handle = os.open(temporary, flags, 0o600 if private else 0o666)
     try:

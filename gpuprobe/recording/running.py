@@ -9,7 +9,6 @@ user may look into are seen: the own ones, or for root all.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -179,6 +178,8 @@ def is_alive(rank: RankRecording) -> bool | None:
     """Whether the process that writes a recording still runs; None where it cannot be known,
     as when it ran on another machine.
     """
+    import socket  # 4 ms, only for a recording without an end
+
     if rank.environment.hostname != socket.gethostname():
         return None
     import psutil  # 15 ms, only for a recording without an end
