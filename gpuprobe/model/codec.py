@@ -283,11 +283,10 @@ _LEAST, _MOST = -(1 << 63), (1 << 64) - 1
 
 
 def _decode_int(plain: Any) -> int:
-    if plain.__class__ is not int:
-        _expect(plain, int)
-    if not _LEAST <= plain <= _MOST:
+    number: int = plain if plain.__class__ is int else _expect(plain, int)
+    if not _LEAST <= number <= _MOST:
         raise Malformed("expected a number of at most 64 bits: it is too large")
-    return typing.cast(int, plain)
+    return number
 
 
 def _decode_float(plain: Any) -> float:
@@ -346,9 +345,12 @@ def _union_decoder(arms: tuple[Any, ...]) -> Callable[[Any], Any]:
     # ``int | Unavailable`` is the commonest hint by far.
     only = _plain_type(arms[0]) if len(others) == 1 else None
 
+    whole = only is int
+
     def decode(plain: Any) -> Any:
-        if plain.__class__ is only:
-            return plain if only is not int else others[0](plain)
+        kind = plain.__class__
+        if kind is only and (not whole or _LEAST <= plain <= _MOST):
+            return plain
         if plain is None and with_none:
             return None
         if with_missing and isinstance(plain, dict) and "unavailable" in plain:
@@ -451,10 +453,13 @@ def _dataclass_decoder(cls: Any, hint: Any) -> Callable[[Any], Any]:
                     raise unknown_key(key, decoders)
         except _MALFORMED as error:
             raise (_inside(error, key) if key in decoders else error) from error
-        for name in required:
-            if name not in values:
-                raise Malformed(f"{name!r} is missing")
-        return cls(**values)
+        try:
+            return cls(**values)
+        except TypeError as error:
+            for name in required:
+                if name not in values:
+                    raise Malformed(f"{name!r} is missing") from error
+            raise
 
     return decode
 
