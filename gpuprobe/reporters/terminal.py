@@ -55,9 +55,6 @@ class Style:
         """Text that is safe already, set apart where there is colour."""
         return f"{_BOLD}{shown}{_RESET}" if self.colour else shown
 
-    def heading(self, text: str) -> str:
-        return self.strong(self.text(text))
-
     def text(self, text: str) -> str:
         """Untrusted text on one line, in characters the stream has."""
         shown = visible(text)
