@@ -129,7 +129,7 @@ def read_hazards(path: StrPath) -> Hazards:
         raise DataError(f"cannot read {where}: {error}") from error
     if not isinstance(found, dict) or found.get("schema") != "gpuprobe.hazards":
         raise DataError(f"{where} is no hazards document")
-    return from_document(found)
+    return from_document(found, str(where))
 
 
 def write_flamegraph(

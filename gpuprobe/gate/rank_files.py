@@ -63,6 +63,6 @@ def _read(path: Path) -> Hazards:
     from gpuprobe.reporters.json.hazards import from_document
 
     try:
-        return from_document(json.loads(path.read_text("utf-8")))
+        return from_document(json.loads(path.read_text("utf-8")), str(path))
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {path}: {error}") from error

@@ -115,7 +115,7 @@ def test_a_failure_is_reported_in_every_format(launches: int) -> None:
     document = hazards_json.document(found)
     jsonschema.Draft202012Validator(hazards_json.schema()).validate(document)
     assert document["failed"] == found.failed
-    again = hazard_sections(hazards_json.from_document(document), full=True)
+    again = hazard_sections(hazards_json.from_document(document, "x"), full=True)
     assert "RuntimeError: no such column" in "".join(
         str(html.Drawing().section(one)) for one in again
     )

@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from gpuprobe.analysis.baseline import loads as load_baseline
 from gpuprobe.api.views import read_hazards
+from gpuprobe.errors import DataError, UnsupportedSchema
 from gpuprobe.hazards.known import loads as load_known
 from gpuprobe.model.codec import from_plain, to_plain
 from gpuprobe.model.findings import Finding, Fix, Level
@@ -90,3 +93,14 @@ def test_a_hazards_document_for_the_page() -> None:
     assert {finding.message for finding in found.findings} == {
         finding.message for finding in rank.findings
     }
+
+
+def test_a_hazards_document_of_a_newer_major_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "hazards.json"
+    document = json.loads((FILES / "hazards.json").read_text())
+    path.write_text(json.dumps({**document, "version": [3, 0]}))
+    with pytest.raises(UnsupportedSchema, match=r"hazards\.json: version 3\.0 is newer"):
+        read_hazards(path)
+    path.write_text(json.dumps({**document, "operations": "many"}))
+    with pytest.raises(DataError, match=r"hazards\.json: operations: expected an integer"):
+        read_hazards(path)

@@ -8,7 +8,7 @@ from typing import Any, Final, TextIO
 from gpuprobe.hazards.known import Comparison
 from gpuprobe.hazards.results import Hazards, SyncRow
 from gpuprobe.model.codec import from_plain
-from gpuprobe.model.document import header
+from gpuprobe.model.document import check_version, header
 from gpuprobe.model.document import write as write_document
 from gpuprobe.model.findings import Finding, place_document, to_document
 from gpuprobe.model.place import Place
@@ -65,15 +65,18 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def from_document(document: dict[str, Any]) -> Hazards:
-    """What `document` was made of, without what its baseline has and this run has not. Raises
-    DataError for data of another shape.
+def from_document(document: dict[str, Any], where: str) -> Hazards:
+    """What `document` was made of, without what its baseline has and this run has not.
+
+    ``where`` begins the messages. Raises UnsupportedSchema for a newer major version, DataError
+    for data of another shape.
     """
-    rows = from_plain(_Rows, document)
+    check_version(document, VERSION, where)
+    rows = from_plain(_Rows, document, where)
     baseline = document.get("baseline")
     comparison = None
     if baseline is not None:
-        marks = from_plain(_Marks, baseline)
+        marks = from_plain(_Marks, baseline, where)
         new = [finding for finding in rows.findings if finding.fingerprint in marks.new]
         known = [finding for finding in rows.findings if finding.fingerprint in marks.known]
         comparison = Comparison(tuple(new), tuple(known), ())
