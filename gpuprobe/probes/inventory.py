@@ -98,7 +98,6 @@ class DeviceWatch:
     def read(self) -> Inventory:
         """Ask every source again."""
         from gpuprobe.probes.host.describe import describe_host, describe_processes, kernel_module
-        from gpuprobe.probes.joining.topology import join_topology
 
         full = self.detail == "full"
         statuses: list[SourceStatus] = []
@@ -116,8 +115,12 @@ class DeviceWatch:
             if view.torch_cuda is not None:
                 host = replace(host, torch_cuda=Reading(view.torch_cuda, view.source))
         driver = join_drivers(views)
+        topology = None
         if full:
+            from gpuprobe.probes.joining.topology import join_topology
+
             driver = replace(driver, kernel_module=kernel_module())
+            topology = join_topology(views)
         listed = tuple(process for view in views for process in view.processes)
         return assemble(
             statuses,
@@ -125,7 +128,7 @@ class DeviceWatch:
             driver=driver,
             host=host,
             processes=describe_processes(listed, full=full),
-            topology=join_topology(views),
+            topology=topology,
             environ=os.environ if self._environ is None else self._environ,
             demo=self._demo,
         )

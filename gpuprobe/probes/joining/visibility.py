@@ -17,7 +17,7 @@ from gpuprobe.model.machine.devices import Device, Visibility, VisibleEntry
 from gpuprobe.model.record import record
 from gpuprobe.model.values import Unavailable
 
-__all__ = ["Candidate", "MigCandidate", "candidates", "from_environment", "resolve"]
+__all__ = ["Candidate", "MigCandidate", "candidates", "resolve"]
 
 _ORDERS = ("FASTEST_FIRST", "PCI_BUS_ID")
 
@@ -62,15 +62,6 @@ def candidates(devices: Sequence[Device]) -> tuple[Candidate, ...]:
         model = f"{name if isinstance(name, str) else '?'} {device.compute_capability.value}"
         found.append(Candidate(device.key, uuid, bus, model, mig))
     return tuple(found)
-
-
-def from_environment(devices: Sequence[Device], environ: Mapping[str, str]) -> Visibility:
-    """`resolve` for a process with this environment."""
-    return resolve(
-        environ.get("CUDA_VISIBLE_DEVICES"),
-        environ.get("CUDA_DEVICE_ORDER"),
-        candidates(devices),
-    )
 
 
 def resolve(
