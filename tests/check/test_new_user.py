@@ -77,7 +77,7 @@ def test_a_misspelt_setting_is_said_before_anything_runs(
     (here / "pyproject.toml").write_text("[tool.gpuprobe]\nbasline = 'memory.json'\n")
     assert main(["check", "train.py", *TO_FILE]) == 2
     err = capfd.readouterr().err
-    assert "pyproject.toml: [tool.gpuprobe] has an unknown key 'basline'" in err
+    assert "pyproject.toml: [tool.gpuprobe]: unknown key 'basline'" in err
     assert "did you mean 'baseline'?" in err
 
 

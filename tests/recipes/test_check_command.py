@@ -98,7 +98,7 @@ BROKEN: dict[str, tuple[Callable[[str], bytes], str]] = {
     "another program's": (lambda text: b'{"schema": "other", "version": 3}', "is not a gpuprobe"),
     "a check's report": (put("schema", value="gpuprobe.check"), "is not a gpuprobe baseline"),
     "a baseline of hazards": (put("schema", value="gpuprobe.hazards-baseline"), "is not a gpupr"),
-    "a newer schema": (put("version", value=[9, 0]), "written by a newer gpuprobe"),
+    "a newer schema": (put("version", value=[9, 0]), "version 9.0 is newer than this gpuprobe"),
     "no version": (changed(lambda data: data.pop("version")), "is damaged"),
     "no metrics": (changed(lambda data: data.pop("metrics")), "is damaged"),
     "no steps": (changed(lambda data: data.pop("steps")), "is damaged"),
