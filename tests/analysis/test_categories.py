@@ -244,11 +244,11 @@ EXPECTED = {
 def test_adamw_holds_two_moments_and_a_gradient_per_parameter(name: str) -> None:
     (trace,) = _traces(SNAPSHOTS[name])
     ledger = ledger_of(trace)
-    mark = live_at(ledger, ledger.events - 1)
+    last = ledger.events - 1
     count, size = EXPECTED[name]
     requested: dict[str, list[int]] = {}
-    for code, asked in zip(mark.category, mark.requested, strict=True):
-        requested.setdefault(Category.from_code(code).value, []).append(asked)
+    for code, row in zip(live_at(ledger, last).category, ledger.alive(last), strict=True):
+        requested.setdefault(Category.from_code(code).value, []).append(ledger.requested[row])
     for category, times in (("parameter", 1), ("gradient", 1), ("optimizer_state", 2)):
         assert len(requested[category]) == times * count
         assert sum(requested[category]) == times * size
