@@ -38,7 +38,6 @@ from gpuprobe.tui.monitor.reader_thread import (
 from gpuprobe.tui.probe_app import APP_KEYS, ProbeApp
 from gpuprobe.tui.widgets.keymap import Key, KeyBar, actions_of, bindings
 from gpuprobe.tui.widgets.palette import DEFAULT, default_palette
-from gpuprobe.tui.widgets.prompt import Prompt
 from gpuprobe.tui.widgets.styled_text import Line
 from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
@@ -337,6 +336,8 @@ class TopApp(ProbeApp):
         self._show()
 
     def action_filter(self) -> None:
+        from gpuprobe.tui.widgets.prompt import Prompt  # 60 ms: Textual's Input
+
         hint = (
             "words that all occur; user: pid: gpu: job: search there only   Enter keeps, Esc drops"
         )

@@ -12,7 +12,6 @@ from textual.message import Message
 from textual.strip import Strip
 
 from gpuprobe.tui.widgets.keymap import Key, bindings
-from gpuprobe.tui.widgets.prompt import Prompt
 from gpuprobe.tui.widgets.styled_text import Line, text_of
 from gpuprobe.tui.widgets.text_pane import TextPane
 
@@ -239,6 +238,8 @@ class ItemTable(TextPane, can_focus=True):
         return False
 
     def action_find(self) -> None:
+        from gpuprobe.tui.widgets.prompt import Prompt  # 60 ms: Textual's Input
+
         start = self.cursor
 
         def changed(text: str) -> str:
