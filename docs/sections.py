@@ -18,10 +18,13 @@ import textwrap
 import tokenize
 from collections.abc import Callable, Sequence
 from enum import EnumMeta
+from pathlib import Path
 from typing import Any
 
 import rules_page
 from gpu_table import gpu_tables
+
+ROOT = Path(__file__).resolve().parent.parent
 
 _LITERAL = re.compile(r"``([^`]+)``")
 
@@ -485,7 +488,31 @@ def gate_metrics() -> str:
     return "\n".join(rows)
 
 
+def layers() -> str:
+    """The floors as import-linter has them, highest first."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    listed = re.search(r"^layers = \[\n(.*?)^\]", text, re.DOTALL | re.MULTILINE)
+    if listed is None:
+        raise RuntimeError("pyproject.toml has no contract of layers")
+    rows = [line.strip().strip('",').replace("gpuprobe.", "") for line in listed[1].splitlines()]
+    return "```text\n" + "\n".join(re.sub(r"[()]", "", row) for row in rows) + "\n```"
+
+
+def rooms() -> str:
+    """Every package, with the first sentence of its docstring."""
+    package = ROOT / "gpuprobe"
+    rows = []
+    for file in sorted(package.rglob("__init__.py")):
+        if file.parent != package:
+            room = file.parent.relative_to(package).as_posix()
+            text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+            rows.append((f"`{room}/`", text.partition("\n")[0]))
+    return table(("room", "what is in it"), rows)
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
+    "layers": layers,
+    "rooms": rooms,
     "gate-metrics": gate_metrics,
     "commands": command_list,
     "command-reference": command_reference,

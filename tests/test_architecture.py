@@ -1,0 +1,44 @@
+"""The shape of the package: small folders, short files, the field's words, a true map."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "gpuprobe"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_no_folder_has_more_than_twelve_files() -> None:
+    folders = {file.parent for file in SOURCES}
+    full = {
+        folder.relative_to(ROOT).as_posix(): count
+        for folder in folders
+        if (count := sum(file.is_file() for file in folder.iterdir())) > 12
+    }
+    assert not full
+
+
+def test_no_file_has_more_than_600_lines() -> None:
+    lengths = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in SOURCES}
+    assert not {str(file.relative_to(ROOT)): n for file, n in lengths.items() if n > 600}
+
+
+def test_names_and_texts_use_the_words_of_the_field() -> None:
+    """Words that once stood for "reported", "non-tensor memory", "allocated" and "unmatched"."""
+    private = re.compile(r"(?<![a-zA-Z])(heard|beside|born|strangers)(?![a-zA-Z])", re.IGNORECASE)
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+        for file in SOURCES
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        if private.search(line)
+    ]
+    assert not found
+
+
+def test_the_map_names_files_that_exist() -> None:
+    page = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:gpuprobe|tests|docs|benchmarks|examples)/[\w./-]+)`", page)
+    assert len(paths) > 20
+    assert not [path for path in paths if not (ROOT / path).exists()]
