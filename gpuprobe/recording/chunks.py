@@ -22,13 +22,13 @@ import struct
 import sys
 import zlib
 from array import array
-from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any
 
 from gpuprobe.errors import DataError, UnsupportedSchema
 from gpuprobe.model.codec import Bounds, from_plain, to_plain
 from gpuprobe.model.memory import Category, Segment, TraceAction
+from gpuprobe.model.record import record
 from gpuprobe.model.trace import (
     COLUMNS,
     AllocatorSettings,
@@ -151,13 +151,13 @@ def decode_chunk(data: bytes, name: str) -> MemoryTrace:
 _Count = Annotated[int, Bounds(0, (1 << 63) - 1)]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class _Blob:
     stored: _Count
     crc32: _Count
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class _StoredColumn(_Blob):
     table: str
     name: str
@@ -165,18 +165,18 @@ class _StoredColumn(_Blob):
     rows: _Count
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class _Tables(_Blob):
     length: _Count
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class _RowCounts:
     events: _Count
     baseline: _Count
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class _Header:
     device: str
     step: int | None
@@ -188,7 +188,7 @@ class _Header:
     tables: _Tables
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class _Texts:
     strings: list[str]
     frames: list[Frame]

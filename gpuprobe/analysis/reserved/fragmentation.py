@@ -12,13 +12,13 @@ in segments with a live block are pinned by it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from gpuprobe.allocator.rules import PAGE_SMALL
 from gpuprobe.analysis.peak.high_water import Share, shares
 from gpuprobe.analysis.trace.frames import Lines
 from gpuprobe.model.memory import Block, BlockState, Segment
 from gpuprobe.model.place import SourceLine
+from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace, StackTable
 from gpuprobe.model.values import ReadStatus, Unavailable
@@ -29,7 +29,7 @@ __all__ = ["Fragmentation", "Pin", "PoolSpace", "fragmentation", "pins", "space"
 _LARGE_PAGE = 20 * 1024 * 1024  # torch's default large_segment_size
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PoolSpace:
     """The bytes of a set of segments: one pool and stream, or all of them.
 
@@ -66,7 +66,7 @@ class PoolSpace:
         return 1 - self.largest_hole / self.free if self.free else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Pin:
     """A partly empty segment and the blocks in use that keep it. Bytes.
 
@@ -86,7 +86,7 @@ class Pin:
     by_line: tuple[Share[SourceLine], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Fragmentation:
     """The account of one layout. ``moment`` says of when: ``end``, ``peak`` or ``oom``."""
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from gpuprobe.model.record import record
 from gpuprobe.model.run.session import Environment, Session, SessionEnd, Step
 from gpuprobe.model.values import Unavailable
 
 __all__ = ["Run", "RunSummary"]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RunSummary:
     """Of a recording's first rank, the session and the newest step.
 
@@ -25,7 +26,7 @@ class RunSummary:
     end: SessionEnd | None = field(default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Run:
     """A recording that is being written. ``pids``: the processes that write it (and children of
     theirs). ``seen``: its session and newest step, None before the session begins.

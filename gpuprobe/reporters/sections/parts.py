@@ -7,11 +7,11 @@ differs in size, not in words: a column without a width is left out where lines 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from gpuprobe.model.findings import Level
 from gpuprobe.model.place import Place
+from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes, human_delta, human_ns
 from gpuprobe.model.values import Peak, Unavailable
 
@@ -50,7 +50,7 @@ AUTO = -1
 LineKind = Literal["paragraph", "item", "bullet", "alert", "numbered", "heading"]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Cell:
     """What a table says in one place.
 
@@ -68,7 +68,7 @@ class Cell:
     share: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Column:
     """A column: its title, and its ``width`` in text, after ``gap`` spaces. A width of 0 is the
     rest of the line (``cut``: what does not fit is left out); without a width, the column is only
@@ -86,7 +86,7 @@ class Column:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Row:
     """Cells, one for each column of the table. ``flagged``: what this row says is wrong; ``note``
     is a sentence about the row.
@@ -97,7 +97,7 @@ class Row:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Table:
     """``foot`` are remainders and totals, which no sorting moves. ``flags``: the text sets flagged
     rows apart by a mark in front. ``header``: the text shows the columns' titles.
@@ -113,7 +113,7 @@ class Table:
     note_indent: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Line:
     """A sentence, or several. ``label`` is set apart in front; ``indent`` counts columns of text;
     ``code`` is a cause that names places, ``place`` a place alone. ``lead`` is the figure
@@ -133,7 +133,7 @@ class Line:
         return f"{self.lead} {self.text}" if self.lead else self.text
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Facts:
     """Labels and values; ``width`` is that of the labels in text."""
 
@@ -141,7 +141,7 @@ class Facts:
     width: int = 24
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Code:
     """Code or a command, to be copied: never wrapped. ``indent`` counts columns of text."""
 
@@ -149,14 +149,14 @@ class Code:
     indent: int = 5
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Source:
     """The line of source at a place, where it can be read."""
 
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Section:
     """One thing that a report says. ``name`` is its anchor, ``short`` its name in a list of
     sections, ``hint`` how it is to be read, where there is room for that. ``figure`` is what
