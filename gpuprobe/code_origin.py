@@ -10,8 +10,6 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Final
 
-__all__ = ["PACKAGE", "folder_of", "line_of"]
-
 PACKAGE: Final = str(Path(__file__).parent) + os.sep
 """What the file names of gpuprobe's own code begin with."""
 

@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["Patches", "patch"]
-
 _ABSENT = object()
 
 

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 
 from gpuprobe.errors import InternalError
 
-__all__ = ["KEY_SHIFT", "BlockPool", "ExpandableRange", "FreeList", "PoolBlock", "PrivatePool"]
-
 KEY_SHIFT = 64
 
 

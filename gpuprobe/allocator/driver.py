@@ -12,8 +12,6 @@ from typing import Protocol
 
 from gpuprobe.allocator.rules import ROUND_LARGE, round_up
 
-__all__ = ["ADDRESS_ORDERS", "Driver", "SimulatedDriver"]
-
 ADDRESS_ORDERS = ("ascending", "descending", "shuffled:1", "shuffled:2")
 """The orders a what-if is run under: two extremes and two shuffles with fixed seeds."""
 

@@ -14,17 +14,6 @@ from gpuprobe.allocator.state import AllocatorState
 from gpuprobe.errors import InternalError
 from gpuprobe.model.memory import TraceAction
 
-__all__ = [
-    "allocate",
-    "best_fit",
-    "lowest_fit",
-    "merge",
-    "new_range",
-    "page_size",
-    "release_range",
-    "unmap",
-]
-
 _MAP: Final = TraceAction.SEGMENT_MAP.code
 _UNMAP: Final = TraceAction.SEGMENT_UNMAP.code
 

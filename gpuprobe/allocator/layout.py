@@ -12,8 +12,6 @@ from gpuprobe.errors import DataError
 from gpuprobe.model.memory import Block as BlockRow
 from gpuprobe.model.memory import BlockState, Segment
 
-__all__ = ["PlacedBlock", "PlacedRange", "PlacedSegment", "load_layout", "segments"]
-
 
 @dataclass(slots=True)
 class PlacedBlock:

@@ -11,8 +11,6 @@ from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import EventColumns, MemoryTrace
 
-__all__ = ["TraceRecorder"]
-
 _OOM: Final = TraceAction.OOM.code
 
 

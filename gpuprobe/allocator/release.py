@@ -16,16 +16,6 @@ from gpuprobe.allocator.rules import NO_LIMIT
 from gpuprobe.allocator.state import AllocatorState
 from gpuprobe.model.memory import TraceAction
 
-__all__ = [
-    "available_to_release",
-    "collect_garbage",
-    "garbage_round",
-    "release_available",
-    "release_half",
-    "release_pool",
-    "release_segment",
-]
-
 _SEGMENT_FREE: Final = TraceAction.SEGMENT_FREE.code
 
 

@@ -8,24 +8,6 @@ from __future__ import annotations
 
 from gpuprobe.model.trace import AllocatorSettings
 
-__all__ = [
-    "MIB",
-    "MIN_BLOCK",
-    "MIN_LARGE",
-    "NO_LIMIT",
-    "PAGE_SMALL",
-    "ROUND_LARGE",
-    "SMALL_LIMIT",
-    "SMALL_SEGMENT",
-    "allocation_size",
-    "divisions_for",
-    "expandable_span",
-    "limit",
-    "max_slack",
-    "round_size",
-    "round_up",
-]
-
 MIB = 1 << 20
 
 MIN_BLOCK = 512

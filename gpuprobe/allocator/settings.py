@@ -14,8 +14,6 @@ from gpuprobe.allocator.rules import MIB
 from gpuprobe.errors import ConfigError
 from gpuprobe.model.trace import AllocatorSettings
 
-__all__ = ["KEYS", "differences", "memory_fraction", "parse_conf", "to_conf"]
-
 _SIMULATED = (
     "expandable_segments",
     "max_split_size_mb",

@@ -25,8 +25,6 @@ from gpuprobe.allocator.state import AllocatorState
 from gpuprobe.errors import InternalError
 from gpuprobe.model.memory import TraceAction
 
-__all__ = ["Simulator"]
-
 _ALLOC: Final = TraceAction.ALLOC.code
 _FREE_REQUESTED: Final = TraceAction.FREE_REQUESTED.code
 _FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code

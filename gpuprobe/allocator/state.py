@@ -12,8 +12,6 @@ from gpuprobe.allocator.rules import NO_LIMIT, limit
 from gpuprobe.allocator.settings import memory_fraction
 from gpuprobe.model.trace import AllocatorSettings
 
-__all__ = ["AllocatorState", "Listener"]
-
 Listener = Callable[[int, int, int, int, int], None]
 """Called with (action code, address, size, stream, pool index) for each trace entry that torch
 would record, in torch's order."""

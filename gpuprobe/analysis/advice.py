@@ -22,8 +22,6 @@ from gpuprobe.model.run.session import DeviceWindow
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Unavailable
 
-__all__ = ["Evidence", "advise"]
-
 RULES = tuple(
     define(id, "suggestion", Level.NOTE, title)
     for id, title in (

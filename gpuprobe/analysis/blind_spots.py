@@ -12,8 +12,6 @@ from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.values import ReadStatus, Unavailable
 
-__all__ = ["blind_spots"]
-
 _FEW = 8
 """Ranks that a sentence names."""
 

@@ -16,8 +16,6 @@ from gpuprobe.model.run.session import Placed, Step
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Peak, Unavailable
 
-__all__ = ["RULES", "all_findings", "imbalance", "misplaced", "placement_of"]
-
 SMALL_PART = 0.10
 """A part of the model on a device of its own with less than this share of the model's bytes was
 hardly put there to make room: it looks forgotten."""

@@ -34,8 +34,6 @@ from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import Peak, ReadStatus, Unavailable
 
-__all__ = ["compare_ranks", "merge_steps"]
-
 _K = TypeVar("_K", bound=Key)
 
 _WAITING = ("backward", "setup")

@@ -59,8 +59,6 @@ from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import KnownTensors, Step
 from gpuprobe.model.values import Peak, ReadStatus, Unavailable
 
-__all__ = ["summarize"]
-
 _NOT_MEASURED = Unavailable("not measured", ReadStatus.NOT_COLLECTED)
 
 

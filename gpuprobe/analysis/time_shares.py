@@ -8,8 +8,6 @@ from gpuprobe.model.report import PhaseTime, TimeShares
 from gpuprobe.model.run.session import Collective, Step
 from gpuprobe.model.values import Bytes, Unavailable
 
-__all__ = ["full_steps", "joined_calls", "time_shares"]
-
 
 def full_steps(steps: Sequence[Step]) -> list[Step]:
     """The steps that tell how long a step takes: not the first, in which everything is done for

@@ -10,8 +10,6 @@ from gpuprobe.model.machine.devices import Device, Inventory
 if TYPE_CHECKING:
     from gpuprobe.probes.base import Detail
 
-__all__ = ["demo_fleets", "devices", "inventory"]
-
 
 def devices() -> list[Device]:
     """All GPUs of this machine, whatever CUDA may see of them, by NVML.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from gpuprobe.reporters.support_bundle.redact import Redactor
     from gpuprobe.reporters.text.draw import DrawnLine
 
-__all__ = ["diagnose", "diagnose_ranks", "diagnosis_lines", "doctor"]
-
 
 def doctor() -> list[Finding]:
     """What is wrong with this machine: findings, the worst first. Empty where all is well.

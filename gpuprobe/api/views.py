@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from gpuprobe.hazards.results import Hazards
     from gpuprobe.model.run.recording import RankRecording, Recording
 
-__all__ = [
-    "VIEWS",
-    "read_hazards",
-    "write_check",
-    "write_diff",
-    "write_flamegraph",
-    "write_perfetto",
-    "write_report",
-    "write_snapshot",
-]
-
 StrPath = str | os.PathLike[str]
 
 

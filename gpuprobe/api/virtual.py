@@ -15,16 +15,6 @@ if TYPE_CHECKING:
     from gpuprobe.sampler.program import Program
     from gpuprobe.virtual.session import Session
 
-__all__ = [
-    "check_gpu",
-    "estimate",
-    "estimate_program",
-    "fit",
-    "fit_program",
-    "trial",
-    "virtual_gpu",
-]
-
 
 def check_gpu(name: str) -> None:
     """Raises ConfigError where the catalogue has no such GPU (``h100-80gb``, ``2xa100-40gb``)."""

@@ -11,8 +11,6 @@ import argparse
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["PROJECTS_OWN", "Sorted", "sort_options"]
-
 PROJECTS_OWN = ""
 """Stands for the script where none is given and the project's own is to be run, for parsers with
 the default ``projects_own=True``: ``gpuprobe check -- --epochs 1``."""

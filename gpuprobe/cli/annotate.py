@@ -16,8 +16,6 @@ from gpuprobe.errors import UsageError
 if TYPE_CHECKING:
     from gpuprobe.model.findings import Finding
 
-__all__ = ["Annotations", "add_option"]
-
 _AUTO = "auto"
 
 

@@ -11,17 +11,6 @@ from typing import NamedTuple
 from gpuprobe.cli import stderr
 from gpuprobe.errors import ProgramFailed, UsageError
 
-__all__ = [
-    "Target",
-    "add_demo",
-    "add_program",
-    "add_top",
-    "add_virtual_run",
-    "answering",
-    "positive",
-    "program_of",
-]
-
 
 class Target(NamedTuple):
     """A script, or (``module``) a module, and its arguments."""

@@ -7,8 +7,6 @@ import errno
 import os
 import sys
 
-__all__ = ["cannot_write", "flush_stdout", "give_up", "open_where_closed"]
-
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 

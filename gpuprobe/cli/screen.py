@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["can_show"]
-
 
 def can_show() -> bool:
     """True where both ends are a terminal that can place a cursor.

@@ -15,8 +15,6 @@ from gpuprobe.model.values import Unavailable
 if TYPE_CHECKING:
     from gpuprobe.model.run.session import Step
 
-__all__ = ["INTERVAL", "StatusLine", "text_of"]
-
 INTERVAL = 10.0
 """Seconds between two lines, and before the first: they stay among the program's own output."""
 

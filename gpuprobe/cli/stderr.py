@@ -6,8 +6,6 @@ import sys
 
 from gpuprobe.model.text import visible
 
-__all__ = ["error", "note", "print_line", "warning", "write"]
-
 
 def print_line(text: str) -> None:
     """One line as it is. A closed stderr is no reason to fail."""

@@ -15,8 +15,6 @@ from types import FrameType
 
 from gpuprobe.cli import exit_codes, stderr
 
-__all__ = ["supervised"]
-
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 

@@ -17,8 +17,6 @@ from gpuprobe.exporter.thread import READ_TIMEOUT
 if TYPE_CHECKING:
     from gpuprobe.reporters.metrics.metrics import Family
 
-__all__ = ["MetricsServer", "parse_listen"]
-
 _MOST = 32  # connections at a time; more are closed at once
 _IDLE = 5.0  # seconds after which a connection that sends nothing is closed
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gpuprobe.probes.inventory import DeviceWatch
     from gpuprobe.reporters.metrics.metrics import Family
 
-__all__ = ["SOURCES", "ExportSettings", "MachineMetrics", "Measured", "families_of"]
-
 SOURCES = ("nvml",)
 """What is asked of the devices. NVML alone: asking it creates no CUDA context."""
 

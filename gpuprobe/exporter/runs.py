@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gpuprobe.recording.totals import TotalsTail
     from gpuprobe.reporters.metrics.run import RunReading
 
-__all__ = ["LINGER", "MAX_RANKS", "RunWatch", "RunsReading"]
-
 LINGER = 600.0
 """Seconds for which a run that was found, and not named, is still exported after its end: long
 enough that its last values are fetched."""

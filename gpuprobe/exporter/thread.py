@@ -13,8 +13,6 @@ from gpuprobe.exporter.readings import MachineMetrics, Measured, families_of
 if TYPE_CHECKING:
     from gpuprobe.reporters.metrics.metrics import Family
 
-__all__ = ["READ_TIMEOUT", "STALE", "ReadingThread"]
-
 READ_TIMEOUT = 8.0
 """Seconds that a scrape waits for a reading at most: less than the 10 s after which Prometheus
 gives a scrape up by default."""

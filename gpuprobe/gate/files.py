@@ -16,15 +16,6 @@ if TYPE_CHECKING:
     from gpuprobe.hazards.known import KnownFinding
     from gpuprobe.model.findings import Finding
 
-__all__ = [
-    "ensure_replaceable",
-    "ensure_writable",
-    "read_baseline",
-    "read_known",
-    "write_baseline",
-    "write_known",
-]
-
 StrPath = str | os.PathLike[str]
 
 

@@ -24,17 +24,6 @@ from gpuprobe.gate.project import ProjectSettings, tolerance_of
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Baseline, Setting, Tolerance
 
-__all__ = [
-    "BASELINE",
-    "CALL",
-    "DEFAULT",
-    "PROJECT",
-    "CheckPlan",
-    "baseline_path",
-    "plan",
-    "tolerances",
-]
-
 CALL: Final = "command line"
 BASELINE: Final = "baseline"
 PROJECT: Final = "pyproject.toml"

@@ -35,8 +35,6 @@ from gpuprobe.model.codec import Bounds, Malformed, Parsed, closed, from_plain, 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Tolerance
 
-__all__ = ["KEYS", "ProjectSettings", "read_project", "tolerance_of"]
-
 KEYS: Final = ("baseline", "gpu", "hazards", "run", "steps", "tolerance")
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

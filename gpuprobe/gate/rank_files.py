@@ -13,8 +13,6 @@ from gpuprobe.model.files import atomic_write
 if TYPE_CHECKING:
     from gpuprobe.hazards.results import Hazards
 
-__all__ = ["clear_rank_file", "rank_file", "together"]
-
 
 def rank_file(path: Path, rank: int) -> Path:
     """Where a rank's own result lies, next to the ``path`` of all of them."""

@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 from gpuprobe.hazards.observer import Observer, StorageTag
 
-__all__ = ["DeviceModel", "ThreadState"]
-
 
 class ThreadState(Protocol):
     """What one thread has current."""

@@ -23,8 +23,6 @@ from gpuprobe.hazards.observer import HOST
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import tensors_in
 
-__all__ = ["Collectives"]
-
 _TORCH: Final = folder_of(torch)
 _DISTRIBUTED: Final = f"{_TORCH}distributed/distributed_c10d.py"
 # Between a Python call and its operator: torch.compile's guards, the dispatcher.

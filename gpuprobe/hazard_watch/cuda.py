@@ -25,8 +25,6 @@ from gpuprobe.hazards.footprint import Footprint, of_tensor
 from gpuprobe.hazards.observer import HOST, PINNED, Observer
 from gpuprobe.patching import Patches
 
-__all__ = ["CudaSource"]
-
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _REPORTS: Final = (
     ("EventRecordCallbacks", "_recorded"),

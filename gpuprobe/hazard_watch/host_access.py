@@ -15,8 +15,6 @@ from gpuprobe.hazards.observer import PINNED
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import is_meta
 
-__all__ = ["install", "is_number"]
-
 
 class _Assigned(threading.local):
     """Whether a Python number is being assigned to a part of a tensor."""

@@ -8,8 +8,6 @@ import torch
 
 from gpuprobe.hazards.rules import ALSO_WRITTEN
 
-__all__ = ["SYNCS_FIRST", "Plan"]
-
 # No kernel runs for these: they make or describe memory.
 _NO_KERNEL: Final = frozenset(
     """empty empty_like empty_strided new_empty new_empty_strided set_ resize_ resize_as_

@@ -12,8 +12,6 @@ import numpy as np
 
 from gpuprobe.hazards.footprint import of_tensor
 
-__all__ = ["PinnedArray", "origin", "rewatched", "watched"]
-
 _READS: Final = (
     *("all", "any", "argmax", "argmin", "argpartition", "argsort", "astype", "choose", "clip"),
     *("compress", "conj", "conjugate", "copy", "cumprod", "cumsum", "dot", "dump", "dumps"),

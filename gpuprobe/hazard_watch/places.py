@@ -15,8 +15,6 @@ import typing_extensions
 from gpuprobe.code_origin import PACKAGE, folder_of, line_of
 from gpuprobe.model.place import Place
 
-__all__ = ["place", "site_at_hand"]
-
 _SKIP: Final = (
     folder_of(torch),
     PACKAGE,

@@ -18,8 +18,6 @@ import torch
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import tensors_in
 
-__all__ = ["PROCESSES", "Processes"]
-
 PROCESSES: Final = -2
 """The device of the actor that stands for all other processes."""
 

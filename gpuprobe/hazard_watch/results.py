@@ -17,8 +17,6 @@ from gpuprobe.hazards.results import Hazards, SyncRow
 from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.place import Place
 
-__all__ = ["FindingsSoFar", "fill"]
-
 _ALLOW_COMMENT: Final = "gpuprobe: allow"
 
 

@@ -18,8 +18,6 @@ from gpuprobe.hazards.observer import PINNED
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import is_meta, parts
 
-__all__ = ["EventSource"]
-
 _NEVER_SEEN: Final = (
     "kernels outside torch's dispatcher (Triton, custom extensions, NCCL): name what they touch "
     "with gpuprobe.declare_access",

@@ -16,8 +16,6 @@ from gpuprobe.hazards.ledger import SyncLedger
 from gpuprobe.hazards.observer import PINNED, StorageTag
 from gpuprobe.torch_support.tensors import parts
 
-__all__ = ["PINNED_SPACE", "StreamSource"]
-
 _SPACE: Final = 1 << 56  # one address space per device, and one for pinned memory
 PINNED_SPACE: Final = 1 << 60
 """Addresses from here on are those of pinned memory."""

@@ -7,8 +7,6 @@ from typing import Any, Final, NamedTuple
 from gpuprobe.hazards.footprint import Footprint
 from gpuprobe.model.rules import Rule
 
-__all__ = ["FEW", "HOST", "Access", "Block", "Race", "Sync", "coarser"]
-
 HOST: Final = 0
 """The host's index among the actors. Host threads count as one, ordered as Python ran them."""
 FEW: Final = 8

@@ -23,8 +23,6 @@ from gpuprobe.hazards.footprint import Footprint, overlap
 from gpuprobe.hazards.freed import FreedBytes
 from gpuprobe.model.rules import Rule
 
-__all__ = ["ADDED", "Edit", "Engine", "LogEntry"]
-
 ADDED: Final = "added by a fix"
 """The operator of accesses that an `Edit` adds."""
 

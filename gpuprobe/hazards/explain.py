@@ -15,8 +15,6 @@ from gpuprobe.hazards.known import fingerprint
 from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.place import Place
 
-__all__ = ["PlaceOf", "finding", "source_of", "why_not_ordered"]
-
 PlaceOf = Callable[[Any], Place | None]
 """What a front end's opaque site means: a file and a line, or None."""
 

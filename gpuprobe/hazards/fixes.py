@@ -12,8 +12,6 @@ from gpuprobe.hazards import rules
 from gpuprobe.hazards.accesses import HOST, Access, Race
 from gpuprobe.hazards.engine import ADDED, Edit, Engine, LogEntry
 
-__all__ = ["Repair", "repair", "stream_name"]
-
 _EVENT: Final = 1 << 62  # of a fix: a number that no event of the program has
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["Footprint", "of_tensor", "overlap", "whole"]
-
 _new: Final = tuple.__new__
 
 _MAX_STEPS: Final = 20_000

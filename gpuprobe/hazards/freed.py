@@ -6,8 +6,6 @@ from bisect import bisect_left, insort
 
 from gpuprobe.hazards.accesses import Access
 
-__all__ = ["FreedBytes"]
-
 
 class FreedBytes:
     """Intervals of addresses, and the accesses that the next owner of their bytes inherits."""

@@ -20,20 +20,6 @@ from gpuprobe.model.codec import Bounds, Parsed, from_plain
 from gpuprobe.model.document import check_version, header
 from gpuprobe.model.findings import Finding
 
-__all__ = [
-    "SCHEMA",
-    "VERSION",
-    "Comparison",
-    "KnownFinding",
-    "compare",
-    "dumps",
-    "fingerprint",
-    "known",
-    "loads",
-    "may_be_one",
-    "normalized",
-]
-
 SCHEMA: Final = "gpuprobe.hazards-baseline"
 VERSION: Final = (2, 0)
 """(major, minor); a minor version only adds keys.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["REPLACEMENTS", "SyncEntry", "SyncLedger"]
-
 REPLACEMENTS: Final = {
     "item": "accumulate on the device and read it every N steps, or copy it with "
     "non_blocking=True and read it later",

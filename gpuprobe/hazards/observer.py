@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
-__all__ = ["HOST", "PINNED", "AllocatedBlock", "Observer", "StorageTag"]
-
 HOST: Final = -1
 """Place of ordinary host memory. Places from 0 on are device indices."""
 PINNED: Final = -2

@@ -10,8 +10,6 @@ from gpuprobe.hazards.results import Hazards, SyncRow
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place
 
-__all__ = ["merge"]
-
 
 def merge(found: Mapping[int, Hazards], world_size: int) -> Hazards:
     """The results of ``found``'s ranks together. What several ranks found (the same fingerprint)

@@ -8,8 +8,6 @@ from gpuprobe.hazards.known import Comparison
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place
 
-__all__ = ["Hazards", "SyncRow", "ending"]
-
 
 def ending(error: BaseException | None, code: int = 1) -> str:
     """How a program ended that failed, in a line."""

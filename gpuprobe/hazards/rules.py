@@ -11,25 +11,6 @@ from typing import Final
 from gpuprobe.model.findings import Level
 from gpuprobe.model.rules import define
 
-__all__ = [
-    "ALSO_WRITTEN",
-    "GRADIENT",
-    "GRAPH",
-    "GRAPH_FREED",
-    "HOST_ALIAS",
-    "HOST_READ",
-    "HOST_WRITE",
-    "IMPLICIT_SYNC",
-    "READ_AFTER_WRITE",
-    "RULES",
-    "SELF_WAIT",
-    "SHARED",
-    "USE_AFTER_FREE",
-    "WRITE_AFTER_READ",
-    "WRITE_AFTER_WRITE",
-]
-
-
 READ_AFTER_WRITE: Final = define(
     "GP201",
     "read-after-write",

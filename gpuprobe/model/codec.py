@@ -28,8 +28,6 @@ from gpuprobe.errors import DataError, GpuprobeError
 from gpuprobe.model.findings import Finding, to_document
 from gpuprobe.model.values import ReadStatus, Unavailable
 
-__all__ = ["Bounds", "Malformed", "Parsed", "closed", "from_plain", "to_plain", "unknown_key"]
-
 T = TypeVar("T")
 
 

@@ -13,8 +13,6 @@ from typing import IO, Any
 from gpuprobe._version import __version__
 from gpuprobe.errors import DataError, UnsupportedSchema
 
-__all__ = ["check_version", "header", "write"]
-
 
 def header(schema: str, version: tuple[int, int]) -> dict[str, Any]:
     """The first keys of a document."""

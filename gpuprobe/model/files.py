@@ -11,8 +11,6 @@ from typing import IO
 
 from gpuprobe.errors import UsageError
 
-__all__ = ["atomic_write", "is_special", "new_file"]
-
 
 def is_special(path: Path) -> bool:
     """Whether something is there that is neither a file nor a folder: a device, a pipe. Such a

@@ -9,8 +9,6 @@ from typing import Any
 
 from gpuprobe.model.place import Place
 
-__all__ = ["Finding", "Fix", "Level", "place_document", "to_document"]
-
 
 class Level(str, Enum):
     """SARIF's result levels."""

@@ -16,15 +16,6 @@ from enum import Enum
 
 from gpuprobe.model.values import Bytes, Unavailable
 
-__all__ = [
-    "AllocatorCounts",
-    "Block",
-    "BlockState",
-    "Category",
-    "Segment",
-    "TraceAction",
-]
-
 
 class Category(str, Enum):
     """What a block of memory is for. The names follow ``torch.profiler``'s memory profile."""

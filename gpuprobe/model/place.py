@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-__all__ = ["NoPlace", "Place", "SourceLine", "parse_place"]
-
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -19,51 +19,6 @@ from gpuprobe.model.record import record
 from gpuprobe.model.run.session import Collective, Environment, Placed, Session, Step
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 
-__all__ = [
-    "AT_NEAREST_TRACE",
-    "AT_PEAK",
-    "AT_STEP_END",
-    "BlindSpotRow",
-    "CategoryTable",
-    "DeviceMemory",
-    "DevicePeak",
-    "FindingRow",
-    "FragmentationReport",
-    "GrowthReport",
-    "Highlights",
-    "Key",
-    "Layout",
-    "LeakReport",
-    "LeakRow",
-    "MemoryDifference",
-    "MergedStep",
-    "NearestTrace",
-    "NonTensorMemory",
-    "OutOfMemory",
-    "PeakFigures",
-    "PhaseTime",
-    "PinRow",
-    "PinnedMemory",
-    "PoolRow",
-    "RankComparison",
-    "RankError",
-    "RankMemory",
-    "RankPeak",
-    "RankRow",
-    "RankTime",
-    "RecordingInfo",
-    "Remainder",
-    "Report",
-    "Row",
-    "Space",
-    "StepRow",
-    "Steps",
-    "Suggestion",
-    "Table",
-    "TimeDifference",
-    "TimeShares",
-]
-
 Key: TypeAlias = str | Place | NoPlace
 """What a row is of: a line of code, or a category, a module or a phase by its name."""
 

@@ -19,8 +19,6 @@ from inspect import cleandoc
 from gpuprobe.model.findings import Finding, Fix, Level
 from gpuprobe.model.place import Place
 
-__all__ = ["Rule", "define", "registered", "rule_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Rule:

@@ -7,17 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-__all__ = [
-    "cut",
-    "human_bytes",
-    "human_delta",
-    "human_ns",
-    "padded",
-    "visible",
-    "width",
-    "wrapped",
-]
-
 
 def visible(text: str) -> str:
     """The text with control characters shown, not executed.

@@ -14,20 +14,6 @@ from typing import NamedTuple
 
 from gpuprobe.model.memory import Segment, TraceAction
 
-__all__ = [
-    "COLUMNS",
-    "AllocatorSettings",
-    "Annotation",
-    "EventColumns",
-    "Frame",
-    "LiveColumns",
-    "MemoryTrace",
-    "StackTable",
-    "TraceEvent",
-    "parse_tag",
-    "phase_tag",
-]
-
 
 class Frame(NamedTuple):
     """One stack frame: where the code is."""

@@ -10,15 +10,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, NewType, NoReturn, TypeVar
 
-__all__ = [
-    "Bytes",
-    "Peak",
-    "ReadStatus",
-    "Reading",
-    "Unavailable",
-    "available",
-]
-
 Bytes = NewType("Bytes", int)
 """A count of bytes, never of MiB."""
 

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from gpuprobe.errors import ProgramFailed, UsageError
 
-__all__ = ["Way", "way", "with_constant", "with_option"]
-
 
 class Way(NamedTuple):
     """How a value reaches the program: as an ``option`` of its, or in place of a ``constant`` that

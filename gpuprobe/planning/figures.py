@@ -12,8 +12,6 @@ from gpuprobe.model.values import Bytes, Unavailable, available
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.machine import Machine
 
-__all__ = ["estimate_of"]
-
 _NOT_MODELLED = (
     "workspaces that cuDNN picks for convolutions",
     "kernels outside torch's dispatcher: custom CUDA extensions, Triton, NCCL's buffers",

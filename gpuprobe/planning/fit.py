@@ -17,8 +17,6 @@ from gpuprobe.planning.argument import Way, way
 from gpuprobe.planning.search import check_bounds, fit_of, search
 from gpuprobe.virtual.catalogue.gpus import parse_spec
 
-__all__ = ["fit_script"]
-
 _LIMIT: Final = 1800  # seconds for one estimate
 
 _TRIAL: Final = "from gpuprobe.api.virtual import trial; trial()"

@@ -9,8 +9,6 @@ from typing import Any, Final
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.fit import Fit, Trial
 
-__all__ = ["check_bounds", "fit_of", "search"]
-
 _NARROW: Final = 24  # estimates of one search at most; as many tell 2^24 values apart
 
 

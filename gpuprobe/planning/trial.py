@@ -20,8 +20,6 @@ from gpuprobe.planning.argument import with_constant, with_option
 from gpuprobe.reporters.json import estimate as estimate_json
 from gpuprobe.sampler.program import load_script
 
-__all__ = ["answer"]
-
 
 def answer(estimate: Callable[..., Estimate]) -> None:
     """Do what the order says, with `gpuprobe.api.virtual.estimate_program`."""

@@ -20,8 +20,6 @@ from gpuprobe.model.machine.devices import (
 )
 from gpuprobe.model.record import record
 
-__all__ = ["Detail", "Source", "SourceView"]
-
 Detail = Literal["table", "full"]
 """``table``: the values that the one-shot table prints. ``full``: everything, which takes tens
 of milliseconds per GPU more (NVML measures PCIe throughput over 20 ms)."""

@@ -26,8 +26,6 @@ from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import Detail, SourceView
 from gpuprobe.probes.nvml.calls import pci_bus_id
 
-__all__ = ["CudaDriverSource"]
-
 _LIBRARY = "libcuda.so.1"
 
 # cuda.h, CUresult: what the failures of cuInit mean.

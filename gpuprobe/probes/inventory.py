@@ -28,8 +28,6 @@ from gpuprobe.probes.joining.waterfall import waterfall
 if TYPE_CHECKING:
     from gpuprobe.probes.base import Detail, Source, SourceView
 
-__all__ = ["DeviceWatch", "assemble"]
-
 # name -> (module, class, what pip calls the package, the extra that brings it).
 _SOURCES: dict[str, tuple[str, str, str, str]] = {
     "nvml": ("gpuprobe.probes.nvml.source", "NvmlSource", "pynvml", ""),

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from gpuprobe.testing.fleet import Fleet
     from gpuprobe.testing.motion import Motion
 
-__all__ = ["Monitor"]
-
 XID_EVERY = 15.0
 """Seconds between two readings of the kernel log."""
 

@@ -6,8 +6,6 @@ from gpuprobe.model.machine.devices import GpuProcess, Inventory
 from gpuprobe.model.machine.neighbours import Neighbours
 from gpuprobe.model.values import Unavailable
 
-__all__ = ["neighbours_of"]
-
 
 def neighbours_of(pid: int, device: str, found: Inventory) -> Neighbours | Unavailable:
     """Who shares the GPU that is ``device`` (``cuda:N``) to process ``pid``. `Unavailable` where

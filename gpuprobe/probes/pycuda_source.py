@@ -19,8 +19,6 @@ from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import Detail, SourceView
 from gpuprobe.probes.nvml.calls import pci_bus_id
 
-__all__ = ["PycudaSource"]
-
 
 class PycudaSource:
     """Asks pycuda, imported when first asked."""

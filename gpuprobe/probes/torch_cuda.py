@@ -20,8 +20,6 @@ from gpuprobe.model.machine.devices import (
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import Detail, SourceView
 
-__all__ = ["TorchSource"]
-
 
 class TorchSource:
     """Asks ``torch.cuda``. ``torch`` may be handed in; else it is imported when asked."""

@@ -40,8 +40,6 @@ from gpuprobe.model.trace import (
     StackTable,
 )
 
-__all__ = ["CHUNK_VERSION", "decode_chunk", "encode_chunk"]
-
 CHUNK_VERSION = (1, 0)
 """(major, minor). History: 1.0: first version."""
 

@@ -26,20 +26,6 @@ from gpuprobe.model.codec import Bounds, from_plain
 from gpuprobe.model.document import check_version, header
 from gpuprobe.model.run.recording import SCHEMA, SCHEMA_VERSION
 
-__all__ = [
-    "CHUNK_NAME",
-    "MAX_LINE",
-    "STREAM_NAME",
-    "Header",
-    "chunk_name",
-    "decode_header",
-    "encode_header",
-    "looks_like_stream",
-    "rank_of_stream",
-    "stream_name",
-    "stream_names",
-]
-
 STREAM_NAME = re.compile(r"rank-(\d{5,})\.jsonl")
 CHUNK_NAME = re.compile(r"rank-(\d{5,})\.trace-(\d{6,})\.cols")
 

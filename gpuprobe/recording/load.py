@@ -10,8 +10,6 @@ from gpuprobe.model.run.recording import Recording
 from gpuprobe.recording.files import CHUNK_NAME, STREAM_NAME
 from gpuprobe.recording.reader import RecordingTail, read_recording
 
-__all__ = ["Followed", "load"]
-
 
 def load(path: str | os.PathLike[str]) -> Recording:
     """Read a recording (a directory) or a torch memory snapshot (a ``.pickle`` file).

@@ -19,16 +19,6 @@ from gpuprobe.model.codec import from_plain, to_plain
 from gpuprobe.model.document import check_version, header
 from gpuprobe.model.machine.monitor import SCHEMA, SCHEMA_VERSION, Moment
 
-__all__ = [
-    "WHOLE_EVERY",
-    "MomentLog",
-    "ReplayedLog",
-    "applied",
-    "changes",
-    "last_moment",
-    "read_moments",
-]
-
 _MISFITS = (KeyError, IndexError, ValueError, TypeError, AttributeError, RecursionError)
 
 WHOLE_EVERY = 60

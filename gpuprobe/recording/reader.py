@@ -21,8 +21,6 @@ from gpuprobe.recording.chunks import decode_chunk
 from gpuprobe.recording.files import CHUNK_NAME, stream_names
 from gpuprobe.recording.stream import StreamParser
 
-__all__ = ["RecordingTail", "StreamFile", "read_recording"]
-
 _PIECE = 1 << 20
 
 _HINT = "a recording is a directory written by 'gpuprobe run' or gpuprobe.record(...)"

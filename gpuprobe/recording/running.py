@@ -22,8 +22,6 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.recording.files import rank_of_stream, stream_names
 from gpuprobe.recording.stream import StreamParser
 
-__all__ = ["OpenRecording", "is_alive", "open_recordings", "running", "summarize_run"]
-
 _PROC = Path("/proc")
 
 _HEAD = 1 << 20

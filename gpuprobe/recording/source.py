@@ -9,8 +9,6 @@ from pathlib import Path
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import ReadStatus, Unavailable
 
-__all__ = ["Excerpt", "excerpt"]
-
 _MOST_SOURCE = 4 << 20
 """Bytes of a source file that are read at most."""
 

@@ -14,8 +14,6 @@ from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionE
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.files import MAX_LINE, Header, decode_header, looks_like_stream
 
-__all__ = ["StreamParser", "same_finding"]
-
 
 def same_finding(finding: Finding) -> object:
     """What a later record of the same finding has in common with it: that one replaces it."""

@@ -27,8 +27,6 @@ from gpuprobe.recording.files import stream_names
 from gpuprobe.recording.reader import StreamFile
 from gpuprobe.recording.stream import StreamParser, same_finding
 
-__all__ = ["MAX_NAMES", "RankSum", "TotalsTail"]
-
 MAX_NAMES = 32
 """Names of one sort (phases, collectives, kinds of findings) that are kept apart; what has another
 name is added up as ``other``. They come from the program: there could be any number of them. Of

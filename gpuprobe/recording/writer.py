@@ -26,8 +26,6 @@ from gpuprobe.recording.files import (
     stream_name,
 )
 
-__all__ = ["RecordingWriter"]
-
 _encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
 
 

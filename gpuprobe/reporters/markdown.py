@@ -25,8 +25,6 @@ from gpuprobe.reporters.sections.parts import (
 # An underscore within a word is no mark; nor are these.
 _MARKS = re.compile(r"(?<![^\W_])_|_(?![^\W_])|[^\w /:;,.()%=+✅❌-]")
 
-__all__ = ["lines", "write"]
-
 
 def write(sections: Iterable[Section], stream: TextIO) -> None:
     """Write the sections as Markdown."""

@@ -11,8 +11,6 @@ from typing import TextIO
 
 from gpuprobe.model.text import visible
 
-__all__ = ["Style"]
-
 _BOLD, _RESET = "\x1b[1m", "\x1b[0m"
 
 # What is used when the stream cannot encode the character.

@@ -14,8 +14,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["LIMIT", "Background"]
-
 LIMIT = 10_000
 """Pieces of work that may wait. A disk that takes nothing at all must not fill the memory."""
 

@@ -20,8 +20,6 @@ from gpuprobe.model.run.session import (
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Unavailable
 
-__all__ = ["AtEnd", "DeviceMark", "Mark", "MemorySource", "Sink", "as_bytes"]
-
 
 class Sink(Protocol):
     """Where a recorder writes to. Any method may raise OSError (a full disk, say): the

@@ -16,8 +16,6 @@ from gpuprobe._version import __version__
 from gpuprobe.model.run.session import Environment, Session
 from gpuprobe.model.values import Bytes, Unavailable
 
-__all__ = ["allocator_conf", "as_rank", "describe", "ranks", "session"]
-
 
 def allocator_conf(environ: Mapping[str, str] = os.environ) -> str:
     """The allocator settings the program was started with.

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from gpuprobe.model.run.session import ProgramError
 from gpuprobe.sampler.interruptions import from_program
 
-__all__ = ["Failures", "described", "program_error"]
-
 _log = logging.getLogger("gpuprobe")
 
 

@@ -20,8 +20,6 @@ from typing import Any, Protocol
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.sampler.timeline import PhaseSpan
 
-__all__ = ["BEHIND", "Event", "GpuClock"]
-
 BEHIND = 4
 """Steps that may wait for the GPU to come to their end. A host that runs further ahead gets its
 records without times on the GPU."""

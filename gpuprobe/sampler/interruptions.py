@@ -7,8 +7,6 @@ from typing import Any
 
 from gpuprobe.code_origin import PACKAGE
 
-__all__ = ["from_program"]
-
 
 def from_program(error: BaseException) -> bool:
     """Whether a signal handler of the program's raised this, or its debugger did.

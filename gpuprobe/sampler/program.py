@@ -24,8 +24,6 @@ from typing import Any, NoReturn
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import GpuprobeError, ProgramFailed, UsageError
 
-__all__ = ["Program", "load_module", "load_script", "own_frames", "own_traceback", "when_imported"]
-
 
 class Program:
     """Something to run: its compiled code, and what its ``__main__`` looks like."""

@@ -30,8 +30,6 @@ from gpuprobe.sampler.step_writer import StepWriter
 from gpuprobe.sampler.timeline import MANY_PHASES, OTHER, PhaseSpan, PhaseTimeline, counters_rose
 from gpuprobe.sampler.tracing.traces import Traces, chosen_steps, exact_peak
 
-__all__ = ["LEVELS", "Recorder"]
-
 LEVELS = ("counters", "trace")
 
 _COMPILED = BlindSpot(

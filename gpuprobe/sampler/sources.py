@@ -14,8 +14,6 @@ from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.sampler.base import AtEnd, DeviceMark, Mark, MemorySource
 from gpuprobe.sampler.interruptions import from_program
 
-__all__ = ["CudaCounters", "DeviceUse", "HostMemory", "MarkReader"]
-
 _NOT_COUNTED = Unavailable("this torch does not count it", ReadStatus.UNSUPPORTED)
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from gpuprobe.sampler.gpu_clock import GpuClock
     from gpuprobe.sampler.sources import DeviceUse, MarkReader
 
-__all__ = ["WRITE_TIMEOUT", "StepWriter"]
-
 WRITE_TIMEOUT = 30.0
 """Seconds that the end of a recording waits for a disk that is slow to take the last steps."""
 

@@ -26,16 +26,6 @@ from gpuprobe.model.run.session import (
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.sampler.base import AtEnd, DeviceMark, Mark, as_bytes
 
-__all__ = [
-    "MANY_PHASES",
-    "OTHER",
-    "SETUP",
-    "PhaseSpan",
-    "PhaseTimeline",
-    "assemble",
-    "counters_rose",
-]
-
 _NO_GPU_TIME = Unavailable("not collected")  # as by default: it takes no room in a recording
 
 OTHER = "other"

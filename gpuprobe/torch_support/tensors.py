@@ -7,8 +7,6 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["is_meta", "parts", "storage_key", "tensors_in"]
-
 is_meta = torch._C.TensorBase.is_meta.__get__
 """Whether a tensor truly has no memory: ``Tensor.is_meta`` itself is replaced by a virtual GPU."""
 

@@ -22,8 +22,6 @@ from gpuprobe.tui.widgets.palette import PALETTES, Palette, default_palette
 from gpuprobe.tui.widgets.styled_text import Line
 from gpuprobe.tui.widgets.text_pane import Painter
 
-__all__ = ["APP_KEYS", "ProbeApp"]
-
 APP_KEYS = (
     Key("?", "this help", {"question_mark": "help"}, footer="help"),
     Key("d", "the next theme: dark, light, colour-blind, no colour", {"d": "toggle_theme"}),

@@ -24,8 +24,6 @@ from gpuprobe.tui.widgets.keymap import KeyBar, bindings
 from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
-__all__ = ["RunsScreen", "open_run"]
-
 
 def open_run(app: App[Any], path: str, demo: str | None) -> None:
     """Show a recording over what is there."""

@@ -12,8 +12,6 @@ from textual.screen import ModalScreen
 from gpuprobe.tui.widgets.styled_text import Line, fit
 from gpuprobe.tui.widgets.table import ItemTable
 
-__all__ = ["TextScreen"]
-
 
 class TextScreen(ModalScreen[None]):
     """Lines to read, with a title. Any of the keys that open one closes it."""

@@ -15,8 +15,6 @@ from torch import nn
 
 from gpuprobe.errors import UsageError
 
-__all__ = ["apply"]
-
 
 def apply(change: str) -> None:
     """``change`` is ``bf16``, ``checkpoint``, ``accumulate`` or ``fused``."""

@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Generator", "Generators", "drawing_from"]
-
 _Real: Any = torch._C.Generator
 _lock = threading.RLock()
 # By what C++ code hands over, which is not the object that the program has.

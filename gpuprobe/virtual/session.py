@@ -20,8 +20,6 @@ from gpuprobe.virtual.torch_patches import autocast, collectives, tensors, unini
 from gpuprobe.virtual.torch_patches.intercept import Intercept
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, exclude, include, pass_by
 
-__all__ = ["Session", "current", "virtual_gpu"]
-
 COMPUTE = ("real", "shapes")
 
 _session: Session | None = None

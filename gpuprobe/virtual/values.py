@@ -13,22 +13,6 @@ from gpuprobe.code_origin import PACKAGE, folder_of
 from gpuprobe.errors import NotModelled, ValueNeeded
 from gpuprobe.virtual.machine import Machine, is_meta
 
-__all__ = [
-    "NEED_VALUES",
-    "NO_ANSWER",
-    "answer",
-    "as_number",
-    "caller",
-    "in_engine",
-    "instruction",
-    "no_shape_rule",
-    "not_modelled",
-    "program_line",
-    "refuse",
-    "where",
-    "without_values",
-]
-
 NEED_VALUES: Final = frozenset(
     {
         "_local_scalar_dense",

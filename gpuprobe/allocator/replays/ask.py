@@ -12,8 +12,6 @@ from gpuprobe.allocator.settings import parse_conf
 from gpuprobe.errors import UsageError
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
-__all__ = ["replay_all"]
-
 
 def replay_all(
     traces: Sequence[MemoryTrace],

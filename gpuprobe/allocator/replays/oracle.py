@@ -26,8 +26,6 @@ from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, EventColumns
 
-__all__ = ["Diverged", "TraceSimulator"]
-
 _FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
 _SEGMENT_ALLOC: Final = TraceAction.SEGMENT_ALLOC.code
 _SEGMENT_FREE: Final = TraceAction.SEGMENT_FREE.code

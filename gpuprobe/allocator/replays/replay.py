@@ -25,8 +25,6 @@ from gpuprobe.model.memory import BlockState, Segment, TraceAction
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
-__all__ = ["Divergence", "TraceReplay", "event_pools", "replay_trace"]
-
 _ALLOC: Final = TraceAction.ALLOC.code
 _FREE_REQUESTED: Final = TraceAction.FREE_REQUESTED.code
 _FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from gpuprobe.allocator.replays.replay import Divergence, TraceReplay
 from gpuprobe.allocator.replays.whatif import SettingsAdvice, WhatIfOutcome
 
-__all__ = ["ReplayResult", "TraceResult"]
-
 
 @dataclass(frozen=True, slots=True)
 class TraceResult:

@@ -32,8 +32,6 @@ from gpuprobe.allocator.rules import (
 from gpuprobe.model.memory import BlockState, TraceAction
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
-__all__ = ["StartState", "pool_indices", "start_state"]
-
 _ALLOC: Final = TraceAction.ALLOC.code
 _FREE_REQUESTED: Final = TraceAction.FREE_REQUESTED.code
 _FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 
 from gpuprobe.allocator.blocks import KEY_SHIFT, BlockPool, FreeList, PoolBlock
 
-__all__ = ["TieEvidence"]
-
 
 class TieEvidence:
     """What a trace shows of the order of older blocks.

@@ -27,8 +27,6 @@ from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
-__all__ = ["LIMITS", "Range", "SettingsAdvice", "WhatIfOutcome", "search", "what_if"]
-
 _ALLOC: Final = TraceAction.ALLOC.code
 _FREE_REQUESTED: Final = TraceAction.FREE_REQUESTED.code
 _FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code

@@ -23,8 +23,6 @@ from gpuprobe.analysis.compare.matching import LineInfo, match_lines, match_modu
 from gpuprobe.analysis.peak.high_water import Share
 from gpuprobe.model.place import Place, parse_place
 
-__all__ = ["check_baseline"]
-
 _REFUSED = ("device", "torch", "allocator")
 """What of the environment must be the same: sizes differ with each, whatever the program does."""
 

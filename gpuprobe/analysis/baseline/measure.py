@@ -25,8 +25,6 @@ from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import Unavailable
 
-__all__ = ["baseline_of"]
-
 WARM_UP: Final = 2  # steps: optimizer state is allocated in the first, caches settle by the second
 
 _KINDS = {FIRST: "first step", LATER: "later steps", AFTER: "after the last step"}

@@ -10,17 +10,6 @@ from gpuprobe.analysis.compare.accounts import Account
 from gpuprobe.analysis.compare.diff import DiffRow
 from gpuprobe.model.text import human_bytes
 
-__all__ = [
-    "ACCOUNT_OF",
-    "METRICS",
-    "PEAK",
-    "Baseline",
-    "CheckResult",
-    "MetricResult",
-    "Setting",
-    "Tolerance",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:

@@ -6,8 +6,6 @@ from gpuprobe.analysis.baseline.model import METRICS
 from gpuprobe.model.findings import Level
 from gpuprobe.model.rules import Rule, define
 
-__all__ = ["ENVIRONMENT", "regression"]
-
 _UPDATE = "if this is intended: gpuprobe baseline update"
 _KIND = "memory-regression"
 

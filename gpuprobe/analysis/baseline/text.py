@@ -16,8 +16,6 @@ from gpuprobe.model.codec import Bounds, Malformed, Parsed, from_plain, unknown_
 from gpuprobe.model.document import check_version, header
 from gpuprobe.model.text import human_bytes
 
-__all__ = ["SCHEMA", "VERSION", "dumps", "loads"]
-
 SCHEMA: Final = "gpuprobe.baseline"
 VERSION: Final = (2, 0)
 """(major, minor); a minor version only adds keys.

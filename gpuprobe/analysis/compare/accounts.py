@@ -27,20 +27,6 @@ from gpuprobe.analysis.trace.parts import Traced, TracePoint
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import Frame
 
-__all__ = [
-    "NOT_TRACED",
-    "Account",
-    "LineShare",
-    "Naming",
-    "account_at",
-    "counted",
-    "device_allocs",
-    "growth",
-    "merged_shares",
-    "most_bytes",
-    "reserved_at",
-]
-
 NOT_TRACED: Final = "(not in the trace)"
 """The row of what a counter says beyond what the trace explains; may be negative."""
 

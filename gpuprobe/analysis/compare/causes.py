@@ -15,8 +15,6 @@ from gpuprobe.analysis.compare.accounts import Account, LineShare, most_bytes
 from gpuprobe.analysis.compare.diff import DiffRow
 from gpuprobe.model.text import human_bytes, human_delta
 
-__all__ = ["Cause", "Context", "explain"]
-
 _NEARLY_ALL = 0.8
 """Of an amount: what must go on to one line for it to be followed."""
 

@@ -25,17 +25,6 @@ from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_cpp, is_user_fra
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.values import Peak, Unavailable
 
-__all__ = [
-    "BY",
-    "Diff",
-    "DiffRow",
-    "PeakDiff",
-    "diff_marks",
-    "diff_recordings",
-    "join_rows",
-    "line_infos",
-]
-
 BY = ("category", "module", "line")
 """The breakdowns, in the order they are shown."""
 

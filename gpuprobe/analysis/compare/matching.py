@@ -14,8 +14,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["LineInfo", "match_lines", "match_modules"]
-
 _MOST_CELLS = 250_000  # alignments larger than this are by order only
 _MOST_FILES = 2_500  # pairs of files: with more, a new name is a new file
 _DEEPEST = 64  # levels of modules looked at

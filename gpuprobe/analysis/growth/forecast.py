@@ -19,8 +19,6 @@ from gpuprobe.model.run.session import Step
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import ReadStatus, Unavailable
 
-__all__ = ["Forecast", "forecast", "forecast_of_steps"]
-
 _WARM_UP = 2
 """Steps left out: optimizer state is allocated in the first, library workspaces by then."""
 

@@ -13,8 +13,6 @@ from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import Unavailable
 
-__all__ = ["WORTH_SAYING", "Growth", "growth_of"]
-
 _WARM_UP = 2
 """Steps not looked at: optimizer state is allocated in the first, and library workspaces and the
 allocator's cache settle by the second."""

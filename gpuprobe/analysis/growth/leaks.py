@@ -25,8 +25,6 @@ from gpuprobe.model.place import SourceLine
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
 
-__all__ = ["Leaks", "Survivor", "leaks", "leaks_over_steps", "step_boundaries"]
-
 
 @dataclass(frozen=True, slots=True)
 class Survivor:

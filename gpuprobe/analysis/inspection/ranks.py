@@ -10,8 +10,6 @@ from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import Peak, Unavailable
 
-__all__ = ["RECENT", "RankFacts", "rank_facts"]
-
 RECENT = 50
 """Steps that the pace is taken from: the newest."""
 

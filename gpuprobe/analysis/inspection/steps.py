@@ -19,8 +19,6 @@ from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import ReadStatus, Unavailable
 
-__all__ = ["Insight", "StepPeak", "insight", "step_peak"]
-
 MOST_TRACES = 12
 """Traced steps that are searched for leaks, the newest and the first: each costs a read."""
 

@@ -21,18 +21,6 @@ if TYPE_CHECKING:
     from gpuprobe.model.run.recording import RankRecording
     from gpuprobe.model.trace import Frame, MemoryTrace
 
-__all__ = [
-    "GROUPINGS",
-    "BlockInfo",
-    "EventLine",
-    "Group",
-    "TraceInspector",
-    "TraceRef",
-    "TraceState",
-    "open_traces",
-    "trace_refs",
-]
-
 GROUPINGS = ("line", "module", "category", "block")
 """By what the blocks of a state can be grouped."""
 

@@ -12,8 +12,6 @@ from gpuprobe.analysis.peak.high_water import HighWater
 from gpuprobe.analysis.trace.frames import Lines, is_cpp, short_name
 from gpuprobe.model.trace import Frame
 
-__all__ = ["FlameNode", "flame_tree", "grown", "in_order", "python_frames"]
-
 
 @dataclass(slots=True)
 class FlameNode:

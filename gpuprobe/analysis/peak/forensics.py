@@ -30,8 +30,6 @@ from gpuprobe.model.report import (
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 
-__all__ = ["forensics"]
-
 _T = TypeVar("_T")
 
 _MOST = 10

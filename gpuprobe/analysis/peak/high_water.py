@@ -25,19 +25,6 @@ from gpuprobe.model.place import SourceLine
 from gpuprobe.model.report import Key
 from gpuprobe.model.trace import MemoryTrace, StackTable
 
-__all__ = [
-    "HighWater",
-    "Share",
-    "as_text",
-    "by_category",
-    "by_line",
-    "by_module",
-    "high_water",
-    "live_at",
-    "shares",
-]
-
-
 K = TypeVar("K", bound=Key)
 
 

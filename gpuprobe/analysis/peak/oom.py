@@ -17,8 +17,6 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
 
-__all__ = ["OomReport", "WhatIf", "oom_reports"]
-
 WhatIf = Callable[[MemoryTrace, int], Iterable[tuple[str, bool]] | Unavailable]
 """(trace, event) -> settings tried and whether the allocation would have fitted."""
 

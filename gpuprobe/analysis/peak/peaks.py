@@ -13,17 +13,6 @@ from gpuprobe.model.run.session import DeviceWindow, Phase, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Peak, ReadStatus, Unavailable
 
-__all__ = [
-    "PeakSite",
-    "device_peaks",
-    "high_water_at",
-    "holds_the_peak",
-    "host_peak",
-    "nearest_trace",
-    "overall_peak",
-    "window_of",
-]
-
 _REACHED = 0.999
 """The share of the counted peak that a trace of it reaches: sizes of blocks are found by rules
 where a history does not tell them."""

@@ -14,8 +14,6 @@ from gpuprobe.analysis.peak.high_water import HighWater
 from gpuprobe.analysis.trace.frames import Lines, module_row
 from gpuprobe.model.memory import Category
 
-__all__ = ["category_tree", "module_tree", "pruned"]
-
 
 def category_tree(mark: HighWater) -> FlameNode:
     """Categories, and in each the user's lines."""

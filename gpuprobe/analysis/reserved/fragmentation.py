@@ -23,9 +23,6 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace, StackTable
 from gpuprobe.model.values import ReadStatus, Unavailable
 
-__all__ = ["Fragmentation", "Pin", "PoolSpace", "fragmentation", "pins", "space"]
-
-
 _LARGE_PAGE = 20 * 1024 * 1024  # torch's default large_segment_size
 
 

@@ -8,8 +8,6 @@ from gpuprobe.model.report import DeviceMemory, PinnedMemory
 from gpuprobe.model.run.session import DeviceWindow, Step
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 
-__all__ = ["device_memory", "pinned_memory"]
-
 _NOT_ASKED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
 
 

@@ -21,8 +21,6 @@ from gpuprobe.analysis.trace.columns import selector
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
-__all__ = ["BlockSizes"]
-
 SPLIT_LIMIT = SMALL_LIMIT
 """The large pool splits off a remainder only above this (``should_split``)."""
 

@@ -40,8 +40,6 @@ from gpuprobe.analysis.trace.evidence import Marks, Runs
 from gpuprobe.analysis.trace.ledger import Ledger
 from gpuprobe.model.memory import Category
 
-__all__ = ["Classifier", "categories"]
-
 _UNKNOWN = Category.UNKNOWN.code
 _PARAMETER = Category.PARAMETER.code
 _GRADIENT = Category.GRADIENT.code

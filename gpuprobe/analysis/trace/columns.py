@@ -6,8 +6,6 @@ from array import array
 from collections.abc import Sequence
 from operator import itemgetter
 
-__all__ = ["selected", "selector"]
-
 
 def selector(actions: array[int], *codes: int) -> bytes:
     """A byte per event: 1 where the action is one of ``codes``. For `itertools.compress`."""

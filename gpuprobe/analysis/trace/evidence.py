@@ -15,25 +15,6 @@ from operator import ne
 from gpuprobe.analysis.trace.ledger import Ledger
 from gpuprobe.model.trace import Frame, MemoryTrace, StackTable
 
-__all__ = [
-    "ACCUMULATE",
-    "BACKWARD",
-    "BUCKET",
-    "COPY",
-    "CUBLAS_WORKSPACE_BYTES",
-    "DATA",
-    "INIT",
-    "MODULE_CALL",
-    "OPTIMIZER",
-    "RECOMPUTE",
-    "UNSHARDED",
-    "WORKSPACE",
-    "Marks",
-    "Runs",
-    "by_whom",
-    "optimizer_steps",
-]
-
 WORKSPACE = 1  # library scratch memory
 OPTIMIZER = 2  # inside an optimizer's step
 BACKWARD = 4  # inside the autograd engine

@@ -12,16 +12,6 @@ from collections.abc import Callable
 from gpuprobe.model.place import NoPlace, Place, SourceLine
 from gpuprobe.model.trace import Frame, StackTable
 
-__all__ = [
-    "Lines",
-    "UserFrame",
-    "is_cpp",
-    "is_user_frame",
-    "module_row",
-    "place_of",
-    "short_name",
-]
-
 UserFrame = Callable[[Frame], bool]
 
 _PYTHON_SUFFIXES = (".py", ".pyi", ".pyx", ".ipynb")

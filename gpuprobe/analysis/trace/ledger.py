@@ -30,8 +30,6 @@ from gpuprobe.errors import DataError
 from gpuprobe.model.memory import BlockState, TraceAction
 from gpuprobe.model.trace import COLUMNS, LiveColumns, MemoryTrace, WeaklyReferable
 
-__all__ = ["Checks", "Ledger", "ledger_of"]
-
 _MOST_BYTES = 1 << 61
 """Beyond this, sums could leave the 8 bytes of a column."""
 

@@ -27,8 +27,6 @@ from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.trace import Frame, MemoryTrace, StackTable
 
-__all__ = ["AFTER", "FIRST", "LATER", "TracePart", "TracePoint", "Traced", "traced"]
-
 FIRST, LATER, AFTER = "first", "later", "after the last"
 """The kinds of step: in the first, optimizer state is allocated; what follows the last full step
 (an evaluation at the end) is no step of its own."""

@@ -17,8 +17,6 @@ from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.memory import Category
 from gpuprobe.model.trace import MemoryTrace
 
-__all__ = ["Positions"]
-
 _MARKS = 64
 """Positions at which what is alive is kept."""
 

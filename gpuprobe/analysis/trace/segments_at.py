@@ -16,8 +16,6 @@ from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
 
-__all__ = ["layout_at"]
-
 _ALLOC = TraceAction.SEGMENT_ALLOC.code
 _FREE = TraceAction.SEGMENT_FREE.code
 _MAP = TraceAction.SEGMENT_MAP.code

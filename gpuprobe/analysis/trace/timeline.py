@@ -13,8 +13,6 @@ from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
 
-__all__ = ["Timeline", "thin", "timeline"]
-
 
 @dataclass(slots=True)
 class Timeline:

@@ -25,8 +25,6 @@ from gpuprobe.model.memory import Category
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.values import Unavailable
 
-__all__ = ["Chunk", "Span", "Track", "bands", "spans", "tracks"]
-
 POINTS = 60_000
 """Points of all tracks together. A screen is 1,000 to 4,000 of them wide: zoomed in some
 twenty times, a million events still have a point for every place on it."""

@@ -14,38 +14,6 @@ from typing import Any
 from gpuprobe.model.record import record
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 
-__all__ = [
-    "NOT_READ",
-    "Clocks",
-    "Container",
-    "Device",
-    "DeviceIdentity",
-    "DeviceMemory",
-    "Disagreement",
-    "DriverInfo",
-    "EccCounts",
-    "GpuProcess",
-    "HostInfo",
-    "Inventory",
-    "MemoryWaterfall",
-    "MigInstance",
-    "MigMode",
-    "NvLink",
-    "PcieLink",
-    "Power",
-    "ProbeError",
-    "RetiredMemory",
-    "SourceStatus",
-    "Temperatures",
-    "TopologyCell",
-    "TopologyMatrix",
-    "TorchView",
-    "Utilisation",
-    "Visibility",
-    "VisibleEntry",
-    "WaterfallPart",
-]
-
 _NOT_COLLECTED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
 
 NOT_READ: Reading[Any] = Reading(_NOT_COLLECTED, "")

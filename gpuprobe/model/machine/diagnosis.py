@@ -11,17 +11,6 @@ from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "Advice",
-    "ClockSkew",
-    "Diagnosis",
-    "NotChecked",
-    "RankDiagnosis",
-    "RankPlace",
-    "TransferSpeed",
-]
-
 SCHEMA_VERSION = (2, 0)
 """(major, minor) of the JSON document. A newer minor only adds keys.
 

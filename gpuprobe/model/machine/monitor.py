@@ -12,18 +12,6 @@ from gpuprobe.model.machine.devices import NOT_READ, Inventory
 from gpuprobe.model.record import record
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 
-__all__ = [
-    "SCHEMA",
-    "SCHEMA_VERSION",
-    "GpuWork",
-    "HostLoad",
-    "LinkRate",
-    "Moment",
-    "ProcessLoad",
-    "ProcessWork",
-    "XidNote",
-]
-
 SCHEMA = "gpuprobe.monitor-log"
 """What the first line of a file of readings says it is."""
 

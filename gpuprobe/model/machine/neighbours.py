@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from gpuprobe.model.values import Unavailable
 
-__all__ = ["Neighbours"]
-
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from gpuprobe.model.values import Bytes
 
-__all__ = ["FITS", "NOT", "WITHIN_MARGIN", "Estimate", "EstimateShare"]
-
 FITS = "fits"
 NOT = "does not fit"
 WITHIN_MARGIN = "within the margin"

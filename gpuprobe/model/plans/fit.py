@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from gpuprobe.model.values import Bytes
 
-__all__ = ["Fit", "FitSuggestion", "Trial"]
-
 
 @dataclass(frozen=True, slots=True)
 class Trial:

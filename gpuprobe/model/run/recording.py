@@ -10,8 +10,6 @@ from gpuprobe.model.findings import Finding
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
 
-__all__ = ["SCHEMA", "SCHEMA_VERSION", "RankRecording", "Recording"]
-
 SCHEMA = "gpuprobe.recording"
 """What the first line of every rank's stream says it is."""
 

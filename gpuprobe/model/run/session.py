@@ -11,22 +11,6 @@ from dataclasses import dataclass, field
 from gpuprobe.model.memory import AllocatorCounts, Category
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 
-__all__ = [
-    "AllocatorActivity",
-    "BlindSpot",
-    "Collective",
-    "DeviceWindow",
-    "Environment",
-    "HostWindow",
-    "KnownTensors",
-    "Phase",
-    "Placed",
-    "ProgramError",
-    "Session",
-    "SessionEnd",
-    "Step",
-]
-
 _NOT_COLLECTED = Unavailable("not collected")
 _NOT_SET = Unavailable("not set")
 

@@ -8,8 +8,6 @@ from gpuprobe.model.record import record
 from gpuprobe.model.run.session import Environment, Session, SessionEnd, Step
 from gpuprobe.model.values import Unavailable
 
-__all__ = ["Run", "RunSummary"]
-
 
 @record(frozen=True, slots=True)
 class RunSummary:

@@ -9,8 +9,6 @@ from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.run.session import AllocatorActivity, Environment, Session, SessionEnd, Step
 from gpuprobe.model.values import Peak, Unavailable
 
-__all__ = ["CollectiveTotals", "DeviceTotals", "FindingTotals", "PhaseTotals", "RankTotals"]
-
 _NOT_MEASURED = Unavailable("not measured in any step")
 
 

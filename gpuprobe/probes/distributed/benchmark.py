@@ -33,8 +33,6 @@ from gpuprobe.model.values import Bytes
 from gpuprobe.probes.distributed import rules
 from gpuprobe.probes.distributed.rules import Job, Member
 
-__all__ = ["check_ranks"]
-
 # (bytes, rounds) of the all-reduces that are timed; the last one on GPUs only.
 _SIZES = ((1 << 10, 20), (64 << 10, 20), (1 << 20, 10), (16 << 20, 3), (256 << 20, 3))
 _GPU_ONLY = 64 << 20

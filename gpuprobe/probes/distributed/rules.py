@@ -13,8 +13,6 @@ from gpuprobe.model.machine.diagnosis import ClockSkew
 from gpuprobe.model.rules import define
 from gpuprobe.model.text import human_ns
 
-__all__ = ["RULES", "Job", "Member", "check_members", "check_skews", "missing_ranks", "read_job"]
-
 _E, _W, _N = Level.ERROR, Level.WARNING, Level.NOTE
 
 

@@ -19,8 +19,6 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.probes.health.base import Facts, rule
 from gpuprobe.probes.health.driver import version_pair
 
-__all__ = ["CHECKS", "NEW", "OLD"]
-
 OLD = "PYTORCH_CUDA_ALLOC_CONF"
 NEW = "PYTORCH_ALLOC_CONF"  # since torch 2.9, for every accelerator
 

@@ -17,21 +17,6 @@ from gpuprobe.model.machine.diagnosis import NotChecked
 from gpuprobe.model.rules import Rule, define
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, T, Unavailable
 
-__all__ = [
-    "Check",
-    "Facts",
-    "HealthCheck",
-    "KernelMessage",
-    "LibraryFile",
-    "Outcome",
-    "SharedMemory",
-    "TorchFacts",
-    "examine",
-    "name_of",
-    "rule",
-    "unread",
-]
-
 NOT_GATHERED = Unavailable("not gathered", ReadStatus.NOT_COLLECTED)
 
 

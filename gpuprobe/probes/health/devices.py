@@ -12,8 +12,6 @@ from gpuprobe.probes.health.base import Facts, name_of, rule, unread
 from gpuprobe.probes.health.driver import driver_status
 from gpuprobe.probes.health.xid import XidEvent, parse_xids
 
-__all__ = ["CHECKS", "answering", "is_lost"]
-
 _BUSY = 30  # percent of SM utilisation above which a PCIe link has no reason to be slow
 
 # The words are those of the NVML probe. These mean the GPU protects itself; power capping is

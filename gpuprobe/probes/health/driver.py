@@ -11,8 +11,6 @@ from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.probes.health.base import Facts, name_of, rule
 
-__all__ = ["CHECKS", "driver_status", "runs_on", "version_pair"]
-
 _COMPATIBILITY = "docs.nvidia.com/deploy/cuda-compatibility"
 
 

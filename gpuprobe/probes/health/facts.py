@@ -26,8 +26,6 @@ from gpuprobe.probes.health.base import (
 )
 from gpuprobe.probes.host.describe import ProcTree, container_of
 
-__all__ = ["gather", "read_kernel_log", "read_libraries", "read_packages", "read_shared_memory"]
-
 _TIME_LIMIT = 60.0  # seconds: a cold import of torch from a network disk takes tens
 _MARK = "gpuprobe facts: "
 _LAST_WORDS = 300  # characters of a failed process's stderr that are kept

@@ -12,8 +12,6 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.probes.health.base import Facts, rule
 from gpuprobe.probes.health.driver import driver_status
 
-__all__ = ["CHECKS"]
-
 _MIB = 1024**2
 _SHM_SMALL = 1024 * _MIB  # docker's default is 64 MiB; one batch of images is easily 100
 _SHM_FREE = 256 * _MIB

@@ -11,8 +11,6 @@ from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.probes.health.base import Facts, name_of, rule, unread
 from gpuprobe.probes.health.devices import answering, is_lost
 
-__all__ = ["CHECKS"]
-
 # Bytes. Drivers before 510 count what they reserve for themselves as used, which is over
 # 500 MiB on the largest GPUs.
 _UNOWNED = 1024**3

@@ -15,8 +15,6 @@ from gpuprobe.model.findings import Level
 from gpuprobe.model.machine.diagnosis import Advice
 from gpuprobe.probes.health.base import KernelMessage
 
-__all__ = ["UNKNOWN", "XIDS", "XidEvent", "parse_xids"]
-
 _PROGRAM = "find the kernel with compute-sanitizer, or run once with CUDA_LAUNCH_BLOCKING=1"
 _RESET = "drain the GPU and reset it (nvidia-smi --gpu-reset -i N), or reboot"
 _REPLACE = "run the vendor's diagnostics (dcgmi diag -r 3) and ask for a replacement"

@@ -16,18 +16,6 @@ from typing import Any
 from gpuprobe.model.machine.devices import Container, GpuProcess, HostInfo
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 
-__all__ = [
-    "ProcTree",
-    "add_facts",
-    "container_of",
-    "describe_host",
-    "describe_processes",
-    "kernel_module",
-    "meminfo",
-    "proc_root",
-    "process_facts",
-]
-
 # The inode of the first PID namespace: PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h.
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 

@@ -10,8 +10,6 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.probes.host.describe import ProcTree
 from gpuprobe.probes.host.live import parse_stat
 
-__all__ = ["end_process"]
-
 
 def end_process(pid: int, ticks: int, number: int = signal.SIGTERM) -> None:
     """Send a signal to the process that has this PID *and* started at ``ticks``.

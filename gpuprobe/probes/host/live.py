@@ -22,8 +22,6 @@ from gpuprobe.probes.host.describe import (
     process_facts,
 )
 
-__all__ = ["HostWatch", "Stat", "parse_stat"]
-
 RENEW = 30.0
 """Seconds after which what rarely changes of a process is read again."""
 

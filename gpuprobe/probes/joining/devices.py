@@ -24,8 +24,6 @@ from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import SourceView
 from gpuprobe.probes.joining.visibility import candidates, resolve
 
-__all__ = ["Joined", "join", "join_drivers"]
-
 # Who is believed where two sources have a value: the one nearest to the hardware.
 _RANK = {"nvml": 0, "cuda": 1, "pycuda": 2, "torch": 3}
 

@@ -9,8 +9,6 @@ from gpuprobe.model.machine.devices import TopologyCell, TopologyMatrix
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import SourceView
 
-__all__ = ["join_topology"]
-
 _NOT_SEEN: Reading[bool] = Reading(
     Unavailable("CUDA does not see both of them", ReadStatus.UNSUPPORTED), "cuda"
 )

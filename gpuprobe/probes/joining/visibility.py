@@ -17,8 +17,6 @@ from gpuprobe.model.machine.devices import Device, Visibility, VisibleEntry
 from gpuprobe.model.record import record
 from gpuprobe.model.values import Unavailable
 
-__all__ = ["Candidate", "MigCandidate", "candidates", "resolve"]
-
 _ORDERS = ("FASTEST_FIRST", "PCI_BUS_ID")
 
 

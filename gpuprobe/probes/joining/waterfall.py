@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from gpuprobe.model.machine.devices import Device, GpuProcess, MemoryWaterfall, WaterfallPart
 from gpuprobe.model.values import Bytes, Unavailable
 
-__all__ = ["waterfall"]
-
 
 def waterfall(
     device: Device,

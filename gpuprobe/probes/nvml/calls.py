@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 from gpuprobe.model.machine.devices import ProbeError
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 
-__all__ = ["Calls", "pci_bus_id", "text"]
-
 T = TypeVar("T")
 
 # NVML's return codes, from nvml.h (nvmlReturn_t). Read off the number, so that a code that

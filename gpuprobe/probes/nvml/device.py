@@ -27,21 +27,6 @@ from gpuprobe.probes.base import Detail
 from gpuprobe.probes.nvml.calls import Calls, pci_bus_id, text
 from gpuprobe.probes.nvml.readings import read_group, sm_count
 
-__all__ = [
-    "FIELD_NVLINK_RX_KIB",
-    "FIELD_NVLINK_TX_KIB",
-    "THROTTLE_REASONS",
-    "UNION",
-    "fans",
-    "identify",
-    "member",
-    "memory_temperature",
-    "mig_instances",
-    "read_device",
-    "read_memory",
-    "throttling",
-]
-
 # nvml.h, nvmlClocksEventReasons. Not all of them are trouble: see `read_throttling`.
 THROTTLE_REASONS = {
     0x001: "idle",

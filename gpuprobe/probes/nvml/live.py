@@ -28,8 +28,6 @@ from gpuprobe.probes.nvml import source as nvml
 from gpuprobe.probes.nvml.calls import Calls, text
 from gpuprobe.probes.nvml.readings import read_again
 
-__all__ = ["NvmlLive", "link_rate"]
-
 RENEW = 60
 """Readings after which everything is asked again: modes, limits, errors in rarer counters."""
 

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 from gpuprobe.model.values import Reading, ReadStatus
 from gpuprobe.probes.nvml.calls import Calls, text
 
-__all__ = ["read_again", "read_group", "sm_count"]
-
 # nvml.h, NVML_DEVICE_ARCH_*.
 _ARCHITECTURES = {
     2: "kepler",

@@ -21,8 +21,6 @@ from gpuprobe.probes.base import Detail, SourceView
 from gpuprobe.probes.nvml.calls import Calls, text
 from gpuprobe.probes.nvml.device import identify, read_device
 
-__all__ = ["NvmlSource"]
-
 # What the common failures of nvmlInit mean, by NVML's return code.
 _INIT = {
     9: "the NVIDIA kernel driver is not loaded",

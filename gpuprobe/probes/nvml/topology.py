@@ -8,8 +8,6 @@ from gpuprobe.model.machine.devices import Device, TopologyCell, TopologyMatrix
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 from gpuprobe.probes.nvml.calls import Calls
 
-__all__ = ["read_topology"]
-
 # nvml.h, nvmlGpuTopologyLevel_t.
 _ANCESTORS = {
     0: "internal",

@@ -36,8 +36,6 @@ from gpuprobe.model.trace import (
 )
 from gpuprobe.recording.snapshot.stacks import StackInterner
 
-__all__ = ["Decoded", "Keep", "add_baseline", "decode", "devices_of"]
-
 _MIB = 1024 * 1024
 _CODES = {action.value: action.code for action in TraceAction}
 _ALLOC = TraceAction.ALLOC.code

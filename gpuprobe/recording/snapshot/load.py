@@ -23,8 +23,6 @@ from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.recording.snapshot.decode import decode
 from gpuprobe.recording.snapshot.worker import read_in_child
 
-__all__ = ["read_snapshot", "trace_from_snapshot"]
-
 _NOT_IN_SNAPSHOT = Unavailable("a torch snapshot does not say", ReadStatus.UNSUPPORTED)
 
 

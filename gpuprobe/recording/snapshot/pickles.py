@@ -17,8 +17,6 @@ from typing import IO, Any, NoReturn
 from gpuprobe.errors import SnapshotError
 from gpuprobe.model.gc_pause import gc_paused
 
-__all__ = ["load_plain"]
-
 HINT = "write one with torch.cuda.memory._dump_snapshot(path)"
 UNSAFE_HINT = "a memory snapshot holds plain data only; do not load this file with pickle"
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from gpuprobe.model.trace import Frame, StackTable
 
-__all__ = ["StackInterner"]
-
 _CROWDED = 8
 """So many stacks that look alike at three frames are told apart by a key of all frames."""
 

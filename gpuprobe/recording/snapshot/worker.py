@@ -48,8 +48,6 @@ from gpuprobe.model.trace import (
 from gpuprobe.recording.snapshot.decode import Decoded, Keep, add_baseline, decode
 from gpuprobe.recording.snapshot.pickles import load_plain
 
-__all__ = ["decode_stream", "read_in_child"]
-
 _MAGIC = b"GPSNAP1\n"
 _RECORD = struct.Struct("<IHHQ")
 _MIB = 1024 * 1024

@@ -25,8 +25,6 @@ from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.place import Place
 from gpuprobe.model.text import visible
 
-__all__ = ["GITLAB_FILE", "SERVICES", "Places", "code_quality", "commands", "service_of", "write"]
-
 SERVICES: Final = ("github", "gitlab")
 
 GITLAB_FILE: Final = "gl-code-quality-report.json"

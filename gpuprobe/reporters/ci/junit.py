@@ -9,8 +9,6 @@ from typing import TextIO
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.text import visible
 
-__all__ = ["write"]
-
 
 def write(
     findings: Sequence[Finding],

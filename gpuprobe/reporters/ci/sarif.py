@@ -15,8 +15,6 @@ from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place
 from gpuprobe.model.rules import rule_of
 
-__all__ = ["document", "write"]
-
 _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 
 

@@ -19,8 +19,6 @@ from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.sections.check import check_sections
 from gpuprobe.reporters.sections.diff import caution_section, peak_sections
 
-__all__ = ["write_check", "write_diff"]
-
 _BY = ("line", "category", "module")  # lines first: they are what one can act on
 _ROWS = 400
 

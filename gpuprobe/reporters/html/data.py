@@ -16,8 +16,6 @@ from gpuprobe.model.values import Bytes, Unavailable, available
 from gpuprobe.reporters.html.payload import pack
 from gpuprobe.reporters.viewers.flamegraph import to_data
 
-__all__ = ["MOST_BYTES", "step_columns", "track_data", "tree_data"]
-
 MOST_BYTES = 1_800_000
 """Of all curves, packed. With trees, tables and code a page stays below some 3 MB."""
 

@@ -25,8 +25,6 @@ from gpuprobe.reporters.sections.parts import (
 )
 from gpuprobe.reporters.terminal import Style
 
-__all__ = ["Drawing", "bar", "excerpt", "place"]
-
 SHOWN = 25
 """Rows of a table that are shown, and printed, before one asks for the rest."""
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from gpuprobe.model.text import visible
 
-__all__ = ["Markup", "Part", "el", "join", "script_json", "text"]
-
 _VOID = frozenset({"input", "meta", "br", "col"})
 _EMPTY = frozenset({"rect", "line"})  # of SVG: there only the slash ends an element
 

@@ -16,8 +16,6 @@ from collections.abc import Iterable
 from itertools import accumulate
 from operator import sub
 
-__all__ = ["pack", "unpack"]
-
 
 def pack(values: Iterable[int]) -> str:
     """A column of integers below 2**53 in size, as text. The sum of neighbours must fit, too."""

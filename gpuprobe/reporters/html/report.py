@@ -36,8 +36,6 @@ from gpuprobe.reporters.sections.parts import Line, Section, peak_text, plural
 from gpuprobe.reporters.sections.report import STATUS, facts, report_sections
 from gpuprobe.reporters.sections.report.memory import causes_section
 
-__all__ = ["ROWS", "data_of", "page", "write"]
-
 ROWS = 400
 """Lines and modules in the tables: the ``top`` that the report is to be made with."""
 

@@ -13,8 +13,6 @@ from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.reporters.json import fields_of
 
-__all__ = ["SCHEMA", "VERSION", "document", "findings", "write"]
-
 SCHEMA: Final = "gpuprobe.check"
 VERSION: Final = (2, 0)
 """(major, minor); a minor version only adds keys.

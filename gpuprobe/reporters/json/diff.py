@@ -18,8 +18,6 @@ from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.json import fields_of
 from gpuprobe.reporters.json import schema as load_schema
 
-__all__ = ["SCHEMA", "VERSION", "document", "schema", "write"]
-
 SCHEMA = "gpuprobe.diff"
 VERSION = (2, 0)
 """(major, minor); a minor version only adds keys.

@@ -11,8 +11,6 @@ from gpuprobe.model.machine.diagnosis import SCHEMA_VERSION, Diagnosis, NotCheck
 from gpuprobe.model.rules import Rule
 from gpuprobe.reporters.json import schema as load_schema
 
-__all__ = ["document", "ranks_document", "schema"]
-
 
 def document(diagnosis: Diagnosis) -> dict[str, Any]:
     """``gpuprobe doctor --json`` as plain data, valid by `schema`."""

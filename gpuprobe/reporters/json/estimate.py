@@ -10,8 +10,6 @@ from gpuprobe.model.document import write as write_document
 from gpuprobe.model.plans.estimate import Estimate, EstimateShare
 from gpuprobe.reporters.json import fields_of
 
-__all__ = ["SCHEMA", "VERSION", "document", "write"]
-
 SCHEMA: Final = "gpuprobe.estimate"
 VERSION: Final = (2, 0)
 """(major, minor); a minor version only adds keys.

@@ -9,8 +9,6 @@ from gpuprobe.model.document import write as write_document
 from gpuprobe.model.plans.fit import Fit, Trial
 from gpuprobe.reporters.json import fields_of
 
-__all__ = ["SCHEMA", "VERSION", "document", "write"]
-
 SCHEMA: Final = "gpuprobe.fit"
 VERSION: Final = (2, 0)
 """(major, minor); a minor version only adds keys.

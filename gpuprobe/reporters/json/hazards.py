@@ -14,8 +14,6 @@ from gpuprobe.model.findings import Finding, place_document, to_document
 from gpuprobe.model.place import Place
 from gpuprobe.reporters.json import schema as load_schema
 
-__all__ = ["SCHEMA", "VERSION", "document", "from_document", "schema", "write"]
-
 SCHEMA: Final = "gpuprobe.hazards"
 VERSION: Final = (2, 1)
 """(major, minor); a minor version only adds keys.

@@ -16,8 +16,6 @@ from gpuprobe.model.document import write as write_document
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.values import Reading, Unavailable
 
-__all__ = ["INFO_SCHEMA_VERSION", "document", "write"]
-
 INFO_SCHEMA_VERSION = (2, 0)
 """(major, minor).
 

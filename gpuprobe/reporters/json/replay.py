@@ -12,8 +12,6 @@ from gpuprobe.model.document import header
 from gpuprobe.model.document import write as write_document
 from gpuprobe.reporters.json import fields_of
 
-__all__ = ["SCHEMA", "VERSION", "document", "write"]
-
 SCHEMA: Final = "gpuprobe.replay"
 VERSION: Final = (2, 0)
 """(major, minor); a minor version only adds keys.

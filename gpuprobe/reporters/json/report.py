@@ -30,8 +30,6 @@ from gpuprobe.model.run.session import DeviceWindow, Phase, Step
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.json import schema as load_schema
 
-__all__ = ["SCHEMA", "VERSION", "schema", "to_document", "write"]
-
 SCHEMA = "gpuprobe.report"
 
 VERSION = (2, 0)

@@ -10,8 +10,6 @@ from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.values import Reading, Unavailable
 from gpuprobe.reporters.metrics.metrics import Family, Kind, Metric, Otel, family, otel_name
 
-__all__ = ["SELF_METRICS", "self_families"]
-
 
 def _metric(
     name: str, unit: str, text: str, labels: tuple[str, ...] = (), *, kind: Kind = "gauge"

@@ -21,8 +21,6 @@ from gpuprobe.reporters.metrics.gpu_table import GPU, HW_ATTRIBUTES, ROWS, up
 from gpuprobe.reporters.metrics.metrics import Family, Kind, Metric, Otel, Points, family, otel_name
 from gpuprobe.reporters.metrics.table import collected
 
-__all__ = ["GPU_METRICS", "GpuNames", "gpu_families"]
-
 # Parts that only a process with a CUDA context of its own can have: an exporter never does.
 _OWN = (WaterfallPart.CONTEXT, WaterfallPart.CACHED, WaterfallPart.ALLOCATED)
 

@@ -9,8 +9,6 @@ from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.reporters.metrics.metrics import Points
 from gpuprobe.reporters.metrics.table import Row, read_table
 
-__all__ = ["GPU", "HW_ATTRIBUTES", "ROWS", "THROTTLE_LABELS", "up"]
-
 GPU = ("uuid", "index", "name")
 """The labels that say which GPU."""
 

@@ -18,19 +18,6 @@ from typing import Literal
 from gpuprobe.model.text import visible
 from gpuprobe.model.values import Reading, Unavailable
 
-__all__ = [
-    "MAX_LABEL",
-    "Family",
-    "Kind",
-    "Metric",
-    "Otel",
-    "Points",
-    "Sample",
-    "family",
-    "label_text",
-    "otel_name",
-]
-
 Kind = Literal["gauge", "counter"]
 
 MAX_LABEL = 128

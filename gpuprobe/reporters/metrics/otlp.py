@@ -21,8 +21,6 @@ from gpuprobe.reporters.metrics.metrics import Family, Metric
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricsData
 
-__all__ = ["OtlpPusher", "attributes_of", "metrics_data", "metrics_url"]
-
 _PATH = "/v1/metrics"  # opentelemetry.io/docs/specs/otlp, "OTLP/HTTP Request"
 
 

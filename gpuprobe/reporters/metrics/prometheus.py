@@ -11,8 +11,6 @@ from typing import IO
 
 from gpuprobe.reporters.metrics.metrics import Family
 
-__all__ = ["CONTENT_TYPE", "render", "write"]
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 

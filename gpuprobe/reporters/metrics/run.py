@@ -19,8 +19,6 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.metrics.metrics import Family, Metric, Points
 from gpuprobe.reporters.metrics.table import Row, collected, read_table
 
-__all__ = ["RUN_METRICS", "STATES", "RunReading", "run_families", "run_name"]
-
 STATES = ("running", "complete", "failed", "killed", "unknown")
 """``killed``: the process is gone and wrote no end; ``unknown``: it runs, if at all, elsewhere."""
 

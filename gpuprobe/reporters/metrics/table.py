@@ -22,8 +22,6 @@ from gpuprobe.reporters.metrics.metrics import (
     otel_name,
 )
 
-__all__ = ["Row", "collected", "read_table"]
-
 T = TypeVar("T")
 
 _UNITS = ("bytes_per_second", "bytes", "ratio", "celsius", "watts", "joules", "hertz", "seconds")

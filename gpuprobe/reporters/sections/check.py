@@ -22,8 +22,6 @@ from gpuprobe.reporters.sections.parts import (
     size,
 )
 
-__all__ = ["check_sections", "job_summary", "verdict"]
-
 _ROWS = 8
 
 

@@ -21,8 +21,6 @@ from gpuprobe.reporters.sections.parts import (
     size,
 )
 
-__all__ = ["caution_section", "diff_sections", "peak_sections"]
-
 _TITLES = {"category": "By category", "module": "By module", "line": "By line"}
 
 

@@ -21,8 +21,6 @@ from gpuprobe.reporters.sections.parts import (
     size,
 )
 
-__all__ = ["doctor_sections", "rank_doctor_sections"]
-
 
 def doctor_sections(diagnosis: Diagnosis) -> list[Section]:
     """The diagnosis of a machine."""

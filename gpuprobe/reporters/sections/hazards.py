@@ -25,8 +25,6 @@ from gpuprobe.reporters.sections.parts import (
     plural,
 )
 
-__all__ = ["hazard_sections"]
-
 _MOST, _MOST_FULL = 20, 200
 
 

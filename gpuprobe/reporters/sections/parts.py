@@ -15,35 +15,6 @@ from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes, human_delta, human_ns
 from gpuprobe.model.values import Peak, Unavailable
 
-__all__ = [
-    "AUTO",
-    "Cell",
-    "Code",
-    "Column",
-    "Facts",
-    "Line",
-    "Part",
-    "Row",
-    "Section",
-    "Source",
-    "Table",
-    "amount",
-    "bounds",
-    "bulleted",
-    "capitalized",
-    "cell",
-    "change",
-    "count",
-    "drawn_columns",
-    "duration",
-    "items",
-    "known_size",
-    "paragraphs",
-    "peak_text",
-    "plural",
-    "size",
-]
-
 AUTO = -1
 """The width of a column that is as wide as its widest cell."""
 

@@ -21,8 +21,6 @@ from gpuprobe.reporters.sections.parts import (
     size,
 )
 
-__all__ = ["estimate_sections", "fit_sections"]
-
 
 def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
     """The estimate; ``top`` bounds each table, the rest of which is summed."""

@@ -20,8 +20,6 @@ from gpuprobe.reporters.sections.parts import (
     bulleted,
 )
 
-__all__ = ["replay_sections"]
-
 _MAX_TRACES = 10  # a recording of many steps: the ones that were not exact come first
 
 

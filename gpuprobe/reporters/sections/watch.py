@@ -30,8 +30,6 @@ from gpuprobe.reporters.sections.parts import (
     size,
 )
 
-__all__ = ["Surroundings", "now_sections", "ranks_section"]
-
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:

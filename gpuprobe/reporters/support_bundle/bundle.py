@@ -12,8 +12,6 @@ from gpuprobe.errors import EnvironmentUnavailable, UsageError
 from gpuprobe.model.files import atomic_write
 from gpuprobe.reporters.support_bundle.redact import Redactor
 
-__all__ = ["kept_variables", "write"]
-
 _README = """This bundle was made by 'gpuprobe doctor --bundle'.
 
   doctor.json      findings, and what was not checked

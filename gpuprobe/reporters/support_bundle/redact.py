@@ -12,8 +12,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["Redactor", "is_secret_name"]
-
 _SECRET_NAME = re.compile(
     r"(?i)(token(?!izers)|secret|passw|passphrase|_pwd$|credential|private|api_?key|access_?key|auth|"
     r"cookie|session_?id|signature|_key$|^key$|_pat$|license)"

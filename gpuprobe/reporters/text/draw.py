@@ -26,8 +26,6 @@ from gpuprobe.reporters.sections.parts import (
 )
 from gpuprobe.reporters.terminal import Style
 
-__all__ = ["DrawnLine", "draw", "lines", "write"]
-
 _SHORT = 34
 """The longest name with a bar behind it: longer ones need the room themselves."""
 

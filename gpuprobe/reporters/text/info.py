@@ -14,20 +14,6 @@ from gpuprobe.model.machine.devices import Device, GpuProcess, Inventory
 from gpuprobe.model.text import cut, human_bytes, padded, visible, width, wrapped
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 
-__all__ = [
-    "CALM_REASONS",
-    "WIDTH",
-    "DeviceCells",
-    "cells",
-    "device_names",
-    "error_lines",
-    "headline",
-    "lines",
-    "missing",
-    "with_unit",
-    "write",
-]
-
 WIDTH = 100
 """Columns that no line exceeds."""
 

@@ -13,8 +13,6 @@ from gpuprobe.model.text import cut, human_bytes, padded, visible, wrapped
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 from gpuprobe.reporters.text.info import WIDTH
 
-__all__ = ["lines", "write"]
-
 _UNITS = {
     "utilisation": "%",
     "temperature": "°C",

@@ -11,8 +11,6 @@ from gpuprobe.model.run.summary import Run
 from gpuprobe.model.text import human_bytes, human_ns, visible
 from gpuprobe.model.values import Peak, Unavailable
 
-__all__ = ["HEAD", "line", "write"]
-
 HEAD = (
     f"{'recording':<26} {'pid':>7} {'step':>8} {'step time':>10} {'peak':>11} {'for':>7}  "
     "level    program"

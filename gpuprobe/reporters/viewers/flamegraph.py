@@ -15,8 +15,6 @@ from typing import IO, Any
 from gpuprobe.analysis.peak.flame import FlameNode
 from gpuprobe.model.text import human_bytes
 
-__all__ = ["to_data", "write"]
-
 
 def to_data(tree: FlameNode, *, title: str, subtitle: str) -> dict[str, Any]:
     """The tree in flat form: parents before children, ``parents[0]`` is -1.

@@ -23,8 +23,6 @@ from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 
-__all__ = ["LARGE", "POINTS", "trace_events", "write", "write_ranks"]
-
 LARGE = 1024 * 1024
 """Allocations of at least so many bytes get a slice of their own."""
 

@@ -15,8 +15,6 @@ from gpuprobe.errors import UsageError
 from gpuprobe.model.memory import Block, Segment, TraceAction
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace, StackTable, phase_tag
 
-__all__ = ["to_snapshot", "write"]
-
 _OOM = TraceAction.OOM.code
 
 

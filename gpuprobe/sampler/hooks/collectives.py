@@ -20,8 +20,6 @@ from gpuprobe.model.run.session import BlindSpot, Collective
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.patching import patch
 
-__all__ = ["BLIND_SPOT", "DDP", "CollectiveCalls"]
-
 DDP = "all_reduce (DistributedDataParallel)"
 
 BLIND_SPOT = BlindSpot(

@@ -15,8 +15,6 @@ import torch
 from gpuprobe.model.gc_pause import gc_paused
 from gpuprobe.sampler.tracing.tensors import modules_of
 
-__all__ = ["compile_in_use", "live_roots", "live_tensors"]
-
 
 def _tracked(test: Callable[[Any, Any], bool], kind: Any) -> list[Any]:
     """The objects the garbage collector tracks for whose type ``test(type, kind)`` is true.

@@ -8,8 +8,6 @@ import weakref
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-__all__ = ["OptimizerCalls", "StepOwner"]
-
 
 class _Call(NamedTuple):
     """A call of ``optimizer.step``: where its frame is, counted from the bottom of its thread."""

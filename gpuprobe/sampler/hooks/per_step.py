@@ -10,8 +10,6 @@ from gpuprobe.model.run.session import BlindSpot, Collective, Placed
 from gpuprobe.sampler.hooks.collectives import CollectiveCalls
 from gpuprobe.sampler.hooks.placement import Placement
 
-__all__ = ["PerStep"]
-
 
 class PerStep:
     """Both, of one recorder. A second record of a step (`Step`) has what the first had, too."""

@@ -11,8 +11,6 @@ from gpuprobe.model.run.session import Placed
 from gpuprobe.model.values import Bytes
 from gpuprobe.sampler.tracing.tensors import modules_of, plain_tensors
 
-__all__ = ["STEPS", "Placement", "place"]
-
 STEPS = 3
 """Steps that are looked at. What is wrong is wrong from the start, and looking costs time."""
 

@@ -12,8 +12,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gpuprobe.patching import patch
 
-__all__ = ["PrecisionWatch"]
-
 
 class PrecisionWatch:
     """Notes formats from `start` to `stop`. `text` says them in words; "" where nothing was seen.

@@ -17,8 +17,6 @@ from torch.utils import checkpoint
 
 from gpuprobe.patching import patch
 
-__all__ = ["RECOMPUTE", "in_engine", "watch"]
-
 RECOMPUTE = "recompute"
 """The phase, inside ``backward``, in which a checkpointed forward is run again."""
 

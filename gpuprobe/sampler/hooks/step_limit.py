@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpuprobe.sampler.program import Program
 
-__all__ = ["Enough", "Limited", "limit"]
-
 
 class Enough(BaseException):
     """Ends a program after the steps that were asked for. Not an Exception: programs that catch

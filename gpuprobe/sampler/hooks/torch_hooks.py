@@ -31,8 +31,6 @@ from gpuprobe.sampler.hooks import recompute
 from gpuprobe.sampler.hooks.discover import compile_in_use, live_roots
 from gpuprobe.sampler.interruptions import from_program
 
-__all__ = ["Hooks", "Listener"]
-
 SEARCHES = 8
 """Searches for models, at optimizers that were not seen before, that are made at once. From then on
 they take two percent of the time: a search goes through all objects of the process."""

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-__all__ = ["in_context"]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 

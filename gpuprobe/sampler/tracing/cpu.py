@@ -31,8 +31,6 @@ from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.tracing.module_calls import ModuleNames
 from gpuprobe.sampler.tracing.tensors import Known, plain_tensors
 
-__all__ = ["BLIND_SPOTS", "CpuTrace"]
-
 BLIND_SPOTS = (
     BlindSpot(
         "memory that one operator allocates and frees within itself (CPU scratch buffers)",

@@ -19,8 +19,6 @@ from gpuprobe.model.trace import EventColumns, MemoryTrace, StackTable
 from gpuprobe.sampler.tracing.module_calls import ModuleCalls
 from gpuprobe.sampler.tracing.tensors import Known
 
-__all__ = ["BLIND_SPOTS", "FOREIGN_HISTORY", "CudaTrace", "layout_now"]
-
 MAX_ENTRIES = 1_000_000
 """Events kept for one step. torch's ring buffer holds some 100 bytes each, plus stacks."""
 

@@ -22,8 +22,6 @@ from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.sampler.tracing.tensors import modules_of, plain_tensors
 
-__all__ = ["ModuleCalls", "ModuleNames"]
-
 _ALLOC = TraceAction.ALLOC.code
 _INPUT = Category.INPUT.code
 

@@ -26,8 +26,6 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.tracing.tensors import PLAIN, Known, category_sums, known_tensors, walk
 
-__all__ = ["FIRST_STEPS", "INTERVAL", "TensorSums"]
-
 FIRST_STEPS = 8
 """Steps at whose end the sums are always checked: what is allocated late is allocated here."""
 

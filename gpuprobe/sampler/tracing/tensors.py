@@ -16,16 +16,6 @@ from gpuprobe.model.memory import Category
 from gpuprobe.model.run.session import KnownTensors
 from gpuprobe.model.values import Bytes, Unavailable
 
-__all__ = [
-    "PLAIN",
-    "Known",
-    "category_sums",
-    "known_tensors",
-    "modules_of",
-    "plain_tensors",
-    "walk",
-]
-
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """The classes whose tensors have a storage of their own, if their layout is strided."""
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from gpuprobe.sampler.tracing.cuda import CudaTrace
     from gpuprobe.sampler.tracing.module_calls import ModuleCalls
 
-__all__ = ["Traces", "chosen_steps", "exact_peak"]
-
 FIRST_STEPS = 3
 """Steps that are always traced: that in which optimizer state is allocated, and two warm ones."""
 

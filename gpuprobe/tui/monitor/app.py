@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from gpuprobe.model.run.summary import Run
     from gpuprobe.tui.monitor.tables.process_rows import ProcessRow
 
-__all__ = ["TopApp"]
-
 _RUNS_EVERY = 5.0
 """Seconds between searches for recordings that are being written: each goes through the open
 files of all processes, some milliseconds of work."""

@@ -20,8 +20,6 @@ from gpuprobe.tui.widgets.styled_text import Line, fit
 from gpuprobe.tui.widgets.table import FIND_KEYS, MOVE_KEYS, ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
-__all__ = ["DoctorScreen"]
-
 _ROLES = {Level.ERROR: "bad", Level.WARNING: "warning", None: "title"}
 
 

@@ -15,8 +15,6 @@ from gpuprobe.tui.monitor.tables.process_rows import ProcessRow
 from gpuprobe.tui.widgets.styled_text import Line, fit
 from gpuprobe.tui.widgets.text_pane import TextPane
 
-__all__ = ["EndProcess", "ask_to_end"]
-
 
 class EndProcess(ModalScreen[int]):
     """Asks whether a process should get a signal; the result is its number, 0 for none."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from gpuprobe.tui.widgets.keymap import Key
 from gpuprobe.tui.widgets.table import MOVE_KEYS
 
-__all__ = ["INTERVALS", "KEYS"]
-
 INTERVALS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Seconds between readings that + and - lead through."""
 

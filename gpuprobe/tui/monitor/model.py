@@ -35,8 +35,6 @@ from gpuprobe.tui.widgets.styled_text import Line, bar, fit, joined, level, line
 if TYPE_CHECKING:
     from gpuprobe.model.run.summary import Run
 
-__all__ = ["EXPORT_VERSION", "TopModel"]
-
 EXPORT_SCHEMA = "gpuprobe.top"
 
 EXPORT_VERSION = (2, 0)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["PaneHeights", "divide"]
-
 
 class PaneHeights(NamedTuple):
     """Lines for each pane, from the top; they sum to the height."""

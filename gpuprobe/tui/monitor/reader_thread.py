@@ -16,8 +16,6 @@ from typing import Protocol, runtime_checkable
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.machine.monitor import Moment
 
-__all__ = ["Crashed", "Done", "Ended", "Failed", "MachineReader", "ReaderThread", "Taken"]
-
 
 class MachineReader(Protocol):
     """What is read: `gpuprobe.api.monitor.Monitor`, or a log of one."""

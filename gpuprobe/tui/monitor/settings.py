@@ -18,8 +18,6 @@ from gpuprobe.model.files import atomic_write
 from gpuprobe.tui.monitor.tables.process_rows import SORTS
 from gpuprobe.tui.widgets.palette import PALETTES
 
-__all__ = ["Settings", "load", "save", "settings_path"]
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:

@@ -14,8 +14,6 @@ from gpuprobe.tui.monitor import settings
 from gpuprobe.tui.monitor.app import TopApp
 from gpuprobe.tui.monitor.reader_thread import MachineReader
 
-__all__ = ["Logged", "show"]
-
 
 class Logged:
     """Readings of ``reader``, each of which is written to ``log`` as well."""

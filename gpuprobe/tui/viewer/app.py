@@ -11,8 +11,6 @@ from gpuprobe.tui.runs import RunsScreen
 from gpuprobe.tui.viewer.reading import ReadFailed
 from gpuprobe.tui.viewer.screen import ViewScreen
 
-__all__ = ["ViewApp"]
-
 
 class ViewApp(ProbeApp):
     """Shows a recording; or, without one, those that are being written on this machine.

@@ -20,18 +20,6 @@ from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.text import visible
 from gpuprobe.model.values import Unavailable
 
-__all__ = [
-    "SCHEMA",
-    "VERSION",
-    "document",
-    "of_findings",
-    "of_ranks",
-    "of_sections",
-    "of_state",
-    "of_step",
-    "texts_of",
-]
-
 SCHEMA = "gpuprobe.view"
 
 VERSION = (2, 0)

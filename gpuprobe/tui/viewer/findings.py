@@ -12,8 +12,6 @@ from gpuprobe.tui.widgets.styled_text import Line
 from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
-__all__ = ["FindingsPane"]
-
 _ROLES = {"error": "bad", "warning": "warning", "note": "dim"}
 
 

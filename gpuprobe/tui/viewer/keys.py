@@ -5,8 +5,6 @@ from __future__ import annotations
 from gpuprobe.tui.widgets.keymap import Key
 from gpuprobe.tui.widgets.table import FIND_KEYS, MOVE_KEYS
 
-__all__ = ["PANES", "RUNS_KEYS", "STEPS_KEYS", "TRACE_KEYS", "VIEW_KEYS"]
-
 PANES = ("steps", "now", "trace", "ranks", "findings")
 
 _LIST_KEYS = (*MOVE_KEYS, *FIND_KEYS)

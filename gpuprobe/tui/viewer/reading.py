@@ -28,8 +28,6 @@ from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.values import Unavailable
 from gpuprobe.tui.viewer.run_model import Curves, RunModel, model_of
 
-__all__ = ["Around", "PeakFound", "Polled", "ReadFailed", "follow", "look_around"]
-
 _ASK_EVERY = 5.0
 """Seconds between questions to the driver about who shares the GPU."""
 

@@ -15,8 +15,6 @@ from gpuprobe.model.text import human_bytes, human_ns, visible
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.tui.widgets.legend import words
 
-__all__ = ["Curves", "RunModel", "StepLine", "StepLines", "detail_lines", "model_of", "short_line"]
-
 _BAR = 10
 _LINE = 30
 

@@ -56,8 +56,6 @@ from gpuprobe.tui.widgets.styled_text import Line
 from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
-__all__ = ["ViewScreen"]
-
 _PANE_KEYS = {"steps": STEPS_KEYS, "trace": TRACE_KEYS}
 
 

@@ -22,8 +22,6 @@ from gpuprobe.tui.widgets.styled_text import Line
 from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
-__all__ = ["StepsPane"]
-
 _HEAD = f"{'step':>7} {'time':>9} {'peak':>10} {'reserved':>10} {'at end':>10}  phase of peak"
 
 

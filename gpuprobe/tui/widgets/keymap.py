@@ -12,8 +12,6 @@ from textual.binding import Binding, BindingType
 from gpuprobe.tui.widgets.styled_text import Line, fit, left
 from gpuprobe.tui.widgets.text_pane import TextPane
 
-__all__ = ["Key", "KeyBar", "actions_of", "bindings", "help_lines"]
-
 
 @dataclass(frozen=True, slots=True)
 class Key:

@@ -9,8 +9,6 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.tui.widgets.palette import LETTERS
 from gpuprobe.tui.widgets.styled_text import Line, Span
 
-__all__ = ["chip", "legend", "words"]
-
 
 def words(category: Category) -> str:
     """A category's name as words."""

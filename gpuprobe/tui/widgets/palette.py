@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from gpuprobe.model.memory import Category
 
-__all__ = ["DEFAULT", "LETTERS", "PALETTES", "Palette", "default_palette"]
-
 DEFAULT = "dark"
 
 LETTERS: dict[Category, str] = {

@@ -15,8 +15,6 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.tui.widgets.palette import LETTERS
 from gpuprobe.tui.widgets.styled_text import EIGHTHS, Line, Span, merged
 
-__all__ = ["LABEL", "Plot", "axis", "blocks", "draw", "draw_bands", "spark"]
-
 LABEL = 11
 """Columns to the left of a plot: the scale and its line."""
 

@@ -11,8 +11,6 @@ from textual.containers import Horizontal
 from textual.screen import ModalScreen
 from textual.widgets import Input, Label
 
-__all__ = ["Prompt"]
-
 
 class Prompt(ModalScreen[bool]):
     """Enter keeps what was typed, Esc takes it back. What is typed counts at once: ``changed``

@@ -13,21 +13,6 @@ from operator import itemgetter
 
 from gpuprobe.model.text import cut, padded, width
 
-__all__ = [
-    "EIGHTHS",
-    "Line",
-    "Span",
-    "bar",
-    "fit",
-    "joined",
-    "left",
-    "level",
-    "line_width",
-    "merged",
-    "right",
-    "text_of",
-]
-
 Span = tuple[str, str]
 Line = tuple[Span, ...]
 

@@ -18,8 +18,6 @@ from gpuprobe.tui.widgets.text_pane import TextPane
 if TYPE_CHECKING:
     from textual import events
 
-__all__ = ["FIND_KEYS", "MOVE_KEYS", "ItemTable"]
-
 MOVE_KEYS = (
     Key(
         "j k ↑ ↓",

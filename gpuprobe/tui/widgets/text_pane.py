@@ -19,8 +19,6 @@ from gpuprobe.tui.widgets.styled_text import Line, text_of
 if TYPE_CHECKING:
     from textual import events
 
-__all__ = ["Painter", "TextPane"]
-
 
 class Painter:
     """Turns roles into styles, for one palette. Remembers what it parsed."""

@@ -9,8 +9,6 @@ from gpuprobe.model.memory import Category
 from gpuprobe.tui.widgets.palette import LETTERS
 from gpuprobe.tui.widgets.styled_text import Line, Span, merged
 
-__all__ = ["Rect", "tile", "treemap_lines"]
-
 
 @dataclass(frozen=True, slots=True)
 class Rect:

@@ -15,18 +15,6 @@ from gpuprobe.model.codec import Bounds, Parsed, closed, from_plain
 from gpuprobe.model.text import visible
 from gpuprobe.virtual.catalogue.gpu_model import GpuModel
 
-__all__ = [
-    "ARCHITECTURES_SOURCE",
-    "NUMBERS",
-    "PRESENT",
-    "architectures",
-    "built_in",
-    "by_key",
-    "key_of",
-    "load_user_catalogue",
-    "with_context",
-]
-
 PRESENT: Final = "present"
 """The name of the GPU that this machine really has: no entry may take it."""
 SCHEMA_VERSION: Final = 1

@@ -8,8 +8,6 @@ from typing import Final
 
 from gpuprobe.model.values import ReadStatus, Unavailable
 
-__all__ = ["GpuModel", "cublas_workspace"]
-
 _KIB: Final = 1024
 _WORKSPACE: Final = 4096 * _KIB * 2 + 16 * _KIB * 8
 _WORKSPACE_LARGE: Final = 32 * _KIB * _KIB

@@ -13,8 +13,6 @@ from gpuprobe.virtual.catalogue.file import NUMBERS
 from gpuprobe.virtual.catalogue.gpus import GpuModel
 from gpuprobe.virtual.machine import Machine
 
-__all__ = ["DeviceProperties", "install"]
-
 CUDA_VERSION = "13.0"
 """What ``torch.version.cuda`` says: the toolkit of torch 2.11 to 2.13's default wheels."""
 CUDNN_VERSION = 91300

@@ -20,8 +20,6 @@ from gpuprobe.virtual.generators import drawing_from
 from gpuprobe.virtual.machine import Machine, is_meta
 from gpuprobe.virtual.torch_patches import keys
 
-__all__ = ["Capture", "install"]
-
 
 class _Tensor:
     """A tensor of a captured call: a window on a numbered storage."""

@@ -13,8 +13,6 @@ from gpuprobe.virtual import values
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.machine import PINNED, Machine
 
-__all__ = ["install"]
-
 
 class _Memory:
     """The functions of ``torch.cuda.memory``, for the devices of one machine."""

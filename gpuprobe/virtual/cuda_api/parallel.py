@@ -9,8 +9,6 @@ import torch
 from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import Machine
 
-__all__ = ["install"]
-
 
 def install(machine: Machine, patches: Patches) -> None:
     """Source of each: ``torch/csrc/cuda/comm.cpp``."""

@@ -8,8 +8,6 @@ from gpuprobe.patching import Patches
 from gpuprobe.virtual.generators import Generator
 from gpuprobe.virtual.machine import Machine
 
-__all__ = ["install"]
-
 
 def install(machine: Machine, patches: Patches) -> None:
     patches.set(torch, "Generator", Generator)

@@ -17,8 +17,6 @@ from gpuprobe.errors import NotModelled
 from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import Machine
 
-__all__ = ["install"]
-
 _NAME: Final = 32  # bytes of a handle that come before the values
 _data_ptr = torch._C.StorageBase.data_ptr  # the host memory behind it
 

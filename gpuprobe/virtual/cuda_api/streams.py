@@ -16,8 +16,6 @@ import torch
 from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import Machine
 
-__all__ = ["install"]
-
 POOL: Final = 32
 """Streams per priority and device; the next ones are these again, in turn. Source:
 ``kStreamsPerPool`` in ``c10/cuda/CUDAStream.cpp``."""

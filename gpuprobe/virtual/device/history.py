@@ -17,8 +17,6 @@ from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.code_origin import PACKAGE, line_of
 from gpuprobe.model.memory import BlockState, TraceAction
 
-__all__ = ["History"]
-
 _ACTIONS: Final = {action.code: action.value for action in TraceAction}
 _ALLOC: Final = TraceAction.ALLOC.code
 _FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code

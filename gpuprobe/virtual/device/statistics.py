@@ -13,8 +13,6 @@ from typing import Any, Final
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.memory import TraceAction
 
-__all__ = ["Statistics"]
-
 _ALLOC: Final = TraceAction.ALLOC.code
 _FREE_REQUESTED: Final = TraceAction.FREE_REQUESTED.code
 _FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code

@@ -19,8 +19,6 @@ from gpuprobe.virtual.catalogue.gpus import GpuModel
 from gpuprobe.virtual.device.history import History
 from gpuprobe.virtual.device.statistics import Statistics
 
-__all__ = ["VirtualDevice"]
-
 
 class VirtualDevice:
     """One device. All methods may be called from any thread, and from a weak reference's

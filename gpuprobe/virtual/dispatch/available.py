@@ -17,8 +17,6 @@ from gpuprobe.torch_support.tensors import storage_key, tensors_in
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.values import without_values
 
-__all__ = ["HOST_FULL", "may_not_fit", "require"]
-
 HOST_FULL: Final = "you tried to allocate"
 """In torch's error for host memory that it did not get: ``alloc_cpu.cpp`` and
 ``CPUAllocator.cpp`` in ``c10/core``."""

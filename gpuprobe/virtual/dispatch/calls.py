@@ -15,8 +15,6 @@ from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.machine import Machine
 
-__all__ = ["Call", "Row"]
-
 
 @dataclass(slots=True)
 class Call:

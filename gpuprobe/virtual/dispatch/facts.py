@@ -12,8 +12,6 @@ from gpuprobe.virtual import values
 from gpuprobe.virtual.dispatch.calls import Row
 from gpuprobe.virtual.dispatch.refusals import refusal
 
-__all__ = ["Facts", "facts_of"]
-
 # Operators that take host tensors next to device ones, as on CUDA. Source: their CUDA kernels'
 # checks, in aten/src/ATen/native.
 _MIXED: Final = frozenset(

@@ -23,8 +23,6 @@ from gpuprobe.virtual.dispatch.refusals import two_places
 from gpuprobe.virtual.machine import HOST, Machine, is_meta, parts
 from gpuprobe.virtual.torch_patches import keys
 
-__all__ = ["DispatchMode"]
-
 _Tensor = torch.Tensor
 _fake_mode = torch._C._get_dispatch_mode
 _FAKE: Final = torch._C._TorchDispatchModeKey.FAKE

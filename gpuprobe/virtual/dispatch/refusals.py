@@ -10,8 +10,6 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["recurrent", "refusal", "two_places"]
-
 Place = Callable[[Any], int]
 """Place of a tensor: a device's index, or a negative number for the host."""
 

@@ -9,8 +9,6 @@ import torch
 
 from gpuprobe.virtual.dispatch.calls import Call, Row
 
-__all__ = ["ROWS", "at_its_end", "into_first"]
-
 
 def at_its_end(call: Call, tensor: Any, references: int) -> bool:
     """Whether nobody but this call holds the tensor's memory: one tensor has it, densely.

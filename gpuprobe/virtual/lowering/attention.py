@@ -10,8 +10,6 @@ import torch
 
 from gpuprobe.virtual.dispatch.calls import Call, Row
 
-__all__ = ["EFFICIENT", "FLASH", "MATH", "ROWS", "Attention", "laid_out", "pick"]
-
 FLASH, EFFICIENT, MATH = "flash", "efficient", "math"
 _HALF: Final = (torch.float16, torch.bfloat16)
 _MAX_HEAD_DIM: Final = 256

@@ -11,8 +11,6 @@ import torch
 
 from gpuprobe.virtual.dispatch.calls import Call, Row
 
-__all__ = ["ROWS", "lt_workspace_bytes", "workspace_bytes"]
-
 _SOURCE: Final = "aten/src/ATen/cuda/CublasHandlePool.cpp: getCurrentCUDABlasHandle"
 _KIB: Final = 1024
 

@@ -20,8 +20,6 @@ from gpuprobe.virtual.lowering import attention
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, transformed
 
-__all__ = ["APART", "charge", "install", "notify_kernel", "uncharged"]
-
 _aten = torch.ops.aten
 APART = (
     "attention, dropout and recurrent networks within torch.func are counted as the operators "

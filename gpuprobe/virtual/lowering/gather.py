@@ -11,8 +11,6 @@ from gpuprobe.virtual.dispatch.calls import Call, Row
 from gpuprobe.virtual.lowering.accumulate import into_first
 from gpuprobe.virtual.lowering.sorting import radix_sort_bytes
 
-__all__ = ["ROWS"]
-
 _FEW_INDICES: Final = 3072  # up to which embedding_dense_backward_cuda does not sort
 _ROWS_PER_THREAD: Final = 10  # NROWS_PER_THREAD
 _INT64: Final = 8

@@ -9,8 +9,6 @@ import torch
 from gpuprobe.virtual.dispatch.calls import Call, Row
 from gpuprobe.virtual.lowering.reduce import whole
 
-__all__ = ["ROWS"]
-
 
 def _reduces(call: Call, at: int) -> bool:
     """Whether the losses are summed up. ``at``: the place of ``reduction`` in the schema."""

@@ -8,8 +8,6 @@ import torch
 
 from gpuprobe.virtual.dispatch.calls import Call, Row
 
-__all__ = ["ROWS"]
-
 
 def _scalars_moved(call: Call) -> None:
     """``where`` moves numbers and tensors without dimensions from the host, in the type of the

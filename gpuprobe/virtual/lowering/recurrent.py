@@ -20,8 +20,6 @@ from gpuprobe.virtual.lowering.functions import APART, charge, notify_kernel, un
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, transformed
 
-__all__ = ["flatten_weights", "install"]
-
 _aten = torch.ops.aten
 
 

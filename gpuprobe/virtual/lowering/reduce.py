@@ -12,8 +12,6 @@ import torch
 from gpuprobe.virtual.dispatch.calls import Call, Row
 from gpuprobe.virtual.lowering.reduce_config import Reduction, buffers
 
-__all__ = ["ROWS", "whole"]
-
 _CHUNK: Final = 65536  # elements, kChunkSize in MultiTensorApply.cuh
 _LOW: Final = (torch.float16, torch.bfloat16)
 _SPLIT: Final = "where an output is split over several blocks: partial results, then semaphores"

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["Reduction", "buffers"]
-
 _MAX_THREADS: Final = 512  # mnt_wrapper::MAX_NUM_THREADS
 _MAX_THREADS_WIDE: Final = 256  # the same for complex double, 16 bytes
 _WARP: Final = 32

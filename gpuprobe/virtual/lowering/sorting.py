@@ -14,8 +14,6 @@ import torch
 
 from gpuprobe.virtual.dispatch.calls import Call, Row
 
-__all__ = ["ROWS", "radix_sort_bytes"]
-
 _SINGLE_TILE: Final = 256 * 19  # threads, keys of 4 bytes that each holds
 _ONESWEEP_TILE: Final = 384 * 21
 _DIGITS: Final = 256  # 8 bits a pass

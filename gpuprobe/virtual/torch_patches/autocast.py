@@ -18,8 +18,6 @@ from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.torch_patches.keys import CAST, Kernels, below_cast, exclude, include
 
-__all__ = ["BANNED", "LOWER", "PROMOTE", "SET_DTYPE", "Casts", "install"]
-
 LOWER: Final = frozenset(
     [
         "_convolution",

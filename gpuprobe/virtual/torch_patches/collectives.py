@@ -14,8 +14,6 @@ import torch
 from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import Machine
 
-__all__ = ["install"]
-
 _NCCL = "NCCL's own buffers (some hundred MiB per communicator) are not counted"
 
 

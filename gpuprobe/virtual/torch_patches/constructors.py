@@ -17,8 +17,6 @@ from gpuprobe.virtual.torch_patches.indices import device_named
 from gpuprobe.virtual.torch_patches.intercept import Intercept, placed_on
 from gpuprobe.virtual.torch_patches.keys import below
 
-__all__ = ["install"]
-
 
 def install(machine: Machine, intercept: Intercept, patches: Patches) -> None:
     """``torch.tensor`` and its kin fill memory from Python values behind the dispatcher: they

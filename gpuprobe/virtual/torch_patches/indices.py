@@ -18,8 +18,6 @@ import torch.jit.annotations
 
 from gpuprobe.patching import Patches
 
-__all__ = ["device_named", "install"]
-
 _FACTORIES = (
     "arange",
     "bartlett_window",

@@ -20,8 +20,6 @@ from gpuprobe.virtual import values
 from gpuprobe.virtual.machine import HOST, PINNED, Machine, is_meta
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, single_level, transformed
 
-__all__ = ["Intercept", "placed_on"]
-
 _DDP = f"{folder_of(torch)}nn/parallel/distributed.py"
 _CPU = torch.device("cpu")
 _META = torch.device("meta")

@@ -23,20 +23,6 @@ import torch._ops
 
 from gpuprobe.patching import Patches
 
-__all__ = [
-    "CAST",
-    "DEVICE",
-    "Kernels",
-    "above",
-    "below",
-    "below_cast",
-    "exclude",
-    "include",
-    "pass_by",
-    "single_level",
-    "transformed",
-]
-
 DEVICE = "AutocastIPU"
 CAST = "AutocastPrivateUse1"
 

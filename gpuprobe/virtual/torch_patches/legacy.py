@@ -10,8 +10,6 @@ import torch
 from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import Machine
 
-__all__ = ["install"]
-
 _Base = torch._C.TensorBase
 _LEGACY = {
     "Float": torch.float32,

@@ -15,8 +15,6 @@ from gpuprobe.virtual.machine import PINNED, Machine, is_meta
 from gpuprobe.virtual.torch_patches.indices import device_named
 from gpuprobe.virtual.torch_patches.keys import transformed
 
-__all__ = ["install"]
-
 _Base = torch._C.TensorBase
 _CPU = torch.device("cpu")
 

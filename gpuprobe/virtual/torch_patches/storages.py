@@ -10,8 +10,6 @@ from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import Machine, Tag
 from gpuprobe.virtual.torch_patches.keys import below
 
-__all__ = ["install"]
-
 _CPU = torch.device("cpu")
 
 

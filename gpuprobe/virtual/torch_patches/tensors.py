@@ -16,8 +16,6 @@ from gpuprobe.virtual.machine import Machine, Tag
 from gpuprobe.virtual.torch_patches import constructors, indices, legacy, methods, storages
 from gpuprobe.virtual.torch_patches.intercept import Intercept
 
-__all__ = ["install"]
-
 _Base = torch._C.TensorBase
 _CPU = torch.device("cpu")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -10,8 +10,6 @@ import torch.nn.parameter
 from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import Machine
 
-__all__ = ["install"]
-
 
 def install(machine: Machine, patches: Patches) -> None:
     """List what replaces a listed method, too: torch knows them by their identity. After all

@@ -36,18 +36,6 @@ from gpuprobe.reporters.sections.parts import (
     size,
 )
 
-__all__ = [
-    "causes_section",
-    "failure_sections",
-    "fragmentation_sections",
-    "growth_sections",
-    "largest_rows",
-    "non_tensor_sections",
-    "peak_section",
-    "share_sections",
-    "when",
-]
-
 _BAR = 24
 _FEW = 5
 

@@ -29,8 +29,6 @@ from gpuprobe.reporters.sections.parts import (
     size,
 )
 
-__all__ = ["comparison_sections", "placement_sections", "process_sections"]
-
 _FEW = 5
 _MOST_STEPS = 200
 

@@ -25,8 +25,6 @@ from gpuprobe.reporters.sections.parts import (
     size,
 )
 
-__all__ = ["device_sections", "step_sections", "time_sections"]
-
 _FEW = 5
 _STEP_ROWS = 200
 

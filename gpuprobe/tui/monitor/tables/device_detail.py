@@ -11,8 +11,6 @@ from gpuprobe.tui.monitor.tables.history import DeviceHistory
 from gpuprobe.tui.widgets.plot import blocks
 from gpuprobe.tui.widgets.styled_text import Line, fit, joined, right
 
-__all__ = ["PLOTS", "detail", "waterfall_bar", "waterfall_legend"]
-
 _FILLS = {  # without colour, parts are told apart by these
     "driver_reserved": "▒",
     "other_users": "o",

@@ -12,8 +12,6 @@ from gpuprobe.model.machine.monitor import LinkRate, Moment, XidNote
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 
-__all__ = ["Badge", "DeviceRow", "Part", "device_rows", "rate_text"]
-
 _WORST = ("badge-bad", "badge-warning", "badge")
 
 _SHORT = {  # throttle reasons, to fit a badge

@@ -14,8 +14,6 @@ from gpuprobe.tui.monitor.tables.history import DeviceHistory
 from gpuprobe.tui.widgets.plot import spark
 from gpuprobe.tui.widgets.styled_text import Line, bar, fit, joined, left, level, right
 
-__all__ = ["Panel", "table"]
-
 
 @dataclass(frozen=True, slots=True)
 class Panel:

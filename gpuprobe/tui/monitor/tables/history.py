@@ -10,8 +10,6 @@ from gpuprobe.model.machine.devices import Device
 from gpuprobe.model.machine.monitor import LinkRate, Moment
 from gpuprobe.model.values import Reading, Unavailable
 
-__all__ = ["KEPT", "SERIES", "DeviceHistory", "numbers"]
-
 KEPT = 600
 """Readings kept of each device: ten minutes at one a second."""
 

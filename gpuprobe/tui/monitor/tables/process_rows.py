@@ -15,9 +15,6 @@ from gpuprobe.model.machine.monitor import GpuWork, Moment, ProcessLoad
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Reading, Unavailable
 
-__all__ = ["SORTS", "Key", "ListOptions", "ProcessRow", "age_text", "process_rows"]
-
-
 Key = tuple[int, int]
 """PID and start in clock ticks since boot: one process for good, though PIDs are used again."""
 

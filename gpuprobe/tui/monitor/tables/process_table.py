@@ -8,9 +8,6 @@ from gpuprobe.tui.monitor.tables.columns import TableColumn, lay_out
 from gpuprobe.tui.monitor.tables.process_rows import ListOptions, ProcessRow
 from gpuprobe.tui.widgets.styled_text import Line, fit, joined, left, right
 
-__all__ = ["Columns", "heading", "layout", "process_line"]
-
-
 _SPARE = 12
 """Columns that the command still gets before what is less important gets a place."""
 

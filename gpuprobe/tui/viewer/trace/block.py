@@ -20,8 +20,6 @@ from gpuprobe.tui.widgets.styled_text import Line
 from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
-__all__ = ["BlockScreen", "block_lines", "source_lines"]
-
 
 class BlockScreen(ModalScreen[None]):
     """Over the screen it came from; Escape goes back."""

@@ -10,8 +10,6 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.tui.widgets.text_pane import TextPane
 from gpuprobe.tui.widgets.treemap import Rect, tile, treemap_lines
 
-__all__ = ["MemoryTreemap", "same_memory"]
-
 _CELLS = 12
 """Cells that a rectangle has on average, at least: three by four hold a name."""
 

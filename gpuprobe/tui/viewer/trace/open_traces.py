@@ -12,8 +12,6 @@ from gpuprobe.model.gc_pause import gc_paused
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.values import Unavailable
 
-__all__ = ["OpenTraces", "peak_of"]
-
 MOST = 3
 """Steps whose traces are kept. One of a million events takes about 150 MB."""
 

@@ -32,8 +32,6 @@ from gpuprobe.tui.widgets.styled_text import Line
 from gpuprobe.tui.widgets.table import ItemTable
 from gpuprobe.tui.widgets.text_pane import TextPane
 
-__all__ = ["TracePane"]
-
 
 class TracePane(Vertical):
     """One trace of a recording at a time. Reading and grouping happen in threads."""

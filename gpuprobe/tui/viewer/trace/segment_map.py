@@ -10,8 +10,6 @@ from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.tui.widgets.palette import LETTERS
 from gpuprobe.tui.widgets.styled_text import EIGHTHS, Line, Span, merged
 
-__all__ = ["FREE", "ORDERS", "PENDING", "Bar", "bars", "cells", "map_line"]
-
 FREE = -1
 PENDING = -2
 

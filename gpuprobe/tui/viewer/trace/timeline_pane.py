@@ -7,8 +7,6 @@ from gpuprobe.model.values import Unavailable
 from gpuprobe.tui.widgets.plot import LABEL, axis, draw_bands
 from gpuprobe.tui.widgets.text_pane import TextPane
 
-__all__ = ["TimelinePane"]
-
 _SHORTEST = 8
 """Positions that a plot shows at least, however far it is zoomed in."""
 
