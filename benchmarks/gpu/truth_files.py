@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuprobe.errors import DataError, UnsupportedSchema
-from gpuprobe.model.codec import from_plain, to_plain
+from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 from gpuprobe.recording.chunks import decode_chunk, encode_chunk

@@ -25,7 +25,7 @@ from gpuprobe.gate.plan import CheckPlan, baseline_path, plan, tolerances
 from gpuprobe.gate.project import ProjectSettings, read_project
 
 if TYPE_CHECKING:
-    from gpuprobe.hazards.results import Hazards
+    from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.run.recording import Recording
 
 __all__ = [

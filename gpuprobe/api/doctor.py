@@ -86,7 +86,7 @@ def diagnose(
 def _write_bundle(
     path: Path, diagnosis: Diagnosis, facts: Facts, environ: Mapping[str, str]
 ) -> None:
-    from gpuprobe.model.codec import to_plain
+    from gpuprobe.model.io.codec import to_plain
     from gpuprobe.reporters.json import doctor as doctor_json
     from gpuprobe.reporters.support_bundle import bundle as doctor_bundle
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from gpuprobe.errors import MissingExtra, UsageError
 from gpuprobe.gate.files import ensure_replaceable, read_known, write_known
 from gpuprobe.gate.rank_files import clear_rank_file, together
-from gpuprobe.hazards.known import compare as compare_known
+from gpuprobe.hazards.findings.known import compare as compare_known
 
 if TYPE_CHECKING:
     from gpuprobe.hazard_watch.results import FindingsSoFar
     from gpuprobe.hazard_watch.source import EventSource
-    from gpuprobe.hazards.known import KnownFinding as KnownFinding
-    from gpuprobe.hazards.results import Hazards as Hazards
+    from gpuprobe.hazards.findings.known import KnownFinding as KnownFinding
+    from gpuprobe.hazards.findings.results import Hazards as Hazards
 
 __all__ = [
     "allow_sync",
@@ -60,7 +60,7 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
     if _source is not None:
         raise UsageError("hazards are being looked for already", hint="leave that one first")
     from gpuprobe.hazard_watch.results import fill
-    from gpuprobe.hazards.results import Hazards, ending
+    from gpuprobe.hazards.findings.results import Hazards, ending
     from gpuprobe.patching import Patches
 
     found, patches = Hazards(), Patches()

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from gpuprobe.errors import DataError, UsageError
-from gpuprobe.model.files import new_file
+from gpuprobe.model.io.files import new_file
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import CheckResult
     from gpuprobe.analysis.peak.flame import FlameNode
-    from gpuprobe.hazards.results import Hazards
+    from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.run.recording import RankRecording, Recording
 
 StrPath = str | os.PathLike[str]

@@ -18,7 +18,7 @@ from gpuprobe.sampler.hooks.wrapping import in_context
 
 if TYPE_CHECKING:
     from gpuprobe.hazard_watch.results import FindingsSoFar
-    from gpuprobe.hazards.results import Hazards
+    from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.findings import Finding
     from gpuprobe.model.run.session import Step
     from gpuprobe.model.trace import MemoryTrace
@@ -258,7 +258,7 @@ def run(
         except BaseException as raised:  # noqa: BLE001 - handed to the caller, not swallowed
             code, error = 1, raised
         if found is not None and (error is not None or code):
-            from gpuprobe.hazards.results import ending
+            from gpuprobe.hazards.findings.results import ending
 
             found.failed = ending(error, code)
         recorder.stop(error)

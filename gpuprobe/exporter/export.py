@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING
 
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.exporter.readings import ExportSettings, MachineMetrics, families_of
-from gpuprobe.model.files import is_special, new_file
+from gpuprobe.model.io.files import is_special, new_file
 
 if TYPE_CHECKING:
     from gpuprobe.exporter.thread import ReadingThread

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprobe.errors import DataError, UsageError
-from gpuprobe.model.files import atomic_write
+from gpuprobe.model.io.files import atomic_write
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Baseline, Tolerance
-    from gpuprobe.hazards.known import KnownFinding
+    from gpuprobe.hazards.findings.known import KnownFinding
     from gpuprobe.model.findings import Finding
 
 StrPath = str | os.PathLike[str]
@@ -42,7 +42,7 @@ def write_baseline(
 def read_known(path: StrPath) -> tuple[KnownFinding, ...]:
     """The hazards that are known. Raises UsageError where there is no such file, DataError for
     something else."""
-    from gpuprobe.hazards.known import loads
+    from gpuprobe.hazards.findings.known import loads
 
     return loads(_text(path, "add --hazards-baseline-update to write one"), str(Path(path)))
 
@@ -50,7 +50,7 @@ def read_known(path: StrPath) -> tuple[KnownFinding, ...]:
 def ensure_replaceable(path: StrPath) -> None:
     """A baseline of hazards may be replaced, and a damaged one; anything else is left alone.
     Raises DataError for that."""
-    from gpuprobe.hazards.known import may_be_one
+    from gpuprobe.hazards.findings.known import may_be_one
 
     where = Path(path)
     if where.exists() and not may_be_one(where.read_bytes().decode("utf-8", "replace")):
@@ -59,7 +59,7 @@ def ensure_replaceable(path: StrPath) -> None:
 
 def write_known(findings: Sequence[Finding], path: StrPath) -> None:
     """Write it whole or not at all. Raises UsageError where it cannot be written."""
-    from gpuprobe.hazards.known import dumps, known
+    from gpuprobe.hazards.findings.known import dumps, known
 
     _write(path, dumps(known(findings)))
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from gpuprobe.errors import ConfigError
-from gpuprobe.model.codec import Bounds, Malformed, Parsed, closed, from_plain, unknown_key
+from gpuprobe.model.io.codec import Bounds, Malformed, Parsed, closed, from_plain, unknown_key
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Tolerance

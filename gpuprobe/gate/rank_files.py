@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprobe.errors import DataError
-from gpuprobe.model.files import atomic_write
+from gpuprobe.model.io.files import atomic_write
 
 if TYPE_CHECKING:
-    from gpuprobe.hazards.results import Hazards
+    from gpuprobe.hazards.findings.results import Hazards
 
 
 def rank_file(path: Path, rank: int) -> Path:
@@ -35,7 +35,7 @@ def together(found: Hazards, path: Path | None) -> Iterator[Hazards]:
     given: again as long as other ranks finish while it is being written. No rank waits for
     another; the one that finishes last has written everything.
     """
-    from gpuprobe.hazards.ranks import merge
+    from gpuprobe.hazards.findings.ranks import merge
     from gpuprobe.reporters.json.hazards import document
     from gpuprobe.sampler.environment import ranks
 

@@ -10,10 +10,10 @@ from typing import Any, Final
 from gpuprobe.hazard_watch.places import place
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards import rules
-from gpuprobe.hazards.explain import finding, source_of
-from gpuprobe.hazards.known import fingerprint
+from gpuprobe.hazards.findings.explain import finding, source_of
+from gpuprobe.hazards.findings.known import fingerprint
+from gpuprobe.hazards.findings.results import Hazards, SyncRow
 from gpuprobe.hazards.ledger import REPLACEMENTS, SyncEntry
-from gpuprobe.hazards.results import Hazards, SyncRow
 from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.place import Place
 

@@ -26,7 +26,7 @@ from itertools import chain
 from typing import Annotated, Any
 
 from gpuprobe.errors import DataError, UnsupportedSchema
-from gpuprobe.model.codec import Bounds, from_plain, to_plain
+from gpuprobe.model.io.codec import Bounds, from_plain, to_plain
 from gpuprobe.model.memory import Category, Segment, TraceAction
 from gpuprobe.model.record import record
 from gpuprobe.model.trace import (

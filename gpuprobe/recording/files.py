@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from gpuprobe.errors import DataError, NotARecording
-from gpuprobe.model.codec import Bounds, from_plain
-from gpuprobe.model.document import check_version, header
+from gpuprobe.model.io.codec import Bounds, from_plain
+from gpuprobe.model.io.document import check_version, header
 from gpuprobe.model.run.recording import SCHEMA, SCHEMA_VERSION
 
 STREAM_NAME = re.compile(r"rank-(\d{5,})\.jsonl")

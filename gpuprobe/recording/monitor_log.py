@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from gpuprobe.errors import DataError, UsageError
-from gpuprobe.model.codec import from_plain, to_plain
-from gpuprobe.model.document import check_version, header
+from gpuprobe.model.io.codec import from_plain, to_plain
+from gpuprobe.model.io.document import check_version, header
 from gpuprobe.model.machine.monitor import SCHEMA, SCHEMA_VERSION, Moment
 
 _MISFITS = (KeyError, IndexError, ValueError, TypeError, AttributeError, RecursionError)

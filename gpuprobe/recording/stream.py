@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpuprobe.errors import DataError, NotARecording
-from gpuprobe.model.codec import from_plain
 from gpuprobe.model.findings import Finding
+from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace

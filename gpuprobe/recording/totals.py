@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuprobe.errors import DataError, NotARecording
-from gpuprobe.model.codec import from_plain
 from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.run.session import AllocatorActivity, Collective, DeviceWindow, Step
 from gpuprobe.model.run.totals import (
     CollectiveTotals,

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gpuprobe.errors import DataError, InternalError, UsageError
-from gpuprobe.model.codec import to_plain
-from gpuprobe.model.files import atomic_write
 from gpuprobe.model.findings import Finding
+from gpuprobe.model.io.codec import to_plain
+from gpuprobe.model.io.files import atomic_write
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.chunks import encode_chunk

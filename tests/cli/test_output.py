@@ -15,7 +15,7 @@ import pytest
 from gpuprobe.api.watch import summary
 from gpuprobe.errors import UsageError
 from gpuprobe.exporter.export import write_textfile
-from gpuprobe.model.files import new_file
+from gpuprobe.model.io.files import new_file
 from gpuprobe.reporters.terminal import Style
 
 FULL = Path("/dev/full")

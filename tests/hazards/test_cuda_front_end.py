@@ -22,7 +22,7 @@ from torch.cuda import _gpu_trace
 import gpuprobe
 from gpuprobe.hazard_watch.cuda import CudaSource, _Watch
 from gpuprobe.hazard_watch.results import fill
-from gpuprobe.hazards.results import Hazards
+from gpuprobe.hazards.findings.results import Hazards
 from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import PINNED
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gpuprobe.hazards.engine import Engine
-from gpuprobe.hazards.explain import finding
-from gpuprobe.hazards.fixes import repair
+from gpuprobe.hazards.findings.explain import finding
+from gpuprobe.hazards.findings.fixes import repair
 from gpuprobe.hazards.footprint import Footprint, of_tensor
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import gpuprobe
-from gpuprobe.hazards.results import Hazards
+from gpuprobe.hazards.findings.results import Hazards
 from gpuprobe.reporters.sections.hazards import hazard_sections
 from gpuprobe.reporters.text import draw
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from sarif_subset import SCHEMA
 
 import gpuprobe
-from gpuprobe.hazards.known import compare, known
-from gpuprobe.hazards.results import Hazards
+from gpuprobe.hazards.findings.known import compare, known
+from gpuprobe.hazards.findings.results import Hazards
 from gpuprobe.hazards.rules import RULES
 from gpuprobe.model.findings import Finding, Fix, Level
 from gpuprobe.model.place import Place

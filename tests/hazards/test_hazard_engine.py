@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuprobe.hazards.accesses import HOST
 from gpuprobe.hazards.engine import Engine
-from gpuprobe.hazards.fixes import repair
+from gpuprobe.hazards.findings.fixes import repair
 from gpuprobe.hazards.footprint import Footprint, of_tensor, overlap, whole
 
 STREAMS, BLOCKS, EVENTS = 3, 3, 2

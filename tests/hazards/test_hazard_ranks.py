@@ -14,8 +14,8 @@ import jsonschema
 import pytest
 
 from gpuprobe.gate import rank_files
-from gpuprobe.hazards.ranks import merge
-from gpuprobe.hazards.results import Hazards, SyncRow
+from gpuprobe.hazards.findings.ranks import merge
+from gpuprobe.hazards.findings.results import Hazards, SyncRow
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.place import Place
 from gpuprobe.reporters.json import hazards as hazards_json

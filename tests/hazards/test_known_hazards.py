@@ -16,7 +16,7 @@ from gpuprobe.api.hazards import read_known, write_known
 from gpuprobe.api.recordings import load
 from gpuprobe.cli import main
 from gpuprobe.errors import DataError, UnsupportedSchema, UsageError
-from gpuprobe.hazards.known import (
+from gpuprobe.hazards.findings.known import (
     KnownFinding,
     compare,
     dumps,
@@ -25,7 +25,7 @@ from gpuprobe.hazards.known import (
     loads,
     normalized,
 )
-from gpuprobe.hazards.results import Hazards
+from gpuprobe.hazards.findings.results import Hazards
 from gpuprobe.model.findings import Finding, Level
 
 PROGRAM = """\

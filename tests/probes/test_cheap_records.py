@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 
-from gpuprobe.model.codec import from_plain, to_plain
+from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.machine.devices import Container, DeviceIdentity, VisibleEntry
 from gpuprobe.model.record import record
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from model_strategies import UNDECODABLE, model_classes, values_of
 
 from gpuprobe.errors import ConfigError, DataError
-from gpuprobe.model.codec import Bounds, Parsed, closed, from_plain, to_plain
 from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.io.codec import Bounds, Parsed, closed, from_plain, to_plain
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.session import Environment, HostWindow, KnownTensors, Session, Step
 from gpuprobe.model.trace import AllocatorSettings

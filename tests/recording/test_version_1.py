@@ -14,9 +14,9 @@ import pytest
 from gpuprobe.analysis.baseline import loads as load_baseline
 from gpuprobe.api.views import read_hazards
 from gpuprobe.errors import DataError, UnsupportedSchema
-from gpuprobe.hazards.known import loads as load_known
-from gpuprobe.model.codec import from_plain, to_plain
+from gpuprobe.hazards.findings.known import loads as load_known
 from gpuprobe.model.findings import Finding, Fix, Level
+from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.place import Place
 from gpuprobe.recording.monitor_log import read_moments
 from gpuprobe.recording.reader import read_recording

@@ -24,7 +24,7 @@ from gpuprobe.api import views
 from gpuprobe.api.recordings import diff, report
 from gpuprobe.cli import main
 from gpuprobe.errors import DataError, UsageError
-from gpuprobe.hazards.results import Hazards, SyncRow
+from gpuprobe.hazards.findings.results import Hazards, SyncRow
 from gpuprobe.model.findings import Finding, Fix, Level
 from gpuprobe.model.memory import Category
 from gpuprobe.model.place import Place

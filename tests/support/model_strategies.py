@@ -37,7 +37,7 @@ def model_classes() -> list[type]:
     """Every dataclass of the model that the codec is for (columns have a format of their own)."""
     found = []
     for info in pkgutil.walk_packages(gpuprobe.model.__path__, "gpuprobe.model."):
-        if info.name == "gpuprobe.model.codec":  # its own words, not values
+        if info.name == "gpuprobe.model.io.codec":  # its own words, not values
             continue
         module = importlib.import_module(info.name)
         for value in vars(module).values():

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gpuprobe.api.doctor import diagnose, diagnosis_lines
 from gpuprobe.api.monitor import Monitor
 from gpuprobe.errors import DataError
-from gpuprobe.model.codec import from_plain
+from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.machine.devices import Device, GpuProcess
 from gpuprobe.model.machine.diagnosis import Diagnosis
 from gpuprobe.model.machine.monitor import Moment

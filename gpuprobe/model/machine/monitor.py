@@ -1,6 +1,6 @@
 """What a monitor shows again and again: devices, processes and the host, at one moment.
 
-Plain, immutable and JSON-ready (`gpuprobe.model.codec`), so that a worker thread can hand it to
+Plain, immutable and JSON-ready (`gpuprobe.model.io.codec`), so that a worker thread can hand it to
 a screen, a file can hold a sequence of them, and a screen can play that file.
 """
 

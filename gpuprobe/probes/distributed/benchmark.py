@@ -20,8 +20,8 @@ from datetime import timedelta
 from typing import Any
 
 from gpuprobe.errors import MissingExtra, UsageError
-from gpuprobe.model.codec import from_plain, to_plain
 from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.machine.diagnosis import (
     ClockSkew,
     NotChecked,

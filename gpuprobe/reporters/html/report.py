@@ -22,7 +22,7 @@ from typing import IO, Any
 from gpuprobe._version import __version__
 from gpuprobe.analysis.peak.flame import FlameNode
 from gpuprobe.analysis.trace.tracks import Track
-from gpuprobe.hazards.results import Hazards
+from gpuprobe.hazards.findings.results import Hazards
 from gpuprobe.model.report import Report, Steps
 from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.model.values import Peak, Unavailable

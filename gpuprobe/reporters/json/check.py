@@ -6,9 +6,9 @@ from typing import Any, Final, TextIO
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
 from gpuprobe.analysis.baseline.rules import ENVIRONMENT, regression
-from gpuprobe.model.document import header
-from gpuprobe.model.document import write as write_document
 from gpuprobe.model.findings import Finding, Fix
+from gpuprobe.model.io.document import header
+from gpuprobe.model.io.document import write as write_document
 from gpuprobe.model.place import Place, parse_place
 from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.reporters.json import fields_of

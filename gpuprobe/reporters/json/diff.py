@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any, TextIO
 
 from gpuprobe.analysis.compare.diff import BY, Diff, DiffRow, PeakDiff
-from gpuprobe.model.codec import to_plain
-from gpuprobe.model.document import header
-from gpuprobe.model.document import write as write_document
+from gpuprobe.model.io.codec import to_plain
+from gpuprobe.model.io.document import header
+from gpuprobe.model.io.document import write as write_document
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.json import fields_of
 from gpuprobe.reporters.json import schema as load_schema

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuprobe.model.codec import to_plain
-from gpuprobe.model.document import header
 from gpuprobe.model.findings import to_document
+from gpuprobe.model.io.codec import to_plain
+from gpuprobe.model.io.document import header
 from gpuprobe.model.machine.diagnosis import SCHEMA_VERSION, Diagnosis, NotChecked, RankDiagnosis
 from gpuprobe.model.rules import Rule
 from gpuprobe.reporters.json import schema as load_schema

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, TextIO
 
-from gpuprobe.model.document import header
-from gpuprobe.model.document import write as write_document
+from gpuprobe.model.io.document import header
+from gpuprobe.model.io.document import write as write_document
 from gpuprobe.model.plans.estimate import Estimate, EstimateShare
 from gpuprobe.reporters.json import fields_of
 

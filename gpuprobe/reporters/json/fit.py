@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final, TextIO
 
-from gpuprobe.model.document import header
-from gpuprobe.model.document import write as write_document
+from gpuprobe.model.io.document import header
+from gpuprobe.model.io.document import write as write_document
 from gpuprobe.model.plans.fit import Fit, Trial
 from gpuprobe.reporters.json import fields_of
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, TextIO
 
-from gpuprobe.hazards.known import Comparison
-from gpuprobe.hazards.results import Hazards, SyncRow
-from gpuprobe.model.codec import from_plain
-from gpuprobe.model.document import check_version, header
-from gpuprobe.model.document import write as write_document
+from gpuprobe.hazards.findings.known import Comparison
+from gpuprobe.hazards.findings.results import Hazards, SyncRow
 from gpuprobe.model.findings import Finding, place_document, to_document
+from gpuprobe.model.io.codec import from_plain
+from gpuprobe.model.io.document import check_version, header
+from gpuprobe.model.io.document import write as write_document
 from gpuprobe.model.place import Place
 from gpuprobe.reporters.json import schema as load_schema
 

@@ -11,8 +11,8 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import IO, Any
 
-from gpuprobe.model.document import header
-from gpuprobe.model.document import write as write_document
+from gpuprobe.model.io.document import header
+from gpuprobe.model.io.document import write as write_document
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.values import Reading, Unavailable
 

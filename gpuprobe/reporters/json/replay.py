@@ -8,8 +8,8 @@ from gpuprobe.allocator.replays.replay import Divergence, TraceReplay
 from gpuprobe.allocator.replays.results import ReplayResult, TraceResult
 from gpuprobe.allocator.replays.whatif import LIMITS, Range, WhatIfOutcome
 from gpuprobe.allocator.settings import to_conf
-from gpuprobe.model.document import header
-from gpuprobe.model.document import write as write_document
+from gpuprobe.model.io.document import header
+from gpuprobe.model.io.document import write as write_document
 from gpuprobe.reporters.json import fields_of
 
 SCHEMA: Final = "gpuprobe.replay"

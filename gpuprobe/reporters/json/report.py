@@ -13,10 +13,10 @@ from dataclasses import fields, is_dataclass
 from operator import attrgetter
 from typing import Any, TextIO
 
-from gpuprobe.model.codec import to_plain
-from gpuprobe.model.document import header
-from gpuprobe.model.document import write as write_document
 from gpuprobe.model.findings import Finding
+from gpuprobe.model.io.codec import to_plain
+from gpuprobe.model.io.document import header
+from gpuprobe.model.io.document import write as write_document
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.report import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpuprobe.hazards.known import Comparison
-from gpuprobe.hazards.results import Hazards, SyncRow
+from gpuprobe.hazards.findings.known import Comparison
+from gpuprobe.hazards.findings.results import Hazards, SyncRow
 from gpuprobe.hazards.rules import SELF_WAIT
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
-from gpuprobe.model.files import atomic_write
+from gpuprobe.model.io.files import atomic_write
 from gpuprobe.reporters.support_bundle.redact import Redactor
 
 _README = """This bundle was made by 'gpuprobe doctor --bundle'.

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.api.monitor import errors_of, headline, missing
-from gpuprobe.model.codec import to_plain
-from gpuprobe.model.document import header
+from gpuprobe.model.io.codec import to_plain
+from gpuprobe.model.io.document import header
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.machine.monitor import HostLoad, Moment
 from gpuprobe.model.text import human_bytes, visible

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gpuprobe.errors import DataError
-from gpuprobe.model.codec import from_plain
-from gpuprobe.model.files import atomic_write
+from gpuprobe.model.io.codec import from_plain
+from gpuprobe.model.io.files import atomic_write
 from gpuprobe.tui.monitor.tables.process_rows import SORTS
 from gpuprobe.tui.widgets.palette import PALETTES
 

@@ -13,9 +13,9 @@ from gpuprobe.api.live import (
     TraceState,
     facts_of_ranks,
 )
-from gpuprobe.model.codec import to_plain
-from gpuprobe.model.document import header
 from gpuprobe.model.findings import Finding, to_document
+from gpuprobe.model.io.codec import to_plain
+from gpuprobe.model.io.document import header
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.text import visible
 from gpuprobe.model.values import Unavailable

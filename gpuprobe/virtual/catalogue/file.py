@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from gpuprobe.errors import ConfigError
-from gpuprobe.model.codec import Bounds, Parsed, closed, from_plain
+from gpuprobe.model.io.codec import Bounds, Parsed, closed, from_plain
 from gpuprobe.model.text import visible
 from gpuprobe.virtual.catalogue.gpu_model import GpuModel
 

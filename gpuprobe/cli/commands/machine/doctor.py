@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     diagnosis = diagnose(args.demo, bundle=args.bundle)
     if args.json:
-        from gpuprobe.model import document
+        from gpuprobe.model.io import document
         from gpuprobe.reporters.json import doctor as doctor_json
 
         document.write(doctor_json.document(diagnosis), sys.stdout)
@@ -63,7 +63,7 @@ def _run_ranks(args: argparse.Namespace) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     diagnosis = diagnose_ranks(args.timeout)
     if diagnosis.speaks and args.json and diagnosis.rank == 0:
-        from gpuprobe.model import document
+        from gpuprobe.model.io import document
         from gpuprobe.reporters.json import doctor as doctor_json
 
         document.write(doctor_json.ranks_document(diagnosis), sys.stdout)

@@ -194,7 +194,7 @@ def _fix_files(args: argparse.Namespace) -> None:
 
 def _files(args: argparse.Namespace) -> list[Path]:
     """The files that findings are written to; devices and pipes are none."""
-    from gpuprobe.model.files import is_special
+    from gpuprobe.model.io.files import is_special
 
     names = _FILES if args.hazards_baseline_update else _FILES[:-1]
     given = [getattr(args, name) for name in names]
@@ -217,7 +217,7 @@ def _known(args: argparse.Namespace) -> Sequence[KnownFinding] | None:
 
 def _write_hazards(args: argparse.Namespace, found: Hazards) -> None:
     """The files, each whole or not at all: ranks write the same ones."""
-    from gpuprobe.model.files import new_file
+    from gpuprobe.model.io.files import new_file
     from gpuprobe.reporters.ci import junit, sarif
     from gpuprobe.reporters.json import hazards as hazards_json
 

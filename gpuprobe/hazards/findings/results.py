@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gpuprobe.hazards.known import Comparison
+from gpuprobe.hazards.findings.known import Comparison
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place
 

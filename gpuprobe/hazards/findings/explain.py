@@ -10,8 +10,8 @@ from typing import Any
 from gpuprobe.hazards import rules
 from gpuprobe.hazards.accesses import Access, Race, Sync
 from gpuprobe.hazards.engine import Engine
-from gpuprobe.hazards.fixes import repair, stream_name
-from gpuprobe.hazards.known import fingerprint
+from gpuprobe.hazards.findings.fixes import repair, stream_name
+from gpuprobe.hazards.findings.known import fingerprint
 from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.place import Place
 

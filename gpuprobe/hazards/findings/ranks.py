@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpuprobe.hazards.results import Hazards, SyncRow
+from gpuprobe.hazards.findings.results import Hazards, SyncRow
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place
 

@@ -1,0 +1,1 @@
+"""What is reported of a race: findings with verified fixes, known ones, several ranks."""

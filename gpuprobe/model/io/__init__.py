@@ -1,0 +1,1 @@
+"""Documents and files: headers, the validating decoder, the atomic write."""
