@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Properties are judged by what they find, never by how long a busy machine takes to find it.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -159,7 +159,7 @@ def test_real_snapshots_end_at_their_segments_totals(path) -> None:  # type: ign
         peak = line.allocated.index(max(line.allocated)) - 1
         at_peak = layout_at(ledger, peak)
         assert not isinstance(at_peak, Unavailable)
-        account = fragmentation(one, at_peak, moment="peak")
+        account = fragmentation(one, at_peak)
         assert not isinstance(account, Unavailable)
         assert account.total.allocated == max(line.allocated)
 

@@ -95,6 +95,13 @@ def test_one_lost_gpu_hides_no_other() -> None:
     assert lost == {"nvml-1", found.devices[2].key}
 
 
+def test_a_gpu_that_falls_off_leaves_the_numbers_of_the_others() -> None:
+    """By NVML alone: the two that are left and the one lost just now are of one model."""
+    found = inventory(("nvml",), "lost-gpu", detail="table")
+    ordinals = [device.identity.cuda_ordinal for device in found.devices]
+    assert (ordinals[0], ordinals[2], ordinals[3]) == (0, 1, 2)
+
+
 def test_a_lost_gpu_is_asked_once() -> None:
     found = seen("lost-gpu")
     for key in ("nvml-1", found.devices[2].key):

@@ -7,13 +7,15 @@ enumeration; [torch] ``torch.cuda._parse_visible_devices``, which is also run on
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprobe.model.values import Unavailable
-from gpuprobe.probes.joining.visibility import Candidate, MigCandidate, resolve
+from gpuprobe.model.machine.devices import Device, DeviceIdentity
+from gpuprobe.model.values import Reading, ReadStatus, Unavailable
+from gpuprobe.probes.joining.visibility import Candidate, MigCandidate, candidates, resolve
 
 A = "GPU-aaaa1111-0000-0000-0000-000000000000"
 B = "GPU-aaaa2222-0000-0000-0000-000000000000"
@@ -153,6 +155,26 @@ def test_fastest_first_among_different_models_is_not_guessed() -> None:
     assert resolve("1", "PCI_BUS_ID", mixed).devices == (B,)
     # Who asked CUDA knows.
     assert resolve("0", None, mixed, known_order=[B, A]).devices == (B,)
+
+
+def test_a_lost_compute_capability_makes_no_other_model() -> None:
+    """A GPU that falls off after its name was read must not make the others' order unknown."""
+
+    def device(uuid: str, bus: str, capability: Any, name: str = "H100") -> Device:
+        return Device(
+            DeviceIdentity(uuid=uuid, pci_bus_id=f"00000000:{bus}:00.0"),
+            name=Reading(name, "nvml"),
+            compute_capability=Reading(capability, "nvml"),
+        )
+
+    lost = Unavailable("GPU is lost", ReadStatus.LOST)
+    first, second = device(A, "0a", (9, 0)), device(B, "1b", lost)
+    for pair in ((first, second), (second, first)):
+        assert resolve(None, None, candidates(pair)).devices == (A, B)
+    other = device(C, "2c", lost, "T400")
+    assert isinstance(resolve(None, None, candidates((first, other))).devices, Unavailable)
+    same_name = device(C, "2c", (7, 5))
+    assert isinstance(resolve(None, None, candidates((first, same_name))).devices, Unavailable)
 
 
 def test_bad_entries_are_named_even_where_the_order_is_not_known() -> None:

@@ -169,11 +169,7 @@ def _fragmentation(site: PeakSite, ledger: Ledger) -> FragmentationReport | Unav
     step = site.step
     if step is not None and ledger.trace.step == step.index and not holds_the_peak(site, mark):
         layout = Unavailable("the trace of that step does not hold the peak")
-    peak = (
-        layout
-        if isinstance(layout, Unavailable)
-        else fragmentation(ledger.trace, layout, moment="peak")
-    )
+    peak = layout if isinstance(layout, Unavailable) else fragmentation(ledger.trace, layout)
     end = fragmentation(ledger.trace)
     if isinstance(end, Unavailable):
         return end

@@ -92,9 +92,7 @@ def _report(
     device_free = events.column("device_free")[event]
     settings = trace.settings or AllocatorSettings()
     layout = layout_at(ledger, event)
-    account = (
-        layout if isinstance(layout, Unavailable) else fragmentation(trace, layout, moment="oom")
-    )
+    account = layout if isinstance(layout, Unavailable) else fragmentation(trace, layout)
     reserved: int | Unavailable
     usable: int | Unavailable
     largest: int | Unavailable

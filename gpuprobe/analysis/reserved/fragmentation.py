@@ -85,9 +85,8 @@ class Pin:
 
 @record(frozen=True, slots=True)
 class Fragmentation:
-    """The account of one layout. ``moment`` says of when: ``end``, ``peak`` or ``oom``."""
+    """The account of one layout."""
 
-    moment: str
     total: PoolSpace
     pools: tuple[PoolSpace, ...]  # per pool, segment type and stream; most reserved first
     pins: tuple[Pin, ...]  # segments with the most free bytes first
@@ -98,11 +97,10 @@ def fragmentation(
     trace: MemoryTrace,
     segments: Sequence[Segment] | None = None,
     *,
-    moment: str = "end",
     most_pins: int = 20,
 ) -> Fragmentation | Unavailable:
     """Account for a layout: the trace's final one, or ``segments`` (such as `layout_at` the
-    peak gives; then say so in ``moment``).
+    peak gives).
 
     `Unavailable` where no layout is known.
     """
@@ -120,7 +118,6 @@ def fragmentation(
     )
     total = space(layout, large_page=page)
     return Fragmentation(
-        moment=moment,
         total=total,
         pools=tuple(pools),
         pins=pins(layout, trace.stacks, most_pins),

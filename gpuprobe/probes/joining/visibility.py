@@ -15,7 +15,7 @@ from dataclasses import field
 
 from gpuprobe.model.machine.devices import Device, Visibility, VisibleEntry
 from gpuprobe.model.record import record
-from gpuprobe.model.values import Unavailable
+from gpuprobe.model.values import ReadStatus, Unavailable
 
 _ORDERS = ("FASTEST_FIRST", "PCI_BUS_ID")
 
@@ -44,7 +44,16 @@ class Candidate:
 
 
 def candidates(devices: Sequence[Device]) -> tuple[Candidate, ...]:
-    """The GPUs that CUDA could enumerate: a lost one, without identity, is none of them."""
+    """The GPUs that CUDA could enumerate: a lost one, without identity, is none of them.
+
+    A GPU that was lost between its name and its compute capability is still of the model that
+    others of its name are of: it does not make their order unknown.
+    """
+    by_name = {
+        device.name.value: device.compute_capability.value
+        for device in devices
+        if device.compute_capability.status is ReadStatus.OK
+    }
     found = []
     for device in devices:
         uuid, bus = device.identity.uuid, device.identity.pci_bus_id
@@ -56,8 +65,10 @@ def candidates(devices: Sequence[Device]) -> tuple[Candidate, ...]:
                 MigCandidate(m.uuid, m.gpu_instance, m.compute_instance)
                 for m in device.identity.mig_instances
             )
-        name = device.name.value
-        model = f"{name if isinstance(name, str) else '?'} {device.compute_capability.value}"
+        name, capability = device.name.value, device.compute_capability.value
+        if isinstance(capability, Unavailable):
+            capability = by_name.get(name, capability)
+        model = f"{name if isinstance(name, str) else '?'} {capability}"
         found.append(Candidate(device.key, uuid, bus, model, mig))
     return tuple(found)
 
