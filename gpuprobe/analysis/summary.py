@@ -49,11 +49,11 @@ from gpuprobe.model.report import (
     RecordingInfo,
     Remainder,
     Report,
-    Row,
+    ShareRow,
+    ShareTable,
     StepRow,
     Steps,
     Suggestion,
-    Table,
 )
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import KnownTensors, Step
@@ -239,12 +239,12 @@ def _device(site: PeakSite) -> DevicePeak:
 # -- tables
 
 
-def _table(shares: Sequence[Share[Any]], top: int, what: str) -> Table:
+def _table(shares: Sequence[Share[Any]], top: int, what: str) -> ShareTable:
     """The first ``top`` of ``shares``, and the rest as one remainder."""
     shown, rest = shares[:top], shares[top:]
-    return Table(
+    return ShareTable(
         sum(share.bytes for share in shares),
-        tuple(Row(share.key, share.bytes, share.blocks) for share in shown),
+        tuple(ShareRow(share.key, share.bytes, share.blocks) for share in shown),
         Remainder(
             f"{len(rest)} more {what[:-1] if len(rest) == 1 else what}",
             sum(share.bytes for share in rest),
@@ -253,13 +253,13 @@ def _table(shares: Sequence[Share[Any]], top: int, what: str) -> Table:
     )
 
 
-def _lines(mark: HighWater | Unavailable, top: int) -> Table | Unavailable:
+def _lines(mark: HighWater | Unavailable, top: int) -> ShareTable | Unavailable:
     if isinstance(mark, Unavailable):
         return mark
     return _table(by_line(mark), top, "lines")
 
 
-def _modules(mark: HighWater | Unavailable, top: int) -> Table | Unavailable:
+def _modules(mark: HighWater | Unavailable, top: int) -> ShareTable | Unavailable:
     if isinstance(mark, Unavailable):
         return mark
     return _table(as_text(by_module(mark)), top, "modules")
@@ -293,7 +293,7 @@ def _of_tensors(tensors: KnownTensors, step: int) -> CategoryTable:
     rest = tensors.rest
     return CategoryTable(
         total=rest if isinstance(rest, Unavailable) else tensors.known + rest,
-        rows=tuple(Row(category.value, count, None) for category, count in rows),
+        rows=tuple(ShareRow(category.value, count, None) for category, count in rows),
         remainder=Remainder("no tensor with a name explains it", rest, None),
         at=AT_STEP_END,
         step=step,

@@ -14,7 +14,7 @@ from gpuprobe.model.values import ReadStatus, Unavailable
 
 if TYPE_CHECKING:
     from gpuprobe.model.findings import Finding
-    from gpuprobe.probes.health.base import Facts
+    from gpuprobe.probes.health.base import MachineFacts
     from gpuprobe.reporters.support_bundle.redact import Redactor
     from gpuprobe.reporters.text.draw import DrawnLine
 
@@ -42,7 +42,7 @@ def diagnose(
     """
     from gpuprobe.api.devices import inventory
     from gpuprobe.errors import UsageError
-    from gpuprobe.probes.health import CHECKS, Facts, examine
+    from gpuprobe.probes.health import CHECKS, MachineFacts, examine
     from gpuprobe.probes.health.driver import driver_status
     from gpuprobe.probes.health.facts import gather
 
@@ -54,9 +54,9 @@ def diagnose(
     found = inventory(("nvml", "cuda"), demo, environ=variables)
     if demo:
         only = Unavailable("of a demo fleet, only the devices", ReadStatus.NOT_COLLECTED)
-        given: dict[str, Any] = {field.name: only for field in fields(Facts)}
+        given: dict[str, Any] = {field.name: only for field in fields(MachineFacts)}
         given |= {"inventory": found, "in_container": False, "uid": os.getuid()}
-        facts = Facts(**given)
+        facts = MachineFacts(**given)
     else:
         facts = gather(found, variables)
     outcome = examine(CHECKS, facts)
@@ -84,7 +84,7 @@ def diagnose(
 
 
 def _write_bundle(
-    path: Path, diagnosis: Diagnosis, facts: Facts, environ: Mapping[str, str]
+    path: Path, diagnosis: Diagnosis, facts: MachineFacts, environ: Mapping[str, str]
 ) -> None:
     from gpuprobe.model.io.codec import to_plain
     from gpuprobe.reporters.json import doctor as doctor_json
@@ -107,7 +107,7 @@ def _write_bundle(
     )
 
 
-def redactor_for(facts: Facts, environ: Mapping[str, str]) -> Redactor:
+def redactor_for(facts: MachineFacts, environ: Mapping[str, str]) -> Redactor:
     """A redactor that knows this machine's names and its users' that appear in ``facts``."""
     import pwd
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gpuprobe.model.plans.estimate import Estimate
     from gpuprobe.model.plans.fit import Fit
     from gpuprobe.sampler.program import Program
-    from gpuprobe.virtual.session import Session
+    from gpuprobe.virtual.session import VirtualSession
 
 
 def check_gpu(name: str) -> None:
@@ -26,7 +26,7 @@ def check_gpu(name: str) -> None:
 @contextmanager
 def virtual_gpu(
     gpu: str = "h100-80gb", compute: str = "real", *, conf: str | None = None
-) -> Iterator[Session]:
+) -> Iterator[VirtualSession]:
     """Give torch a CUDA device that exists only in software, inside this context.
 
     ::
@@ -87,7 +87,7 @@ def estimate(
     if steps < 1:
         raise UsageError("at least one step is needed")
 
-    def run(session: Session, recorder: Any) -> int:
+    def run(session: VirtualSession, recorder: Any) -> int:
         done = 0
         current = step
         while done < steps:
@@ -126,7 +126,7 @@ def estimate_program(
 
     from gpuprobe.sampler.hooks.step_limit import Enough, limit
 
-    def run(session: Session, recorder: Any) -> int:
+    def run(session: VirtualSession, recorder: Any) -> int:
         session.machine.unknown_as_nan = True
         with limit(steps) as count:
             try:
@@ -154,7 +154,7 @@ def estimate_program(
     return _estimate(run, gpu, compute, conf, ranks, unused)
 
 
-def _failed(session: Session, text: str) -> ProgramFailed:
+def _failed(session: VirtualSession, text: str) -> ProgramFailed:
     """The error for a program that ended with one of its own, which NaN may have led it to."""
     given = session.machine.given_nan
     if not given:
@@ -167,7 +167,7 @@ def _failed(session: Session, text: str) -> ProgramFailed:
 
 
 def _estimate(
-    run: Callable[[Session, Any], int],
+    run: Callable[[VirtualSession, Any], int],
     gpu: str,
     compute: str,
     conf: str | None,
@@ -181,7 +181,7 @@ def _estimate(
     from gpuprobe.api.watch import record
     from gpuprobe.planning.figures import estimate_of
     from gpuprobe.sampler.environment import as_rank
-    from gpuprobe.virtual.session import Session, machine_of
+    from gpuprobe.virtual.session import VirtualSession, machine_of
 
     machine = machine_of(gpu, compute, conf, endless=True)
     machine.ranks = ranks
@@ -192,7 +192,7 @@ def _estimate(
         taps.append(tap)
     with scratch_recording() as path:
         recorder = record(path, level="trace", warn=lambda text: None, trace_steps="all")
-        session = Session(machine)
+        session = VirtualSession(machine)
         session.keep_stacks()
         session.start()
         try:

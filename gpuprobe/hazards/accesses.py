@@ -51,7 +51,7 @@ class Race(NamedTuple):
     owner: int = -1
 
 
-class Block:
+class TrackedBlock:
     """Live memory, and its accesses that later ones may race with."""
 
     __slots__ = (

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gpuprobe.hazards import rules
-from gpuprobe.hazards.accesses import FEW, HOST, Access, Block, Race, Sync, coarser
+from gpuprobe.hazards.accesses import FEW, HOST, Access, Race, Sync, TrackedBlock, coarser
 from gpuprobe.hazards.footprint import Footprint, overlap
 from gpuprobe.hazards.freed import FreedBytes
 from gpuprobe.model.rules import Rule
@@ -50,7 +50,7 @@ class Engine:
         self._actors: dict[tuple[int, int], int] = {}
         self.names: list[tuple[int, int]] = [(-1, -1)]
         self._clocks: list[list[int]] = [[0]]
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, TrackedBlock] = {}
         self._freed = FreedBytes()
         self._events: dict[int, tuple[list[int], Sync]] = {}
         self._lost: dict[tuple[int, int], Any] = {}  # (graph, address) -> where it was freed
@@ -108,7 +108,7 @@ class Engine:
         that it is allocated on, -1 where that is not known.
         """
         self._note("alloc", address, size, owner)
-        block = self._blocks[address] = Block(address, size, owner)
+        block = self._blocks[address] = TrackedBlock(address, size, owner)
         block.inherited = self._freed.take(address, size)
 
     def has_stream(self, device: int, number: int) -> bool:
@@ -222,7 +222,7 @@ class Engine:
             if (graph, address) in lost:
                 freed = Access(HOST, 0, where, True, "free", lost[(graph, address)], "graph")
                 replayed = Access(actor, time, where, write, "replay", site, "graph")
-                self._race(rules.GRAPH_FREED, freed, replayed, Block(address, 0))
+                self._race(rules.GRAPH_FREED, freed, replayed, TrackedBlock(address, 0))
 
     def host_access(
         self, address: int, where: Footprint, write: bool, op: Any, site: Any, note: str = ""
@@ -236,7 +236,7 @@ class Engine:
     def _access(self, address: int, access: Access, clock: list[int]) -> None:
         block = self._blocks.get(address)
         if block is None:  # memory from before the watch: nothing is known of it
-            block = self._blocks[address] = Block(address, 0)
+            block = self._blocks[address] = TrackedBlock(address, 0)
         if block.inherited:
             block.inherited = self._check_inherited(block, access, clock)
         actor, _, where, write = access[:4]
@@ -262,7 +262,12 @@ class Engine:
             block.writes, block.most_writes = self._prune(block.writes)
 
     def _passed(
-        self, rule: Rule, others: list[Access], access: Access, block: Block, clock: list[int]
+        self,
+        rule: Rule,
+        others: list[Access],
+        access: Access,
+        block: TrackedBlock,
+        clock: list[int],
     ) -> list[Access]:
         """Check a write against earlier accesses, and leave out those that it covers."""
         where = access.where
@@ -292,7 +297,9 @@ class Engine:
             left = coarser(left)
         return left, max(FEW, 2 * len(left))
 
-    def _check_inherited(self, block: Block, access: Access, clock: list[int]) -> list[Access]:
+    def _check_inherited(
+        self, block: TrackedBlock, access: Access, clock: list[int]
+    ) -> list[Access]:
         """What the bytes' former owner left behind; what was checked is not checked again."""
         rest = []
         for other in block.inherited:
@@ -304,7 +311,7 @@ class Engine:
                 rest.append(other)
         return rest
 
-    def _race(self, rule: Rule, first: Access, second: Access, block: Block) -> None:
+    def _race(self, rule: Rule, first: Access, second: Access, block: TrackedBlock) -> None:
         if rule is rules.GRAPH_FREED:
             pass
         elif first.note == "process" and rule is rules.WRITE_AFTER_READ:

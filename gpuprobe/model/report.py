@@ -1,8 +1,8 @@
 """The report of a recording: what every renderer shows and every gate reads.
 
 All sizes are bytes, all durations nanoseconds. What is not known is `Unavailable`, with the
-reason; None stands only where the recording has no such thing. In every `Table` the rows and the
-remainder sum to the total.
+reason; None stands only where the recording has no such thing. In every `ShareTable` the rows and
+the remainder sum to the total.
 
 `gpuprobe.reporters.json.report.to_document` is its JSON form.
 """
@@ -127,7 +127,7 @@ class PeakFigures:
 
 
 @record(frozen=True)
-class Row:
+class ShareRow:
     """A part of an amount of memory. ``blocks`` is None where only bytes were counted."""
 
     key: Key
@@ -145,16 +145,16 @@ class Remainder:
 
 
 @record(frozen=True)
-class Table:
+class ShareTable:
     """Rows, most bytes first; the total is not known where the remainder is not."""
 
     total: int | Unavailable
-    rows: tuple[Row, ...]
+    rows: tuple[ShareRow, ...]
     remainder: Remainder
 
 
 @record(frozen=True)
-class CategoryTable(Table):
+class CategoryTable(ShareTable):
     """``at`` says of when: the peak, the high water mark of the nearest step that has a trace,
     or (tensors with a name only) the end of a step; ``step`` which one.
     """
@@ -176,7 +176,7 @@ class GrowthReport:
     last_step: int
     bytes: int
     bytes_per_step: int
-    lines: Table | None
+    lines: ShareTable | None
 
 
 @record(frozen=True)
@@ -241,7 +241,7 @@ class PinRow:
     free: int
     held: int
     blocks: int
-    lines: tuple[Row, ...]
+    lines: tuple[ShareRow, ...]
 
 
 @record(frozen=True)
@@ -320,7 +320,7 @@ class TimeShares:
 
 
 @record(frozen=True)
-class DeviceMemory:
+class DeviceUsage:
     """One device at the end of the last step that tells. ``used`` (by anybody) = ``reserved``
     (by torch) + ``not_torch`` (contexts, libraries, other processes); ``inactive_split`` is the
     free part of segments in use, which serves nothing larger than its holes.
@@ -350,7 +350,7 @@ class PinnedMemory:
 class NonTensorMemory:
     """What devices and host hold besides tensors, of all ranks; pinned memory of the first."""
 
-    devices: tuple[DeviceMemory, ...]
+    devices: tuple[DeviceUsage, ...]
     pinned: PinnedMemory | None
 
 
@@ -535,8 +535,8 @@ class Report:
     devices: tuple[DevicePeak, ...]
     peak: PeakFigures
     categories: CategoryTable | Unavailable
-    top_lines: Table | Unavailable
-    top_modules: Table | Unavailable
+    top_lines: ShareTable | Unavailable
+    top_modules: ShareTable | Unavailable
     growth: GrowthReport | None
     fragmentation: FragmentationReport | Unavailable
     leaks: LeakReport | Unavailable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuprobe.allocator.replays.replay import replay_trace
 from gpuprobe.allocator.replays.whatif import what_if
 from gpuprobe.model.plans.estimate import FITS, NOT, WITHIN_MARGIN, Estimate, EstimateShare
-from gpuprobe.model.report import Report, Table
+from gpuprobe.model.report import Report, ShareTable
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Unavailable, available
@@ -117,7 +117,7 @@ def _growing(report: Report, device: str) -> int:
     return grown if grown > _NOTEWORTHY * max(known) else 0
 
 
-def _shares(table: Table | Unavailable) -> tuple[EstimateShare, ...]:
+def _shares(table: ShareTable | Unavailable) -> tuple[EstimateShare, ...]:
     if isinstance(table, Unavailable):
         return ()
     return tuple(EstimateShare(str(row.key), Bytes(row.bytes)) for row in table.rows)

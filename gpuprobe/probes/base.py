@@ -40,7 +40,7 @@ class SourceView:
     torch_cuda: str | None = None
 
 
-class Source(Protocol):
+class DeviceSource(Protocol):
     """One way to read the devices of this machine."""
 
     @property

@@ -26,7 +26,7 @@ from gpuprobe.probes.joining.devices import join, join_drivers
 from gpuprobe.probes.joining.waterfall import waterfall
 
 if TYPE_CHECKING:
-    from gpuprobe.probes.base import Detail, Source, SourceView
+    from gpuprobe.probes.base import Detail, DeviceSource, SourceView
 
 # name -> (module, class, what pip calls the package, the extra that brings it).
 _SOURCES: dict[str, tuple[str, str, str, str]] = {
@@ -67,7 +67,7 @@ class DeviceWatch:
         self._environ = environ
         self._demo = demo or ""
         self._stack = ExitStack()
-        self._sources: list[Source] = []
+        self._sources: list[DeviceSource] = []
 
     def __enter__(self) -> DeviceWatch:
         with ExitStack() as stack:

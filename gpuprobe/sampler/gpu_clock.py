@@ -32,7 +32,7 @@ _END_TIMEOUT = 2.0  # seconds that the end of a recording waits for the last ste
 Finish = Callable[[Sequence[int | Unavailable]], None]
 
 
-class Event(Protocol):
+class TimingEvent(Protocol):
     """A ``torch.cuda.Event`` with timing. ``stream`` is told apart by its equality."""
 
     stream: Any
@@ -45,7 +45,7 @@ class Event(Protocol):
 class GpuClock:
     """The events of one recorder, and the steps that wait for theirs."""
 
-    def __init__(self, make: Callable[[], Event], usable: Callable[[], bool]) -> None:
+    def __init__(self, make: Callable[[], TimingEvent], usable: Callable[[], bool]) -> None:
         """``make`` gives a new event; ``usable`` says whether one may be recorded, or asked,
         here and now.
         """
@@ -88,7 +88,7 @@ class GpuClock:
         except RuntimeError:  # the GPU is in error: every question to CUDA says so now
             return False
 
-    def mark(self) -> Event | None:
+    def mark(self) -> TimingEvent | None:
         """An event, recorded now. None where that is not possible."""
         if not self._may():
             return None

@@ -22,15 +22,15 @@ from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, exclude, includ
 
 COMPUTE = ("real", "shapes")
 
-_session: Session | None = None
+_session: VirtualSession | None = None
 
 
-def current() -> Session | None:
+def current() -> VirtualSession | None:
     """The session this process is in, None outside."""
     return _session
 
 
-class Session:
+class VirtualSession:
     """A virtual machine that torch believes in between `start` and `stop`."""
 
     def __init__(self, machine: Machine) -> None:
@@ -106,7 +106,7 @@ class Session:
             self._mode.__exit__(None, None, None)
 
 
-def _threads(session: Session, patches: Patches) -> None:
+def _threads(session: VirtualSession, patches: Patches) -> None:
     """Dispatch keys and modes belong to threads: new ones get them as they begin."""
     original = threading.Thread.run
 
@@ -157,11 +157,11 @@ def virtual_gpu(
 
     ``gpu`` names an entry of the catalogue, or several: ``"2xa100-40gb"``. ``compute="real"``
     computes every value on the CPU; ``"shapes"`` computes none, so that a large model takes
-    seconds, and a line that needs a value raises `ValueNeeded`. Yields the `Session`.
+    seconds, and a line that needs a value raises `ValueNeeded`. Yields the `VirtualSession`.
 
     Raises ConfigError for a GPU that is not in the catalogue, UsageError inside another one.
     """
-    session = Session(machine_of(gpu, compute, conf))
+    session = VirtualSession(machine_of(gpu, compute, conf))
     session.start()
     try:
         yield session

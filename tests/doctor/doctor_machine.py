@@ -8,7 +8,7 @@ from typing import Any
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.machine.devices import Device, Inventory, Visibility
 from gpuprobe.model.values import Bytes, Reading
-from gpuprobe.probes.health import CHECKS, Facts, Outcome, examine
+from gpuprobe.probes.health import CHECKS, MachineFacts, Outcome, examine
 from gpuprobe.probes.health.base import LibraryFile, SharedMemory, TorchFacts
 
 GIB = 1024**3
@@ -31,7 +31,7 @@ class Machine:
     """Facts of a machine where every rule passes; `but` gives one with something changed."""
 
     def __init__(self, found: Inventory) -> None:
-        self.facts = Facts(
+        self.facts = MachineFacts(
             inventory=found,
             environ={"HOME": "/home/ada"},
             torch=TORCH,
@@ -46,14 +46,14 @@ class Machine:
             rdma_devices=("mlx5_0",),
         )
 
-    def but(self, **changes: Any) -> Facts:
+    def but(self, **changes: Any) -> MachineFacts:
         return replace(self.facts, **changes)
 
-    def with_inventory(self, **changes: Any) -> Facts:
+    def with_inventory(self, **changes: Any) -> MachineFacts:
         assert isinstance(self.facts.inventory, Inventory)
         return self.but(inventory=replace(self.facts.inventory, **changes))
 
-    def with_first(self, **changes: Any) -> Facts:
+    def with_first(self, **changes: Any) -> MachineFacts:
         """The first GPU changed."""
         assert isinstance(self.facts.inventory, Inventory)
         first, *others = self.facts.inventory.devices
@@ -78,26 +78,26 @@ def healthy(found: Inventory) -> Machine:
     )
 
 
-def outcome(facts: Facts) -> Outcome:
+def outcome(facts: MachineFacts) -> Outcome:
     return examine(CHECKS, facts)
 
 
-def of(rule: str, facts: Facts) -> list[Finding]:
+def of(rule: str, facts: MachineFacts) -> list[Finding]:
     """The findings of one rule."""
     return [finding for finding in outcome(facts).findings if finding.rule == rule]
 
 
-def only(rule: str, facts: Facts) -> Finding:
+def only(rule: str, facts: MachineFacts) -> Finding:
     """The one finding there is, which must be of this rule."""
     found = outcome(facts).findings
     assert [finding.rule for finding in found] == [rule], found
     return found[0]
 
 
-def reasons(rule: str, facts: Facts) -> list[str]:
+def reasons(rule: str, facts: MachineFacts) -> list[str]:
     """Why a rule was not checked."""
     return [entry.reason for entry in outcome(facts).not_checked if entry.rule.id == rule]
 
 
-def passed(rule: str, facts: Facts) -> bool:
+def passed(rule: str, facts: MachineFacts) -> bool:
     return rule in [info.id for info in outcome(facts).passed]

@@ -19,7 +19,7 @@ from gpuprobe.model.machine.devices import (
     VisibleEntry,
 )
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
-from gpuprobe.probes.health import Facts
+from gpuprobe.probes.health import MachineFacts
 from gpuprobe.probes.health.base import KernelMessage
 from gpuprobe.probes.health.xid import XIDS, parse_xids
 
@@ -27,7 +27,7 @@ DENIED = Unavailable("Insufficient Permissions", ReadStatus.DENIED)
 UNSUPPORTED = Unavailable("Not Supported", ReadStatus.UNSUPPORTED)
 
 
-def fleet_facts(machine: Machine, name: str, **environ: str) -> Facts:
+def fleet_facts(machine: Machine, name: str, **environ: str) -> MachineFacts:
     return machine.but(inventory=inventory(("nvml",), name, environ=environ), pycuda_cuda="9.0")
 
 

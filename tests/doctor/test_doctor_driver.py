@@ -10,7 +10,7 @@ from doctor_machine import TORCH, Machine, of, only, outcome, passed, read, reas
 from gpuprobe.api.devices import inventory
 from gpuprobe.model.findings import Level
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.health import RULES, Facts
+from gpuprobe.probes.health import RULES, MachineFacts
 from gpuprobe.probes.health.base import LibraryFile
 from gpuprobe.probes.health.driver import runs_on, version_pair
 
@@ -23,7 +23,7 @@ def test_a_healthy_machine_passes_every_rule(machine: Machine) -> None:
 
 
 def test_where_nothing_could_be_read_nothing_passes() -> None:
-    result = outcome(Facts())
+    result = outcome(MachineFacts())
     assert result.passed == ()
     assert result.findings == ()
     assert {entry.rule.id for entry in result.not_checked} == {r.id for r in RULES}

@@ -24,7 +24,7 @@ from gpuprobe.model.report import (
     OutOfMemory,
     PinRow,
     PoolRow,
-    Row,
+    ShareRow,
     Space,
 )
 from gpuprobe.model.trace import MemoryTrace
@@ -188,7 +188,7 @@ def _layout(found: Fragmentation) -> Layout:
                 free=pin.free,
                 held=pin.held,
                 blocks=len(pin.blocks),
-                lines=tuple(Row(s.key, s.bytes, s.blocks) for s in pin.by_line[:3]),
+                lines=tuple(ShareRow(s.key, s.bytes, s.blocks) for s in pin.by_line[:3]),
             )
             for pin in found.pins[:_MOST]
         ),

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuprobe.model.report import DeviceMemory, PinnedMemory
+from gpuprobe.model.report import DeviceUsage, PinnedMemory
 from gpuprobe.model.run.session import DeviceWindow, Step
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 
 _NOT_ASKED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
 
 
-def device_memory(steps: Sequence[Step], rank: int = 0) -> tuple[DeviceMemory, ...]:
+def device_memory(steps: Sequence[Step], rank: int = 0) -> tuple[DeviceUsage, ...]:
     """Of every device of a rank of which more is known than its tensors, by name."""
-    found: dict[str, DeviceMemory] = {}
+    found: dict[str, DeviceUsage] = {}
     for step in steps:
         for window in step.windows:
             known = not isinstance(window.device_used, Unavailable)
             # A step that did not ask does not hide one that did.
             if known or (window.device not in found and _split(window) is not None):
-                found[window.device] = DeviceMemory(
+                found[window.device] = DeviceUsage(
                     rank,
                     window.device,
                     step.index,

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from gpuprobe.probes.health import allocator_conf, devices, driver, host, sharing
-from gpuprobe.probes.health.base import Facts, HealthCheck, Outcome, examine
+from gpuprobe.probes.health.base import HealthCheck, MachineFacts, Outcome, examine
 
-__all__ = ["CHECKS", "RULES", "Facts", "HealthCheck", "Outcome", "examine"]
+__all__ = ["CHECKS", "RULES", "HealthCheck", "MachineFacts", "Outcome", "examine"]
 
 CHECKS: tuple[HealthCheck, ...] = tuple(
     sorted(

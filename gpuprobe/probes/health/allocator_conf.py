@@ -16,7 +16,7 @@ from gpuprobe.errors import ConfigError
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import Unavailable
-from gpuprobe.probes.health.base import Facts, rule
+from gpuprobe.probes.health.base import MachineFacts, rule
 from gpuprobe.probes.health.driver import version_pair
 
 OLD = "PYTORCH_CUDA_ALLOC_CONF"
@@ -104,7 +104,7 @@ def _set(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     return [(name, environ[name]) for name in (OLD, NEW) if environ.get(name, "").strip()]
 
 
-def _torch_version(facts: Facts) -> tuple[int, int] | None:
+def _torch_version(facts: MachineFacts) -> tuple[int, int] | None:
     return None if isinstance(facts.torch, Unavailable) else version_pair(facts.torch.version)
 
 
@@ -115,7 +115,7 @@ def _torch_version(facts: Facts) -> tuple[int, int] | None:
     Level.ERROR,
     "environment, torch",
 )
-def conf_invalid(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def conf_invalid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """A key or a value that torch refuses: the program ends with "Unrecognized key" or the
     like, at its first use of the GPU. Booleans are `True` and `False`, spelled so.
     """
@@ -142,7 +142,7 @@ def conf_invalid(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
     Level.WARNING,
     "environment",
 )
-def conf_conflict(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def conf_conflict(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """Settings of which one silently wins: both variables with different values (torch 2.13
     takes `PYTORCH_CUDA_ALLOC_CONF`, though its documentation puts the other one first), a key
     given twice, and options of the native allocator next to `backend:cudaMallocAsync`, which
@@ -196,7 +196,7 @@ def conf_conflict(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
     (Level.WARNING, Level.NOTE),
     "environment, torch",
 )
-def conf_name(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def conf_name(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """torch 2.9 brought `PYTORCH_ALLOC_CONF` and deprecated `PYTORCH_CUDA_ALLOC_CONF`, which
     still works: a note. The new name under an older torch does nothing: a warning.
     """

@@ -1,6 +1,6 @@
 """A rule, the facts it reads, and running all of them.
 
-A rule is a generator over `Facts`: it yields a `Finding` for each thing that is wrong and an
+A rule is a generator over `MachineFacts`: it yields a `Finding` for each thing that is wrong and an
 `Unavailable` for each thing it could not look at. Yielding nothing means: looked, all well.
 A rule never raises for a value it cannot read.
 """
@@ -63,7 +63,7 @@ class KernelMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class MachineFacts:
     """Everything the rules may read. What could not be read says why.
 
     ``memlock`` is the soft limit in bytes, -1 for none. ``packages`` maps distribution names
@@ -85,7 +85,7 @@ class Facts:
     rdma_devices: tuple[str, ...] | Unavailable = NOT_GATHERED
 
 
-Check = Callable[[Facts], Iterator[Finding | Unavailable]]
+Check = Callable[[MachineFacts], Iterator[Finding | Unavailable]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class HealthCheck:
     check: Check = field(repr=False)
 
 
-RuleCheck = Callable[[Rule, Facts], Iterator[Finding | Unavailable]]
+RuleCheck = Callable[[Rule, MachineFacts], Iterator[Finding | Unavailable]]
 
 
 def rule(
@@ -126,7 +126,7 @@ class Outcome:
 _SEVERITY = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
 
 
-def examine(checks: Iterable[HealthCheck], facts: Facts) -> Outcome:
+def examine(checks: Iterable[HealthCheck], facts: MachineFacts) -> Outcome:
     """Run ``checks``. Findings come worst first, in the order of the checks otherwise."""
     findings: list[Finding] = []
     passed: list[Rule] = []

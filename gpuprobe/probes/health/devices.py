@@ -8,7 +8,7 @@ from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.machine.devices import Device, Inventory
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.health.base import Facts, name_of, rule, unread
+from gpuprobe.probes.health.base import MachineFacts, name_of, rule, unread
 from gpuprobe.probes.health.driver import driver_status
 from gpuprobe.probes.health.xid import XidEvent, parse_xids
 
@@ -28,7 +28,7 @@ _LIMITS = {
 }
 
 
-def answering(facts: Facts) -> Inventory | Unavailable:
+def answering(facts: MachineFacts) -> Inventory | Unavailable:
     """The inventory, if the driver answered."""
     if isinstance(facts.inventory, Unavailable):
         return facts.inventory
@@ -43,7 +43,7 @@ def answering(facts: Facts) -> Inventory | Unavailable:
 DeviceCheck = Callable[[Rule, Device], Iterator[Finding | Unavailable]]
 
 
-def _each(rule: Rule, facts: Facts, check: DeviceCheck) -> Iterator[Finding | Unavailable]:
+def _each(rule: Rule, facts: MachineFacts, check: DeviceCheck) -> Iterator[Finding | Unavailable]:
     inventory = answering(facts)
     if isinstance(inventory, Unavailable):
         yield inventory
@@ -67,7 +67,7 @@ def is_lost(device: Device) -> bool:
 
 
 @rule("GP120", "throttling", "No GPU is slowed down", (Level.WARNING, Level.NOTE), "nvml")
-def throttling(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def throttling(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """Why a GPU runs below its clocks at this moment, from NVML's clocks event reasons. Heat
     and power brakes are warnings. A power cap is a note, as every GPU reaches it under full
     load; so are clocks that someone fixed.
@@ -128,7 +128,7 @@ def _throttling(self: Rule, device: Device) -> Iterator[Finding | Unavailable]:
 
 
 @rule("GP121", "pcie-degraded", "PCIe links run at their maximum", Level.WARNING, "nvml")
-def pcie_degraded(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def pcie_degraded(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """A link that trained at fewer lanes or a lower generation than both ends can do makes
     every copy slower. Links of idle GPUs slow down on purpose: the rule looks only at GPUs
     that are at least 30 % busy.
@@ -175,7 +175,7 @@ def _pcie(self: Rule, device: Device) -> Iterator[Finding | Unavailable]:
     (Level.ERROR, Level.WARNING, Level.NOTE),
     "nvml",
 )
-def ecc_errors(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def ecc_errors(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """Memory errors that ECC counted. Uncorrected ones since the driver was loaded are an
     error: data was lost. Uncorrected ones in the board's past alone are a warning. Corrected
     errors are what ECC is for.
@@ -240,7 +240,7 @@ def _on(flag: bool) -> str:
     (Level.ERROR, Level.WARNING),
     "nvml",
 )
-def memory_retired(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def memory_retired(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """Bad memory rows (since Ampere) are replaced by spare ones, bad pages (before) are no
     longer used; both take effect at the next reset. A replacement that failed means that the
     spares are used up: the board is due for replacement.
@@ -292,7 +292,7 @@ def _retired(self: Rule, device: Device) -> Iterator[Finding | Unavailable]:
     (Level.ERROR, Level.WARNING, Level.NOTE),
     "kernel log",
 )
-def xid(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def xid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """The driver reports GPU errors as numbered *Xid* messages in the kernel log (`NVRM:
     Xid`). One finding for each number and GPU, with what it means and what to do. The level
     is that of the error: lost hardware and lost data are errors, faults of programs are
@@ -329,7 +329,7 @@ def _is_at(device: Device, event: XidEvent) -> bool:
 
 
 @rule("GP125", "device-lost", "Every GPU answers", Level.ERROR, "nvml")
-def device_lost(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def device_lost(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """A GPU that the driver counts but that does not answer any more ("fallen off the bus",
     or in need of a reset). CUDA programs may fail on the other GPUs too, as CUDA begins by
     looking at all of them.
@@ -361,7 +361,7 @@ def device_lost(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
     (Level.ERROR, Level.WARNING),
     "nvml",
 )
-def mig_half_configured(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def mig_half_configured(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """A GPU in MIG mode without instances cannot run anything: an error. A MIG mode that was
     changed and waits for a reset is a warning.
     """

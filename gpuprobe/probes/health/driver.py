@@ -9,7 +9,7 @@ from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.machine.devices import Inventory, SourceStatus
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.health.base import Facts, name_of, rule
+from gpuprobe.probes.health.base import MachineFacts, name_of, rule
 
 _COMPATIBILITY = "docs.nvidia.com/deploy/cuda-compatibility"
 
@@ -29,7 +29,7 @@ def version_pair(text: str) -> tuple[int, int] | None:
 
 
 @rule("GP101", "driver-missing", "A working NVIDIA driver", Level.ERROR, "nvml, container")
-def driver_missing(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def driver_missing(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """Nothing can run on a GPU where the driver is not installed, not loaded, of another
     version than its libraries, or not passed into the container. The evidence is the answer
     of NVML (`libnvidia-ml.so.1`), the driver's management library.
@@ -76,7 +76,7 @@ def _yes_no(value: bool | Unavailable) -> str:
 
 
 @rule("GP102", "driver-stub", "The driver libraries are real ones", Level.ERROR, "driver libraries")
-def driver_stub(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def driver_stub(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """The CUDA toolkit ships *stub* libraries to link against where there is no driver. When
     the loader finds one of them first, every call fails although the driver is fine. A stub
     is told by its folder (`stubs`), or by its size: the real libraries have megabytes.
@@ -105,7 +105,7 @@ def driver_stub(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
     (Level.ERROR, Level.NOTE),
     "nvml, torch, driver libraries",
 )
-def driver_too_old(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def driver_too_old(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """A driver runs programs built for its own CUDA version and older ones. Since CUDA 11, a
     program built for a newer *minor* version of the same major version runs too, with limits
     (no just-in-time compilation of its PTX): that is a note. A newer major version is an
@@ -148,7 +148,7 @@ def driver_too_old(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
     )
 
 
-def _driver_cuda(facts: Facts) -> str | Unavailable:
+def _driver_cuda(facts: MachineFacts) -> str | Unavailable:
     if isinstance(facts.inventory, Unavailable):
         return facts.inventory
     status = driver_status(facts.inventory)
@@ -157,11 +157,11 @@ def _driver_cuda(facts: Facts) -> str | Unavailable:
     return facts.inventory.driver.cuda.value
 
 
-def _torch_runtime(facts: Facts) -> str | Unavailable:
+def _torch_runtime(facts: MachineFacts) -> str | Unavailable:
     return facts.torch if isinstance(facts.torch, Unavailable) else facts.torch.cuda
 
 
-def _gpus(facts: Facts) -> int | Unavailable:
+def _gpus(facts: MachineFacts) -> int | Unavailable:
     """How many NVIDIA GPUs the machine has."""
     if isinstance(facts.inventory, Unavailable):
         return facts.inventory
@@ -174,7 +174,7 @@ def _gpus(facts: Facts) -> int | Unavailable:
 
 
 @rule("GP104", "torch-without-cuda", "torch is built with CUDA", Level.ERROR, "torch, nvml")
-def torch_without_cuda(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def torch_without_cuda(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """A CPU-only torch on a machine with an NVIDIA GPU: `torch.cuda.is_available()` is False
     and training silently runs on the CPU. Usually pip took a wheel for the wrong platform or
     from the CPU index.
@@ -219,7 +219,7 @@ def runs_on(arch: str, capability: tuple[int, int]) -> bool:
 
 
 @rule("GP105", "torch-arch-missing", "torch has code for every GPU", Level.ERROR, "torch, nvml")
-def torch_arch_missing(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def torch_arch_missing(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """torch's wheels hold machine code for a list of GPU architectures
     (`torch.cuda.get_arch_list()`). A GPU that none of them fits fails at the first kernel:
     "no kernel image is available for execution on the device". Very old and very new GPUs
@@ -257,7 +257,7 @@ def torch_arch_missing(self: Rule, facts: Facts) -> Iterator[Finding | Unavailab
 
 
 @rule("GP106", "torch-broken", "torch can be imported", Level.ERROR, "torch")
-def torch_broken(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def torch_broken(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """torch is installed, but a fresh process cannot import it, or does not finish in time.
     Mixed CUDA packages, a foreign `LD_LIBRARY_PATH` or `LD_PRELOAD`, or a file named
     `torch.py` are the usual causes.
@@ -283,7 +283,7 @@ def torch_broken(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
     (Level.ERROR, Level.NOTE),
     "pycuda, nvml, torch",
 )
-def pycuda_mismatch(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def pycuda_mismatch(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """pycuda is compiled where it is installed, against one CUDA version. A driver older than
     that lacks entry points pycuda calls. Another *major* version than torch's is a note: both
     work, but their runtime libraries cannot share a process safely.

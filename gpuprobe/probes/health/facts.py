@@ -18,9 +18,9 @@ from typing import Any
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.probes.health.base import (
-    Facts,
     KernelMessage,
     LibraryFile,
+    MachineFacts,
     SharedMemory,
     TorchFacts,
 )
@@ -67,7 +67,7 @@ def gather(
     environ: Mapping[str, str] = os.environ,
     *,
     time_limit: float = _TIME_LIMIT,
-) -> Facts:
+) -> MachineFacts:
     """Everything the rules read. ``time_limit`` in seconds, for each process that is asked."""
     packages = read_packages()
     # Both import while the rest is read.
@@ -75,7 +75,7 @@ def gather(
     pycuda = _ask("pycuda", _PYCUDA_SCRIPT, packages, environ)
     kernel_log = read_kernel_log()
     libraries = read_libraries(environ)
-    return Facts(
+    return MachineFacts(
         inventory=inventory,
         environ=dict(environ),
         torch=_torch_facts(_answer(torch, "torch", time_limit)),

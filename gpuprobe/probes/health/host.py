@@ -9,7 +9,7 @@ from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Unavailable
-from gpuprobe.probes.health.base import Facts, rule
+from gpuprobe.probes.health.base import MachineFacts, rule
 from gpuprobe.probes.health.driver import driver_status
 
 _MIB = 1024**2
@@ -76,7 +76,7 @@ _SANITIZERS = ("libasan", "libtsan", "libubsan", "libcompute-sanitizer", "libSan
     (Level.WARNING, Level.NOTE),
     "environment",
 )
-def debug_variable(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def debug_variable(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """Variables that are set to find a bug and then forgotten in a shell profile, a container
     image or a job template. Those that make programs slower or switch something off are
     warnings; those that only log are notes.
@@ -116,7 +116,7 @@ def debug_variable(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
     (Level.ERROR, Level.WARNING),
     "/dev/shm, container",
 )
-def shared_memory_small(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def shared_memory_small(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """DataLoader workers hand batches over through shared memory. Where it is too small they
     die with "bus error ... insufficient shared memory (shm)"; containers begin with 64 MiB.
     A warning below 1 GiB in all or 256 MiB free, an error where it cannot be written.
@@ -163,7 +163,7 @@ def shared_memory_small(self: Rule, facts: Facts) -> Iterator[Finding | Unavaila
     Level.WARNING,
     "locked-memory limit, /sys/class/infiniband",
 )
-def locked_memory(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def locked_memory(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """InfiniBand and RoCE transfers need locked memory; with a low limit (`ulimit -l`) NCCL
     fails with "ibv_reg_mr ... Cannot allocate memory". Only machines with such a device are
     looked at: CUDA's own pinned memory does not count against the limit.
@@ -190,7 +190,7 @@ def locked_memory(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
     Level.WARNING,
     "torch, nvml",
 )
-def nccl_missing(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def nccl_missing(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """Training on several GPUs needs NCCL; without it torch is left with gloo, which copies
     through the host.
     """
@@ -227,7 +227,7 @@ def nccl_missing(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
     (Level.WARNING, Level.NOTE),
     "torch, packages",
 )
-def nccl_mismatch(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def nccl_mismatch(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """The NCCL that is loaded is another one than torch was built with: from another package,
     `LD_LIBRARY_PATH` or `LD_PRELOAD`. An older one lacks functions torch calls, and ranks on
     several machines must all have the same. A newer one is a note.

@@ -8,7 +8,7 @@ from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.rules import Rule
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.health.base import Facts, name_of, rule, unread
+from gpuprobe.probes.health.base import MachineFacts, name_of, rule, unread
 from gpuprobe.probes.health.devices import answering, is_lost
 
 # Bytes. Drivers before 510 count what they reserve for themselves as used, which is over
@@ -23,7 +23,7 @@ _UNOWNED = 1024**3
     (Level.ERROR, Level.WARNING),
     "environment, nvml",
 )
-def selection_invalid(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def selection_invalid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """CUDA reads `CUDA_VISIBLE_DEVICES` from the left and stops at the first entry it cannot
     match: that entry and everything after it is hidden, without a message. An error where no
     GPU is left. Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
@@ -58,7 +58,7 @@ def selection_invalid(self: Rule, facts: Facts) -> Iterator[Finding | Unavailabl
     (Level.WARNING, Level.NOTE),
     "environment, nvml",
 )
-def gpus_hidden(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def gpus_hidden(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """`CUDA_VISIBLE_DEVICES` hides GPUs from every CUDA program. On a shared machine this is
     on purpose, so it is a note; that *all* are hidden is a warning. So are GPUs hidden by one
     in MIG mode: CUDA shows a program one MIG instance, and no other GPU with it.
@@ -116,7 +116,7 @@ def gpus_hidden(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
     (Level.WARNING, Level.NOTE),
     "environment, nvml",
 )
-def device_order(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def device_order(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """CUDA numbers the fastest GPU 0, `nvidia-smi` and NVML number by PCI bus. On a machine
     with different models, `cuda:0` is then another GPU than `nvidia-smi`'s 0. A selection by
     `CUDA_VISIBLE_DEVICES` renumbers too, which is expected and a note.
@@ -148,7 +148,7 @@ def device_order(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
     Level.WARNING,
     "nvml, processes, container",
 )
-def memory_without_owner(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def memory_without_owner(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """Memory held by a process that no longer exists, or in use where no process is listed at
     all: usually a killed job whose child (a DataLoader worker, a hung NCCL thread) still has
     the device open. In a container the owners may simply be outside: the rule cannot tell.
@@ -213,7 +213,7 @@ def memory_without_owner(self: Rule, facts: Facts) -> Iterator[Finding | Unavail
     (Level.WARNING, Level.NOTE),
     "nvml, processes",
 )
-def other_user(self: Rule, facts: Facts) -> Iterator[Finding | Unavailable]:
+def other_user(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """Another user's program on a GPU takes memory and time, and its peaks are not yours to
     predict. A warning for GPUs that CUDA would show to this program, a note for others.
     """

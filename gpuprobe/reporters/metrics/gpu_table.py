@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpuprobe.model.machine.devices import Device
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.reporters.metrics.metrics import Points
-from gpuprobe.reporters.metrics.table import Row, read_table
+from gpuprobe.reporters.metrics.table import MetricRow, read_table
 
 GPU = ("uuid", "index", "name")
 """The labels that say which GPU."""
@@ -74,7 +74,7 @@ def _fans(device: Device) -> Points:
     return [((str(fan),), speed) for fan, speed in enumerate(speeds)]
 
 
-ROWS: tuple[Row[Device], ...] = read_table(
+ROWS: tuple[MetricRow[Device], ...] = read_table(
     "gpu_metrics.txt",
     "gpuprobe_gpu_",
     GPU,

@@ -17,7 +17,7 @@ from gpuprobe.model.run.session import Step
 from gpuprobe.model.run.totals import RankTotals
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.metrics.metrics import Family, Metric, Points
-from gpuprobe.reporters.metrics.table import Row, collected, read_table
+from gpuprobe.reporters.metrics.table import MetricRow, collected, read_table
 
 STATES = ("running", "complete", "failed", "killed", "unknown")
 """``killed``: the process is gone and wrote no end; ``unknown``: it runs, if at all, elsewhere."""
@@ -103,7 +103,7 @@ def _syncs(run: RunReading) -> int | Unavailable:
     return sum(found) if found else Unavailable("none was found, or none was looked for")
 
 
-_ROWS: tuple[Row[RunReading], ...] = read_table(
+_ROWS: tuple[MetricRow[RunReading], ...] = read_table(
     "run_metrics.txt",
     "gpuprobe_run_",
     ("run", "rank"),

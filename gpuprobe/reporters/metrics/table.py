@@ -31,7 +31,7 @@ _HEAD = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Row(Generic[T]):
+class MetricRow(Generic[T]):
     """A metric, and where its values are in a ``T``. ``factor`` makes them base units."""
 
     metric: Metric
@@ -48,7 +48,7 @@ def read_table(
     functions: Mapping[str, Callable[[T], Any]],
     lists: Mapping[str, Callable[[Any], tuple[str, ...]]],
     conventional: Mapping[str, str] | None = None,
-) -> tuple[Row[T], ...]:
+) -> tuple[MetricRow[T], ...]:
     """The rows of a table. ``labels`` are those of every metric, and ``attributes`` their names in
     OpenTelemetry; ``functions`` read what is in no single place, and ``lists`` say how
     the items of a list are named; ``conventional``: constant attributes of what has a name in
@@ -70,7 +70,7 @@ def read_table(
         by = int(found["by"] or 1)
         words = _otel(otel_name(name, unit), kind, otel, attributes, conventional or {})
         rows.append(
-            Row(
+            MetricRow(
                 Metric(name, kind, unit, meaning, labels + own, source, words),
                 _reader(found["where"], bool(own), functions, lists),
                 1 / by if found["sign"] == "/" else by,
@@ -145,7 +145,9 @@ def value_at(found: Any, path: str) -> Any:
     return found.at_least if isinstance(found, Peak) else found
 
 
-def collected(rows: Iterable[Row[T]], found: Iterable[tuple[tuple[str, ...], T]]) -> list[Family]:
+def collected(
+    rows: Iterable[MetricRow[T]], found: Iterable[tuple[tuple[str, ...], T]]
+) -> list[Family]:
     """The metrics of all that was found, one family each. ``found``: each with its labels."""
     given = list(found)
     return [

@@ -1,8 +1,8 @@
 """The lowering table's language: one operator call as CUDA would run it.
 
 The dispatch mode sees every operator below autograd. By itself it charges each new storage to
-the allocator, which is what most CUDA kernels do. A `Row` says what else one operator does:
-scratch memory, a result that reuses an input's memory.
+the allocator, which is what most CUDA kernels do. An `OperatorRow` says what else one operator
+does: scratch memory, a result that reuses an input's memory.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Call:
         self._held.clear()
 
 
-class Row(NamedTuple):
+class OperatorRow(NamedTuple):
     """One operator (all overloads of one name, or one overload) of the lowering table.
 
     ``path`` says in words what CUDA does, ``source`` where that was read (file and function in

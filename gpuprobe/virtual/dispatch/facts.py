@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.virtual import values
-from gpuprobe.virtual.dispatch.calls import Row
+from gpuprobe.virtual.dispatch.calls import OperatorRow
 from gpuprobe.virtual.dispatch.refusals import refusal
 
 # Operators that take host tensors next to device ones, as on CUDA. Source: their CUDA kernels'
@@ -51,10 +51,10 @@ _HOST_RESULTS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class OperatorFacts:
     """Looked up once for each operator."""
 
-    row: Row | None
+    row: OperatorRow | None
     mixed: bool
     """It takes host tensors next to device ones."""
     fills: bool
@@ -70,12 +70,12 @@ class Facts:
     host_results: tuple[int, ...]
 
 
-def facts_of(func: Any, rows: Mapping[str, Row]) -> Facts:
+def facts_of(func: Any, rows: Mapping[str, OperatorRow]) -> OperatorFacts:
     """``rows``: the lowering table, by ``name`` or ``name.overload``."""
     schema = func._schema
     name = schema.name.removeprefix("aten::")
     row = rows.get(f"{name}.{schema.overload_name or 'default'}") or rows.get(name)
-    return Facts(
+    return OperatorFacts(
         row=row if schema.name.startswith("aten::") else None,
         mixed=name in _MIXED or name.startswith("_foreach_"),
         fills=name == "copy_",

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpuprobe.torch_support.tensors import storage_key, tensors_in
 from gpuprobe.virtual import values
 from gpuprobe.virtual.dispatch import available
-from gpuprobe.virtual.dispatch.calls import Call, Row
-from gpuprobe.virtual.dispatch.facts import Facts, facts_of
+from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
+from gpuprobe.virtual.dispatch.facts import OperatorFacts, facts_of
 from gpuprobe.virtual.dispatch.refusals import two_places
 from gpuprobe.virtual.machine import HOST, Machine, is_meta, parts
 from gpuprobe.virtual.torch_patches import keys
@@ -38,11 +38,11 @@ class DispatchMode(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    def __init__(self, machine: Machine, rows: Mapping[str, Row]) -> None:
+    def __init__(self, machine: Machine, rows: Mapping[str, OperatorRow]) -> None:
         super().__init__()
         self.machine = machine
         self._rows = rows
-        self._facts: dict[Any, Facts] = {}
+        self._facts: dict[Any, OperatorFacts] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -90,7 +90,7 @@ class DispatchMode(TorchDispatchMode):
         return self._on_host(facts, func, args, kwargs)
 
     def _uncharged(
-        self, facts: Facts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, facts: OperatorFacts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """A part of something that is charged as a whole."""
         if self.machine.shapes:
@@ -101,7 +101,7 @@ class DispatchMode(TorchDispatchMode):
         return self._run(func, args, kwargs)
 
     def _on_host(
-        self, facts: Facts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, facts: OperatorFacts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         machine = self.machine
         local = machine.local
@@ -131,7 +131,7 @@ class DispatchMode(TorchDispatchMode):
 
     def _on_device(
         self,
-        facts: Facts,
+        facts: OperatorFacts,
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -169,7 +169,7 @@ class DispatchMode(TorchDispatchMode):
 
     def _made(
         self,
-        facts: Facts,
+        facts: OperatorFacts,
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -252,7 +252,7 @@ class DispatchMode(TorchDispatchMode):
 
     def _check_places(
         self,
-        facts: Facts,
+        facts: OperatorFacts,
         func: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -311,7 +311,7 @@ class DispatchMode(TorchDispatchMode):
 
     def _refuse(
         self,
-        facts: Facts,
+        facts: OperatorFacts,
         func: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -342,7 +342,7 @@ class DispatchMode(TorchDispatchMode):
         if machine.fresh(storage._cdata, values.instruction()):
             machine.track(storage, device)
 
-    def _track_host_results(self, args: tuple[Any, ...], result: Any, facts: Facts) -> None:
+    def _track_host_results(self, args: tuple[Any, ...], result: Any, facts: OperatorFacts) -> None:
         """Results of host tensors are host tensors. What has no place yet gets one with its
         first use: C++ code makes tensors "like this one", which may be a device's.
         """
@@ -357,7 +357,7 @@ class DispatchMode(TorchDispatchMode):
         if any(storage_key(tensor) in fresh for tensor in tensors_in(args)):
             fresh.update(storage_key(tensor) for tensor in tensors_in(result))
 
-    def _track_results(self, result: Any, place: int, facts: Facts, source: Any) -> None:
+    def _track_results(self, result: Any, place: int, facts: OperatorFacts, source: Any) -> None:
         if type(result) is _Tensor:
             self._track_result(result, place, source, facts.in_place)
         elif isinstance(result, (tuple, list)):

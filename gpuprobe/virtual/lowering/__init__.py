@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuprobe.virtual.dispatch.calls import Row
+from gpuprobe.virtual.dispatch.calls import OperatorRow
 from gpuprobe.virtual.lowering import (
     accumulate,
     attention,
@@ -24,7 +24,7 @@ from gpuprobe.virtual.lowering import (
 __all__ = ["rows", "table"]
 
 
-def table() -> tuple[Row, ...]:
+def table() -> tuple[OperatorRow, ...]:
     """Every row, in the order of the documentation."""
     return (
         *blas.ROWS,
@@ -38,6 +38,6 @@ def table() -> tuple[Row, ...]:
     )
 
 
-def rows() -> Mapping[str, Row]:
+def rows() -> Mapping[str, OperatorRow]:
     """The rows by operator, ``name`` or ``name.overload``."""
     return {row.op: row for row in table()}

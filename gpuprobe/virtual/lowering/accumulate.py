@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.virtual.dispatch.calls import Call, Row
+from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 
 
 def at_its_end(call: Call, tensor: Any, references: int) -> bool:
@@ -76,14 +76,14 @@ def into_first(call: Call) -> Any:
 _FORMULA: Final = "torch/csrc/autograd/FunctionsManual.cpp: areAnyTensorSubclassLike"
 
 ROWS: Final = (
-    Row(
+    OperatorRow(
         "add.Tensor",
         "gradients that meet are added in place, into the first that nobody else holds",
         "torch/csrc/autograd/input_buffer.cpp: accumulate",
         reuse=_sum,
     ),
     *(
-        Row(
+        OperatorRow(
             name,
             "in the backward pass: into the zeros that the same formula made",
             _FORMULA,
@@ -92,7 +92,7 @@ ROWS: Final = (
         for name in ("scatter.src", "scatter_add", "index_add", "masked_scatter", "put")
     ),
     *(
-        Row(
+        OperatorRow(
             name,
             "no memory of its own: where the backward pass made it is kept",
             _FORMULA,

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from gpuprobe.virtual.dispatch.calls import Call, Row
+from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 
 FLASH, EFFICIENT, MATH = "flash", "efficient", "math"
 _HALF: Final = (torch.float16, torch.bfloat16)
@@ -179,13 +179,13 @@ def _efficient_backward(call: Call) -> None:
 
 
 ROWS: Final = (
-    Row(
+    OperatorRow(
         "_scaled_dot_product_flash_attention_backward",
         "softmax_d and the float accumulator of dQ",
         "aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp: mha_bwd",
         after=_flash_backward,
     ),
-    Row(
+    OperatorRow(
         "_scaled_dot_product_efficient_attention_backward",
         "delta, and an accumulator of dQ in half precision",
         "aten/src/ATen/native/transformers/cuda/attention_backward.cu",

@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from gpuprobe.virtual.dispatch.calls import Call, Row
+from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 
 _SOURCE: Final = "aten/src/ATen/cuda/CublasHandlePool.cpp: getCurrentCUDABlasHandle"
 _KIB: Final = 1024
@@ -63,7 +63,7 @@ def _with_bias(call: Call) -> None:
 
 ROWS: Final = (
     *(
-        Row(
+        OperatorRow(
             name,
             "a cuBLAS workspace per thread and stream, allocated after the first result, kept",
             _SOURCE,
@@ -84,7 +84,7 @@ ROWS: Final = (
         )
     ),
     *(
-        Row(
+        OperatorRow(
             name,
             "as mm; with a bias cuBLASLt, whose workspace was its own before torch 2.7",
             f"{_SOURCE}; aten/src/ATen/native/cuda/Blas.cpp: addmm_out_cuda_impl",

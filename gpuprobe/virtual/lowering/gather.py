@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.virtual.dispatch.calls import Call, Row
+from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 from gpuprobe.virtual.lowering.accumulate import into_first
 from gpuprobe.virtual.lowering.sorting import radix_sort_bytes
 
@@ -130,7 +130,7 @@ def _index_put(call: Call) -> None:
 
 
 ROWS: Final = (
-    Row(
+    OperatorRow(
         "embedding_dense_backward",
         "more than 3072 indices: sorted with their positions, and the sums of runs of ten rows",
         "aten/src/ATen/native/cuda/Embedding.cu: embedding_dense_backward_cuda, "
@@ -138,7 +138,7 @@ ROWS: Final = (
         before=_embedding_before,
         after=_embedding_after,
     ),
-    Row(
+    OperatorRow(
         "index.Tensor",
         "indices on the host are copied; a mask becomes int64 positions",
         "aten/src/ATen/native/TensorAdvancedIndexing.cpp: make_info; IndexingUtils.h: "
@@ -146,14 +146,14 @@ ROWS: Final = (
         before=_index_before,
         after=_index_after,
     ),
-    Row(
+    OperatorRow(
         "masked_select",
         "the mask becomes int64 positions",
         "aten/src/ATen/native/cuda/IndexKernel.cpp: masked_select_out_cuda_impl",
         after=_masked_select,
     ),
     *(
-        Row(
+        OperatorRow(
             name,
             "accumulate=True: linear index, sorted indices, positions twice, as int64; values that "
             "are not contiguous are copied",
@@ -163,7 +163,7 @@ ROWS: Final = (
         for name in ("index_put_", "_index_put_impl_")
     ),
     *(
-        Row(
+        OperatorRow(
             name,
             "as index_put_; in the backward pass into the zeros that were just made",
             "torch/csrc/autograd/FunctionsManual.cpp: index_backward",

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.virtual.dispatch.calls import Call, Row
+from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 from gpuprobe.virtual.lowering.reduce import whole
 
 
@@ -39,7 +39,7 @@ def _copied_back(call: Call) -> None:
 
 ROWS: Final = (
     *(
-        Row(
+        OperatorRow(
             name,
             "the result keeps the memory of all losses; a second tensor of them, which is summed",
             f"aten/src/ATen/native/Loss.cpp: TORCH_META_FUNC({name}), {name}_out",
@@ -47,7 +47,7 @@ ROWS: Final = (
         )
         for name in ("mse_loss", "smooth_l1_loss")
     ),
-    Row(
+    OperatorRow(
         "binary_cross_entropy",
         "the result keeps the memory of all losses; their sum, which is copied into it",
         "aten/src/ATen/native/cuda/Loss.cu: binary_cross_entropy_out_cuda",

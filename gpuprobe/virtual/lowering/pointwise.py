@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from gpuprobe.virtual.dispatch.calls import Call, Row
+from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 
 
 def _scalars_moved(call: Call) -> None:
@@ -21,7 +21,7 @@ def _scalars_moved(call: Call) -> None:
 
 
 ROWS: Final = (
-    Row(
+    OperatorRow(
         "where.self",
         "a number chosen from: a tensor of one element on the device",
         "aten/src/ATen/native/TensorCompare.cpp: where_self_out; a public snapshot of an A100",

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.virtual.dispatch.calls import Call, Row
+from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 from gpuprobe.virtual.lowering.reduce_config import Reduction, buffers
 
 _CHUNK: Final = 65536  # elements, kChunkSize in MultiTensorApply.cuh
@@ -103,8 +103,8 @@ def _foreach_norm(call: Call) -> None:
     call.scratch(len(floating) * chunks * item)
 
 
-def _rows(run: Callable[[Call], None], *names: str) -> tuple[Row, ...]:
-    return tuple(Row(name, _SPLIT, _REDUCE, after=run) for name in names)
+def _rows(run: Callable[[Call], None], *names: str) -> tuple[OperatorRow, ...]:
+    return tuple(OperatorRow(name, _SPLIT, _REDUCE, after=run) for name in names)
 
 
 ROWS: Final = (
@@ -114,7 +114,7 @@ ROWS: Final = (
     *_rows(_with_index, "argmax", "argmin", "max.dim", "min.dim"),
     *_rows(_variance, "var.correction", "std.correction", "var_mean.correction"),
     *_rows(_variance, "std_mean.correction"),
-    Row(
+    OperatorRow(
         "_foreach_norm",
         "a partial norm for every chunk of 65,536 elements of every tensor",
         "aten/src/ATen/native/cuda/ForeachReduceOp.cu: foreach_tensor_norm_cuda",

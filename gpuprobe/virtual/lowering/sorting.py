@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from gpuprobe.virtual.dispatch.calls import Call, Row
+from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 
 _SINGLE_TILE: Final = 256 * 19  # threads, keys of 4 bytes that each holds
 _ONESWEEP_TILE: Final = 384 * 21
@@ -111,7 +111,7 @@ def _multinomial(call: Call) -> None:
 
 ROWS: Final = (
     *(
-        Row(
+        OperatorRow(
             name,
             "more than 4096 in a row: positions before sorting, copies that cub sorts between",
             "aten/src/ATen/native/cuda/Sort.cpp: sort_cuda_kernel; SortStable.cu: "
@@ -120,7 +120,7 @@ ROWS: Final = (
         )
         for name in ("sort", "sort.stable")
     ),
-    Row(
+    OperatorRow(
         "multinomial",
         "quotients of the weights, or normalised weights and their running sums",
         "aten/src/ATen/native/Distributions.cpp: multinomial_out; cuda/MultinomialKernel.cu",

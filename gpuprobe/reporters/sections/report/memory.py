@@ -10,7 +10,7 @@ from gpuprobe.model.report import (
     AT_PEAK,
     AT_STEP_END,
     CategoryTable,
-    DeviceMemory,
+    DeviceUsage,
     Layout,
     Remainder,
     Report,
@@ -134,12 +134,12 @@ def share_sections(report: Report) -> list[Section]:
     ]
 
 
-def _is_nowhere(row: model.Row) -> bool:
+def _is_nowhere(row: model.ShareRow) -> bool:
     """Whether the row stands for what has no line, or no module."""
     return str(row.key).startswith("(")
 
 
-def _shares(table: model.Table | Unavailable, by: str) -> tuple[Part, ...]:
+def _shares(table: model.ShareTable | Unavailable, by: str) -> tuple[Part, ...]:
     """Bytes, share, and what; the last row is the total."""
     if isinstance(table, Unavailable):
         return (Line(f"not known: {table.reason}"),)
@@ -193,13 +193,13 @@ def causes_section(report: Report) -> Section:
         if isinstance(total, int):
             rest = total - sum(row.bytes for row in named)
             left = Remainder("all else", rest, None)
-        return Section(title, _shares(model.Table(total, tuple(named), left), "cause"))
+        return Section(title, _shares(model.ShareTable(total, tuple(named), left), "cause"))
     lines = report.top_lines
     why = lines.reason if isinstance(lines, Unavailable) else "no line of yours is on any stack"
     return Section(title, (Line(f"not known: {why}"),))
 
 
-def largest_rows(table: model.Table | Unavailable) -> list[tuple[str, int]]:
+def largest_rows(table: model.ShareTable | Unavailable) -> list[tuple[str, int]]:
     """The three largest rows, of which the unexplained rest may be one."""
     if isinstance(table, Unavailable):
         return []
@@ -452,7 +452,7 @@ def non_tensor_sections(report: Report, *, full: bool) -> list[Section]:
     return [Section("Non-tensor memory", tuple(parts), "non-tensor", "Non-tensor")]
 
 
-def _holds(item: DeviceMemory) -> Iterator[str]:
+def _holds(item: DeviceUsage) -> Iterator[str]:
     if not isinstance(item.not_torch, Unavailable):
         yield (
             f"{amount(item.used)} in use, of which {human_bytes(item.not_torch)} is not torch's "
@@ -462,5 +462,5 @@ def _holds(item: DeviceMemory) -> Iterator[str]:
         yield f"{human_bytes(item.inactive_split)} of free parts in segments in use"
 
 
-def _not_torch(item: DeviceMemory) -> int:
+def _not_torch(item: DeviceUsage) -> int:
     return -1 if isinstance(item.not_torch, Unavailable) else item.not_torch
