@@ -1,7 +1,8 @@
 """Files of version 1, written before every document had the same header, are still read.
 
-``version_1`` holds what gpuprobe 0.1.0 wrote of two small scripts on a virtual GPU and of a fake
-fleet; names of the machine were replaced.
+Next to the recordings of `test_old_recordings`, ``v1`` holds what gpuprobe 0.1.0 wrote of two small
+scripts on a virtual GPU and of a fake fleet: findings, baselines, a hazards document, readings of
+``top``. Names of the machine were replaced.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gpuprobe.model.place import Place
 from gpuprobe.recording.monitor_log import read_moments
 from gpuprobe.recording.reader import read_recording
 
-FILES = Path(__file__).parent / "version_1"
+FILES = Path(__file__).parent / "v1"
 
 
 def test_a_recording_with_findings() -> None:
