@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from allocator_programs import MIB, POOLS, STREAMS, Program, cut
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from shared_files import shared_snapshots
 from test_allocator_invariants import CONFS, programs
@@ -17,6 +17,7 @@ import gpuprobe
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.layout import segments
 from gpuprobe.allocator.recorder import TraceRecorder
+from gpuprobe.allocator.replays.oracle import TraceSimulator
 from gpuprobe.allocator.replays.replay import replay_trace
 from gpuprobe.allocator.replays.start_state import start_state
 from gpuprobe.allocator.settings import parse_conf
@@ -26,6 +27,7 @@ from gpuprobe.model.memory import BlockState, TraceAction
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 
 SNAPSHOTS = shared_snapshots()
+PAGES_OF_32 = "expandable_segments:True,max_split_size_mb:32,large_segment_size_mb:32"
 ALLOC, FREE = TraceAction.ALLOC.code, TraceAction.FREE_REQUESTED.code
 
 
@@ -118,6 +120,7 @@ def test_every_setting_replays_exactly(conf: str) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(CONFS), st.booleans(), st.floats(0.1, 0.9))
+@example(40089072, PAGES_OF_32, False, 0.5625)
 def test_traces_that_begin_in_the_middle_replay_exactly(
     seed: int, conf: str, captures: bool, where: float
 ) -> None:
@@ -127,6 +130,64 @@ def test_traces_that_begin_in_the_middle_replay_exactly(
     result = replay_trace(later, device_memory=program.device_memory)
     assert result.first_divergence is None
     assert result.final_reserved == program.sim.reserved
+
+
+@pytest.mark.parametrize(
+    ("seed", "start", "rules"),
+    [
+        pytest.param(40089072, 155, "another block fits better", id="better-fit"),
+        pytest.param(1, 103, "the mapped block is above the split limit", id="refused"),
+    ],
+)
+def test_a_trace_may_begin_between_pages_and_their_allocation(
+    seed: int, start: int, rules: str
+) -> None:
+    """The pages are mapped already, and a search for the block would not take them: ``rules``."""
+    program = Program(seed, parse_conf(PAGES_OF_32)).run(120)
+    trace = program.trace()
+    before, first = trace.events.action[start - 1 : start + 1]
+    assert (before, first) == (TraceAction.SEGMENT_MAP.code, ALLOC), rules
+    result = replay_trace(cut(trace, start), device_memory=program.device_memory)
+    assert result.first_divergence is None
+    assert result.final_reserved == program.sim.reserved
+
+
+def holes(trace: MemoryTrace) -> list[tuple[int, int]]:
+    """(address, bytes) of the free blocks of expandable segments before the first event."""
+    found = []
+    for where in start_state(trace, trace.settings or AllocatorSettings()).ranges:
+        for part in where.parts:
+            at = part.address
+            for block in part.blocks:
+                found.append((at, block.address - at))
+                at = block.address + block.size
+            found.append((at, part.address + part.size - at))
+    return [(at, size) for at, size in found if size]
+
+
+def test_only_pages_that_can_be_new_excuse_a_first_allocation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No pages were mapped for it where the free block has no whole page after its beginning,
+    or the part before that page was enough: then the best fit is the one answer.
+    """
+    trace = Program(40089072, parse_conf(PAGES_OF_32)).run(120).trace()
+    strict, kinds = [], []
+    for start, code in enumerate(trace.events.action):
+        later = cut(trace, start)
+        size = later.events.size[0]
+        page = (32 if size > MIB else 2) * MIB
+        for address, width in holes(later) if code == ALLOC else ():
+            ahead = -address % page
+            enough, no_page = size + 512 <= ahead, ahead + page > width
+            if width >= size + 512 and (enough or no_page):
+                strict.append(mutated(later, 0, address=address))
+                kinds.append((enough, no_page))
+    found = [replay_trace(one).first_divergence for one in strict]
+    monkeypatch.setattr(TraceSimulator, "_mapped_for_first", lambda *args: None)
+    assert found == [replay_trace(one).first_divergence for one in strict]
+    wrong = {kind for kind, one in zip(kinds, found, strict=True) if one and one.event == 0}
+    assert wrong >= {(True, False), (False, True)}
 
 
 @settings(max_examples=40, deadline=None)

@@ -26,6 +26,7 @@ from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import AllocatorSettings, EventColumns
 
+_ALLOC: Final = TraceAction.ALLOC.code
 _FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
 _SEGMENT_ALLOC: Final = TraceAction.SEGMENT_ALLOC.code
 _SEGMENT_FREE: Final = TraceAction.SEGMENT_FREE.code
@@ -384,7 +385,25 @@ class TraceSimulator(Simulator):
                     return True
         return False
 
+    def _mapped_for_first(self, free_list: FreeList, size: int) -> PoolBlock | None:
+        """Where the trace begins between pages and the allocation they were mapped for: the
+        free block that they are part of now, which that allocation takes, best fit or not."""
+        if self.at_event != 0 or self.events.action[0] != _ALLOC:
+            return None
+        address = self.events.address[0]
+        for block in free_list:
+            where = block.expandable
+            if block.address == address and block.size >= size and where is not None:
+                before = -(address - where.base) % where.page  # bytes up to the first whole page
+                if before < size and before + where.page <= block.size:
+                    return block
+        return None
+
     def search(self, free_list: FreeList, size: int, growable: bool) -> PoolBlock | None:
+        mapped = self._mapped_for_first(free_list, size) if growable else None
+        if mapped is not None:
+            free_list.remove(mapped)
+            return mapped
         if self._miss_once:
             self._miss_once = False
             if self.gc_enabled:
