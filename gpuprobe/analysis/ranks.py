@@ -10,9 +10,8 @@ itself cannot be told from those that wait there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from statistics import median_low
 from typing import TypeVar
 
 from gpuprobe.analysis.peak.high_water import by_category, by_line
@@ -80,12 +79,18 @@ def _merged(index: int, found: Sequence[tuple[int, Step]]) -> MergedStep:
         ranks=len(found),
         worst_rank=-worst,
         peak=most,
-        median_peak=median_low([peak for peak, _ in peaks]) if peaks else unknown,
+        median_peak=_median_low([peak for peak, _ in peaks]) if peaks else unknown,
         slowest_rank=found[slowest][0],
         own_ns=own[slowest],
-        median_own_ns=median_low(own),
+        median_own_ns=_median_low(own),
         longest_ns=max(step.duration_ns for _, step in found),
     )
+
+
+def _median_low(values: Iterable[int]) -> int:
+    """That of ``statistics``, which takes 4 ms to import."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2]
 
 
 def _peak(step: Step) -> int | None:
@@ -137,7 +142,7 @@ def _time(ranks: Sequence[RankRecording]) -> RankTime | Unavailable:
                 total[phase] = total.get(phase, 0) + spent
     own = {rank: sum(total.values()) for rank, total in sums.items()}
     slowest = max(own, key=lambda rank: (own[rank], -rank))
-    middle = median_low(own.values())
+    middle = _median_low(own.values())
     typical = next(rank for rank, spent in own.items() if spent == middle)
     return RankTime(
         slowest=slowest,
@@ -166,7 +171,7 @@ def _memory(sites: Sequence[PeakSite], top: int) -> RankMemory | Unavailable:
         )
     most, worst = max(highest.values(), key=lambda item: (item[0], -item[1].rank.session.rank))
     others = [item for item in highest.values() if item[1] is not worst]
-    middle = median_low([amount for amount, _ in others])
+    middle = _median_low([amount for amount, _ in others])
     typical = next(site for amount, site in others if amount == middle)
     least, lowest = min(highest.values(), key=lambda item: (item[0], item[1].rank.session.rank))
     found = RankMemory(

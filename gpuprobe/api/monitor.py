@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from gpuprobe.model.machine.devices import Inventory
-from gpuprobe.model.run.summary import Run
-from gpuprobe.probes.host.end_process import end_process
 from gpuprobe.probes.monitor import Monitor
-from gpuprobe.recording.monitor_log import MomentLog, ReplayedLog, last_moment
 from gpuprobe.reporters.text.info import (
     CALM_REASONS,
     device_names,
@@ -19,13 +18,17 @@ from gpuprobe.reporters.text.info import cells as device_cells
 from gpuprobe.reporters.text.runs import HEAD as RUNS_HEADING
 from gpuprobe.reporters.text.runs import line as run_line
 
+if TYPE_CHECKING:
+    from gpuprobe.model.run.summary import Run
+    from gpuprobe.probes.host.end_process import end_process
+    from gpuprobe.recording.monitor_log import MomentLog, ReplayedLog, last_moment
+
 __all__ = [
     "CALM_REASONS",
     "RUNS_HEADING",
     "MomentLog",
     "Monitor",
     "ReplayedLog",
-    "Run",
     "device_cells",
     "end_process",
     "errors_of",
@@ -36,6 +39,22 @@ __all__ = [
     "runs",
     "with_unit",
 ]
+
+# What few dashboards need, imported when it is used: 7 ms, most of it the codec's.
+_DEFERRED = {
+    "MomentLog": "gpuprobe.recording.monitor_log",
+    "ReplayedLog": "gpuprobe.recording.monitor_log",
+    "end_process": "gpuprobe.probes.host.end_process",
+    "last_moment": "gpuprobe.recording.monitor_log",
+}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _DEFERRED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_DEFERRED[name]), name)
 
 
 def runs() -> list[Run]:

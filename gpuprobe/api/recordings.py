@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
     from gpuprobe.allocator.replays.results import ReplayResult
     from gpuprobe.analysis.compare.diff import Diff
     from gpuprobe.model.report import Report
-    from gpuprobe.model.run.recording import Recording
+    from gpuprobe.model.run.recording import RankRecording, Recording
     from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
 __all__ = ["diff", "load", "replay", "report", "scratch_recording", "summary"]
@@ -27,6 +25,9 @@ def scratch_recording() -> Iterator[Path]:
     """A name for a recording that is removed afterwards: by this process only. A
     ``tempfile.TemporaryDirectory`` is removed by each forked child that comes to its end, too.
     """
+    import shutil  # 7 ms, the two: only for what records into no file that was named
+    import tempfile
+
     process = os.getpid()
     folder = tempfile.mkdtemp(prefix="gpuprobe-")
     try:
@@ -70,10 +71,15 @@ def summary(recording: Recording, *, top: int = 10) -> Report:
     """`report` as typed values, for this package's own renderers."""
     from gpuprobe.analysis.summary import summarize
     from gpuprobe.model.gc_pause import gc_paused
-    from gpuprobe.recording.running import is_alive
 
     with gc_paused():  # half of the time, for a report of 64 ranks
-        return summarize(recording, top=top, is_running=is_alive)
+        return summarize(recording, top=top, is_running=_is_running)
+
+
+def _is_running(rank: RankRecording) -> bool | None:
+    from gpuprobe.recording.running import is_alive  # 3 ms, only for a recording without an end
+
+    return is_alive(rank)
 
 
 def diff(

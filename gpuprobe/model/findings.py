@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from gpuprobe.model.place import Place
+from gpuprobe.model.record import record
 
 
 class Level(str, Enum):
@@ -18,7 +18,7 @@ class Level(str, Enum):
     NOTE = "note"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Fix:
     """What to do: one sentence, and the code or command where there is one."""
 
@@ -48,6 +48,8 @@ class Finding:
 
     def __post_init__(self) -> None:
         if not self.fingerprint:
+            import hashlib  # 4 ms, and most recordings have no findings
+
             # Survives line shifts: no line numbers, no measured values.
             where = f"{self.location.file}:{self.location.function}" if self.location else ""
             key = "\0".join((self.rule, self.kind, self.subject, where))

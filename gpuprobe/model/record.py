@@ -32,6 +32,8 @@ else:
         bases = [base for base in cls.__mro__[1:] if "_record_names" in base.__dict__]
         for base in bases:
             base.__dataclass_params__.frozen = False
+        if not cls.__doc__:  # else dataclass() makes one of the signature, in 0.3 ms
+            cls.__doc__ = cls.__name__
         made = dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
         names = []
         defaults = []

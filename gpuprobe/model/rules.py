@@ -13,14 +13,14 @@ id is never used for another rule again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from inspect import cleandoc
 
 from gpuprobe.model.findings import Finding, Fix, Level
 from gpuprobe.model.place import Place
+from gpuprobe.model.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Rule:
     """``levels`` are those its findings can have, the usual one first; ``kind`` is a short name,
     which rules may share. ``title`` is one line, ``description`` says why it matters (Markdown),

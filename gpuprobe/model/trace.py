@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpuprobe.model.memory import Segment, TraceAction
+from gpuprobe.model.record import record
 
 
 class Frame(NamedTuple):
@@ -240,7 +241,7 @@ class LiveColumns(EventColumns):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class AllocatorSettings:
     """``PYTORCH_CUDA_ALLOC_CONF`` as the allocator understood it.
 

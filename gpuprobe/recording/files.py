@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from gpuprobe.errors import DataError, NotARecording
 from gpuprobe.model.io.codec import Bounds, from_plain
 from gpuprobe.model.io.document import check_version, header
+from gpuprobe.model.record import record
 from gpuprobe.model.run.recording import SCHEMA, SCHEMA_VERSION
 
 STREAM_NAME = re.compile(r"rank-(\d{5,})\.jsonl")
@@ -95,7 +95,7 @@ def decode_header(line: bytes, name: str) -> Header:
     return Header(version, place.rank, place.world_size)
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class _RankHeader:
     rank: Annotated[int, Bounds(0, (1 << 31) - 1)]
     world_size: Annotated[int, Bounds(1, (1 << 31) - 1)]

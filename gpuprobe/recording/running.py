@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprobe.errors import DataError, GpuprobeError, NotARecording
+from gpuprobe.model.record import record
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.summary import Run, RunSummary
 from gpuprobe.model.trace import MemoryTrace
@@ -31,7 +31,7 @@ _TAIL = 1 << 18
 """Bytes at the end in which the newest step is looked for."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class OpenRecording:
     """A recording's directory, and the processes that write it (with their children, which
     inherit open files).

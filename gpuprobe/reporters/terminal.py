@@ -6,9 +6,9 @@ import os
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TextIO
 
+from gpuprobe.model.record import record
 from gpuprobe.model.text import visible
 
 _BOLD, _RESET = "\x1b[1m", "\x1b[0m"
@@ -21,7 +21,7 @@ _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]i)?B\b)")
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Style:
     """How to write to one stream. ``cwd`` is left out of paths below it; ``wide``: a line of a
     table may be as long as it has to.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 from gpuprobe.analysis.peak.high_water import HighWater, Share, by_line, high_water
 from gpuprobe.analysis.peak.peaks import PeakSite, window_of
 from gpuprobe.errors import DataError
 from gpuprobe.model.place import NoPlace, SourceLine
+from gpuprobe.model.record import record
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import Unavailable
@@ -27,7 +27,7 @@ WORTH_SAYING = 0.01
 """Of the peak. Lists of losses and counters grow too, and do no harm."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Growth:
     """Growth of one device's allocated memory from the end of ``first`` to that of ``last``.
 

@@ -15,18 +15,18 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpuprobe.analysis.trace.evidence import Marks, Runs, optimizer_steps
 from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_user_frame
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.place import SourceLine
+from gpuprobe.model.record import record
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Survivor:
     """A line whose blocks outlived steps. ``steps[i]`` left ``bytes_by_step[i]`` behind.
 
@@ -44,7 +44,7 @@ class Survivor:
     leaking: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Leaks:
     """``lines`` are all survivors, most bytes first; `leaking` those that keep growing."""
 

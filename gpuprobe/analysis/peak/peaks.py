@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gpuprobe.analysis.peak.high_water import HighWater, high_water
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import AllocatorCounts
+from gpuprobe.model.record import record
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import DeviceWindow, Phase, Step
 from gpuprobe.model.trace import MemoryTrace
@@ -21,7 +22,7 @@ _NO_STEP = Unavailable("no step was recorded", ReadStatus.NOT_COLLECTED)
 _NOT_IN_A_TRACE = Unavailable("a trace alone does not tell", ReadStatus.NOT_COLLECTED)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PeakSite:
     """The peak of one device (or, with an empty ``device``, of the process) in one rank.
 

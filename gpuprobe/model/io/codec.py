@@ -20,12 +20,12 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
 from gpuprobe.errors import DataError, GpuprobeError
 from gpuprobe.model.findings import Finding, to_document
+from gpuprobe.model.record import record
 from gpuprobe.model.values import ReadStatus, Unavailable
 
 T = TypeVar("T")
@@ -130,7 +130,7 @@ def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
 # -- and back
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Bounds:
     """In ``Annotated[int, Bounds(1)]``: the least and the most that the number may be."""
 
@@ -138,7 +138,7 @@ class Bounds:
     most: float = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Parsed:
     """In ``Annotated[T, Parsed(hint, make)]``: data of the type ``hint``, made into a T by
     ``make``, which raises ValueError with what is wrong.
@@ -263,6 +263,8 @@ def _decoder(hint: Any) -> Callable[[Any], Any]:
         return lambda plain: _expect(plain, type(None))
     if hint is Any:
         return lambda plain: plain
+    if hint is Finding:
+        return _finding_decoder()
     simple = _SIMPLE.get(hint)
     if simple is not None:
         return simple
@@ -507,5 +509,4 @@ _SIMPLE: dict[Any, Callable[[Any], Any]] = {
     str: lambda plain: plain if plain.__class__ is str else _expect(plain, str),
     bool: lambda plain: plain if plain.__class__ is bool else _expect(plain, bool),
     Unavailable: _decode_unavailable,
-    Finding: _finding_decoder(),
 }

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpuprobe.model.memory import AllocatorCounts, Category
+from gpuprobe.model.record import record
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 
 _NOT_COLLECTED = Unavailable("not collected")
 _NOT_SET = Unavailable("not set")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Environment:
     """Where the recording was made. Versions are text; absent ones say why."""
 
@@ -32,7 +33,7 @@ class Environment:
     total_memory: Bytes | Unavailable = _NOT_COLLECTED  # host RAM
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Session:
     """One process being watched."""
 
@@ -195,7 +196,7 @@ class Step:
     gpu_ns: int | Unavailable = _NOT_COLLECTED  # as of a phase
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class BlindSpot:
     """Something this recording could not see, and what that means for its numbers."""
 
@@ -203,7 +204,7 @@ class BlindSpot:
     consequence: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ProgramError:
     """The exception that ended the watched program."""
 
@@ -212,7 +213,7 @@ class ProgramError:
     out_of_memory: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class SessionEnd:
     """How the session ended. A recording without one is still running, or was killed."""
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.api.monitor import errors_of, headline, missing
-from gpuprobe.model.io.codec import to_plain
 from gpuprobe.model.io.document import header
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.machine.monitor import HostLoad, Moment
@@ -275,6 +274,8 @@ class TopModel:
         """What is on the screen, as JSON: devices, processes in their order, host, filter."""
         if self.moment is None:
             return header(EXPORT_SCHEMA, EXPORT_VERSION)
+        from gpuprobe.model.io.codec import to_plain  # 4 ms, when something is exported
+
         inventory = self.moment.inventory
         rows = self.processes if shown is None else shown
         by_place = {(p.pid, p.device, p.mig): p for p in inventory.processes}

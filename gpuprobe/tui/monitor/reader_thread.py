@@ -10,11 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.machine.monitor import Moment
+from gpuprobe.model.record import record
 
 
 class MachineReader(Protocol):
@@ -32,26 +32,26 @@ class Seekable(Protocol):
         """Have the next ``read`` return the moment ``by`` after the one that was read last."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Taken:
     """A reading."""
 
     moment: Moment
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Failed:
     """A reading that failed as a whole; it is tried again."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Ended:
     """There is nothing more to read."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Done:
     """A job that was asked for is done: its result, or the error that ended it."""
 
@@ -59,7 +59,7 @@ class Done:
     result: object
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Crashed:
     """A fault in gpuprobe itself ended the thread."""
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from gpuprobe.errors import DataError
-from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.files import atomic_write
+from gpuprobe.model.record import record
 from gpuprobe.tui.monitor.tables.process_rows import SORTS
 from gpuprobe.tui.widgets.palette import PALETTES
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Settings:
     """``theme`` is empty for the default of the environment."""
 
@@ -54,6 +54,8 @@ def load(path: Path | None) -> tuple[Settings, str]:
         return Settings(), ""
     except (OSError, ValueError, RecursionError) as error:
         return Settings(), f"settings are not read: {error}"
+    from gpuprobe.model.io.codec import from_plain  # 4 ms, where something is remembered
+
     try:
         found = from_plain(Settings, raw, "settings are not read")
     except DataError as error:

@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gpuprobe.api.monitor import MomentLog, Monitor, ReplayedLog
+from gpuprobe.api.monitor import Monitor
 from gpuprobe.model.machine.monitor import Moment
 from gpuprobe.tui.monitor import settings
 from gpuprobe.tui.monitor.app import TopApp
 from gpuprobe.tui.monitor.reader_thread import MachineReader
+
+if TYPE_CHECKING:
+    from gpuprobe.api.monitor import MomentLog
 
 
 class Logged:
@@ -38,11 +42,16 @@ def show(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         source: Callable[[], AbstractContextManager[MachineReader]]
         if args.replay is not None:
+            from gpuprobe.api.monitor import ReplayedLog  # 5 ms, as `MomentLog`
+
             opened = nullcontext(stack.enter_context(ReplayedLog(args.replay)))
             source = partial(_same, opened)  # it is not opened again after a failure
         else:
-            log = None if args.log is None else MomentLog(args.log)
-            if log is not None:
+            log = None
+            if args.log is not None:
+                from gpuprobe.api.monitor import MomentLog
+
+                log = MomentLog(args.log)
                 stack.callback(log.close)
             source = partial(_machine, args.demo, args.interval, log)
         app = TopApp(

@@ -5,15 +5,16 @@ the documentation all come from one table of `Key`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from textual.binding import Binding, BindingType
 
+from gpuprobe.model.record import record
 from gpuprobe.tui.widgets.styled_text import Line, fit, left
 from gpuprobe.tui.widgets.text_pane import TextPane
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Key:
     """One line of the help.
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from gpuprobe.model.memory import Category
+from gpuprobe.model.record import record
 
 DEFAULT = "dark"
 
@@ -76,7 +76,7 @@ _STYLES: dict[str, tuple[str, str, str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Palette:
     """``roles`` maps a role to a style in Rich's words. ``plain``: parts of a bar must be told
     apart by their characters.

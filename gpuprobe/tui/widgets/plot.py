@@ -8,9 +8,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from gpuprobe.model.memory import Category
+from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes
 from gpuprobe.tui.widgets.palette import LETTERS
 from gpuprobe.tui.widgets.styled_text import EIGHTHS, Line, Span, merged
@@ -61,7 +61,7 @@ def spark(values: Sequence[float], columns: int, highest: float) -> str:
     return " " * (columns - len(shown)) + blocks(shown, 1, highest)[0]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Plot:
     """The lines of a plot, top first, and which of its columns hold which values: ``columns[c]``
     is the range of indices that column ``c`` (after `LABEL`) shows the maximum of.

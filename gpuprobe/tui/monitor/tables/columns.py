@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from gpuprobe.model.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TableColumn:
     """``least`` and ``most``: how wide it may be. ``rank``: the lower, the sooner it gets a place,
     and it leaves ``spare`` columns free. ``sort``: what a click on its heading sorts by.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from gpuprobe.model.record import record
 from gpuprobe.model.text import width
 from gpuprobe.tui.monitor.tables.columns import TableColumn, lay_out
 from gpuprobe.tui.monitor.tables.device_detail import waterfall_bar
@@ -15,7 +16,7 @@ from gpuprobe.tui.widgets.plot import spark
 from gpuprobe.tui.widgets.styled_text import Line, bar, fit, joined, left, level, right
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Panel:
     """The table: its heading, and ``per_device`` lines for each GPU."""
 

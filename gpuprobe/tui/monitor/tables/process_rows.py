@@ -12,6 +12,7 @@ from typing import Any
 from gpuprobe.api.monitor import missing
 from gpuprobe.model.machine.devices import Container, GpuProcess
 from gpuprobe.model.machine.monitor import GpuWork, Moment, ProcessLoad
+from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Reading, Unavailable
 
@@ -21,7 +22,7 @@ Key = tuple[int, int]
 SORTS: tuple[str, ...] = ("memory", "gpu", "pid", "user", "sm", "cpu", "resident", "age", "command")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ListOptions:
     """What is listed, and how. ``needle``: words that must all occur; one after ``user:``,
     ``pid:``, ``gpu:`` or ``job:`` must occur there. ``device``: one device's key, or empty.

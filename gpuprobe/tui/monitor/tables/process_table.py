@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from gpuprobe.model.record import record
 from gpuprobe.tui.monitor.tables.columns import TableColumn, lay_out
 from gpuprobe.tui.monitor.tables.process_rows import ListOptions, ProcessRow
 from gpuprobe.tui.widgets.styled_text import Line, fit, joined, left, right
@@ -26,7 +25,7 @@ _COLUMNS = (
 _COMMAND = 16  # columns that the command has at least
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Columns:
     """Which columns are shown, and where: (column, first, width). The command has the rest."""
 
