@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from gpuprobe.model.run.summary import Run
 from gpuprobe.model.text import human_bytes, human_ns, visible
 from gpuprobe.model.values import Peak, Unavailable
+
+if TYPE_CHECKING:
+    from gpuprobe.model.run.summary import Run
 
 HEAD = (
     f"{'recording':<26} {'pid':>7} {'step':>8} {'step time':>10} {'peak':>11} {'for':>7}  "
