@@ -326,7 +326,7 @@ def test_a_headline_does_not_pass_over_what_nothing_explains(
     assert "Biggest causes at the end of step 0" in page
     whole = "the rest is not known: none"
     if isinstance(rest, int):
-        whole = f"{rest} B {rest / (known + rest):.1%} - (all else)"
+        whole = f"{rest} B {rest / (known + rest):.1%} (all else)"
     assert whole in page
 
 

@@ -139,8 +139,10 @@ def _is_nowhere(row: model.ShareRow) -> bool:
     return str(row.key).startswith("(")
 
 
-def _shares(table: model.ShareTable | Unavailable, by: str) -> tuple[Part, ...]:
-    """Bytes, share, and what; the last row is the total."""
+def _shares(
+    table: model.ShareTable | Unavailable, by: str, *, blocks: bool = True
+) -> tuple[Part, ...]:
+    """Bytes, share, how many ``blocks``, and what; the last row is the total."""
     if isinstance(table, Unavailable):
         return (Line(f"not known: {table.reason}"),)
     rest = table.remainder
@@ -148,11 +150,11 @@ def _shares(table: model.ShareTable | Unavailable, by: str) -> tuple[Part, ...]:
     known = [row.bytes for row in table.rows] + [rest.bytes if isinstance(rest.bytes, int) else 0]
     whole = total if isinstance(total, int) else sum(known)
 
-    def row(number: int, blocks: int | None, name: Cell) -> Row:
+    def row(number: int, held_in: int | None, name: Cell) -> Row:
         share = number / whole if whole else 0.0
         percent = Cell(f"{share:.1%}" if isinstance(total, int) else "", share)
-        counted = "-" if blocks is None else count(blocks)
-        return Row((size(number), percent, Cell("", share, share=share), counted, name))
+        counted = ("-" if held_in is None else count(held_in),) if blocks else ()
+        return Row((size(number), percent, Cell("", share, share=share), *counted, name))
 
     rows = [row(one.bytes, one.blocks, Cell(str(one.key), place=True)) for one in table.rows]
     foot = []
@@ -162,14 +164,14 @@ def _shares(table: model.ShareTable | Unavailable, by: str) -> tuple[Part, ...]:
         return (Line("nothing was allocated"),)
     unknown: tuple[Line, ...] = ()
     if isinstance(total, int):
-        foot.append(Row((size(total), "", "", "", "total")))
+        foot.append(Row((size(total), "", "", *([""] if blocks else []), "total")))
     else:
         unknown = (Line(f"the rest is not known: {total.reason}"),)
     columns = (
         Column("bytes", 10, number=True),
         Column("share", 6, gap=1, number=True),
         Column("", _BAR, gap=1, bar=True),
-        Column("blocks", number=True),
+        *([Column("blocks", number=True)] if blocks else []),
         Column(by, 0, gap=2),
     )
     return (Table(f"memory by {by}", columns, tuple(rows), tuple(foot), header=False), *unknown)
@@ -193,7 +195,8 @@ def causes_section(report: Report) -> Section:
         if isinstance(total, int):
             rest = total - sum(row.bytes for row in named)
             left = Remainder("all else", rest, None)
-        return Section(title, _shares(model.ShareTable(total, tuple(named), left), "cause"))
+        shown = model.ShareTable(total, tuple(named), left)
+        return Section(title, _shares(shown, "cause", blocks=False))  # a card is narrow
     lines = report.top_lines
     why = lines.reason if isinstance(lines, Unavailable) else "no line of yours is on any stack"
     return Section(title, (Line(f"not known: {why}"),))
