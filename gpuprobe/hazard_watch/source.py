@@ -16,7 +16,7 @@ from gpuprobe.hazard_watch.streams import PINNED_SPACE, StreamSource
 from gpuprobe.hazards.footprint import Footprint
 from gpuprobe.hazards.observer import PINNED
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support.tensors import is_meta, parts
+from gpuprobe.torch_support.tensors import is_meta, parts, storage_key
 
 _NEVER_SEEN: Final = (
     "kernels outside torch's dispatcher (Triton, custom extensions, NCCL): name what they touch "
@@ -296,12 +296,9 @@ class EventSource(StreamSource):
                 for item in value:
                     self._on_host(item, write, op)
             return
-        if is_meta(value):
+        if is_meta(value) or not (key := storage_key(value)):
             return
-        try:
-            tag = self.machine.tags.get(value.untyped_storage()._cdata)
-        except (NotImplementedError, RuntimeError):
-            return
+        tag = self.machine.tags.get(key)
         if tag is not None:
             found = self._touch(value) if tag.place == PINNED else None
             if found is not None:

@@ -14,7 +14,7 @@ from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.footprint import Footprint, of_tensor, whole
 from gpuprobe.hazards.ledger import SyncLedger
 from gpuprobe.hazards.observer import PINNED, StorageTag
-from gpuprobe.torch_support.tensors import parts
+from gpuprobe.torch_support.tensors import parts, storage_key
 
 _SPACE: Final = 1 << 56  # one address space per device, and one for pinned memory
 PINNED_SPACE: Final = 1 << 60
@@ -66,10 +66,7 @@ class StreamSource:
         return site_at_hand()
 
     def _touch(self, tensor: Any) -> tuple[int, Footprint] | None:
-        try:
-            tag = self.machine.tags.get(tensor.untyped_storage()._cdata)
-        except (NotImplementedError, RuntimeError):
-            return None
+        tag = self.machine.tags.get(storage_key(tensor))
         if tag is None:
             return None
         address = self._address(tag)
