@@ -9,7 +9,7 @@ import torch
 from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.settings import parse_conf
 from gpuprobe.patching import Patches
-from gpuprobe.virtual import values
+from gpuprobe.virtual import unknown
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.machine import PINNED, Machine
 
@@ -136,7 +136,7 @@ class MemPool:
         **rest: Any,
     ) -> None:
         if allocator is not None:
-            raise values.not_modelled("a MemPool with an allocator of its own")
+            raise unknown.not_modelled("a MemPool with an allocator of its own")
         self.id = torch.cuda.graph_pool_handle()
         index = self._machine.local.device
         self.device = torch.device("cuda", index)

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuprobe.torch_support.tensors import storage_key, tensors_in
-from gpuprobe.virtual import values
+from gpuprobe.virtual import frames, unknown, values
 from gpuprobe.virtual.dispatch import available
 from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 from gpuprobe.virtual.dispatch.facts import OperatorFacts, facts_of
@@ -75,8 +75,8 @@ class DispatchMode(TorchDispatchMode):
         given = args
         if meta and machine.shapes:
             if facts.needs_values:
-                answer = values.answer(machine, func, args)
-                if answer is not values.NO_ANSWER:
+                answer = unknown.answer(machine, func, args)
+                if answer is not unknown.NO_ANSWER:
                     if machine.observer is not None and device >= 0:
                         machine.observer.device_op(func, args, kwargs, answer, device)
                     return answer
@@ -125,7 +125,7 @@ class DispatchMode(TorchDispatchMode):
                 return (chosen if args[0] else otherwise)(*operands)
         kernel = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
         if kernel is None:
-            raise values.not_modelled(f"the higher-order operator {func}")
+            raise unknown.not_modelled(f"the higher-order operator {func}")
         with self, keys.above():
             return kernel(*args, **kwargs)
 
@@ -211,7 +211,7 @@ class DispatchMode(TorchDispatchMode):
                 return func(*args, **kwargs)
         except NotImplementedError as error:
             if self.machine.shapes and "Meta" in str(error):
-                raise values.no_shape_rule(func) from None
+                raise unknown.no_shape_rule(func) from None
             raise
         finally:
             local.inside = before
@@ -302,8 +302,8 @@ class DispatchMode(TorchDispatchMode):
             return True
         if (
             (machine.tags.get(storage._cdata) is None and is_meta(tensor))
-            or machine.fresh(storage._cdata, values.instruction())
-            or values.in_engine()
+            or machine.fresh(storage._cdata, frames.instruction())
+            or frames.in_engine()
         ):
             machine.track(storage, device)
             return True
@@ -339,7 +339,7 @@ class DispatchMode(TorchDispatchMode):
         if machine.tag_of(target) is not None or not target.dim():
             return
         storage = target.untyped_storage()
-        if machine.fresh(storage._cdata, values.instruction()):
+        if machine.fresh(storage._cdata, frames.instruction()):
             machine.track(storage, device)
 
     def _track_host_results(self, args: tuple[Any, ...], result: Any, facts: OperatorFacts) -> None:

@@ -16,7 +16,7 @@ from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
 from gpuprobe.code_origin import folder_of
 from gpuprobe.torch_support.tensors import storage_key
-from gpuprobe.virtual import values
+from gpuprobe.virtual import frames
 from gpuprobe.virtual.machine import HOST, PINNED, Machine, is_meta
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, single_level, transformed
 
@@ -119,7 +119,7 @@ class Intercept:
                 and isinstance(result, torch.Tensor)
                 and (key := storage_key(result))
             ):
-                machine.made_on_host(key, values.instruction())
+                machine.made_on_host(key, frames.instruction())
             return result
 
         return kernel
@@ -283,9 +283,9 @@ def _asked_by_torch(machine: Machine) -> int:
     backward pass makes of nothing, the gradient buckets of DistributedDataParallel. `HOST` for
     all other callers.
     """
-    if values.in_engine():
+    if frames.in_engine():
         return _place_of_gradients(machine, torch._C._current_autograd_node())
-    frame = values.caller()
+    frame = frames.caller()
     if frame is None or frame.f_code.co_filename != _DDP:
         return HOST
     owner = frame.f_locals.get("self")

@@ -10,7 +10,7 @@ import torch
 import torch.utils.dlpack as dlpack
 
 from gpuprobe.patching import Patches
-from gpuprobe.virtual import values
+from gpuprobe.virtual import unknown
 from gpuprobe.virtual.machine import PINNED, Machine, is_meta
 from gpuprobe.virtual.torch_patches.indices import device_named
 from gpuprobe.virtual.torch_patches.keys import transformed
@@ -117,7 +117,7 @@ def _python_values(machine: Machine, patches: Patches) -> None:
                 )
             return tensor.detach().cpu().resolve_conj().resolve_neg().numpy()
         if is_meta(tensor) and machine.tag_of(tensor) is not None:
-            raise values.refuse("numpy()")
+            raise unknown.refuse("numpy()")
         array = _Base.numpy(tensor, force=force)
         if index == PINNED and machine.observer is not None:
             return machine.observer.aliased(tensor, array)
@@ -129,7 +129,7 @@ def _python_values(machine: Machine, patches: Patches) -> None:
         if place(tensor) >= 0:
             return tensor.cpu().tolist() if tensor.dim() else tensor.item()
         if is_meta(tensor) and machine.tag_of(tensor) is not None:
-            raise values.refuse("tolist()")
+            raise unknown.refuse("tolist()")
         if machine.observer is not None and place(tensor) == PINNED:
             machine.observer.host_use(tensor, False, "tolist")
         return _Base.tolist(tensor)
@@ -137,7 +137,7 @@ def _python_values(machine: Machine, patches: Patches) -> None:
     patches.set(torch.Tensor, "tolist", tolist)
     if machine.shapes:
         for name in ("item", "__float__"):
-            patches.set(torch.Tensor, name, values.as_number(machine, getattr(_Base, name)))
+            patches.set(torch.Tensor, name, unknown.as_number(machine, getattr(_Base, name)))
 
 
 def _record_stream(machine: Machine, patches: Patches) -> None:
@@ -207,7 +207,7 @@ def _exchange(machine: Machine, patches: Patches) -> None:
                 f"{tensor.type()} If CUDA data is required use tensor.cuda() to copy tensor to "
                 "device memory."
             )
-        raise values.not_modelled("__cuda_array_interface__: code outside torch on the tensor")
+        raise unknown.not_modelled("__cuda_array_interface__: code outside torch on the tensor")
 
     patches.set(torch.Tensor, "__cuda_array_interface__", property(interface))
 
