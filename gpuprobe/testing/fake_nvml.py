@@ -87,6 +87,8 @@ class FakeNvml:
             return _Function(self._several(_PAIRS[name]))
         if name in _PROCESS_KINDS:
             return _Function(self._process_list(_PROCESS_KINDS[name]))
+        if name in _NOT_SUPPORTED:
+            return _Function(self._not_supported)
         raise UnexpectedCall(f"the fake NVML has no {name}")
 
     # Which device a handle means.
@@ -127,6 +129,10 @@ class FakeNvml:
                 _into(out).value = value
 
         return body
+
+    def _not_supported(self, handle: Any, *outs: Any) -> None:
+        self._facts(handle)
+        raise NvmlFailure(NVML_ERRORS["not_supported"])
 
     def _process_list(self, kind: str) -> Callable[..., int | None]:
         def body(handle: Any, count: Any, array: Any) -> int | None:
@@ -295,6 +301,12 @@ class FakeNvml:
         if _number(sensor) != 0:
             raise NvmlFailure(NVML_ERRORS["invalid_argument"])
         _into(out).value = self._fact(handle, "temperature")
+
+    def c_nvmlDeviceGetTemperatureV(self, handle: Any, out: Any) -> None:
+        info = _into(out)
+        if info.sensorType != 0:
+            raise NvmlFailure(NVML_ERRORS["invalid_argument"])
+        info.temperature = self._fact(handle, "temperature")
 
     def c_nvmlDeviceGetTemperatureThreshold(self, handle: Any, kind: Any, out: Any) -> None:
         values = self._fact(handle, "temperature_thresholds")
@@ -474,5 +486,16 @@ _PAIRS: dict[str, tuple[str, ...]] = {
 _PROCESS_KINDS = {
     f"nvmlDeviceGet{name}RunningProcesses{version}": kind
     for name, kind in (("Compute", "compute"), ("Graphics", "graphics"), ("MPSCompute", "mps"))
-    for version in ("_v2", "_v3")  # the structure is the same
+    for version in ("", "_v2", "_v3")  # the first lacks the ids of instances
 }
+
+# What no machine described here has: driver models are Windows', confidential computing is off,
+# and details of processes need a newer GPU.
+_NOT_SUPPORTED = frozenset(
+    {
+        "nvmlDeviceGetConfComputeMemSizeInfo",
+        "nvmlDeviceGetDriverModel",
+        "nvmlDeviceGetDriverModel_v2",
+        "nvmlDeviceGetRunningProcessDetailList",
+    }
+)
