@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -172,3 +175,69 @@ def test_a_graph_draws_anew_at_each_replay() -> None:
     assert not torch.equal(x.cpu(), first)
     torch.cuda.manual_seed(5)
     assert torch.equal(torch.randn(16, device="cuda").cpu(), first)
+
+
+def test_a_devices_state_is_its_seed_and_offset() -> None:
+    torch.cuda.manual_seed(6)
+    assert torch.cuda.get_rng_state().view(torch.int64).tolist() == [6, 0]
+    torch.rand(1000, device="cuda")
+    state = torch.cuda.get_rng_state()
+    assert state.view(torch.int64).tolist() == [6, 4]
+    # 108 processors of 2048 threads take 4 numbers each: beyond that, each takes 4 more.
+    threads = 108 * 2048
+    torch.empty(threads * 4, device="cuda").uniform_()
+    torch.empty(threads * 4 + 1, device="cuda").normal_()
+    assert torch.cuda.default_generators[0].get_offset() == 4 + 4 + 8
+    assert torch.get_rng_state().numel() == 5056
+
+
+def test_a_state_comes_back_from_a_file() -> None:
+    mine = torch.Generator("cuda").manual_seed(8)
+    torch.rand(5, device="cuda", generator=mine)
+    file = io.BytesIO()
+    torch.save(mine.get_state(), file)
+    copies = [copy.deepcopy(mine), pickle.loads(pickle.dumps(mine)), mine.clone_state()]
+    expected = torch.rand(5, device="cuda", generator=mine)
+    file.seek(0)
+    mine.set_state(torch.load(file))
+    for generator in (mine, *copies):
+        assert generator.device == torch.device("cuda", 0)
+        assert generator.initial_seed() == 8
+        assert torch.equal(torch.rand(5, device="cuda", generator=generator), expected)
+        assert generator.get_offset() == 8
+
+
+def test_offsets_of_the_programs_own_begin_the_same_numbers_each_time() -> None:
+    mine, other = (torch.Generator("cuda").manual_seed(seed) for seed in (8, 9))
+
+    def drawn(generator: Any, offset: int) -> Any:
+        assert generator.set_offset(offset).get_offset() == offset
+        return torch.rand(5, device="cuda", generator=generator)
+
+    first = drawn(mine, 4096)
+    assert torch.equal(drawn(mine, 4096), first)
+    assert not torch.equal(drawn(mine, 4100), first)
+    assert not torch.equal(drawn(other, 4096), first)
+    assert torch.equal(
+        drawn(mine, 0), torch.rand(5, generator=torch.Generator().manual_seed(8)).cuda()
+    )
+    written = mine.get_state()
+    written.view(torch.int64)[1] = 4096  # DTensor's way
+    mine.set_state(written)
+    assert torch.equal(torch.rand(5, device="cuda", generator=mine), first)
+    with pytest.raises(RuntimeError, match="offset must be a multiple of 4"):
+        mine.set_offset(2)
+    with pytest.raises(RuntimeError, match="RNG state is wrong size"):
+        mine.set_state(torch.get_rng_state())
+
+
+def test_a_state_held_is_exact_however_many_were_made_since() -> None:
+    torch.cuda.manual_seed(1)
+    torch.rand(3, device="cuda")
+    held = torch.cuda.get_rng_state()
+    expected = torch.rand(3, device="cuda")
+    for _ in range(600):  # more than are remembered by their contents
+        torch.rand(1, device="cuda")
+        torch.cuda.get_rng_state()
+    torch.cuda.set_rng_state(held)
+    assert torch.equal(torch.rand(3, device="cuda"), expected)

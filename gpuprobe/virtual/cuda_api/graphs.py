@@ -41,7 +41,9 @@ class Capture:
     def __init__(self, machine: Machine, index: int) -> None:
         self._machine = machine
         self._generator = machine.generators.default[index]
-        self._state = self._generator.get_state()  # numbers are drawn at each replay
+        self._numbers = self._generator.numbers()  # they are drawn at each replay
+        self._offset = self._generator.get_offset()
+        self._drawn = 0  # by how much the calls advance the generator's offset
         self._slots: list[tuple[weakref.ref[Any], int, bool]] = []
         self._slot_of: dict[int, int] = {}
         self._made: set[int] = set()  # slots whose storages the capture made
@@ -83,7 +85,9 @@ class Capture:
                 if storage is not None and storage.nbytes() == copy.nbytes():
                     storage.copy_(copy)
         self._before.clear()
-        self._generator.set_state(self._state)
+        self._drawn = self._generator.get_offset() - self._offset
+        self._generator.set_numbers(self._numbers)
+        self._generator.advance(-self._drawn)
 
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         given = (func, self._pack(args), self._pack(kwargs))
@@ -108,6 +112,7 @@ class Capture:
 
     def replay(self) -> None:
         """Do everything again, into the same memory. Nothing without values."""
+        self._generator.advance(self._drawn)
         if self._machine.shapes:
             return
         from torch.utils._python_dispatch import _disable_current_modes

@@ -20,6 +20,7 @@ from gpuprobe.virtual.dispatch import available
 from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 from gpuprobe.virtual.dispatch.facts import OperatorFacts, facts_of
 from gpuprobe.virtual.dispatch.refusals import two_places
+from gpuprobe.virtual.generators import drawn_by
 from gpuprobe.virtual.machine import HOST, Machine, is_meta, parts
 from gpuprobe.virtual.torch_patches import keys
 
@@ -123,7 +124,9 @@ class DispatchMode(TorchDispatchMode):
             chosen, otherwise, operands = args[1:4]
             with self, keys.above():
                 return (chosen if args[0] else otherwise)(*operands)
-        kernel = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+        keys_of = torch._C.DispatchKey
+        kernel = func.py_kernels.get(keys_of.CompositeExplicitAutograd)
+        kernel = kernel or func.py_kernels.get(keys_of.CUDA)
         if kernel is None:
             raise unknown.not_modelled(f"the higher-order operator {func}")
         with self, keys.above():
@@ -197,8 +200,14 @@ class DispatchMode(TorchDispatchMode):
 
     def _draw(self, place: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`_run`, with random numbers from the generator of ``place``."""
-        with self.machine.generators.draw(place, (*args, *kwargs.values())):
-            return self._run(func, args, kwargs)
+        generators = self.machine.generators
+        given = (*args, *kwargs.values())
+        with generators.draw(place, given):
+            result = self._run(func, args, kwargs)
+        if place >= 0:
+            model = self.machine.devices[place].model
+            generators.advance(place, given, drawn_by(func, args, result, model))
+        return result
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The host's kernel. Meta kernels are often Python code: what they ask of tensors must

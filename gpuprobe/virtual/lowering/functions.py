@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpuprobe.virtual.dispatch.refusals import two_places
-from gpuprobe.virtual.generators import drawing_from
+from gpuprobe.virtual.generators import drawing_from, drawn
 from gpuprobe.virtual.lowering import attention
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, transformed
@@ -145,10 +145,12 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Any, p: float, machine: Machine, place: int) -> Any:
-        with uncharged(machine), machine.generators.draw(place, ()):
+        generators = machine.generators
+        with uncharged(machine), generators.draw(place, ()):
             mask = torch.empty_like(tensor).bernoulli_(1 - p)
             result = tensor * mask.div(1 - p)
             kept = mask.bool()
+        generators.advance(place, (), drawn(tensor, machine.devices[place].model))
         charge(machine, place, result, kept)
         notify_kernel(machine, place, "native_dropout", tensor, (result, kept))
         ctx.save_for_backward(kept)
@@ -297,7 +299,7 @@ class _Attention(torch.autograd.Function):
         place: int,
     ) -> Any:
         generator = machine.generators.default[place]
-        state = generator.get_state() if dropout_p else None
+        state = generator.numbers() if dropout_p else None
         drawn = drawing_from(generator) if dropout_p else nullcontext()
         with uncharged(machine), drawn, _as_on_a_host():
             result = _aten.scaled_dot_product_attention.default(

@@ -137,10 +137,13 @@ class _Recurrent(torch.autograd.Function):
         ctx: Any, machine: Machine, place: int, kind: str, operator: Any, spec: Any, *flat: Any
     ) -> Any:
         generator = machine.generators.default[place]
-        state = generator.get_state()
+        state = generator.numbers()
         with uncharged(machine), drawing_from(generator):
             results = operator(*_build(spec, list(flat)))
             results = tuple(item.clone() for item in results)
+            if not torch.equal(state, generator.numbers()):
+                # cuDNN has a dropout state of its own, with a seed from the generator.
+                generator.advance(results[0].numel())
         charge(machine, place, *results)
         saved = [*flat]
         if any(ctx.needs_input_grad):

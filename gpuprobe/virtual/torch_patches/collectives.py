@@ -25,7 +25,6 @@ def install(machine: Machine, patches: Patches) -> None:
         return
     _meta_kernels(patches)
     original = dist.init_process_group
-    modules = [dist, dist.distributed_c10d]
 
     @functools.wraps(original)
     def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -45,9 +44,8 @@ def install(machine: Machine, patches: Patches) -> None:
         kwargs.pop("device_id", None)  # it would have NCCL connect at once
         original(backend, *args, **kwargs)
 
-    for module in modules:
-        patches.set(module, "init_process_group", init_process_group)
-        patches.set(module, "is_nccl_available", lambda: True)
+    answers = {"init_process_group": init_process_group, "is_nccl_available": lambda: True}
+    patches.set_all(dist.distributed_c10d, answers, "torch.distributed")
 
 
 def _meta_kernels(patches: Patches) -> None:
