@@ -14,6 +14,21 @@ import pytest
 SKIPPED = {
     ("README.md", "make demo", "run by test_make_demo"),
     ("README.md", "make test", "it would run itself"),
+    ("README.md", "source .venv/bin/activate", "run by test_make_demo"),
+    ("README.md", "gpuprobe view demo.gpuprobe", "run by test_make_demo"),
+    (
+        "docs/how-to/install.md",
+        'pip install "gpuprobe[torch] @ git+https://github.com/gpuprobe/gpuprobe"',
+        "it would download the repository",
+    ),
+    (
+        "docs/how-to/install.md",
+        'uvx --from "git+https://github.com/gpuprobe/gpuprobe" gpuprobe info',
+        "it would download the repository",
+    ),
+    ("docs/how-to/install.md", "make demo", "run by test_make_demo"),
+    ("docs/how-to/install.md", "source .venv/bin/activate", "run by test_make_demo"),
+    ("docs/how-to/install.md", "gpuprobe report demo.gpuprobe", "run by test_make_demo"),
     ("docs/tutorial/first-recording.md", "pip install '.[torch]'", "it installs packages"),
 }
 
@@ -94,3 +109,16 @@ def test_make_demo(tmp_path: Path, runner: blocks.Runner) -> None:
     assert "forward" in report or "backward" in report or "optimizer" in report
     assert "activation" in report
     assert (cwd / "demo.gpuprobe").is_dir()
+    # What the README goes on with, in an activated environment: its folder comes first in PATH.
+    for command in ("view", "report"):
+        again = subprocess.run(
+            ["gpuprobe", command, "demo.gpuprobe"],
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"},
+            timeout=120,
+            check=False,
+        )
+        assert again.returncode == 0, again.stderr
+        assert "activation" in again.stdout
