@@ -100,7 +100,13 @@ class ProgramFailed(GpuprobeError):
 
 
 class ValueNeeded(ProgramFailed, RuntimeError):
-    """A program needs the value of a tensor that a virtual device did not compute."""
+    """A program needs the value of a tensor that a virtual device did not compute. ``place`` is
+    the line that does, as ``file:line``.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", place: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.place = place
 
 
 class NotModelled(ProgramFailed, RuntimeError):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -12,14 +13,25 @@ from gpuprobe.code_origin import PACKAGE, folder_of
 TORCH = folder_of(torch)
 """What the file names of torch's own code begin with."""
 
+_INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
 # The code whose frames call the C++ autograd engine.
 _ENGINE = frozenset({torch.autograd.graph._engine_run_backward.__code__})
-_PLUMBING = (PACKAGE, f"{TORCH}_ops.py", f"{TORCH}utils/_python_dispatch.py")
+PLUMBING: Final = (PACKAGE, f"{TORCH}_ops.py", f"{TORCH}utils/_python_dispatch.py")
 
 
 def where() -> str:
     """The innermost line of the program, as ``file:line``."""
-    file, line = program_line()
+    return place_of(*program_line())
+
+
+def place_of(file: str, line: int) -> str:
+    """``file:line`` for a reader: of installed packages only what comes after the folder that
+    they all lie in.
+    """
+    for folder in _INSTALLED:
+        if folder in file:
+            return f"{file.rpartition(folder)[2]}:{line}"
     return f"{file}:{line}"
 
 
@@ -39,7 +51,7 @@ def program_line() -> tuple[str, int]:
 def caller() -> Any:
     """The innermost Python frame that is not gpuprobe's or torch's plumbing; None at the top."""
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PLUMBING):
+    while frame is not None and frame.f_code.co_filename.startswith(PLUMBING):
         frame = frame.f_back
     return frame
 

@@ -17,6 +17,7 @@ import torch
 
 from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.hazards.observer import HOST, PINNED, Observer
+from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.torch_support.tensors import is_meta, parts
 from gpuprobe.virtual.catalogue.gpus import GpuModel
@@ -58,7 +59,8 @@ class Local(threading.local):
         self.inside = False  # a kernel is at work: tensors answer what torch made them
         self.reason = ""  # why the copy at hand is made, where torch itself makes it
         self.paused = False  # what runs is not charged to any device
-        self.as_number = False  # the program reads a value as a number of any kind
+        self.reading = ""  # how the program reads a value: see `unknown`
+        self.unknown = False  # what it read is unknown
         self.explicit = False  # the program itself named the device of the copy at hand
         # Host storages that C++ code made within the Python instruction at hand.
         self.fresh: set[int] = set()
@@ -110,6 +112,8 @@ class Machine:
         self.closed = False
         self.unknown_as_nan = False
         self.given_nan = ""  # where the program was first given NaN for a value
+        self.assumptions = Assumptions()  # what the user said of unknown values
+        self.verdicts: dict[Any, Any] = {}  # of branches on unknown conditions: see `unknown`
         self.ranks = 1  # of a pretended cluster
         self.assumed: dict[str, int] = {}
         self.compiled: dict[str, None] = {}  # names of what torch.compile was asked to compile

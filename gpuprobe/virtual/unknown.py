@@ -3,18 +3,72 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
+from types import CodeType, FrameType
 from typing import Any, Final
 
 import torch
 
 from gpuprobe.errors import NotModelled, ValueNeeded
-from gpuprobe.virtual.frames import TORCH, caller, where
+from gpuprobe.virtual.frames import (
+    PLUMBING,
+    TORCH,
+    caller,
+    in_engine,
+    place_of,
+    program_line,
+    where,
+)
 from gpuprobe.virtual.machine import Machine, is_meta
+from gpuprobe.virtual.reads import branches
+from gpuprobe.virtual.reads.numbers import UnknownNumber
 
 NO_ANSWER: Final = object()
 
+TRUTH, NUMBER, WHOLE = "truth", "number", "whole"
+"""How the program reads a value: ``bool(x)``; as a number of any kind, by ``x.item()`` or
+``float(x)``; as a size or an index, by ``int(x)`` or ``range(x)``."""
+
 _METHODS = f"{TORCH}_tensor.py"  # Tensor.__format__ and its like: the program's own calls
+_BIG: Final = 64 << 20  # bytes of an array of NaN from which on it is one NaN, repeated
+_DEPTH: Final = 6  # frames that a verdict may depend on
+
+# Values that torch's own code reads, and that do not decide what is allocated.
+_HARMLESS: Final = (
+    ("amp/grad_scaler.py", "gradient scaling finds no overflow", 0.0),
+    ("nn/init.py", "resampling in torch's initialisers ends at the first try", 0.0),
+    ("optim/_adafactor.py", "norms that Adafactor reads are unknown", math.nan),
+)
+# The same, of single functions of it.
+_IN_FUNCTION: Final = {
+    "_detect_is_causal_mask": "the masks of torch.nn.Transformer are causal ones",
+}
+
+
+class Reader:
+    """What unknown numbers ask the machine whose they are."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def truth(self, default: bool) -> bool:
+        machine = self._machine
+        given = _given(machine)
+        if given is not None:
+            return bool(given)
+        verdict = _verdict(machine, caller())
+        if verdict is not None:
+            return _as_decided(machine, verdict)
+        word = "true" if default else "false"
+        machine.assume(f"{where()}: comparisons with an unknown number are {word}, as with NaN")
+        return default
+
+    def finite(self) -> None:
+        self._machine.assume(f"{where()}: numbers are finite")
+
+    def whole(self) -> Exception:
+        return refuse("a whole number")
 
 
 def answer(machine: Machine, func: Any, args: tuple[Any, ...]) -> Any:
@@ -38,66 +92,178 @@ def answer(machine: Machine, func: Any, args: tuple[Any, ...]) -> Any:
         if not masks or (name != "index" and args[2].numel() == 1 and len(args[1]) == 1):
             return NO_ANSWER  # a fixed shape; masked_fill
         raise refuse("how many elements a mask selects")
+    if name == "equal":
+        if not (is_meta(tensor) or is_meta(args[1])):
+            return NO_ANSWER
+        return tensor.shape == args[1].shape and _truth(machine, "whether two tensors are equal")
     if not is_meta(tensor):
         return NO_ANSWER
-    if name == "bincount" or name == "histc":
-        raise refuse(name)
     if name == "_local_scalar_dense":
-        reader = _reader()
-        if reader is not None:
-            what, value = reader
-            machine.assume(what)
-            return value
-    if name == "_local_scalar_dense" and machine.unknown_as_nan and _may_be_nan(machine, tensor):
-        place = where()
-        machine.given_nan = machine.given_nan or place
-        machine.assume(f"unknown values are NaN where the program reads them: {place}")
-        return float("nan")
-    if name == "_local_scalar_dense":
-        name = "true or false" if tensor.dtype is torch.bool else "a number"
+        return _scalar(machine, tensor)
     raise refuse(name)
 
 
-def _may_be_nan(machine: Machine, tensor: Any) -> bool:
+def _scalar(machine: Machine, tensor: Any) -> Any:
+    """One element of a tensor."""
+    given = _given(machine)
+    if given is not None:
+        return given if tensor.is_floating_point() or isinstance(given, bool) else int(given)
+    known = _known_reader()
+    if known is not None:
+        what, value = known
+        machine.assume(what)
+        return value
+    reading = machine.local.reading
+    if reading == TRUTH or tensor.dtype is torch.bool:
+        return _truth(machine, "true or false")
+    if machine.unknown_as_nan and _may_be_nan(tensor, reading):
+        give_nan(machine)
+        return math.nan
+    raise refuse("a number")
+
+
+def _truth(machine: Machine, what: str) -> bool:
+    """Whether an unknown condition holds. Raises ValueNeeded where both of its sides work."""
+    given = _given(machine)
+    if given is not None:
+        return bool(given)
+    if in_engine():
+        machine.assume("torch.autograd's anomaly detection finds no NaN")
+        return False
+    verdict = _verdict(machine, caller())
+    if verdict is None:
+        raise refuse(what)
+    return _as_decided(machine, verdict)
+
+
+def _as_decided(machine: Machine, verdict: branches.Verdict) -> bool:
+    machine.assume(f"{place_of(verdict.file, verdict.line)}: {verdict.why}")
+    return verdict.value
+
+
+def _given(machine: Machine) -> bool | int | float | None:
+    """What the user told about the line that reads a value (``--assume``)."""
+    if not machine.assumptions:
+        return None
+    lines = [program_line()]
+    frame = caller()
+    if frame is not None:
+        lines.append((frame.f_code.co_filename, frame.f_lineno))
+    for file, line in lines:
+        found = machine.assumptions.at(file, line)
+        if found is not None:
+            value = found.text.rpartition("=")[2]
+            machine.assume(f"{place_of(file, line)}: {value}, as --assume has it")
+            return found.value
+    return None
+
+
+def _verdict(machine: Machine, frame: FrameType | None) -> branches.Verdict | None:
+    """`branches.decide`, remembered by where the program is."""
+    key: list[tuple[CodeType, int]] = []
+    outer = frame
+    while outer is not None and len(key) < _DEPTH:
+        key.append((outer.f_code, outer.f_lasti))
+        outer = outer.f_back
+    verdicts = machine.verdicts
+    place = tuple(key)
+    if place not in verdicts:
+        verdicts[place] = branches.decide(frame, _passed_by)
+    return verdicts[place]
+
+
+def _passed_by(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(PLUMBING)
+
+
+def _may_be_nan(tensor: Any, reading: str) -> bool:
     """Whether NaN can stand for a value. For a whole number it can where the program takes a
     number of any kind, as ``item()`` gives: a count of right answers is added up and printed, and
-    as a size NaN is refused by all that take one. Truth is never made up: no answer is neutral.
+    as a size NaN is refused by all that take one.
     """
+    if reading == WHOLE:
+        return False
     if tensor.is_floating_point():
         return True
-    if tensor.is_complex() or tensor.dtype is torch.bool or not machine.local.as_number:
+    if tensor.is_complex() or tensor.dtype is torch.bool or reading != NUMBER:
         return False
     frame = caller()  # torch's own code counts and measures with whole numbers
     file = "" if frame is None else frame.f_code.co_filename
     return not file.startswith(TORCH) or file == _METHODS
 
 
-def as_number(machine: Machine, method: Callable[..., Any]) -> Callable[..., Any]:
-    """``method`` of a tensor, which gives its value as a number of any kind."""
+def give_nan(machine: Machine) -> UnknownNumber:
+    """NaN for what the program reads, of which the result tells."""
+    place = where()
+    machine.given_nan = machine.given_nan or place
+    machine.local.unknown = True
+    machine.assume(f"unknown values are NaN where the program reads them: {place}")
+    return UnknownNumber(Reader(machine))
+
+
+def reading(machine: Machine, method: Callable[..., Any], how: str) -> Callable[..., Any]:
+    """``method`` of a tensor, by which the program reads its value in one of the ways above."""
     local = machine.local
+    reader = Reader(machine)
 
     @functools.wraps(method)
     def read(tensor: Any) -> Any:
-        before, local.as_number = local.as_number, True
+        before, local.reading = local.reading, how
+        local.unknown = False
         try:
-            return method(tensor)
+            result = method(tensor)
+            if local.unknown and method.__name__ == "item":
+                return UnknownNumber(reader)
+            return result
         finally:
-            local.as_number = before
+            local.reading = before
+            local.unknown = False
 
     return read
 
 
-# Values that torch's own code reads, and that do not decide what is allocated.
-_HARMLESS = (
-    ("amp/grad_scaler.py", "gradient scaling finds no overflow", 0.0),
-    ("nn/init.py", "resampling in torch's initialisers ends at the first try", 0.0),
-    ("optim/_adafactor.py", "norms that Adafactor reads are unknown", float("nan")),
-)
+def array_of(machine: Machine, tensor: Any) -> Any:
+    """The NumPy array of a host tensor that has no values: NaN. Large ones are one NaN that is
+    repeated, in memory that cannot be written. Raises ValueNeeded for whole numbers, which have
+    no NaN, and TypeError for types that NumPy has not.
+    """
+    import numpy
+
+    dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+    given = _given(machine)
+    if given is None:
+        if not (machine.unknown_as_nan and (tensor.is_floating_point() or tensor.is_complex())):
+            raise refuse("numpy()")
+        give_nan(machine)
+        given = math.nan
+    shape = tuple(tensor.shape)
+    if tensor.numel() * dtype.itemsize > _BIG:
+        return numpy.broadcast_to(numpy.array(given, dtype=dtype), shape)
+    return numpy.full(shape, given, dtype=dtype)
 
 
-def _reader() -> tuple[str, float] | None:
+def list_of(machine: Machine, tensor: Any) -> Any:
+    """``tolist()`` of a host tensor that has no values. Raises ValueNeeded for booleans."""
+    value: Any = _given(machine)
+    if value is None:
+        if not machine.unknown_as_nan or tensor.is_complex() or tensor.dtype is torch.bool:
+            raise refuse("tolist()")
+        value = give_nan(machine)
+    elif not isinstance(value, bool):
+        value = float(value) if tensor.is_floating_point() else int(value)
+    made: Any = value
+    for length in reversed(tensor.shape):
+        made = [made] * length if made is value else [list(made) for _ in range(length)]
+    return made
+
+
+def _known_reader() -> tuple[str, float] | None:
     """What torch's own code that reads a value is given, and the assumption in words."""
     frame = caller()
+    if frame is not None and frame.f_code.co_filename.startswith(TORCH):
+        what = _IN_FUNCTION.get(frame.f_code.co_name)
+        if what is not None:
+            return what, True
     for _ in range(6):
         if frame is None:
             return None
@@ -111,20 +277,23 @@ def _reader() -> tuple[str, float] | None:
 
 def refuse(what: str) -> ValueNeeded:
     """The error for a value that does not exist, with the program's line that needs it."""
+    place = where()
     return ValueNeeded(
-        f"{where()} needs the value of a tensor ({what}), and with compute='shapes' nothing is "
-        "computed",
-        hint="compute the values (--compute real, compute='real'), or leave that line out while "
-        "memory is estimated",
+        f"{place} needs the value of a tensor ({what}), which compute='shapes' has not computed",
+        hint="compute all values (--compute real, compute='real'), or give this one: --assume "
+        f"{place}=false (or true, or a number)",
+        place=place,
     )
 
 
 def no_shape_rule(func: Any) -> ValueNeeded:
     """The error for an operator that torch cannot run on shapes alone."""
+    place = where()
     return ValueNeeded(
-        f"{where()}: this torch cannot tell the shape of {func}'s result without values, and with "
-        "compute='shapes' nothing is computed",
+        f"{place}: this torch cannot tell the shape of {func}'s result without values, which "
+        "compute='shapes' has not computed",
         hint="compute the values (--compute real, compute='real')",
+        place=place,
     )
 
 

@@ -12,6 +12,7 @@ import torch.utils.dlpack as dlpack
 from gpuprobe.patching import Patches
 from gpuprobe.virtual import unknown
 from gpuprobe.virtual.machine import PINNED, Machine, is_meta
+from gpuprobe.virtual.reads import numbers
 from gpuprobe.virtual.torch_patches.indices import device_named
 from gpuprobe.virtual.torch_patches.keys import transformed
 
@@ -117,7 +118,7 @@ def _python_values(machine: Machine, patches: Patches) -> None:
                 )
             return tensor.detach().cpu().resolve_conj().resolve_neg().numpy()
         if is_meta(tensor) and machine.tag_of(tensor) is not None:
-            raise unknown.refuse("numpy()")
+            return unknown.array_of(machine, tensor)
         array = _Base.numpy(tensor, force=force)
         if index == PINNED and machine.observer is not None:
             return machine.observer.aliased(tensor, array)
@@ -129,15 +130,23 @@ def _python_values(machine: Machine, patches: Patches) -> None:
         if place(tensor) >= 0:
             return tensor.cpu().tolist() if tensor.dim() else tensor.item()
         if is_meta(tensor) and machine.tag_of(tensor) is not None:
-            raise unknown.refuse("tolist()")
+            return unknown.list_of(machine, tensor)
         if machine.observer is not None and place(tensor) == PINNED:
             machine.observer.host_use(tensor, False, "tolist")
         return _Base.tolist(tensor)
 
     patches.set(torch.Tensor, "tolist", tolist)
     if machine.shapes:
-        for name in ("item", "__float__"):
-            patches.set(torch.Tensor, name, unknown.as_number(machine, getattr(_Base, name)))
+        for name, how in (
+            ("item", unknown.NUMBER),
+            ("__float__", unknown.NUMBER),
+            ("__int__", unknown.WHOLE),
+            ("__index__", unknown.WHOLE),
+            ("__bool__", unknown.TRUTH),
+            ("is_nonzero", unknown.TRUTH),
+        ):
+            patches.set(torch.Tensor, name, unknown.reading(machine, getattr(_Base, name), how))
+        numbers.install(patches)
 
 
 def _record_stream(machine: Machine, patches: Patches) -> None:

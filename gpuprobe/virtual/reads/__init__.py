@@ -1,0 +1,1 @@
+"""What a program does with a value that it reads, found in its source."""

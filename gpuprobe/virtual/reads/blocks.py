@@ -1,0 +1,163 @@
+"""What the statements of a branch amount to: an error, a warning, or work."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final
+
+from gpuprobe.virtual.reads.source import Source
+
+_ENDS: Final = frozenset({"sys.exit", "exit", "quit", "os._exit", "os.abort"})
+_FAILS: Final = re.compile(r"_?(raise|throw|fail)(_\w+)?")
+_LOGGERS: Final = re.compile(
+    r"(?i)(.*_)?(log|logger|logging|warnings|console|stderr|stdout|tqdm|pbar|progress)"
+)
+_REPORTS: Final = re.compile(
+    r"_?(warn|warning|print|pprint|rank_zero_\w+|log_warning|log|logger)(ing|s)?"
+    r"(_once|_only|_rank_?0|_main_process|_advice)?"
+)
+_METHODS: Final = frozenset(
+    {"critical", "debug", "error", "exception", "info", "log", "print", "write", "flush", "echo"}
+)
+_FLAGS: Final = re.compile(r"warned|warning_(issued|shown)|logged|printed")
+_LEAVE: Final = (ast.Return, ast.Break, ast.Continue)
+
+
+class Block(Enum):
+    """What running a block comes to."""
+
+    RAISES = "an error"
+    WARNS = "a warning"
+    WORKS = "anything else"
+
+
+def kind_of(statements: Sequence[ast.stmt], branch: ast.AST, source: Source) -> Block:
+    """What a block of ``branch`` (an ``if``) comes to: `Block.RAISES` where every way through
+    ends in an exception that nothing here catches, or in the end of the process; `Block.WARNS`
+    where it only makes up text and prints it.
+    """
+    if raises(statements):
+        return Block.RAISES
+    if statements and _only_reports(statements, branch, source):
+        return Block.WARNS
+    return Block.WORKS
+
+
+def leaves(statements: Sequence[ast.stmt]) -> bool:
+    """Whether a block never goes on with what follows it."""
+    return bool(statements) and isinstance(statements[-1], _LEAVE)
+
+
+def reports(call: ast.expr) -> bool:
+    """Whether a call prints, logs or warns."""
+    if not isinstance(call, ast.Call):
+        return False
+    *base, name = dotted(call.func).split(".")
+    if _REPORTS.fullmatch(name):
+        return True
+    return name in _METHODS and any(_LOGGERS.fullmatch(part) for part in base)
+
+
+def dotted(node: ast.expr) -> str:
+    """``a.b.c`` of an expression of that form; what is no name is left out."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        base = dotted(node.value)
+        return f"{base}.{node.attr}" if base else node.attr
+    if isinstance(node, ast.Call):  # get_logger(__name__).warning(...)
+        return dotted(node.func)
+    return ""
+
+
+def raises(statements: Sequence[ast.stmt]) -> bool:
+    """Whether every way through statements ends in an exception."""
+    for statement in statements:
+        if isinstance(statement, ast.Raise):
+            return True
+        if isinstance(statement, ast.Expr) and _never_returns(statement.value):
+            return True
+        if isinstance(statement, ast.Assert) and _false(statement.test):
+            return True
+        if isinstance(statement, ast.If) and raises(statement.body) and raises(statement.orelse):
+            return True
+        if isinstance(statement, (ast.With, ast.AsyncWith)) and raises(statement.body):
+            return not suppresses(statement)
+        if any(
+            isinstance(node, (*_LEAVE, ast.Yield, ast.YieldFrom)) for node in _inside(statement)
+        ):
+            return False
+    return False
+
+
+def suppresses(statement: ast.With | ast.AsyncWith) -> bool:
+    """Whether a ``with`` may keep an exception from going further."""
+    return any(re.search(r"suppress|raises", ast.unparse(item)) for item in statement.items)
+
+
+def _inside(statement: ast.stmt) -> list[ast.AST]:
+    """A statement and what is in it, functions that it defines left out."""
+    found: list[ast.AST] = []
+    waiting: list[ast.AST] = [statement]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            continue
+        found.append(node)
+        waiting.extend(ast.iter_child_nodes(node))
+    return found
+
+
+def _never_returns(node: ast.expr) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    name = dotted(node.func)
+    if name in _ENDS or _FAILS.fullmatch(name.rpartition(".")[2]):
+        return True
+    # torch._assert(False, "..."), torch._check(False)
+    checks = name.rpartition(".")[2] in ("_assert", "_check")
+    return checks and bool(node.args) and _false(node.args[0])
+
+
+def _false(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and not node.value
+
+
+def _only_reports(statements: Sequence[ast.stmt], branch: ast.AST, source: Source) -> bool:
+    return all(_is_report(statement, branch, source) for statement in statements)
+
+
+def _is_report(statement: ast.stmt, branch: ast.AST, source: Source) -> bool:
+    if isinstance(statement, (ast.Pass, ast.Import, ast.ImportFrom)):
+        return True
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Constant) or reports(statement.value)
+    if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        return all(_of_the_message(target, branch, source) for target in targets)
+    if isinstance(statement, (ast.If, ast.For)):
+        return _only_reports(statement.body + statement.orelse, branch, source)
+    if isinstance(statement, ast.With):
+        return _only_reports(statement.body, branch, source)
+    return False
+
+
+def _of_the_message(target: ast.expr, branch: ast.AST, source: Source) -> bool:
+    """Whether what is assigned is of use to the message only: a name that is used nowhere
+    else, or a flag that keeps it from being printed twice.
+    """
+    if isinstance(target, ast.Attribute):
+        return bool(_FLAGS.search(target.attr))
+    if not isinstance(target, ast.Name):
+        return False
+    if _FLAGS.search(target.id):
+        return True
+    statements = (*getattr(branch, "body", ()), *getattr(branch, "orelse", ()))
+    inside = {node for statement in statements for node in ast.walk(statement)}
+    return not any(
+        isinstance(node, ast.Name) and node.id == target.id and node not in inside
+        for node in ast.walk(source.function_of(branch))
+    )

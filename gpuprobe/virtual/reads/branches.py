@@ -1,0 +1,284 @@
+"""Which way a branch goes whose condition is not known.
+
+Where one side of it can only raise an error or print a warning, the program is taken to go the
+other way; where it asks whether numbers are finite, they are.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any, Final, NamedTuple
+
+from gpuprobe.virtual.reads.blocks import Block, kind_of, leaves, raises, reports, suppresses
+from gpuprobe.virtual.reads.finite import finite
+from gpuprobe.virtual.reads.source import (
+    WITHIN,
+    Reading,
+    Source,
+    evaluated,
+    name_of,
+    reading_of,
+    source_of,
+)
+
+_FRAMES: Final = 6  # calls that a condition is followed through, out of the functions it is in
+_SHOWN: Final = 60  # characters of a condition in a sentence
+
+_TRUTH: Final = frozenset(
+    {
+        "bool",
+        "any",
+        "all",
+        "item",
+        "equal",
+        "allclose",
+        "is_nonzero",
+        "_is_all_true",
+        "_is_any_true",
+    }
+)
+"""Calls that return the truth that they read, or that of the first that decides."""
+
+_DEMANDS: Final = frozenset({"_assert", "_check", "check", "assertTrue", "assert_true"})
+
+
+class Verdict(NamedTuple):
+    """``value`` is what the value that was read is to be; ``file`` and ``line`` are where that
+    decides, ``why`` is what is taken for granted by it.
+    """
+
+    value: bool
+    file: str
+    line: int
+    why: str
+
+
+class _Found(NamedTuple):
+    """What an expression should come to, and why; ``node`` is the condition."""
+
+    value: bool
+    why: str
+    node: ast.expr
+
+
+class _Returned(NamedTuple):
+    """The expression is what a function returns, negated or not."""
+
+    negated: bool
+
+
+def decide(frame: FrameType | None, ours: Callable[[FrameType], bool]) -> Verdict | None:
+    """What the truth that ``frame`` reads at its current instruction is to be; None where both
+    sides of what depends on it do work, or where that cannot be told. Frames that are ``ours``
+    are passed by on the way out.
+    """
+    negated = False
+    call: str | None = None
+    for _ in range(_FRAMES):
+        while frame is not None and ours(frame):
+            frame = frame.f_back
+        source = None if frame is None else source_of(frame)
+        if frame is None or source is None:
+            return None
+        reading = reading_of(frame) if call is None else Reading(frame, call)
+        nodes = evaluated(reading, source)
+        if reading.call is WITHIN:  # it returns what it reads, or nothing is known
+            nodes = [node for node in nodes if _returns_truth(node)]
+        answers = [_follow(node, source) for node in nodes]
+        if not answers or any(answer != answers[0] for answer in answers[1:]):
+            answers = _agreeing(answers)
+        answer = answers[0] if answers else None
+        if isinstance(answer, _Found):
+            value = answer.value != negated
+            line, why = answer.node.lineno, f"{answer.why} (`{_shown(answer.node)}`)"
+            return Verdict(value, frame.f_code.co_filename, line, why)
+        if answer is None:
+            return None
+        negated = negated != answer.negated
+        call = frame.f_code.co_name
+        frame = frame.f_back
+    return None
+
+
+def _agreeing(answers: Sequence[Any]) -> list[Any]:
+    """One answer of several that all want the same value; none where they do not."""
+    wanted = {answer.value for answer in answers if isinstance(answer, _Found)}
+    if len(wanted) == 1 and all(isinstance(answer, _Found) for answer in answers):
+        return [answers[0]]
+    return []
+
+
+def _shown(condition: ast.expr) -> str:
+    text = ast.unparse(condition)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _follow(node: ast.expr, source: Source) -> _Found | _Returned | None:
+    """Climb from an expression to what its value decides."""
+    known = finite(node, source)
+    found = _climb(node, source)
+    if found is None and known is not None:
+        return _Found(known, "numbers are finite", node)
+    return found
+
+
+def _climb(start: ast.expr, source: Source) -> _Found | _Returned | None:
+    negated = False
+    child: ast.AST = start
+    while True:
+        parent = source.parents.get(child)
+        if isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not):
+            negated = not negated
+        elif isinstance(parent, ast.Compare):
+            same = _compared(parent, child)
+            if same is None:
+                return None
+            negated = negated != (not same)
+        elif isinstance(parent, ast.BoolOp):
+            if _only_printed(parent, child, source):
+                return _Found(isinstance(parent.op, ast.Or), "nothing is printed", start)
+        elif isinstance(parent, (ast.NamedExpr, ast.Starred, ast.GeneratorExp, ast.ListComp)):
+            if isinstance(parent, (ast.GeneratorExp, ast.ListComp)) and child is not parent.elt:
+                return None
+        elif isinstance(parent, ast.Call):
+            name = name_of(parent.func)
+            if name in _DEMANDS and parent.args and child is parent.args[0]:
+                return _Found(not negated, "the check passes", start)
+            if reports(parent):
+                return _Found(False, "what is printed does not matter", start)
+            if name not in _TRUTH:
+                return None
+        elif isinstance(parent, ast.Attribute):
+            if parent.attr not in _TRUTH:
+                return None
+        elif isinstance(parent, (ast.Return, ast.Lambda)):
+            return _Returned(negated)
+        elif isinstance(parent, (ast.Assign, ast.AnnAssign)):
+            return _assigned(parent, negated, source)
+        elif isinstance(parent, (ast.FormattedValue, ast.JoinedStr)):
+            pass  # text: what becomes of it is seen further out
+        elif isinstance(parent, (ast.If, ast.While, ast.Assert)) and child is parent.test:
+            return _decided(parent, negated, source)
+        elif isinstance(parent, ast.Expr):
+            return _Found(False, "the value is not used", start)
+        else:
+            return None
+        child = parent
+
+
+def _returns_truth(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and name_of(node.func) in _TRUTH
+
+
+def _compared(node: ast.Compare, child: ast.AST) -> bool | None:
+    """Whether a truth that is compared with True or False comes out as it is, or the other way
+    round; None for all other comparisons.
+    """
+    if len(node.ops) != 1:
+        return None
+    other = node.comparators[0] if child is node.left else node.left
+    if not isinstance(other, ast.Constant) or type(other.value) is not bool:
+        return None
+    if isinstance(node.ops[0], (ast.Is, ast.Eq)):
+        return other.value
+    if isinstance(node.ops[0], (ast.IsNot, ast.NotEq)):
+        return not other.value
+    return None
+
+
+def _only_printed(node: ast.BoolOp, child: ast.AST, source: Source) -> bool:
+    """``broken.any() and print(...)``, as a statement."""
+    after = node.values[node.values.index(child) + 1 :]  # type: ignore[arg-type]
+    return bool(after) and all(map(reports, after)) and isinstance(source.parents[node], ast.Expr)
+
+
+def _assigned(
+    statement: ast.Assign | ast.AnnAssign, negated: bool, source: Source
+) -> _Found | None:
+    """What the uses of a name agree on that is given the value, within its function."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    if len(targets) != 1 or not isinstance(targets[0], ast.Name):
+        return None
+    name = targets[0].id
+    uses = [use for use in _loads(name, source.function_of(statement)) if _after(use, statement)]
+    found: list[_Found] = []
+    for use in uses:
+        answer = _climb(use, source)
+        if not isinstance(answer, _Found):
+            return None
+        if answer.why != _PRINTED:
+            found.append(answer)
+    if not found or len({answer.value for answer in found}) != 1:
+        return None if found or not uses else _Found(False, _PRINTED, uses[0])
+    return found[0]._replace(value=found[0].value != negated)
+
+
+_PRINTED: Final = "what is printed does not matter"
+
+
+def _loads(name: str, scope: ast.AST) -> Iterator[ast.Name]:
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
+            yield node
+
+
+def _after(use: ast.Name, statement: ast.stmt) -> bool:
+    return use.lineno > (statement.end_lineno or statement.lineno)
+
+
+def _decided(
+    branch: ast.If | ast.While | ast.Assert, negated: bool, source: Source
+) -> _Found | None:
+    """Which way to go at a statement, and what is taken for granted by it."""
+    if isinstance(branch, ast.While):
+        return None
+    if isinstance(branch, ast.Assert):
+        return _Found(not negated, "the assertion holds", branch.test)
+    value = _side(branch, source)
+    if value is None:
+        return None
+    side, kind = value
+    why = "the check passes" if kind is Block.RAISES else "there is nothing to warn of"
+    return _Found(side != negated, why, branch.test)
+
+
+def _side(branch: ast.If, source: Source) -> tuple[bool, Block] | None:
+    """What the test of a branch should come to, and what the other side does."""
+    body = kind_of(branch.body, branch, source)
+    other = kind_of(branch.orelse, branch, source) if branch.orelse else Block.WORKS
+    ends = body is Block.RAISES or leaves(branch.body)
+    if not branch.orelse and ends and raises(_following(branch, source)):
+        other = Block.RAISES
+    if _caught(branch, source):
+        body, other = (Block.WORKS if kind is Block.RAISES else kind for kind in (body, other))
+    for kind in (Block.RAISES, Block.WARNS):
+        if (body is kind) != (other is kind):
+            return (False, kind) if body is kind else (True, kind)
+    return (False, Block.WARNS) if body is other is Block.WARNS else None
+
+
+def _following(branch: ast.If, source: Source) -> list[ast.stmt]:
+    """The statements after a branch, to the end of its block."""
+    parent: Any = source.parents[branch]
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(parent, name, None)
+        if isinstance(block, list) and branch in block:
+            return block[block.index(branch) + 1 :]
+    return []
+
+
+def _caught(branch: ast.AST, source: Source) -> bool:
+    """Whether a handler in the same function may catch an exception of the branch, and go on."""
+    child = branch
+    while not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
+        parent = source.parents[child]
+        if isinstance(parent, ast.With) and suppresses(parent):
+            return True
+        if isinstance(parent, ast.Try) and child in parent.body:
+            for handler in parent.handlers:
+                if kind_of(handler.body, handler, source) is not Block.RAISES:
+                    return True
+        child = parent
+    return False
