@@ -9,6 +9,7 @@ from gpuprobe.model.machine.devices import Device, Inventory
 
 if TYPE_CHECKING:
     from gpuprobe.probes.base import Detail
+    from gpuprobe.virtual.catalogue.gpu_model import GpuModel
 
 
 def devices() -> list[Device]:
@@ -17,6 +18,17 @@ def devices() -> list[Device]:
     Empty where there are none, and where there is no driver: `inventory` says which.
     """
     return list(inventory().devices)
+
+
+def known_gpus() -> tuple[GpuModel, ...]:
+    """The GPUs that a virtual one can be made of: name, title, memory in bytes and more. The user's
+    own entries come from the files that the environment variable ``GPUPROBE_GPUS`` names.
+
+    Raises ConfigError for such a file that cannot be used.
+    """
+    from gpuprobe.virtual.catalogue.gpus import all_models
+
+    return all_models()
 
 
 def demo_fleets() -> dict[str, str]:

@@ -6,9 +6,9 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from gpuprobe.cli import stderr
+from gpuprobe.cli import output, stderr
 from gpuprobe.errors import ProgramFailed, UsageError
 
 
@@ -49,15 +49,49 @@ def add_demo(parser: argparse.ArgumentParser, more: str = "") -> None:
     )
 
 
+class _Gpu(argparse.Action):
+    """The name of a GPU. ``list`` prints the known ones and ends the command."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if values == "list":
+            from gpuprobe.api.devices import known_gpus
+            from gpuprobe.model.text import human_bytes
+
+            gpus = known_gpus()
+            width = max(len(gpu.name) for gpu in gpus)
+            try:
+                for gpu in gpus:
+                    size = human_bytes(gpu.total_memory)
+                    sys.stdout.write(f"{gpu.name:<{width}}  {size:>9}  {gpu.title}\n")
+                sys.stdout.flush()
+            except BrokenPipeError:
+                output.give_up()  # the reader went away (``| head``)
+            parser.exit()
+        setattr(namespace, self.dest, values)
+
+
+def add_gpu(
+    parser: argparse.ArgumentParser, option: str, text: str, *, default: str | None = None
+) -> None:
+    """An option that names GPUs of the catalogue."""
+    parser.add_argument(option, default=default, metavar="GPU", action=_Gpu, help=text)
+
+
 def add_virtual_run(parser: argparse.ArgumentParser) -> None:
     """How a script is run on a GPU that is not here: ``--gpu``, ``--steps``, ``--compute``,
     ``--conf``, ``--ranks``.
     """
-    parser.add_argument(
+    add_gpu(
+        parser,
         "--gpu",
+        "the GPU, such as h100-80gb or 2xa100-40gb (default: h100-80gb); list: print those known",
         default="h100-80gb",
-        metavar="GPU",
-        help="the GPU, such as h100-80gb or 2xa100-40gb (default: h100-80gb)",
     )
     parser.add_argument(
         "--steps", type=positive, default=3, metavar="N", help="optimizer steps (default: 3)"

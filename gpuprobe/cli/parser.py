@@ -21,8 +21,17 @@ class _Parser(argparse.ArgumentParser):
     """argparse, with errors in this tool's voice: one line, a hint, exit 2."""
 
     def error(self, message: str) -> NoReturn:
-        stderr.error(message, hint=f"{self.prog} --help")
+        stderr.error(message, hint=self._near(message) or f"{self.prog} --help")
         raise SystemExit(exit_codes.USAGE)
+
+    def _near(self, message: str) -> str:
+        """The option that was probably meant by the first one that is not known."""
+        import difflib
+
+        before, unknown, words = message.partition("unrecognized arguments: ")
+        given = words.split()[0].partition("=")[0] if unknown and not before and words else ""
+        near = difflib.get_close_matches(given, self._option_string_actions, n=1)
+        return f"did you mean {near[0]}?" if given.startswith("-") and near else ""
 
 
 def _overview() -> argparse.ArgumentParser:
@@ -32,7 +41,7 @@ def _overview() -> argparse.ArgumentParser:
         prog="gpuprobe",
         usage="gpuprobe [--version] [--help] COMMAND ...",
         description="Where GPU memory goes, why, and what to do about it.",
-        epilog=f"commands:\n{listing}\n\n'gpuprobe COMMAND --help' says more about each.",
+        epilog=f"commands:\n{listing}\n\nHelp on one of them: gpuprobe help COMMAND",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-V", "--version", action="store_true", help="print the version")
@@ -62,6 +71,14 @@ def own_options_first(parser: argparse.ArgumentParser, given: Sequence[str]) -> 
     return found.arguments
 
 
+def command_parser(name: str) -> tuple[ModuleType, argparse.ArgumentParser]:
+    """The module of a command, and the parser of its arguments."""
+    module = import_module(f"gpuprobe.cli.commands.{COMMANDS[name][0]}")
+    parser = _Parser(prog=f"gpuprobe {name}", description=module.__doc__)
+    module.add_arguments(parser)
+    return module, parser
+
+
 def dispatch(arguments: Sequence[str], *, supervise: bool = False) -> int:
     """Run the command that ``arguments`` name; return the exit code. ``supervise``: commands that
     run a program and answer by their exit code do so in a process of their own.
@@ -72,6 +89,11 @@ def dispatch(arguments: Sequence[str], *, supervise: bool = False) -> int:
         overview.print_help(sys.stderr)
         return exit_codes.USAGE
     name = arguments[0]
+    if name == "help":
+        if arguments[1:]:
+            return dispatch([arguments[1], "--help"])
+        _overview().print_help()
+        return exit_codes.OK
     if name not in COMMANDS:
         import difflib
 
@@ -80,9 +102,7 @@ def dispatch(arguments: Sequence[str], *, supervise: bool = False) -> int:
         stderr.error(f"no such command: {name}", hint)
         return exit_codes.USAGE
 
-    module = import_module(f"gpuprobe.cli.commands.{COMMANDS[name][0]}")
-    parser = _Parser(prog=f"gpuprobe {name}", description=module.__doc__)
-    module.add_arguments(parser)
+    module, parser = command_parser(name)
     given = list(arguments[1:])
     if getattr(module, "OPTIONS_AFTER_SCRIPT", False):
         given = own_options_first(parser, given)

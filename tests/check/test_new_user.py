@@ -42,7 +42,7 @@ TO_FILE = ["--baseline", "memory.json"]
     [
         (["check"], "no baseline is named", "--baseline FILE"),
         (["check", "train.py", *TO_FILE], "no baseline at memory.json", "baseline update"),
-        (["baseline"], "what is to be done", "gpuprobe baseline update"),
+        (["baseline"], "missing subcommand: update", "gpuprobe baseline update"),
         (["baseline", "updte"], "invalid choice: 'updte'", "gpuprobe baseline --help"),
         (["baseline", "update", *TO_FILE], "nothing to check", "give a recording or script"),
         ([*UPDATE, "--baseline", "no/x.json"], "cannot write no/x.json", "make it first"),

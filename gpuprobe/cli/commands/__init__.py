@@ -11,16 +11,17 @@ A command module has two functions:
 # name -> (module below this package, one line for ``gpuprobe --help``), in their listed order.
 COMMANDS: dict[str, tuple[str, str]] = {
     "info": ("machine.info", "list the GPUs and what is known of each"),
-    "doctor": ("machine.doctor", "say what is wrong here, and how to fix it"),
-    "top": ("machine.top", "live screen of devices"),
+    "doctor": ("machine.doctor", "find what is wrong with this machine, and how to fix it"),
+    "top": ("machine.top", "live dashboard of GPUs, processes and runs"),
     "export": ("machine.export", "export metrics, for Prometheus"),
     "run": ("recordings.run", "run a training script and record its memory"),
-    "report": ("recordings.report", "say where the memory of a recording went"),
+    "report": ("recordings.report", "show where the memory of a recording went"),
     "view": ("recordings.view", "open a recording on the screen"),
     "diff": ("recordings.diff", "compare the peaks of two recordings"),
     "check": ("gate.check", "compare a run's memory with a baseline, for CI"),
     "baseline": ("gate.baseline", "write the baseline of a run"),
-    "estimate": ("planning.estimate", "say whether a script would fit on a GPU"),
+    "estimate": ("planning.estimate", "estimate whether a script fits on a GPU"),
     "fit": ("planning.fit", "find the largest batch size that fits on a GPU"),
     "replay": ("recordings.replay", "check a trace exactly; try other settings"),
+    "completion": ("machine.completion", "print a completion script for a shell"),
 }

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from gpuprobe.cli.parser import _Parser, own_options_first
 
     if not args.words:
-        raise UsageError("what is to be done with the baseline?", hint="gpuprobe baseline update")
+        raise UsageError("missing subcommand: update", hint="gpuprobe baseline update")
     action, *rest = args.words
     if action != "update":
         raise UsageError(f"invalid choice: {action!r}", hint="gpuprobe baseline --help")

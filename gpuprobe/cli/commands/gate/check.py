@@ -15,7 +15,7 @@ from typing import Any
 
 from gpuprobe.cli import annotate, exit_codes
 from gpuprobe.cli.after_script import PROJECTS_OWN
-from gpuprobe.cli.options import add_program, answering, positive
+from gpuprobe.cli.options import add_gpu, add_program, answering, positive
 
 OPTIONS_AFTER_SCRIPT = True
 SUPERVISED = True
@@ -45,9 +45,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the baseline (JSON, kept in the repository)",
     )
-    parser.add_argument(
-        "--virtual", metavar="GPU", help="run the script on this GPU in software: none is needed"
-    )
+    add_gpu(parser, "--virtual", "simulate this GPU: no real one is needed (list: those known)")
     parser.add_argument(
         "--stop-after",
         type=positive,

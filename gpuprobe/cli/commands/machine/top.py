@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--readonly",
         action="store_true",
-        help="end no process, write no file, remember no setting",
+        help="no kills, files or saved settings",
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprobe.cli import annotate, exit_codes, stderr
-from gpuprobe.cli.options import add_program, program_of
+from gpuprobe.cli.options import add_gpu, add_program, program_of
 from gpuprobe.cli.output import flush_stdout
 from gpuprobe.cli.status_line import StatusLine
 from gpuprobe.errors import GpuprobeError, UsageError
@@ -46,10 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="STEPS",
         help="trace these steps, counted from 0: 3,100-102 or all (implies --level trace)",
     )
-    parser.add_argument(
+    add_gpu(
+        parser,
         "--virtual",
-        metavar="GPU",
-        help="run on a GPU in software, such as h100-80gb or 2xa100-40gb; none is needed",
+        "simulate a GPU, such as h100-80gb or 2xa100-40gb: no real one is needed "
+        "(list: those known)",
     )
     parser.add_argument(
         "--compute",
