@@ -10,6 +10,7 @@ from typing import TextIO
 
 from gpuprobe.model.record import record
 from gpuprobe.model.text import visible
+from gpuprobe.reporters.colour import wants_colour
 
 _BOLD, _RESET = "\x1b[1m", "\x1b[0m"
 
@@ -35,11 +36,7 @@ class Style:
 
     @classmethod
     def of(cls, stream: TextIO, *, cwd: str = "", environ: Mapping[str, str] = os.environ) -> Style:
-        """The style a stream can show. Colour only on a terminal, and never with NO_COLOR set
-        (https://no-color.org) or on a dumb terminal.
-        """
-        terminal = stream.isatty()
-        plain = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
+        """The style a stream can show; colour as `wants_colour` has it."""
         encoding = getattr(stream, "encoding", None) or "ascii"
         try:
             "█▏…·×µ".encode(encoding)
@@ -47,7 +44,7 @@ class Style:
             drawn = False
         else:
             drawn = True
-        return cls(unicode=drawn, colour=terminal and not plain, cwd=cwd)
+        return cls(unicode=drawn, colour=wants_colour(stream, environ), cwd=cwd)
 
     def strong(self, shown: str) -> str:
         """Text that is safe already, set apart where there is colour."""

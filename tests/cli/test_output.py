@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import stat
@@ -16,6 +17,7 @@ from gpuprobe.api.watch import summary
 from gpuprobe.errors import UsageError
 from gpuprobe.exporter.export import write_textfile
 from gpuprobe.model.io.files import new_file
+from gpuprobe.reporters.colour import wants_colour
 from gpuprobe.reporters.terminal import Style
 
 FULL = Path("/dev/full")
@@ -132,3 +134,25 @@ def test_a_long_name(tmp_path: Path) -> None:
     with new_file(tmp_path / name, force=False) as stream:
         stream.write(b"x")
     assert (tmp_path / name).read_bytes() == b"x"
+
+
+@pytest.mark.parametrize(
+    ("environ", "terminal", "colour"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, False),
+        ({"FORCE_COLOR": "1"}, False, True),
+        ({"FORCE_COLOR": "0"}, False, False),
+        ({"CLICOLOR_FORCE": "1"}, False, True),
+        ({"CLICOLOR": "0"}, True, False),
+        ({"TERM": "dumb"}, True, False),
+    ],
+)
+def test_who_gets_colour(environ: dict[str, str], terminal: bool, colour: bool) -> None:
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    assert wants_colour(Stream(), environ) is colour

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import info_schema
@@ -13,7 +15,7 @@ import pytest
 
 from gpuprobe.api.devices import demo_fleets, inventory
 from gpuprobe.model.machine.devices import Inventory
-from gpuprobe.model.values import Unavailable
+from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 from gpuprobe.reporters.json import info as info_json
 from gpuprobe.reporters.text import info as info_text
 from gpuprobe.reporters.text import info_verbose
@@ -56,6 +58,74 @@ def test_lines_fit_and_cannot_harm_the_terminal(fleet: str) -> None:
     for line in [*info_text.lines(found), *info_verbose.lines(found)]:
         assert info_text.width(line) <= info_text.WIDTH, line
         assert line.isprintable(), line
+
+
+@pytest.mark.parametrize("columns", [1, 40, 59, 60, 61, 68, 79, 80, 91, 99, 101, 133, 200, 400])
+def test_lines_fit_every_terminal(columns: int) -> None:
+    most = max(columns, info_text.LEAST_WIDTH)
+    for fleet in FLEETS:
+        lines = list(info_text.lines(seen(fleet), columns=columns))
+        assert all(info_text.width(line) <= most for line in lines), (fleet, columns)
+
+
+def test_a_wide_terminal_is_used() -> None:
+    found = seen("8xh100")
+    assert max(map(info_text.width, info_text.lines(found, columns=200))) > 120
+
+
+def test_colour_adds_nothing_but_colour() -> None:
+    for fleet in FLEETS:
+        found = seen(fleet)
+        coloured = "\n".join(info_text.lines(found, colour=True))
+        assert "\x1b[31m" in coloured or "\x1b[32m" in coloured
+        assert re.sub(r"\x1b\[\d*m", "", coloured) == "\n".join(info_text.lines(found))
+
+
+@pytest.mark.parametrize(
+    ("fleet", "available", "sentence"),
+    [
+        ("8xh100", True, "CUDA is available on 7 of 8 GPUs (CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6)"),
+        ("unified", True, "CUDA is available"),
+        ("lost-gpu", True, "CUDA is available on 3 of 4 GPUs"),
+        ("throttled", True, "CUDA is available on 3 GPUs"),
+        (
+            "no-driver",
+            False,
+            "CUDA is not available: the NVIDIA kernel driver is not loaded "
+            "(NVML: Driver Not Loaded)",
+        ),
+        (
+            "empty",
+            False,
+            "CUDA is not available: cuInit: no CUDA-capable device is visible (error 100)",
+        ),
+    ],
+)
+def test_the_first_question_is_answered_first(fleet: str, available: bool, sentence: str) -> None:
+    assert info_text.verdict(seen(fleet)) == (available, sentence)
+
+
+def test_a_torch_without_cuda_is_named() -> None:
+    found = seen("throttled")
+    host = replace(found.host, torch=Reading("2.13.0+cpu", "metadata"))
+    assert info_text.verdict(replace(found, host=host, demo="")) == (
+        False,
+        "CUDA is not available to torch: torch 2.13.0+cpu is built without CUDA",
+    )
+
+
+def test_hidden_gpus_are_named() -> None:
+    found = seen("throttled")
+    hidden = Unavailable("not visible", ReadStatus.UNSUPPORTED)
+    devices = tuple(
+        replace(device, identity=replace(device.identity, cuda_ordinal=hidden))
+        for device in found.devices
+    )
+    found = replace(found, devices=devices, visibility=replace(found.visibility, setting="-1"))
+    assert info_text.verdict(found) == (
+        False,
+        "CUDA is not available: none of 3 GPUs is visible (CUDA_VISIBLE_DEVICES=-1)",
+    )
 
 
 @pytest.mark.parametrize("fleet", FLEETS)

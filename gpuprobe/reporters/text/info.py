@@ -1,4 +1,4 @@
-"""``gpuprobe info`` as text: a table of at most 100 columns, then what deserves attention.
+"""``gpuprobe info`` as text: whether CUDA is available, a table, then what deserves attention.
 
 Two lines per GPU at most: its numbers and memory, then what is the matter with it and who
 uses it. Names come from elsewhere: they are shown with `visible` and cut by display width.
@@ -7,7 +7,7 @@ uses it. Names come from elsewhere: they are shown with `visible` and cut by dis
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 from gpuprobe._version import __version__
 from gpuprobe.model.machine.devices import Device, GpuProcess, Inventory
@@ -15,11 +15,13 @@ from gpuprobe.model.text import cut, human_bytes, padded, visible, width, wrappe
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 
 WIDTH = 100
-"""Columns that no line exceeds."""
+"""Columns that no line exceeds where the stream has no width of its own."""
+LEAST_WIDTH = 48
 
 _BAR = 10
 _NAME = 25
 _INDENT = 11  # where the name begins
+_AMOUNTS = 17  # "70.2/79.6 GiB" and the like
 _MISSING = {
     ReadStatus.UNSUPPORTED: "n/a",
     ReadStatus.DENIED: "denied",
@@ -32,9 +34,59 @@ CALM_REASONS = ("idle", "application clocks setting", "sync boost", "display clo
 """Throttle reasons that are settings or rest, and no trouble."""
 
 
-def write(inventory: Inventory, stream: IO[str]) -> None:
-    """Write the table and the notes. Characters the stream cannot encode are replaced."""
-    text = "".join(line + "\n" for line in lines(inventory))
+class _Paint(NamedTuple):
+    """What begins each kind of text: escape sequences, or nothing."""
+
+    good: str = ""
+    warning: str = ""
+    bad: str = ""
+    strong: str = ""
+    end: str = ""
+
+    def load(self, percent: float) -> str:
+        """For a share of what there is: calm below 70 %, pressing from 90 %."""
+        return self.good if percent < 70 else self.warning if percent < 90 else self.bad
+
+    def on(self, text: str, begin: str) -> str:
+        return f"{begin}{text}{self.end}" if begin and text.strip() else text
+
+
+_PLAIN: Final = _Paint()
+_COLOURS: Final = _Paint("\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[1m", "\x1b[0m")
+
+
+class _Columns(NamedTuple):
+    """What a table of some width has room for: cells of the name and of the memory's bar, and
+    whether temperature and power are shown.
+    """
+
+    width: int
+    name: int
+    bar: int
+    temperature: bool
+    power: bool
+
+    @classmethod
+    def of(cls, columns: int) -> _Columns:
+        columns = max(LEAST_WIDTH, columns)
+        least = _INDENT + _NAME + 1 + _AMOUNTS + 7  # with utilisation, without the rest
+        more = max(0, columns - WIDTH)
+        return cls(
+            width=columns,
+            name=max(8, min(_NAME, _NAME + columns - least)) + min(more, 20),
+            bar=0 if columns < least + 30 else _BAR + min(20, max(0, more - 20)),
+            temperature=columns >= least + 7,
+            power=columns >= least + 19,
+        )
+
+
+def write(
+    inventory: Inventory, stream: IO[str], *, columns: int = WIDTH, colour: bool = False
+) -> None:
+    """Write the table and the notes, in lines of at most ``columns`` (`LEAST_WIDTH` or more).
+    Characters the stream cannot encode are replaced.
+    """
+    text = "".join(line + "\n" for line in lines(inventory, columns=columns, colour=colour))
     encoding = getattr(stream, "encoding", None) or "utf-8"
     if not text.isascii():
         # A terminal in the C locale: better "?" than an exception.
@@ -42,25 +94,68 @@ def write(inventory: Inventory, stream: IO[str]) -> None:
     stream.write(text)
 
 
-def lines(inventory: Inventory) -> Iterator[str]:
-    """The lines, without their ends, none wider than `WIDTH`."""
-    yield cut(headline(inventory), WIDTH)
+def lines(inventory: Inventory, *, columns: int = WIDTH, colour: bool = False) -> Iterator[str]:
+    """The lines, without their ends, none wider than ``columns``."""
+    table = _Columns.of(columns)
+    paint = _COLOURS if colour else _PLAIN
+    width = table.width
+    yield cut(headline(inventory), width)
+    available, sentence = verdict(inventory)
+    for line in wrapped(sentence, "", width):
+        yield paint.on(line, paint.good if available else paint.bad)
     if inventory.devices:
         yield ""
-        yield _heading()
+        yield paint.on(_heading(table), paint.strong)
         for device in inventory.devices:
-            yield from _device_lines(device, inventory)
+            yield from _device_lines(device, inventory, table, paint)
     names = device_names(inventory)
     if inventory.disagreements:
         yield ""
         yield "Where the sources differ:"
         for one in inventory.disagreements:
             mark = "·" if one.expected else "!"
-            yield from wrapped(_renamed(one.message, names), f" {mark} ", WIDTH)
+            yield from wrapped(_renamed(one.message, names), f" {mark} ", width)
     if inventory.errors:
         yield ""
         yield "What could not be read:"
-        yield from error_lines(inventory, names)
+        yield from error_lines(inventory, names, width)
+
+
+def verdict(inventory: Inventory) -> tuple[bool, str]:
+    """Whether programs can use CUDA here, and the sentence that tells."""
+    no = "CUDA is not available"
+    why = {s.name: s.reason for s in inventory.sources if not s.available and s.reason}
+    count = len(inventory.devices)
+    unfit = _torch_without_cuda(inventory)
+    if not count:
+        reasons = [why[name] for name in ("nvml", "cuda") if name in why]
+        if len(reasons) == 2 and all("is not installed" in reason for reason in reasons):
+            reasons = ["no NVIDIA driver is installed"]
+        reason = reasons[0] if reasons else "this machine has no NVIDIA GPU"
+        return False, f"{no}: {reason}" + (f"; {unfit}" if unfit else "")
+    if "cuda" in why:
+        return False, f"{no}: {why['cuda']}"
+    numbers = [_cuda_index(device) for device in inventory.devices]
+    usable = sum(number.isdecimal() for number in numbers)
+    setting = inventory.visibility.setting
+    hidden = "" if setting is None else f" (CUDA_VISIBLE_DEVICES={visible(setting)})"
+    if not usable and "?" not in numbers:
+        return False, f"{no}: none of {count} GPUs is visible{hidden}"
+    if unfit:
+        return False, f"{no} to torch: {unfit}"
+    if usable == count or "?" in numbers:
+        return True, "CUDA is available" + (f" on {count} GPUs" if count > 1 else "")
+    return True, f"CUDA is available on {usable} of {count} GPUs{hidden}"
+
+
+def _torch_without_cuda(inventory: Inventory) -> str:
+    """What is said of a torch that has no CUDA; empty for all others, and of a fake fleet, which
+    no torch is part of.
+    """
+    torch = inventory.host.torch.value
+    if inventory.demo or not isinstance(torch, str) or not torch.endswith("+cpu"):
+        return ""
+    return f"torch {visible(torch)} is built without CUDA"
 
 
 def headline(inventory: Inventory) -> str:
@@ -84,11 +179,17 @@ def headline(inventory: Inventory) -> str:
     return " · ".join(parts)
 
 
-def _heading() -> str:
+def _heading(table: _Columns) -> str:
+    memory = padded("memory used / total" if table.bar else "memory", _memory_width(table))
     return (
-        f"{'NVML':>4} {'cuda':>4}  {padded('GPU', _NAME)} {padded('memory used / total', 28)}"
-        f" {'util':>6} {'temp':>6} {'power':>11}"
+        f"{'NVML':>4} {'cuda':>4}  {padded('GPU', table.name)} {memory} {'util':>6}"
+        + (f" {'temp':>6}" if table.temperature else "")
+        + (f" {'power':>11}" if table.power else "")
     )
+
+
+def _memory_width(table: _Columns) -> int:
+    return _AMOUNTS + (table.bar + 1 if table.bar else 0)
 
 
 class DeviceCells(NamedTuple):
@@ -115,7 +216,7 @@ def cells(device: Device) -> DeviceCells:
         nvml=_index(device.identity.nvml_index),
         cuda=_cuda_index(device),
         name=visible(name),
-        memory=_memory(device),
+        memory=_memory(device, _BAR),
         utilisation=with_unit(device.utilisation.gpu, "%"),
         temperature=with_unit(device.temperature.gpu, "°C"),
         power=_power(device),
@@ -123,20 +224,36 @@ def cells(device: Device) -> DeviceCells:
     )
 
 
-def _device_lines(device: Device, inventory: Inventory) -> Iterator[str]:
+def _device_lines(
+    device: Device, inventory: Inventory, table: _Columns, paint: _Paint
+) -> Iterator[str]:
     row = cells(device)
-    yield (
-        f"{row.nvml:>4} {row.cuda:>4}  {padded(row.name, _NAME)} {padded(row.memory, 28)}"
-        f" {row.utilisation:>6} {row.temperature:>6} {row.power:>11}"
-    ).rstrip()
+    memory = padded(_memory(device, table.bar), _memory_width(table))
+    rate = device.utilisation.gpu.value
+    busy = paint.good if isinstance(rate, int) and rate else ""
+    line = (
+        f"{row.nvml:>4} {row.cuda:>4}  {paint.on(padded(row.name, table.name), paint.strong)}"
+        f" {paint.on(memory, paint.load(_filled(device)))}"
+        f" {paint.on(f'{row.utilisation:>6}', busy)}"
+    )
+    if table.temperature:
+        line += f" {row.temperature:>6}"
+    if table.power:
+        line += f" {row.power:>11}"
+    yield line.rstrip()
     mine = [p for p in inventory.processes if p.device == device.key]
     parts = list(row.remarks)
     if mine:
         more = f" (+{len(mine) - 1} more)" if len(mine) > 1 else ""
         taken = _INDENT + sum(width(part) + 3 for part in parts) + len(more)
-        parts.append(_process(mine[0], max(40, WIDTH - taken)) + more)
+        parts.append(_process(mine[0], max(20, table.width - taken)) + more)
     if parts:
-        yield cut(" " * _INDENT + " · ".join(parts), WIDTH)
+        shown = cut(" " * _INDENT + " · ".join(parts), table.width)
+        remarks = " · ".join(row.remarks)
+        if remarks and shown[_INDENT:].startswith(remarks):
+            end = _INDENT + len(remarks)
+            shown = f"{shown[:_INDENT]}{paint.on(remarks, paint.warning)}{shown[end:]}"
+        yield shown
 
 
 def _index(value: int | Unavailable) -> str:
@@ -175,7 +292,16 @@ def _power(device: Device) -> str:
     return f"{draw / 1000:.0f}/{limit / 1000:.0f} W"
 
 
-def _memory(device: Device) -> str:
+def _filled(device: Device) -> float:
+    """How full its memory is, in percent; 0 where that is not known."""
+    total, free = device.memory.total.value, device.memory.free.value
+    if isinstance(total, Unavailable) or isinstance(free, Unavailable) or not total:
+        return 0.0
+    return 100 * (total - free) / total
+
+
+def _memory(device: Device, bar_cells: int) -> str:
+    """Used and total memory, after a bar of ``bar_cells``."""
     total, free = device.memory.total.value, device.memory.free.value
     if device.unified_memory.value is True:
         return "shared with the host"
@@ -184,11 +310,11 @@ def _memory(device: Device) -> str:
     if isinstance(free, Unavailable) or not total:
         return f"? / {human_bytes(total)}"
     used = total - free
-    filled = round(_BAR * used / total)
-    bar = "█" * filled + "░" * (_BAR - filled)
+    filled = round(bar_cells * used / total)
+    bar = "█" * filled + "░" * (bar_cells - filled) + " " if bar_cells else ""
     amount, unit = human_bytes(total).split(" ")
     scale = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}[unit]
-    return f"{bar} {used / scale:.1f}/{amount} {unit}"
+    return f"{bar}{used / scale:.1f}/{amount} {unit}"
 
 
 def _remarks(device: Device) -> Iterator[str]:
@@ -227,7 +353,7 @@ def _process(process: GpuProcess, room: int) -> str:
     who = "?" if isinstance(user, Unavailable) else cut(visible(user), 16)
     rank = process.rank.value
     label = "" if isinstance(rank, Unavailable) else f" [rank {rank}]"
-    start = f"{who} {size} "
+    start = f"pid {process.pid} {who} {size} "
     if isinstance(command, Unavailable):
         return start.rstrip() + label
     return start + cut(visible(command), max(10, room - width(start) - len(label))) + label
@@ -249,7 +375,7 @@ def _renamed(text: str, names: dict[str, str]) -> str:
     return text
 
 
-def error_lines(inventory: Inventory, names: dict[str, str]) -> Iterator[str]:
+def error_lines(inventory: Inventory, names: dict[str, str], columns: int = WIDTH) -> Iterator[str]:
     """One line per device, status and reason: forty refused counters are one refusal."""
     grouped: dict[tuple[str, str, str, str], list[str]] = {}
     for error in inventory.errors:
@@ -260,4 +386,4 @@ def error_lines(inventory: Inventory, names: dict[str, str]) -> Iterator[str]:
         named = [w.removeprefix("DeviceGet") for w in what if w]
         about = f" ({', '.join(named)})" if named else ""
         word = "" if status == "error" else f"{status}: "
-        yield from wrapped(f"{source}: {where}{word}{message}{about}", " ! ", WIDTH)
+        yield from wrapped(f"{source}: {where}{word}{message}{about}", " ! ", columns)

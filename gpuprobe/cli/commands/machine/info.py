@@ -13,6 +13,7 @@ import sys
 
 from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.cli.options import add_demo
+from gpuprobe.cli.screen import columns
 
 _DEFAULT = ("nvml", "cuda")
 
@@ -62,9 +63,15 @@ def _run(args: argparse.Namespace) -> int:
 
         info_json.write(found, sys.stdout)
     else:
+        from gpuprobe.reporters.colour import wants_colour
         from gpuprobe.reporters.text import info as info_text
 
-        info_text.write(found, sys.stdout)
+        info_text.write(
+            found,
+            sys.stdout,
+            columns=columns(info_text.WIDTH),
+            colour=wants_colour(sys.stdout),
+        )
         if args.verbose:
             from gpuprobe.reporters.text import info_verbose
 

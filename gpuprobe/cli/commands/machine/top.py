@@ -12,7 +12,7 @@ import sys
 
 from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.cli.options import add_demo
-from gpuprobe.cli.screen import can_show
+from gpuprobe.cli.screen import can_show, columns
 from gpuprobe.errors import UsageError
 
 
@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if args.once or not can_show():
         if args.log is not None:
             raise UsageError("--log needs the screen", hint="gpuprobe info --json prints a reading")
+        from gpuprobe.reporters.colour import wants_colour
         from gpuprobe.reporters.text import info as info_text
 
         if args.replay is not None:
@@ -55,7 +56,12 @@ def run(args: argparse.Namespace) -> int:
             found = last_moment(args.replay).inventory
         else:
             found = inventory(("nvml",), args.demo, detail="table")
-        info_text.write(found, sys.stdout)
+        info_text.write(
+            found,
+            sys.stdout,
+            columns=columns(info_text.WIDTH),
+            colour=wants_colour(sys.stdout),
+        )
         if any(source.available for source in found.sources):
             return exit_codes.OK
         stderr.note("no GPU can be asked: is there an NVIDIA driver on this machine?")
