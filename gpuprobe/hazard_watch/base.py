@@ -11,9 +11,6 @@ from gpuprobe.hazards.observer import Observer, StorageTag
 class ThreadState(Protocol):
     """What one thread has current."""
 
-    base: dict[int, int] | None
-    """The streams, by device, that were current where backward was called."""
-
     @property
     def device(self) -> int: ...
     @property
@@ -23,6 +20,13 @@ class ThreadState(Protocol):
     @property
     def reason(self) -> str:
         """Why the copy at hand is made, where torch itself makes it; else empty."""
+
+
+class NodeStreams(Protocol):
+    """Which streams nodes of the autograd graph run on."""
+
+    def of(self, node: Any) -> dict[int, int] | None:
+        """Stream numbers by device; None where they are not known."""
 
 
 class DeviceModel(Protocol):
@@ -46,6 +50,12 @@ class DeviceModel(Protocol):
     def compiled(self) -> Mapping[str, None]:
         """Names of what was given to torch.compile and runs eagerly."""
 
+    @property
+    def nodes(self) -> NodeStreams | None:
+        """The streams of the backward pass's nodes; None where torch itself orders them, and
+        reports how.
+        """
+
     def stream(self, index: int) -> int:
         """The stream that work of this thread on a device goes to."""
 
@@ -54,6 +64,9 @@ class DeviceModel(Protocol):
 
     def place_of(self, tensor: Any) -> int:
         """Device index, ``HOST`` or ``PINNED``."""
+
+    def known_integers(self, tensor: Any) -> list[int] | None:
+        """The values of an integer tensor, where they can be had without waiting for a device."""
 
     def tag_of(self, tensor: Any) -> StorageTag | None:
         """The tag of a tensor's storage, None where it has none."""

@@ -54,7 +54,6 @@ class _Local:
     """What a virtual machine knows of a thread; torch knows it here."""
 
     reason = ""
-    base: dict[int, int] | None = None
     streams: Final[dict[int, int]] = {}
 
     @property
@@ -64,6 +63,8 @@ class _Local:
 
 class _Cuda:
     """The device model that torch itself is. ``tags``: tags of pinned storages."""
+
+    nodes = None
 
     def __init__(self) -> None:
         self.devices = list(range(torch.cuda.device_count()))
@@ -96,6 +97,9 @@ class _Cuda:
         tag.stream, tag.block = 0, None
         self.tags[tag.key] = tag
         return PINNED
+
+    def known_integers(self, tensor: Any) -> list[int] | None:
+        return None  # to read them would wait for the device
 
     def is_pinned(self, tensor: Any) -> bool:
         return bool(tensor.is_pinned())

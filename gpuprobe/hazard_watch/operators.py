@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import torch
 
+from gpuprobe.hazard_watch.rows import is_indexed
 from gpuprobe.hazards.rules import ALSO_WRITTEN
 
 # No kernel runs for these: they make or describe memory.
@@ -15,6 +16,10 @@ _NO_KERNEL: Final = frozenset(
     _has_compatible_shallow_copy_type _sparse_coo_tensor_unsafe _sparse_coo_tensor_with_dims
     _sparse_coo_tensor_with_dims_and_tensors _sparse_compressed_tensor_unsafe _coalesced_ _nnz
     is_coalesced sparse_dim dense_dim""".split()  # noqa: SIM905 - a list to be read
+)
+# Deterministic algorithms fill what these make (``torch.utils.deterministic``).
+_UNINITIALIZED: Final = frozenset(
+    """empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize_""".split()  # noqa: SIM905
 )
 _SYNCS: Final = {
     "_local_scalar_dense": "item",
@@ -42,14 +47,17 @@ class Plan:
     __slots__ = (
         "collective",
         "copies",
+        "functional",
         "indexes",
         "kernel",
         "like",
         "name",
         "reason",
         "results",
+        "rows",
         "statistics",
         "training",
+        "uninitialized",
         "written",
     )
 
@@ -68,7 +76,9 @@ class Plan:
         self.statistics = tuple(name in ("running_mean", "running_var") for name in names)
         alias = [item.alias_info for item in schema.returns]
         view = any(item is not None and not item.is_write for item in alias)
-        self.kernel = self.name not in _NO_KERNEL and not view
+        # A functional collective's results are wrapped, without a kernel.
+        wraps = self.name == "_wrap_tensor_autograd"
+        self.kernel = self.name not in _NO_KERNEL and not view and not wraps
         # Factories take the shape of their first argument, and read none of its values.
         self.like = self.name.startswith("new_") or self.name.endswith("_like")
         self.results = bool(alias) and all(item is None for item in alias)
@@ -78,6 +88,11 @@ class Plan:
         self.indexes = self.name in ("index", "index_put_", "_index_put_impl_", "index_put")
         self.copies = self.name in ("_to_copy", "copy_", "_foreach_copy_")
         self.collective = schema.name.startswith("c10d::")
+        self.functional = schema.name.startswith("_c10d_functional::") and (
+            self.name == "wait_tensor" or "group_name" in names
+        )
+        self.rows = is_indexed(self.name)
+        self.uninitialized = self.name in _UNINITIALIZED
 
     def writes(self, at: int, args: tuple[Any, ...]) -> bool:
         """Whether the call writes its argument ``at``."""
@@ -107,3 +122,29 @@ class Plan:
         if self.name != "index" and len(args) > 2 and args[2].numel() == 1 and len(args[1]) == 1:
             return None  # masked_fill
         return "mask"
+
+
+def fills_uninitialized() -> bool:
+    """Whether a kernel fills memory that is asked for without values."""
+    return (
+        torch.are_deterministic_algorithms_enabled()
+        and torch.utils.deterministic.fill_uninitialized_memory
+    )
+
+
+def needs_temporary(target: Any, source: Any, *, to_device: bool) -> bool:
+    """Whether a copy between pinned memory and a device, that is not to be waited for, goes
+    through pageable memory all the same: the host's side is not contiguous, or is broadcast.
+    Source: ``copy_requires_temporaries`` and ``copy_kernel_cuda`` in ``native/cuda/Copy.cu``.
+    """
+    if target.numel() <= 1:
+        return False
+    same = source.shape == target.shape
+    direct = same and source.dtype == target.dtype
+    if direct and (
+        source.stride() == target.stride()
+        and (source.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(source))
+    ):
+        return False
+    on_host = source if to_device else target
+    return not ((same or not to_device) and on_host.is_contiguous())

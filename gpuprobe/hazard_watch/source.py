@@ -7,11 +7,17 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.hazard_watch import host_access as host_watch
+from gpuprobe.hazard_watch import rows
 from gpuprobe.hazard_watch.base import DeviceModel
-from gpuprobe.hazard_watch.collectives import Collectives
-from gpuprobe.hazard_watch.operators import SYNCS_FIRST, Plan
+from gpuprobe.hazard_watch.operators import (
+    SYNCS_FIRST,
+    Plan,
+    fills_uninitialized,
+    needs_temporary,
+)
+from gpuprobe.hazard_watch.order.collectives import Collectives
+from gpuprobe.hazard_watch.order.processes import Processes
 from gpuprobe.hazard_watch.places import site_at_hand
-from gpuprobe.hazard_watch.processes import Processes
 from gpuprobe.hazard_watch.streams import PINNED_SPACE, StreamSource
 from gpuprobe.hazards.footprint import Footprint
 from gpuprobe.hazards.observer import PINNED
@@ -43,7 +49,7 @@ class EventSource(StreamSource):
         source = self
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
-            source.backward_begins()
+            source.backward_begins(args, kwargs)
             try:
                 return original(*args, **kwargs)
             finally:
@@ -108,6 +114,11 @@ class EventSource(StreamSource):
             self._copies(plan, args, kwargs, result, index)
             return
         if not plan.kernel:
+            if plan.uninitialized and fills_uninitialized():
+                self._filled(plan, result, index)
+            return
+        if plan.functional:
+            self._functional(plan, func, args, kwargs, result, index)
             return
         if plan.like:
             args = (None, *args[1:])
@@ -132,6 +143,26 @@ class EventSource(StreamSource):
         if reason is not None and reason not in SYNCS_FIRST:
             self._sync(reason, site, index)
 
+    def _filled(self, plan: Plan, result: Any, index: int) -> None:
+        """Memory without values is filled on the current stream."""
+        accesses: _Accesses = []
+        self._add(accesses, result, True)
+        if accesses:
+            self._launch(index, (f"fill of {plan.name}", result.shape), accesses, site_at_hand())
+
+    def _functional(
+        self, plan: Plan, func: Any, args: Any, kwargs: Any, result: Any, index: int
+    ) -> None:
+        """A collective whose results are ready once ``wait_tensor`` was called on them."""
+        if plan.name == "wait_tensor":
+            self.collectives.awaited(args[0], index)
+            return
+        accesses, shapes = self._accesses(plan, func, args, kwargs, result)
+        number = self.collectives.group_number(next(reversed(args), None))
+        site = site_at_hand()
+        self._on_group(index, number, (plan.name, shapes), accesses, site)
+        self.collectives.results_pending(self.active.stream(index, number), result, site)
+
     def _accesses(
         self, plan: Plan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> tuple[_Accesses, list[tuple[int, Any]]]:
@@ -144,6 +175,8 @@ class EventSource(StreamSource):
         for at, value in enumerate(args):
             if isinstance(value, torch.Tensor):
                 write = written[at] and plan.writes(at, args)
+                if plan.rows and at == 0 and self._add_rows(accesses, shapes, plan, args, write):
+                    continue
                 self._add_one(accesses, shapes, value, write, written[at])
             elif type(value) is list or type(value) is tuple:
                 self._add(accesses, value, written[at])
@@ -174,6 +207,25 @@ class EventSource(StreamSource):
         accesses.append((*found, write))
         shapes.append((found[1].low, tensor.shape))
 
+    def _add_rows(
+        self, accesses: _Accesses, shapes: Any, plan: Plan, args: tuple[Any, ...], write: bool
+    ) -> bool:
+        """The rows of the first argument that an index names. False: they are not known, or
+        there are no two streams whose work could differ by them.
+        """
+        if not self.active.many_streams:
+            return False
+        whole = self._touch(args[0])
+        if whole is None:
+            return False
+        found = rows.pieces(self.machine, plan.name, args, whole[1])
+        if found is None:
+            return False
+        for piece in found:
+            accesses.append((whole[0], piece, write))
+            shapes.append((piece.low, args[0].shape))
+        return True
+
     def _argument_names(self, func: Any) -> list[str]:
         return [argument.name for argument in func._schema.arguments]
 
@@ -183,6 +235,12 @@ class EventSource(StreamSource):
         """On a stream of the process group's, which waits for the current one; tensors are kept
         until the handle was waited for.
         """
+        actor = self._on_group(index, number, op, accesses, site)
+        addresses = [address for address, _, _ in accesses]
+        self.collectives.started(actor, index, result, addresses, site)
+
+    def _on_group(self, index: int, number: int, op: Any, accesses: Any, site: Any) -> int:
+        """Launch on a stream of a process group, which waits for the current one first."""
         engine = self.active
         if self._capture is not None:
             self._capture.accesses.update(dict.fromkeys(accesses))
@@ -191,7 +249,7 @@ class EventSource(StreamSource):
         for address, _, _ in accesses:
             engine.record_stream(address, actor)
         engine.launch(actor, op, accesses, site)
-        self.collectives.started(actor, index, result, site)
+        return actor
 
     def _taken(self, accesses: _Accesses, op: str, site: Any) -> _Accesses:
         """Host numbers that a kernel is given: the host reads them as it launches it
@@ -236,6 +294,14 @@ class EventSource(StreamSource):
         self._add(accesses, target, True)
         site = site_at_hand()
         shape = tuple(target.shape)
+        if (
+            not blocking
+            and PINNED in (to, from_)
+            and (to >= 0 or from_ >= 0)
+            and needs_temporary(target, source, to_device=to >= 0)
+        ):
+            self._copy_staged(index, shape, accesses, site)
+            return
         if to >= 0 and from_ >= 0 and to != from_:
             # Fenced on both sides by torch (``copy_device_to_device`` in Copy.cu).
             one, other = self._actor(from_), self._actor(to)
@@ -266,6 +332,21 @@ class EventSource(StreamSource):
             self._sync("copy to host", site, index)
         else:
             self._quiet(index, site)
+
+    def _copy_staged(self, index: int, shape: Any, accesses: _Accesses, site: Any) -> None:
+        """A copy through pageable memory: the host itself reads or writes the pinned tensor,
+        and has waited for the device.
+        """
+        pinned = [access for access in accesses if access[0] >= PINNED_SPACE]
+        for address, where, write in pinned:
+            if not write:
+                self.engine.host_access(address, where, False, "copy", site)
+        device = [access for access in accesses if access[0] < PINNED_SPACE]
+        self._launch(index, ("copy", shape), device, site)
+        self._quiet(index, site)
+        for address, where, write in pinned:
+            if write:
+                self.engine.host_access(address, where, True, "copy", site)
 
     def host_op(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any

@@ -9,6 +9,7 @@ import torch
 
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.hazard_watch.base import DeviceModel
+from gpuprobe.hazard_watch.order.backward import BackwardPass
 from gpuprobe.hazard_watch.places import site_at_hand
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.footprint import Footprint, of_tensor, whole
@@ -49,7 +50,7 @@ class StreamSource:
         self.earlier = False  # whether there was device memory before the watch
         self._capture: _Capture | None = None
         self.captures: list[Engine] = []
-        self._backward: list[dict[str, Any]] = []
+        self._backward: list[BackwardPass] = []
 
     # -- places
 
@@ -98,6 +99,8 @@ class StreamSource:
         """``owner``: device and number of the stream it is allocated on, None where that is not
         known. ``captured``: it belongs to the graph that is being captured.
         """
+        if self._backward:
+            self._backward[-1].allocated.add(address)
         engines = [self.engine]
         if captured and self._capture is not None:
             self._capture.allocated.add(address)
@@ -158,22 +161,26 @@ class StreamSource:
         if self._capture is not None:
             self._capture.accesses.update(dict.fromkeys(accesses))
         actor = self._actor(index)
-        backward = self._backward[-1] if self._backward else None
-        if (
-            backward is not None
-            and torch._C._current_autograd_node() is not None
-            and not self.machine.stream_chosen(index)
-        ):
-            # The engine makes each node's stream wait for the streams of its inputs.
-            for other in backward["actors"]:
-                if other != actor:
-                    self.active.order(actor, other)
-            backward["actors"].add(actor)
-            note = note or "gradient"
-            for address, where, write in accesses:
-                if write:
-                    backward["written"][address] = (where, op)
+        if self._backward and torch._C._current_autograd_node() is not None:
+            actor, note = self._in_backward(actor, index, op, accesses, note)
         self.active.launch(actor, op, accesses, site, note)
+
+    def _in_backward(
+        self, actor: int, index: int, op: Any, accesses: Any, note: str
+    ) -> tuple[int, str]:
+        """The actor and the note of what a node of the backward pass launches."""
+        if self.machine.stream_chosen(index):
+            return actor, note
+        backward, active = self._backward[-1], self.active
+        consumer = backward.summing(op[0] if isinstance(op, tuple) else op)
+        if consumer is not None:
+            actor = backward.sum_on(consumer, index)
+        for address, where, write in accesses:
+            if write:
+                backward.wrote(address, where, op)
+            if address in backward.allocated:  # ``InputBuffer::add``, ``record_stream_any_impl``
+                active.record_stream(address, actor)
+        return actor, note or "gradient"
 
     def _quiet(self, index: int, site: Any) -> None:
         """A copy that the program asked to wait for: it is what it says."""
@@ -243,36 +250,20 @@ class StreamSource:
 
     # -- the backward pass
 
-    def backward_begins(self) -> None:
-        callers = {
-            self.active.stream(index, self.machine.local.streams.get(index, 0))
-            for index in range(len(self.machine.devices))
-        }
-        local = self.machine.local
-        self._backward.append(
-            {"actors": set(callers), "callers": callers, "written": {}, "base": local.base}
-        )
-        local.base = dict(local.streams)
+    def backward_begins(self, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """``_engine_run_backward`` is called, with these arguments."""
+        machine = self.machine
+        callers = {index: machine.stream(index) for index in range(len(machine.devices))}
+        self._backward.append(BackwardPass(self, machine.nodes, callers, given, options))
+
+    def node_begins(self, node: Any) -> None:
+        if self._backward:
+            self._backward[-1].begins(node)
 
     def backward_ends(self) -> None:
-        """The streams current where backward was called wait for all that it used; what it
-        wrote counts as written there (torch's notes: "Stream semantics of backward passes").
-        """
-        state = self._backward.pop()
-        self.machine.local.base = state["base"]
-        engine = self.active
-        site = site_at_hand()
-        for caller in state["callers"]:
-            index = engine.names[caller][0]
-            others = [actor for actor in state["actors"] if actor != caller]
-            for actor in others:
-                engine.order(caller, actor)
-            if not any(engine.names[actor][0] == index for actor in others):
-                continue
-            accesses = [
-                (address, where, True)
-                for address, (where, _) in state["written"].items()
-                if address // _SPACE == index and engine.knows(address)
-            ]
-            if accesses:
-                engine.launch(caller, "backward", accesses, site, "gradient")
+        """The streams current where backward was called wait for those of the leaves."""
+        self._backward.pop().begins(None)
+
+    def device_of_address(self, address: int) -> int:
+        """The device whose memory lies at ``address``."""
+        return address // _SPACE

@@ -53,6 +53,7 @@ class Engine:
         self._blocks: dict[int, TrackedBlock] = {}
         self._freed = FreedBytes()
         self._events: dict[int, tuple[list[int], Sync]] = {}
+        self._signals: dict[int, list[int]] = {}  # events that libraries record by themselves
         self._lost: dict[tuple[int, int], Any] = {}  # (graph, address) -> where it was freed
         self._syncs: deque[Sync] = deque(maxlen=256)
         self._seen: set[tuple[Any, ...]] = set()
@@ -158,6 +159,18 @@ class Engine:
         if block is not None and actor != block.owner:
             block.uses.add(actor)
 
+    def forget_stream(self, address: int, actor: int) -> None:
+        """What kept the block for this stream keeps it no longer."""
+        self._note("forget_stream", address, actor)
+        block = self._blocks.get(address)
+        if block is not None:
+            block.uses.discard(actor)
+
+    @property
+    def many_streams(self) -> bool:
+        """Whether more than one stream has done something."""
+        return len(self.names) > 2
+
     def idle(self, actor: int) -> bool:
         """Whether the host has waited for everything that was launched on a stream."""
         return self._clocks[HOST][actor] >= self._clocks[actor][actor]
@@ -194,6 +207,20 @@ class Engine:
         for address, where, write in accesses:
             access = _new(Access, (actor, time, where, write, op, site, note))
             self._access(address, access, clock)
+
+    def published(
+        self, actor: int, op: Any, accesses: Sequence[tuple[int, Footprint, bool]], site: Any
+    ) -> None:
+        """From now on these bytes count as written on this stream, whose users have to wait for
+        it; what was done to them before is not compared with it.
+        """
+        self._note("published", actor, op, accesses, site)
+        clock = self._clocks[actor]
+        time = clock[actor] = clock[actor] + 1
+        for address, where, _ in accesses:
+            block = self._blocks.get(address)
+            if block is not None:
+                block.writes.append(Access(actor, time, where, True, op, site, "gradient"))
 
     def captured(self, graph: int, addresses: Sequence[int]) -> None:
         """A graph was captured that uses these blocks, which are not of its own pool. It
@@ -383,6 +410,21 @@ class Engine:
         """An edge that a library makes by itself, and no line of the program asked for."""
         self._note("order", waiter, source)
         self._merge(waiter, self._clocks[source])
+
+    def signal(self, key: int, actor: int) -> None:
+        """A library records an event of its own: `await_signal` waits for what the stream has
+        queued by now.
+        """
+        self._note("signal", key, actor)
+        self._merge(actor, self._clocks[HOST])
+        self._signals[key] = list(self._clocks[actor])
+
+    def await_signal(self, waiter: int, key: int) -> None:
+        """A stream waits for a library's event; one that was not recorded is no wait."""
+        self._note("await_signal", waiter, key)
+        clock = self._signals.get(key)
+        if clock is not None:
+            self._merge(waiter, clock)
 
     def event_synchronize(self, event: int, site: Any = None) -> None:
         """The host waits for an event."""

@@ -93,6 +93,13 @@ class Observer(Protocol):
     def stream_synchronize(self, index: int, number: int) -> None: ...
     def device_synchronize(self, index: int) -> None: ...
 
+    # -- the backward pass
+
+    def node_begins(self, node: Any) -> None:
+        """Within the backward pass a node of the autograd graph begins, and its streams are
+        current; None: all nodes are done.
+        """
+
     # -- graphs
 
     def capture_begin(self, index: int, number: int) -> None: ...

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -23,10 +22,13 @@ from gpuprobe.torch_support.tensors import is_meta, parts
 from gpuprobe.virtual.catalogue.gpus import GpuModel
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.generators import Generators
+from gpuprobe.virtual.node_streams import NodeStreams
 
 __all__ = ["HOST", "PINNED", "Local", "Machine", "Tag", "is_meta", "parts"]
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+_NO_NODE: Final = object()
+"""The node at work before the first one of a backward pass."""
 
 
 class Tag(weakref.ref[Any]):
@@ -51,8 +53,11 @@ class Local(threading.local):
     def __init__(self) -> None:
         self.device = 0
         self.streams: dict[int, int] = {}
-        # The streams that were current where backward was called, while it runs.
+        # The streams that were current where backward was called, while it runs; the node at
+        # work, and the streams that it began with.
         self.base: dict[int, int] | None = None
+        self.node: Any = None
+        self.node_streams: dict[int, int] = {}
         self.entered_streams: list[tuple[int, int]] = []  # device and stream before each
         self.new_place: int | None = None  # the place of storages that the call at hand makes
         self.entered = False  # the keys and the dispatch mode are on in this thread
@@ -104,11 +109,7 @@ class Machine:
         self.capture: Any = None  # the graph being captured: see cuda_api.graphs
         self.sync_debug_mode = 0
         self.many_streams = False
-        self._switch_lock = threading.Lock()
-        # Stream switches as (autograd sequence number, device -> stream): backward work runs
-        # on the stream of its forward work.
-        self._switches: list[int] = []
-        self._streams_then: list[dict[int, int]] = []
+        self.nodes = NodeStreams()
         self.closed = False
         self.unknown_as_nan = False
         self.given_nan = ""  # where the program was first given NaN for a value
@@ -141,6 +142,14 @@ class Machine:
         """Device index, `HOST` or `PINNED`. A tensor without storage is the host's."""
         tag = self.tag_of(tensor)
         return HOST if tag is None else tag.place
+
+    def known_integers(self, tensor: Any) -> list[int] | None:
+        """The values of an integer tensor, in order; None where it has none."""
+        if is_meta(tensor):
+            return None
+        with torch._C.DisableTorchFunctionSubclass():
+            flat = torch._C.TensorBase.flatten(tensor)
+            return list(torch._C.TensorBase.tolist(flat))
 
     def track(
         self,
@@ -224,45 +233,81 @@ class Machine:
     # -- streams
 
     def stream(self, index: int) -> int:
-        """The stream that work of this thread on a device goes to: the current one, or in the
-        backward pass that of the forward operator.
+        """The current stream of a device, that work of this thread goes to. Within the backward
+        pass that is the stream of the node at work, unless its code chose another.
         """
         if not self.many_streams:
             return 0
-        node = torch._C._current_autograd_node()
-        if node is not None and not self.stream_chosen(index):
-            found = self._then(node._sequence_nr(), index)
-            if found is not None:
-                return found
+        self.enter_node()
         return self.local.streams.get(index, 0)
+
+    def enter_node(self) -> None:
+        """Within the backward pass: make the streams of the node at work current, as the engine
+        does before it calls the node and its hooks (``evaluate_function`` in ``engine.cpp``).
+        """
+        local = self.local
+        if local.base is None:
+            return
+        node = torch._C._current_autograd_node()
+        if node is local.node:
+            return
+        local.node = node
+        found = None if node is None else self.nodes.of(node)
+        self._make_current(dict(local.base if found is None else found))
+        local.node_streams = dict(local.streams)
+        if self.observer is not None:
+            self.observer.node_begins(node)
 
     def stream_chosen(self, index: int) -> bool:
         """Whether code within the backward pass (a hook, a function of the program's own) has
         made another stream current than it was called on.
         """
-        base = self.local.base
-        return base is not None and self.local.streams.get(index, 0) != base.get(index, 0)
+        local = self.local
+        return local.base is not None and (
+            local.streams.get(index, 0) != local.node_streams.get(index, 0)
+        )
 
     def switch(self, index: int, stream: int) -> None:
         """Make ``stream`` this thread's current one on a device."""
-        streams = self.local.streams
-        if streams.get(index, 0) == stream:
-            return
-        streams[index] = stream
         if stream:
             self.many_streams = True
-        with self._switch_lock:
-            self._switches.append(torch._C._autograd._get_sequence_nr())
-            self._streams_then.append(dict(streams))
+        self.enter_node()
+        streams = self.local.streams
+        if streams.get(index, 0) != stream:
+            streams[index] = stream
+            self.nodes.switched(streams)
 
-    def _then(self, sequence: int, index: int) -> int | None:
-        """The stream that was current when an autograd node was made; None for nodes that
-        have no number of their own (gradient accumulation).
-        """
-        if sequence >= 1 << 63:
-            return None
-        at = bisect_right(self._switches, sequence) - 1
-        return self._streams_then[at].get(index, 0) if at >= 0 else 0
+    def _make_current(self, streams: dict[int, int]) -> None:
+        """Make these streams this thread's current ones, on all devices."""
+        if streams != self.local.streams:
+            self.local.streams = streams
+            self.nodes.switched(streams)
+
+    def backward_begins(self) -> Any:
+        """Returns what `backward_ended` is to be given."""
+        if self.many_streams:
+            self.enter_node()
+        local = self.local
+        before = (local.base, local.node, local.node_streams, dict(local.streams))
+        local.base, local.node, local.node_streams = before[3], _NO_NODE, dict(before[3])
+        return before
+
+    def backward_ended(self, before: Any) -> None:
+        """Put back what was current before."""
+        local = self.local
+        local.base, local.node, local.node_streams, streams = before
+        self._make_current(streams)
+        if local.base is None:
+            self.nodes.forget_leaves()
+
+    def leaves_used(self, args: Any, kwargs: Any) -> None:
+        """Autograd records an operator with these arguments: see `NodeStreams`."""
+        if torch.is_grad_enabled() and not self.local.inside:
+            if self.many_streams:
+                self.enter_node()
+            self.nodes.leaves_used(args, self.local.streams)
+            if kwargs:
+                self.nodes.leaves_used(kwargs.values(), self.local.streams)
 
     def close(self) -> None:
         """Storages that outlive the virtual machine no longer count."""

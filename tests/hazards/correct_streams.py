@@ -1,4 +1,4 @@
-"""Correct programs of several streams: torch's stream tests, loaders, graphs, offloading, caches."""
+"""Correct programs of several streams: torch's tests, loaders, graphs, offloading, caches."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Stream:
 
     def __enter__(self) -> Any:  # torch.Stream is a context manager since 2.7
         local = self._api.local
-        local.entered_streams.append((local.device, local.streams.get(self.device_index, 0)))
+        local.entered_streams.append((local.device, self._api.machine.stream(self.device_index)))
         self._api.set_by_id(self.number, self.device_index)
         return self
 
@@ -254,7 +254,7 @@ class Streams:
 
     def current_stream(self, device: Any = None) -> Any:
         index = _index_of(device)
-        return self.Stream(stream_id=self.local.streams.get(index, 0), device_index=index)
+        return self.Stream(stream_id=self.machine.stream(index), device_index=index)
 
     def default_stream(self, device: Any = None) -> Any:
         return self.Stream(stream_id=0, device_index=_index_of(device))
@@ -268,7 +268,7 @@ class Streams:
         self.machine.switch(device_index, stream_id)
 
     def get_current(self, index: int) -> tuple[int, int, int]:
-        return self.local.streams.get(index, 0), index, _DEVICE_TYPE
+        return self.machine.stream(index), index, _DEVICE_TYPE
 
     def synchronize(self, device: Any = None) -> None:
         index = _index_of(device)
@@ -277,17 +277,15 @@ class Streams:
         self.notify("device_synchronize", index)
 
     def follow_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Streams that are made current within the backward pass are told apart from those that
-        were before.
-        """
-        local = self.local
+        """Within the backward pass each node's stream is current while it runs."""
+        machine = self.machine
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
-            before, local.base = local.base, dict(local.streams)
+            before = machine.backward_begins()
             try:
                 return run(*args, **kwargs)
             finally:
-                local.base = before
+                machine.backward_ended(before)
 
         return run_backward
 
@@ -317,7 +315,7 @@ def install(machine: Machine, patches: Patches) -> None:
         "_cuda_getCurrentStream": api.get_current,
         "_cuda_getDefaultStream": lambda index: (0, index, _DEVICE_TYPE),
         "_cuda_setStream": api.set_by_id,
-        "_cuda_getCurrentRawStream": lambda index: local.streams.get(index, 0),
+        "_cuda_getCurrentRawStream": machine.stream,
         "_cuda_synchronize": lambda: api.synchronize(local.device),
         "_cuda_sleep": lambda cycles: None,
         "_cuda_set_sync_debug_mode": lambda mode: setattr(machine, "sync_debug_mode", mode),

@@ -59,6 +59,8 @@ class DispatchMode(TorchDispatchMode):
         if machine.closed or _fake_mode(_FAKE) is not None:
             # Shapes that torch itself works out (DTensor, compilers): no memory of any device's.
             return func(*args, **kwargs)
+        if machine.many_streams or machine.observer is not None:
+            machine.leaves_used(args, kwargs)
         if types and _unwraps_first(types):
             return NotImplemented  # its parts come back here
         if local.paused:

@@ -40,7 +40,8 @@ class Collectives:
     def __init__(self, source: Any) -> None:
         self._source = source
         self._groups: dict[Any, int] = {}
-        self._events: dict[int, tuple[weakref.ref[Any], int, int]] = {}
+        self._events: dict[int, tuple[weakref.ref[Any], int, int, int, list[int]]] = {}
+        self._pending: dict[int, int] = {}  # by storage: the event of a functional collective
         self._newest: Any = None  # until the program has it: Python would make another object
         self._count = 0
         self.waiting: Any = None  # the frame that waits for a handle
@@ -95,21 +96,50 @@ class Collectives:
             key: Any = group.name()  # a boxed process group
         except (AttributeError, RuntimeError):
             key = None
+        return self.group_number(key)
+
+    def group_number(self, key: Any) -> int:
+        """The stream number of a process group, by its name."""
         return self._groups.setdefault(key, -1 - len(self._groups))
 
-    def started(self, actor: int, index: int, result: Any, site: Any) -> None:
-        """The collective is on its stream: what waits for its handle waits for this."""
-        work = _handle(result)
+    def _recorded(self, actor: int, site: Any) -> int:
         self._count += 1
         event = -self._count  # those of the program are positive
         self._source.active.event_record(event, actor, site)
+        return event
+
+    def results_pending(self, actor: int, result: Any, site: Any) -> None:
+        """A functional collective is on its stream: `awaited` is called for its results
+        (``torch/csrc/distributed/c10d/Functional.cpp``, ``wait_tensor``).
+        """
+        for tensor in tensors_in(result):
+            key = tensor.untyped_storage()._cdata
+            old = self._pending.pop(key, None)
+            if old is not None:
+                self._source.active.event_destroyed(old)
+            self._pending[key] = self._recorded(actor, site)
+
+    def awaited(self, tensor: Any, index: int) -> None:
+        """The current stream waits for the collective that ``tensor`` is a result of."""
+        event = self._pending.pop(tensor.untyped_storage()._cdata, None)
+        if event is not None:
+            source = self._source
+            source.event_wait(event, index, source.machine.stream(index))
+            source.active.event_destroyed(event)
+
+    def started(self, actor: int, index: int, result: Any, addresses: list[int], site: Any) -> None:
+        """The collective is on its stream: what waits for its handle waits for this. Its tensors,
+        at ``addresses``, are kept until then.
+        """
+        work = _handle(result)
+        event = self._recorded(actor, site)
 
         def gone(_: Any, key: int = id(work)) -> None:
             found = self._events.pop(key, None)
             if found is not None:
                 self._source.active.event_destroyed(found[1])
 
-        self._events[id(work)] = (weakref.ref(work, gone), event, index)
+        self._events[id(work)] = (weakref.ref(work, gone), event, index, actor, addresses)
         self._newest = work
 
     def finishing(self) -> bool:
@@ -124,14 +154,19 @@ class Collectives:
     def _waited(self, work: Any) -> None:
         source = self._source
         machine = source.machine
+        if self._newest is work:
+            self._newest = None
         host = self._host.pop(id(work), None)
         if host is not None:
             self._landed(host[1], host[2])
             return
         found = self._events.get(id(work))
         if found is not None and found[0]() is work:
-            _, event, index = found
+            _, event, index, actor, addresses = found
             source.event_wait(event, index, machine.stream(index))
+            # The handle kept them ("stash" in ``ProcessGroupNCCL.cpp``); no stream does from now.
+            for address in addresses:
+                source.active.forget_stream(address, actor)
             return
         # A handle of several collectives (coalesced), or of one from before the watch.
         for index in range(len(machine.devices)):

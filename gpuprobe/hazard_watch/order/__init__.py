@@ -1,0 +1,1 @@
+"""What libraries order by themselves: the backward pass, collectives, other processes."""

@@ -1,0 +1,301 @@
+"""The order that the backward pass makes by itself.
+
+The autograd engine runs each node on its forward's stream. A node's stream waits for the streams
+of the nodes that produced its gradients, and for nothing else; several gradients of one input are
+added up on the stream of the node that takes them; a gradient's memory is recorded for the stream
+that it goes to. At the end, before final callbacks, the streams that were current where backward
+was called wait for those of the leaves, and for those of captured gradients. Source:
+``torch/csrc/autograd/engine.cpp`` (``evaluate_function``, ``exec_post_processing``) and
+``input_buffer.cpp`` (``InputBuffer::add``).
+
+Nodes without an operator of their own are not seen. They are run here as the engine runs them: of
+those that are ready, the one with the highest sequence number.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from gpuprobe.hazard_watch.base import NodeStreams
+from gpuprobe.hazards.footprint import Footprint
+
+_numbers: Final = itertools.count(1)
+_SUMS: Final = ("add", "add_")
+
+
+class _Run:
+    """One node of one backward pass. ``written``: the memory that its gradients may lie in."""
+
+    __slots__ = (
+        "arrived",
+        "capturing",
+        "consumers",
+        "done",
+        "key",
+        "missing",
+        "needed",
+        "node",
+        "producers",
+        "sequence",
+        "streams",
+        "written",
+    )
+
+    def __init__(self, node: Any, streams: dict[int, int]) -> None:
+        self.node = node
+        self.streams = streams
+        self.sequence: int = node._sequence_nr()
+        self.key = next(_numbers)
+        self.consumers: list[_Run] = []
+        self.producers: list[_Run] = []
+        self.missing = 0  # producers that are not done
+        self.arrived = 0
+        self.needed = True
+        self.capturing = False
+        self.done = False
+        self.written: dict[int, tuple[Footprint, Any]] = {}
+
+
+class BackwardPass:
+    """One call of backward. ``callers``: the streams that were current there, by device.
+
+    ``engine`` is whatever has `Engine`'s methods at the time; ``order`` is False where nothing is
+    to be ordered, as torch reports its own events.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        nodes: NodeStreams | None,
+        callers: dict[int, int],
+        given: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> None:
+        self._source = source
+        self._nodes = nodes
+        self.callers = callers
+        inputs = given[4] if len(given) > 4 else options.get("inputs", ())
+        known = nodes is not None  # a leaf is asked here, outside of the dispatcher
+        self._roots = list(dict.fromkeys(_nodes_of(given[0]))) if known else []
+        self._inputs = set(_nodes_of(inputs or ())) if known else set()
+        self._accumulate = bool(options.get("accumulate_grad"))
+        self.allocated: set[int] = set()  # memory since it began
+        self._runs: dict[Any, _Run] | None = None
+        self._ready: list[tuple[int, int, _Run]] = []
+        self._now: _Run | None = None
+        self._over = False
+
+    # -- the graph
+
+    def _look(self) -> dict[Any, _Run]:
+        """The nodes that this call runs, with who hands gradients to whom."""
+        if self._runs is not None:
+            return self._runs
+        runs = self._runs = {}
+        todo = list(self._roots)
+        while todo:
+            node = todo.pop()
+            if node in runs:
+                continue
+            runs[node] = self._run(node)
+            todo += [following for following, _ in node.next_functions if following is not None]
+        for node, run in runs.items():
+            for following, _ in node.next_functions:
+                if following is not None:
+                    run.consumers.append(runs[following])
+        self._restrict(runs)
+        for run in runs.values():
+            for consumer in run.consumers:
+                if run.needed and (consumer.needed or consumer.capturing):
+                    consumer.producers.append(run)
+                    consumer.missing += 1
+        for node in self._roots:
+            if not runs[node].missing:
+                self._push(runs[node])
+        return runs
+
+    def _run(self, node: Any) -> _Run:
+        found = None if self._nodes is None else self._nodes.of(node)
+        return _Run(node, self.callers if found is None else found)
+
+    def _restrict(self, runs: dict[Any, _Run]) -> None:
+        """With ``inputs``, only nodes on the way to one of them run."""
+        if not self._inputs:
+            return
+        order = sorted(runs.values(), key=lambda run: run.sequence)
+        for run in order:
+            run.needed = False
+        # A node's consumers were made before it; those that accumulate come first of all.
+        last = [run for run in order if run.sequence >= 1 << 63]
+        for run in last + [run for run in order if run.sequence < 1 << 63]:
+            run.capturing = run.node in self._inputs
+            below = any(consumer.needed or consumer.capturing for consumer in run.consumers)
+            run.needed = below or (run.capturing and self._accumulate)
+
+    def _push(self, run: _Run) -> None:
+        if run.needed or run.capturing:
+            heapq.heappush(self._ready, (-run.sequence, run.key, run))
+
+    # -- its course
+
+    def begins(self, node: Any) -> None:
+        """A node is at work: those that the engine took before it are done. None: all are."""
+        if self._nodes is None or self._over:
+            return
+        runs = self._look()
+        if node is None:
+            self._finish_all()
+            return
+        run = runs.get(node)
+        if run is None or run is self._now or run.done:
+            return
+        self._end_of_now()
+        while self._ready:
+            following = heapq.heappop(self._ready)[2]
+            self._begin(following)
+            if following is run:
+                break
+            self._done(following)
+        self._now = run
+
+    def _end_of_now(self) -> None:
+        if self._now is not None:
+            self._done(self._now)
+            self._now = None
+
+    def _finish_all(self) -> None:
+        self._end_of_now()
+        while self._ready:
+            run = heapq.heappop(self._ready)[2]
+            self._begin(run)
+            self._done(run)
+        self._over = True
+        self._join()
+        # Nodes must not outlive the graph until Python finds the cycles.
+        for run in (self._runs or {}).values():
+            run.producers.clear()
+            run.consumers.clear()
+        self._runs = {}
+
+    def _begin(self, run: _Run) -> None:
+        engine = self._source.active
+        for producer in run.producers:
+            for index, mine, yours in _differing(run, producer):
+                waiter = engine.stream(index, mine)
+                engine.await_signal(waiter, _key(producer, index, yours))
+                for address in producer.written:
+                    engine.record_stream(address, waiter)
+        if not run.producers:  # a root: its gradient is the caller's
+            for index in set(run.streams) | set(self.callers):
+                mine, yours = run.streams.get(index, 0), self.callers.get(index, 0)
+                if mine != yours:
+                    engine.order(engine.stream(index, mine), engine.stream(index, yours))
+
+    def _done(self, run: _Run) -> None:
+        engine = self._source.active
+        run.done = True
+        if not run.written:  # it hands on what it was given
+            for producer in run.producers:
+                run.written.update(producer.written)
+        signalled = set()
+        for consumer in run.consumers:
+            if not (consumer.needed or consumer.capturing):
+                continue
+            for index, _, yours in _differing(consumer, run):
+                if index not in signalled:
+                    signalled.add(index)
+                    engine.signal(_key(run, index, yours), engine.stream(index, yours))
+            consumer.missing -= 1
+            consumer.arrived += 1
+            if not consumer.missing:
+                self._push(consumer)
+
+    def _join(self) -> None:
+        """The caller's streams wait for those of the leaves. Gradients are to be used on the
+        caller's stream, or after a wait for it, whichever stream they were written on (torch's
+        notes on CUDA semantics: "Stream semantics of backward passes").
+        """
+        engine, site = self._source.active, self._source.site()
+        for run in (self._runs or {}).values():
+            leaf = run.capturing or (run.needed and not run.consumers)
+            if not (leaf and run.done):
+                continue
+            for index in set(run.streams) | set(self.callers):
+                mine, caller = run.streams.get(index, 0), self.callers.get(index, 0)
+                if mine == caller:
+                    continue
+                actor = engine.stream(index, caller)
+                engine.order(actor, engine.stream(index, mine))
+                accesses = [
+                    (address, where, True)
+                    for address, (where, _) in run.written.items()
+                    if self._source.device_of_address(address) == index and engine.knows(address)
+                ]
+                if accesses:
+                    engine.published(actor, "backward", accesses, site)
+
+    # -- its operators
+
+    def summing(self, op: str) -> _Run | None:
+        """The node for which gradients are being added up, where that runs on another stream than
+        the node at work: the engine does so right after the node, and before the next one.
+        """
+        run = self._now
+        if run is None or op not in _SUMS:
+            return None
+        for consumer in run.consumers:
+            if consumer.arrived and any(True for _ in _differing(consumer, run)):
+                return consumer
+        return None
+
+    def sum_on(self, consumer: _Run, index: int) -> int:
+        """The actor that gradients of ``consumer`` are added up on, after all that it waits for."""
+        engine, run = self._source.active, self._now
+        waiter: int = engine.stream(index, consumer.streams.get(index, 0))
+        for producer in (*(one for one in consumer.producers if one.done), run):
+            if producer is None:
+                continue
+            for at, _, yours in _differing(consumer, producer):
+                if at == index:
+                    key = _key(producer, index, yours)
+                    if producer is run:
+                        engine.signal(key, engine.stream(index, yours))
+                    engine.await_signal(waiter, key)
+        return waiter
+
+    def wrote(self, address: int, where: Footprint, op: Any) -> None:
+        """The node at work has written memory."""
+        if self._now is not None:
+            self._now.written[address] = (where, op)
+
+
+def _key(run: _Run, index: int, stream: int) -> int:
+    return (run.key << 24) + (index << 16) + (stream & 0xFFFF)
+
+
+def _differing(one: _Run, other: _Run) -> Iterator[tuple[int, int, int]]:
+    """Devices on which two nodes have different streams, with the streams."""
+    mine, yours = one.streams, other.streams
+    if mine == yours:
+        return
+    for index in set(mine) | set(yours):
+        if mine.get(index, 0) != yours.get(index, 0):
+            yield index, mine.get(index, 0), yours.get(index, 0)
+
+
+def _nodes_of(values: Iterable[Any]) -> Iterator[Any]:
+    """The nodes that gradients of these tensors, or edges of the graph, go to."""
+    import torch
+
+    for value in values:
+        if not isinstance(value, torch.Tensor):
+            yield value[0] if isinstance(value, tuple) else value.node
+        elif value.grad_fn is not None:
+            yield value.grad_fn
+        elif value.requires_grad:
+            with torch.enable_grad():
+                view: Any = value.view_as(value)
+            yield view.grad_fn.next_functions[0][0]

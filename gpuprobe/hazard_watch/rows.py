@@ -1,0 +1,108 @@
+"""Which rows of a tensor an operator with an index touches, where the index's values are known.
+
+Inference servers keep the caches of many requests in one tensor, and write the slots of some
+while others are read: by the whole tensor's bytes each pair of them would be a race.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from gpuprobe.hazard_watch.base import DeviceModel
+from gpuprobe.hazards.footprint import Footprint, of_tensor
+
+_MOST: Final = 4096
+"""Positions that are looked at; with more, the whole tensor counts as touched."""
+_MOST_PIECES: Final = 256
+
+# The argument that holds the index. A number: of the dimension's argument; None: of a list that
+# has an index for each dimension; the last: the first dimension.
+_LIST, _BY_DIMENSION, _FIRST = "list", "dimension", "first"
+_INDEXED: Final = {
+    "index": _LIST,
+    "index_put_": _LIST,
+    "_index_put_impl_": _LIST,
+    "index_select": _BY_DIMENSION,
+    "index_copy_": _BY_DIMENSION,
+    "index_add_": _BY_DIMENSION,
+    "index_fill_": _BY_DIMENSION,
+    "embedding": _FIRST,
+}
+
+
+def is_indexed(op: str) -> bool:
+    """Whether an operator touches only those rows of its first argument that an index names."""
+    return op in _INDEXED
+
+
+def pieces(
+    machine: DeviceModel, op: str, args: Sequence[Any], whole: Footprint
+) -> list[Footprint] | None:
+    """What is touched of the first argument, whose bytes are ``whole``; None: all of it may be."""
+    tensor = args[0]
+    indices = _indices(op, args)
+    if not indices:
+        return None
+    known: dict[int, list[int]] = {}
+    for dimension, index in indices.items():
+        values = None
+        if index.dtype in (torch.int64, torch.int32) and index.numel() <= _MOST:
+            values = machine.known_integers(index)
+        if values is None:
+            return None
+        known[dimension] = values
+    count = max(map(len, known.values()))
+    if count == 0:
+        return []
+    offsets = [0] * count
+    sizes, strides = tensor.size(), tensor.stride()
+    for dimension, values in known.items():
+        if len(values) not in (1, count):
+            return None  # each of one with each of another
+        for at in range(count):
+            value = values[at if len(values) > 1 else 0]
+            offsets[at] += (value % max(1, sizes[dimension])) * strides[dimension]
+    rest = [at for at in range(tensor.dim()) if at not in known]
+    return _pieces(
+        sorted(set(offsets)),
+        [sizes[at] for at in rest],
+        [strides[at] for at in rest],
+        whole.low,
+        tensor.element_size(),
+    )
+
+
+def _indices(op: str, args: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """Index tensors by the dimension that they index; none where that is not known."""
+    how = _INDEXED[op]
+    if how == _LIST:
+        found = {at: index for at, index in enumerate(args[1]) if index is not None}
+    elif how == _BY_DIMENSION:
+        found = {args[1] % max(1, args[0].dim()): args[2]}
+    else:
+        found = {0: args[1]}
+    return found if all(isinstance(index, torch.Tensor) for index in found.values()) else {}
+
+
+def _pieces(
+    offsets: list[int], sizes: list[int], strides: list[int], low: int, item: int
+) -> list[Footprint] | None:
+    """One footprint for each series of positions at one distance from each other."""
+    found = []
+    at = 0
+    while at < len(offsets):
+        end, step = at + 1, 0
+        if end < len(offsets):
+            step = offsets[end] - offsets[at]
+            while end < len(offsets) and offsets[end] - offsets[end - 1] == step:
+                end += 1
+        where = of_tensor(low + offsets[at] * item, [end - at, *sizes], [step, *strides], item)
+        if where is not None:
+            found.append(where)
+        if len(found) > _MOST_PIECES:
+            return None
+        at = end
+    return found

@@ -1,0 +1,82 @@
+"""Which stream a node of the autograd graph runs on.
+
+A node runs on the stream that was current on its output's device when its forward operator ran,
+and that stream is current in its hooks (``torch/csrc/autograd/engine.cpp``, ``evaluate_function``;
+``Node::stream`` in ``node.h``). A node that accumulates a leaf's gradient has the stream that was
+current when it was made: at the first use of the leaf in a graph, or earlier where something kept
+it alive (a hook, DDP).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Any, Final
+
+import torch
+
+Streams = dict[int, int]
+"""Stream numbers by device index; 0 where there is none."""
+
+_ACCUMULATING: Final = 1 << 63
+"""Sequence numbers from here on are those of nodes that accumulate gradients (``UINT64_MAX``)."""
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+_numbers: Final = itertools.count(1)
+
+
+class NodeStreams:
+    """What one machine knows of the streams of its nodes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Switches of the current streams, as the number that the next node would have.
+        self._switches: list[int] = []
+        self._then: list[Streams] = []
+        self._key = f"gpuprobe: streams {next(_numbers)}"
+        self._used: dict[int, Streams] = {}  # leaves since the last backward pass, by id
+
+    def switched(self, streams: Streams) -> None:
+        """Nodes that are made from now on run on these streams."""
+        with self._lock:
+            self._switches.append(torch._C._autograd._get_sequence_nr())
+            self._then.append(dict(streams))
+
+    def leaves_used(self, values: Iterable[Any], streams: Streams) -> None:
+        """An operator with these arguments is recorded by autograd: it may have made the nodes
+        that accumulate the gradients of its leaves. Each node keeps its stream in its metadata.
+        """
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                if value.requires_grad and value.is_leaf:
+                    self._leaf_used(value, streams)
+            elif type(value) is list or type(value) is tuple:
+                self.leaves_used(value, streams)
+
+    def _leaf_used(self, leaf: torch.Tensor, streams: Streams) -> None:
+        if self._used.get(id(leaf)) == streams:
+            return
+        self._used[id(leaf)] = dict(streams)
+        if type(leaf) not in _PLAIN and not hasattr(leaf, "_local_tensor"):
+            return  # a view of an unknown subclass may be anything
+        with torch.overrides.enable_reentrant_dispatch(), torch.enable_grad():
+            view = leaf.view_as(leaf)
+        if view.grad_fn is not None:
+            metadata = view.grad_fn.next_functions[0][0].metadata
+            self._used[id(leaf)] = metadata.setdefault(self._key, dict(streams))
+
+    def forget_leaves(self) -> None:
+        """The graph may be gone: nodes of leaves are looked for again at their next use."""
+        self._used.clear()
+
+    def of(self, node: Any) -> Streams | None:
+        """The streams of a node; None where they are not known."""
+        sequence = node._sequence_nr()
+        if sequence >= _ACCUMULATING:
+            found: Streams | None = node.metadata.get(self._key)
+            if found is None and hasattr(node, "variable"):
+                found = self._used.get(id(node.variable))
+            return found
+        at = bisect_right(self._switches, sequence) - 1
+        return self._then[at] if at >= 0 else {}
