@@ -21,7 +21,7 @@ from gpuprobe.analysis.baseline import (
 )
 from gpuprobe.errors import MissingExtra, ProgramFailed
 from gpuprobe.gate.files import ensure_writable, read_baseline, write_baseline
-from gpuprobe.gate.plan import CheckPlan, baseline_path, plan, tolerances
+from gpuprobe.gate.plan import CheckPlan, baseline_path, is_recorded, plan, tolerances
 from gpuprobe.gate.project import ProjectSettings, read_project
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def measure(
 ) -> Baseline:
     """What a recording, or a program that is run here, stands for.
 
-    A directory is taken for a recording; anything else is run and recorded at level ``trace``:
+    A directory is taken for a recording, and a memory snapshot (``.pickle``) is read, never run;
+    anything else is run and recorded at level ``trace``:
     on a virtual GPU where ``virtual`` names one. ``hazards`` also counts races and implicit
     synchronisations (on a virtual GPU). ``steps``: the program is ended after so many optimizer
     steps. ``root``: the project's folder, which file names are relative to; default the
@@ -100,7 +101,7 @@ def measure(
     """
     from gpuprobe.api.recordings import load, scratch_recording
 
-    if not module and Path(target).is_dir():
+    if not module and is_recorded(target):
         return recorded(target, root=root)
     from gpuprobe.api import watch
     from gpuprobe.api.hazards import DEFAULT_GPU

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from gpuprobe.errors import DataError, UsageError
-from gpuprobe.model.io.files import new_file
+from gpuprobe.model.io.files import new_file, read_text
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import CheckResult
@@ -109,13 +109,14 @@ def read_hazards(path: StrPath) -> Hazards:
 
     where = Path(path)
     try:
-        found = json.loads(where.read_text("utf-8"))
+        found = json.loads(read_text(where))
     except FileNotFoundError:
         raise UsageError(
             f"no such file: {where}", hint="gpuprobe run --hazards-json FILE writes one"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"cannot read {where}: {error}") from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"cannot read {where}: {reason}") from error
     if not isinstance(found, dict) or found.get("schema") != "gpuprobe.hazards":
         raise DataError(f"{where} is no hazards document")
     return from_document(found, str(where))

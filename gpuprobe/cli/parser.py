@@ -15,6 +15,7 @@ from gpuprobe.cli import exit_codes, output, stderr
 from gpuprobe.cli.after_script import sort_options
 from gpuprobe.cli.commands import COMMANDS
 from gpuprobe.errors import GpuprobeError
+from gpuprobe.model.text import cut
 
 
 class _Parser(argparse.ArgumentParser):
@@ -116,6 +117,29 @@ def dispatch(arguments: Sequence[str], *, supervise: bool = False) -> int:
     return _exit_code(module, args)
 
 
+_ISSUES = "https://github.com/gpuprobe/gpuprobe/issues"
+
+
+def _unexpected(error: Exception) -> int:
+    """A bug of gpuprobe's own, in one line; the traceback is for whoever reports or mends it."""
+    import traceback
+
+    if os.environ.get("GPUPROBE_DEBUG", "") not in ("", "0"):
+        stderr.write("".join(traceback.format_exception(error)))
+    if isinstance(error, MemoryError):
+        stderr.error("there is not enough memory for this")
+        return exit_codes.ENVIRONMENT
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    what = cut(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+    stderr.error(
+        f"internal error: {what}{place}",
+        hint=f"a bug in gpuprobe: report it at {_ISSUES} with this line, the command and what "
+        "GPUPROBE_DEBUG=1 prints",
+    )
+    return exit_codes.INTERNAL
+
+
 def _exit_code(module: ModuleType, args: argparse.Namespace) -> int:
     """Run the command; what it raises becomes an exit code here."""
     try:
@@ -130,17 +154,10 @@ def _exit_code(module: ModuleType, args: argparse.Namespace) -> int:
     except BrokenPipeError:
         output.give_up()  # the reader went away (``| head``)
         return exit_codes.OK
-    except Exception as error:  # noqa: BLE001 - the last stop: a bug of ours, shown in full
+    except Exception as error:  # noqa: BLE001 - the last stop: a bug of ours
         if isinstance(error, OSError) and output.cannot_write(error):
             stderr.error(f"cannot write the output: {error.strerror}")
             output.give_up()
             return exit_codes.USAGE
-        import traceback
-
-        stderr.write(traceback.format_exc())
-        stderr.error(
-            f"internal error: {type(error).__name__}: {error}",
-            hint="this is a bug in gpuprobe; the lines above are what a report of it needs",
-        )
-        return exit_codes.INTERNAL
+        return _unexpected(error)
     return code

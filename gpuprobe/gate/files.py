@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprobe.errors import DataError, UsageError
-from gpuprobe.model.io.files import atomic_write
+from gpuprobe.model.io.files import atomic_write, read_regular, read_text
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Baseline, Tolerance
@@ -53,7 +53,13 @@ def ensure_replaceable(path: StrPath) -> None:
     from gpuprobe.hazards.findings.known import may_be_one
 
     where = Path(path)
-    if where.exists() and not may_be_one(where.read_bytes().decode("utf-8", "replace")):
+    try:
+        replaceable = may_be_one(read_regular(where).decode("utf-8", "replace"))
+    except FileNotFoundError:
+        return
+    except OSError:
+        replaceable = False  # a folder, a device, or larger than any baseline
+    if not replaceable:
         raise DataError(f"{where} is not a baseline of hazards", hint="name another file")
 
 
@@ -82,12 +88,13 @@ def ensure_writable(*paths: StrPath | None) -> None:
 def _text(path: StrPath, hint: str) -> str:
     """``hint``: what to do where there is no such file."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return read_text(path)
     except FileNotFoundError:
         raise UsageError(f"no baseline at {Path(path)}", hint=hint) from None
     except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise DataError(
-            f"cannot read {Path(path)}: {error}", hint="is this a baseline? it is text, in UTF-8"
+            f"cannot read {Path(path)}: {reason}", hint="is this a baseline? it is text, in UTF-8"
         ) from error
 
 

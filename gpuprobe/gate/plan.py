@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gpuprobe.errors import ConfigError, UsageError
 from gpuprobe.gate.project import ProjectSettings, tolerance_of
+from gpuprobe.model.io.files import open_regular
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Baseline, Setting, Tolerance
@@ -109,13 +110,13 @@ def plan(
 
     line = [*(["-m"] if module else []), target, *arguments]
     settings = [Setting("run", " ".join(line), f"{source}, {CALL}" if more else source)]
-    is_recording = source == CALL and not module and Path(target).is_dir()
+    recorded = source == CALL and not module and is_recorded(target)
     chosen = {
         "gpu": first("gpu", gpu, project.gpu, None),
         "steps": first("steps", steps, project.steps, None),
         "hazards": first("hazards", hazards, project.hazards, False),
     }
-    if not is_recording:
+    if not recorded:
         words = {
             "gpu": f"virtual {chosen['gpu'].value}" if chosen["gpu"].value else _OWN,
             "steps": str(chosen["steps"].value or "all"),
@@ -134,6 +135,20 @@ def plan(
         root=project.root,
         folder=project.root if source == PROJECT else "",
     )
+
+
+def is_recorded(target: str) -> bool:
+    """Whether this is read, not run: a recording (a directory), or a memory snapshot: ``.pickle``,
+    or what begins as a pickle of protocol 2 and up does, and no source text can.
+    """
+    path = Path(target)
+    if path.is_dir() or path.suffix == ".pickle":
+        return True
+    try:
+        with open_regular(path) as file:
+            return file.read(1) == b"\x80"
+    except OSError:
+        return False  # whoever runs it says what is wrong
 
 
 def _of_baseline(before: Baseline | None) -> dict[str, Any]:

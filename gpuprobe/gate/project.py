@@ -30,7 +30,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from gpuprobe.errors import ConfigError
-from gpuprobe.model.io.codec import Bounds, Malformed, Parsed, closed, from_plain, unknown_key
+from gpuprobe.model.bounds import Bounds
+from gpuprobe.model.io.codec import Malformed, Parsed, closed, from_plain, unknown_key
+from gpuprobe.model.io.files import read_text
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Tolerance
@@ -41,6 +43,10 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
 _NAME = "pyproject.toml"
+
+_MOST_SHARE = 1e6
+_MOST_AMOUNT = 1 << 62
+"""More than this is accepted of nothing; a baseline has the same limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +89,10 @@ def read_project(start: str | os.PathLike[str] = ".") -> ProjectSettings:
 def _read(path: Path) -> ProjectSettings:
     shown = os.path.relpath(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {shown}: {error}") from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot read {shown}: {reason}") from error
     if not re.search(r"gpuprobe", text):
         return ProjectSettings()  # nearly every project's: not worth a parser
     document = _parse(text, shown)
@@ -118,8 +125,10 @@ def _parse(text: str, shown: str) -> dict[str, Any]:
             ) from None
     try:
         return reader.loads(text)
-    except reader.TOMLDecodeError as error:
+    except (reader.TOMLDecodeError, ValueError) as error:  # ValueError: a number of 5,000 digits
         raise ConfigError(f"{shown} is not valid TOML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{shown} is not valid TOML: it is nested too deeply") from None
 
 
 def _text(value: str) -> str:
@@ -194,12 +203,14 @@ def _amount(value: object) -> tuple[float, int] | None:
         rest = _amount(value.get("absolute", 0))
         if isinstance(share, str) and (match := _SHARE.fullmatch(share)):
             share = float(match[1]) / 100
-        good = isinstance(share, (int, float)) and not isinstance(share, bool) and share >= 0
-        if not good or rest is None or rest[0] or set(value) - {"relative", "absolute"}:
+        good = isinstance(share, (int, float)) and not isinstance(share, bool)
+        if not good or not 0 <= share <= _MOST_SHARE:
+            return None
+        if rest is None or rest[0] or set(value) - {"relative", "absolute"}:
             return None
         return float(share), rest[1]
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return 0.0, value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (0.0, value) if 0 <= value <= _MOST_AMOUNT else None
     if not isinstance(value, str):
         return None
     relative, absolute = 0.0, 0
@@ -207,7 +218,10 @@ def _amount(value: object) -> tuple[float, int] | None:
         if match := _SHARE.fullmatch(part):
             relative = float(match[1]) / 100
         elif match := _SIZE.fullmatch(part):
-            absolute = int(float(match[1]) * _UNITS[match[2].upper()])
+            amount = float(match[1]) * _UNITS[match[2].upper()]
+            if amount > _MOST_AMOUNT:
+                return None
+            absolute = int(amount)
         else:
             return None
-    return relative, absolute
+    return (relative, absolute) if relative <= _MOST_SHARE else None

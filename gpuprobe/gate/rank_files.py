@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprobe.errors import DataError
-from gpuprobe.model.io.files import atomic_write
+from gpuprobe.model.io.files import atomic_write, read_text
 
 if TYPE_CHECKING:
     from gpuprobe.hazards.findings.results import Hazards
@@ -61,6 +61,6 @@ def _read(path: Path) -> Hazards:
     from gpuprobe.reporters.json.hazards import from_document
 
     try:
-        return from_document(json.loads(path.read_text("utf-8")), str(path))
-    except (OSError, ValueError) as error:
+        return from_document(json.loads(read_text(path)), str(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"cannot read {path}: {error}") from error

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from gpuprobe.model.bounds import Count
 from gpuprobe.model.place import Place
 from gpuprobe.model.record import record
 
@@ -42,7 +43,7 @@ class Finding:
     location: Place | None = None
     related: tuple[Place, ...] = ()
     fix: Fix | None = None
-    count: int = 1
+    count: Count = 1
     subject: str = ""  # what it is about: a device UUID, a tensor name, a variable
     fingerprint: str = field(default="")
 

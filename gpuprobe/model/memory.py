@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from gpuprobe.model.bounds import Address, Index, Rank, Size
 from gpuprobe.model.values import Bytes, Unavailable
 
 
@@ -115,26 +116,26 @@ class Block:
     came with, 0 for none.
     """
 
-    address: int
-    size: int
-    requested_size: int
+    address: Address
+    size: Size
+    requested_size: Size
     state: BlockState
-    stack: int = 0
+    stack: Index = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One reservation from the driver (``cudaMalloc`` or mapped pages). Sizes in bytes."""
 
-    device: int
-    address: int
-    total_size: int
-    stream: int
+    device: Rank
+    address: Address
+    total_size: Size
+    stream: Address
     segment_type: str  # "small" or "large"
-    pool_id: tuple[int, int] = (0, 0)  # (0, 0) is the default pool; others are private
+    pool_id: tuple[Address, Address] = (0, 0)  # (0, 0) is the default pool; others are private
     is_expandable: bool = False
     blocks: tuple[Block, ...] = ()
-    stack: int = 0
+    stack: Index = 0
 
     @property
     def allocated_size(self) -> int:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from gpuprobe.model.bounds import LineNumber
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -16,7 +18,7 @@ class Place:
     """
 
     file: str
-    line: int
+    line: LineNumber
     function: str = ""
 
     def __str__(self) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gpuprobe.model.bounds import Time
 from gpuprobe.model.memory import Segment, TraceAction
 from gpuprobe.model.record import record
 
@@ -22,6 +23,23 @@ class Frame(NamedTuple):
     filename: str
     line: int
     name: str
+
+
+MOST_NAME = 10_000
+"""Characters of a file's or function's name that are kept. Paths have 4,096 bytes at most
+(PATH_MAX, Linux), names of C++ templates a few thousand."""
+
+
+def shortened(text: str) -> str:
+    """The text; one that is longer than any name, cut."""
+    return text if len(text) <= MOST_NAME else text[:MOST_NAME] + "…"
+
+
+def known_line(line: object) -> int | None:
+    """The line of a frame; None where it is a number that no file has a line of. torch writes such
+    ones for frames of native code.
+    """
+    return line if type(line) is int and 0 <= line < 1 << 31 else None
 
 
 class StackTable:
@@ -269,7 +287,7 @@ class Annotation(NamedTuple):
 
     stage: str  # "START" or "END"
     name: str  # "Optimizer.step#AdamW.step"
-    time_us: int  # the clock of EventColumns.time_us
+    time_us: Time  # the clock of EventColumns.time_us
 
 
 _TAG = "gpuprobe:"

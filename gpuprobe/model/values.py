@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, NewType, NoReturn, TypeVar
 
+from gpuprobe.model.bounds import AnyBytes
+
 Bytes = NewType("Bytes", int)
 """A count of bytes, never of MiB."""
 
@@ -68,8 +70,8 @@ class Peak:
     edges, at most the counter.
     """
 
-    at_least: int
-    at_most: int
+    at_least: AnyBytes
+    at_most: AnyBytes
 
     @classmethod
     def exactly(cls, value: int) -> Peak:

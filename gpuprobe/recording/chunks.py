@@ -26,7 +26,8 @@ from itertools import chain
 from typing import Annotated, Any
 
 from gpuprobe.errors import DataError, UnsupportedSchema
-from gpuprobe.model.io.codec import Bounds, from_plain, to_plain
+from gpuprobe.model.bounds import Address, Bounds, Count, NewestMicroseconds
+from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.memory import Category, Segment, TraceAction
 from gpuprobe.model.record import record
 from gpuprobe.model.trace import (
@@ -38,6 +39,8 @@ from gpuprobe.model.trace import (
     LiveColumns,
     MemoryTrace,
     StackTable,
+    known_line,
+    shortened,
 )
 
 CHUNK_VERSION = (1, 0)
@@ -49,6 +52,16 @@ _PREFIX = struct.Struct("<8sHHII")
 # zlib cannot expand further than this (zlib's technical notes: 1032:1). A header that claims
 # more is lying, and is refused before anything of that size is allocated.
 _MAX_EXPANSION = 1032
+
+FREE_ROWS = 2_000_000
+ROWS_PER_BYTE = 4
+"""A recording may have `FREE_ROWS` events, and so many more for each byte of its chunks. A recorded
+event takes 5 bytes and more: its time alone takes one. Without this bound a file of 100 KB could
+have 2 million, and be read a thousand times under other names."""
+
+_UNPACKED_FREE = 128 << 20
+_UNPACKED_PER_BYTE = 256
+"""The same of the bytes that one chunk unpacks to; recorded ones unpack to 10 times their size."""
 
 # Level 1: half the size of level 0 in a fifth of the time of level 6, and it is spent between
 # two training steps.
@@ -122,7 +135,7 @@ def decode_chunk(data: bytes, name: str) -> MemoryTrace:
     """Read what `encode_chunk` made. ``name`` is the file's, for messages.
 
     Raises UnsupportedSchema for a newer major version, DataError for anything that is not a
-    whole and consistent chunk. Allocates at most about `_MAX_EXPANSION` times ``len(data)``.
+    whole and consistent chunk. Allocates at most 128 MiB and 256 times ``len(data)``.
     """
     if len(data) < _PREFIX.size:
         raise DataError(f"{name}: the trace chunk is cut off")
@@ -177,10 +190,10 @@ class _RowCounts:
 @record(frozen=True)
 class _Header:
     device: str
-    step: int | None
+    step: Count | None
     complete: bool
     rows: _RowCounts
-    pools: list[tuple[int, int]]
+    pools: list[tuple[Address, Address]]
     settings: AllocatorSettings | None
     columns: list[_StoredColumn]
     tables: _Tables
@@ -198,8 +211,10 @@ class _Texts:
 def _decode(header: _Header, body: memoryview) -> MemoryTrace:
     position = 0
 
+    left = _UNPACKED_FREE + _UNPACKED_PER_BYTE * len(body)
+
     def unpack(entry: _Blob, length: int) -> bytes:
-        nonlocal position
+        nonlocal position, left
         blob = body[position : position + entry.stored]
         if len(blob) != entry.stored:
             raise DataError("cut off")
@@ -207,6 +222,9 @@ def _decode(header: _Header, body: memoryview) -> MemoryTrace:
             raise DataError("checksum")
         if length > entry.stored * _MAX_EXPANSION:
             raise DataError("a length that compression cannot have reached")
+        left -= length
+        if left < 0:
+            raise DataError("it unpacks to far more than a file of its size holds")
         position += entry.stored
         unpacker = zlib.decompressobj()
         try:
@@ -279,14 +297,19 @@ def _restore(columns: EventColumns, rows: int, budget: int) -> None:
 
 
 def _stack_table(texts: _Texts) -> StackTable:
-    frames = texts.frames
+    frames = [
+        frame
+        if 0 <= frame.line < 1 << 31
+        else Frame(frame.filename, known_line(frame.line) or 0, frame.name)
+        for frame in texts.frames
+    ]
     stacks = [tuple(stack) for stack in texts.stacks]
     if texts.strings[:1] != [""] or frames[:1] != [Frame("", 0, "")] or stacks[:1] != [()]:
         raise DataError("tables")
     for index in chain.from_iterable(stacks):
         if type(index) is not int or not 0 <= index < len(frames):
             raise DataError("stacks")
-    return StackTable.of(texts.strings, frames, stacks)
+    return StackTable.of([shortened(text) for text in texts.strings], frames, stacks)
 
 
 def _check_indices(trace: MemoryTrace) -> None:
@@ -298,12 +321,19 @@ def _check_indices(trace: MemoryTrace) -> None:
         "phase": len(trace.stacks.strings),
         "pool": len(trace.pools),
     }
+    stacks = len(trace.stacks.stacks)
+    for segment in trace.segments:
+        if segment.stack >= stacks or any(block.stack >= stacks for block in segment.blocks):
+            raise DataError("segments")
     categories = len(Category)
     for columns in (trace.events, trace.baseline):
         for name, limit in limits.items():
             values: array[int] = getattr(columns, name)
             if values and max(values) >= limit:
                 raise DataError(f"column {name}")
+        times = columns.time_us
+        if times and not 0 <= min(times) <= max(times) <= NewestMicroseconds:
+            raise DataError("column time_us")
         if columns.category and max(columns.category) >= categories:
             # A category that a newer minor version added: unknown to this one.
             known = bytes(code if code < categories else 0 for code in range(256))

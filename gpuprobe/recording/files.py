@@ -18,19 +18,35 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 from gpuprobe.errors import DataError, NotARecording
-from gpuprobe.model.io.codec import Bounds, from_plain
+from gpuprobe.model.bounds import Rank, World
+from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.document import check_version, header
 from gpuprobe.model.record import record
 from gpuprobe.model.run.recording import SCHEMA, SCHEMA_VERSION
 
-STREAM_NAME = re.compile(r"rank-(\d{5,})\.jsonl")
-CHUNK_NAME = re.compile(r"rank-(\d{5,})\.trace-(\d{6,})\.cols")
+STREAM_NAME = re.compile(r"rank-([0-9]{5,10})\.jsonl")
+CHUNK_NAME = re.compile(r"rank-([0-9]{5,10})\.trace-([0-9]{6,12})\.cols")
 
-MAX_LINE = 64 * 1024 * 1024
-"""Bytes. No record is near this long: a longer line is not one, and is not read into memory."""
+MAX_LINE = 16 * 1024 * 1024
+"""Bytes. No record is near this long (a step has some 1 KB for each of its phases and devices): a
+longer line is not one, and is not read into memory."""
+
+MAX_DAMAGED = 10_000
+"""Lines of a stream that are no records: a full disk damages a few."""
+
+MAX_STREAM = 4 << 30
+"""Bytes of one stream: a million steps. What is larger was not recorded (a sparse file has any size
+that its maker likes), and is not read."""
+
+MAX_RANKS = 16_384
+"""Streams in a directory. The largest jobs have as many processes; each stream is opened at every
+look."""
+
+MAX_CHUNK = 256 << 20
+"""Bytes of a trace chunk. A million events with their stacks take 8 MB."""
 
 _MAX_HEADER = 64 * 1024
 
@@ -61,12 +77,18 @@ def rank_of_stream(name: str) -> int | None:
 
 
 def stream_names(directory: Path) -> dict[int, str]:
-    """rank -> name of its stream, in rank order. Raises OSError."""
+    """rank -> name of its stream, in rank order. Raises OSError, and DataError where there are more
+    than `MAX_RANKS`."""
     ranks = {}
     for entry in directory.iterdir():
         rank = rank_of_stream(entry.name)
         if rank is not None:
             ranks[rank] = entry.name
+            if len(ranks) > MAX_RANKS:
+                raise DataError(
+                    f"{directory} holds the streams of more than {MAX_RANKS} ranks",
+                    hint="no job has so many processes; is this one recording?",
+                )
     return dict(sorted(ranks.items()))
 
 
@@ -97,8 +119,8 @@ def decode_header(line: bytes, name: str) -> Header:
 
 @record(frozen=True)
 class _RankHeader:
-    rank: Annotated[int, Bounds(0, (1 << 31) - 1)]
-    world_size: Annotated[int, Bounds(1, (1 << 31) - 1)]
+    rank: Rank
+    world_size: World
 
 
 def looks_like_stream(head: bytes) -> bool:

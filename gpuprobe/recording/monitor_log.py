@@ -17,12 +17,16 @@ from typing import IO, Any
 from gpuprobe.errors import DataError, UsageError
 from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.io.document import check_version, header
+from gpuprobe.model.io.files import open_regular
 from gpuprobe.model.machine.monitor import SCHEMA, SCHEMA_VERSION, Moment
 
 _MISFITS = (KeyError, IndexError, ValueError, TypeError, AttributeError, RecursionError)
 
 WHOLE_EVERY = 60
 """Readings between two whole ones."""
+
+_MAX_LINE = 16 << 20
+"""Bytes. A whole reading of eight GPUs takes 90 KB."""
 
 _OLD_FORMAT = "gpuprobe-moments"
 """What files of version 1 have under ``format``."""
@@ -132,7 +136,7 @@ class ReplayedLog:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._name = Path(path).name
         try:
-            self._file = Path(path).open("rb")  # noqa: SIM115 (closed by __exit__)
+            self._file = open_regular(path)
         except FileNotFoundError:
             raise UsageError(
                 f"no such file: {os.fspath(path)}", hint="gpuprobe top --log FILE writes one"
@@ -140,7 +144,7 @@ class ReplayedLog:
         except OSError as error:
             raise UsageError(f"cannot read {os.fspath(path)}: {error.strerror or error}") from error
         try:
-            _check_head(self._file.readline(), self._name)
+            _check_head(self._file.readline(_MAX_LINE), self._name)
         except DataError:
             self._file.close()
             raise
@@ -176,9 +180,14 @@ class ReplayedLog:
     def _load(self, number: int) -> bool:
         """Make ``_plain`` this reading, coming from the one before; whether it is there."""
         self._file.seek(self._starts[number])
-        line = self._file.readline()
+        line = self._file.readline(_MAX_LINE)
         if not line.endswith(b"\n"):
-            return False
+            if len(line) < _MAX_LINE:
+                return False
+            raise DataError(
+                f"{self._name}, line {number + 2}: a line of more than {_MAX_LINE >> 20} MiB is no "
+                "reading"
+            )
         entry = _object(line, self._name, number + 2)
         if "moment" in entry:
             self._plain = entry["moment"]

@@ -14,11 +14,12 @@ from typing import Generic, TypeVar
 
 from gpuprobe.errors import DataError, NotARecording
 from gpuprobe.model.gc_pause import gc_paused
+from gpuprobe.model.io.files import open_regular, read_regular
 from gpuprobe.model.run.recording import SCHEMA_VERSION, RankRecording, Recording
 from gpuprobe.model.run.session import BlindSpot, Step
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.recording.chunks import decode_chunk
-from gpuprobe.recording.files import CHUNK_NAME, stream_names
+from gpuprobe.recording.chunks import FREE_ROWS, ROWS_PER_BYTE, decode_chunk
+from gpuprobe.recording.files import CHUNK_NAME, MAX_CHUNK, MAX_STREAM, stream_names
 from gpuprobe.recording.stream import StreamParser
 
 _PIECE = 1 << 20
@@ -46,6 +47,7 @@ class RecordingTail:
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         self._streams: dict[int, StreamFile[StreamParser]] = {}
+        self._chunks = _Chunks(self.path)
 
     def poll(self) -> Recording:
         """The recording as it is now.
@@ -95,9 +97,8 @@ class RecordingTail:
         for rank in readable:
             stream = self._streams[rank]
             extra = self._missing_ranks(readable) if rank == readable[0] else ()
-            load = partial(_load_trace, self.path)
-            traces = partial(_load_traces, self.path)
-            ranks.append(stream.parser.result(traces, load, extra))
+            traces = partial(_load_traces, self._chunks)
+            ranks.append(stream.parser.result(traces, self._chunks.load, extra))
         return tuple(ranks)
 
     def _missing_ranks(self, readable: list[int]) -> tuple[BlindSpot, ...]:
@@ -136,8 +137,13 @@ class StreamFile(Generic[_P]):
         it were. Raises OSError, and what `StreamParser.feed` raises.
         """
         read = 0
-        with self._path.open("rb") as file:
+        with open_regular(self._path, inside=True) as file:
             status = os.fstat(file.fileno())
+            if status.st_size > MAX_STREAM:
+                raise DataError(
+                    f"{self._path.name}: a stream of {status.st_size} bytes is not read: no "
+                    f"recording has more than {MAX_STREAM >> 30} GiB"
+                )
             if status.st_size < self._offset or self._inode not in (-1, status.st_ino):
                 # Replaced by a new recording (--force): begin again.
                 self._offset = 0
@@ -160,22 +166,42 @@ class StreamFile(Generic[_P]):
         return read
 
 
-def _load_trace(directory: Path, name: str) -> MemoryTrace:
-    """Read one chunk. Raises DataError, naming it."""
-    # The name comes from the stream: it must not lead out of the directory.
-    if not CHUNK_NAME.fullmatch(name):
-        raise DataError(f"not the name of a trace chunk: {name!r}")
-    try:
-        data = (directory / name).read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"{name}: the trace chunk cannot be read: {error.strerror or error}"
-        ) from error
-    return decode_chunk(data, name)
+class _Chunks:
+    """The trace chunks of a recording, and how much they unpack to, all together.
+
+    Thousands of small files could each unpack to a million events, which each chunk alone may.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._rows: dict[str, int] = {}  # of the chunks that were read
+        self._most = FREE_ROWS
+
+    def load(self, name: str) -> MemoryTrace:
+        """Read one chunk. Raises DataError, naming it."""
+        # The name comes from the stream: it must not lead out of the directory.
+        if not CHUNK_NAME.fullmatch(name):
+            raise DataError(f"not the name of a trace chunk: {name!r:.80}")
+        try:
+            data = read_regular(self._directory / name, most=MAX_CHUNK, inside=True)
+        except OSError as error:
+            raise DataError(
+                f"{name}: the trace chunk cannot be read: {error.strerror or error}"
+            ) from error
+        trace = decode_chunk(data, name)
+        if name not in self._rows:
+            self._rows[name] = len(trace.events) + len(trace.baseline)
+            self._most += ROWS_PER_BYTE * len(data)
+        if sum(self._rows.values()) > self._most:
+            raise DataError(
+                f"{name}: the trace chunks of {self._directory} unpack to far more events than "
+                "files of their size hold"
+            )
+        return trace
 
 
-def _load_traces(directory: Path, steps: tuple[Step, ...]) -> Iterator[MemoryTrace]:
+def _load_traces(chunks: _Chunks, steps: tuple[Step, ...]) -> Iterator[MemoryTrace]:
     """The chunks that the steps name, in order, one at a time."""
     for step in steps:
         for name in step.traces:
-            yield _load_trace(directory, name)
+            yield chunks.load(name)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpuprobe.errors import DataError, GpuprobeError, NotARecording
+from gpuprobe.model.io.files import open_regular
 from gpuprobe.model.record import record
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.summary import Run, RunSummary
@@ -144,7 +145,7 @@ def summarize_run(path: Path) -> RunSummary | None:
         if not names:
             raise NotARecording(f"{path} is not a recording: no rank's stream in it")
         name = next(iter(names.values()))
-        with (path / name).open("rb") as file:
+        with open_regular(path / name, inside=True) as file:
             head = file.read(_HEAD)
             size = os.fstat(file.fileno()).st_size
             start = max(len(head), size - _TAIL)

@@ -6,6 +6,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuprobe.model.io.files import read_regular
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import ReadStatus, Unavailable
 
@@ -43,7 +44,7 @@ def excerpt(
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_SOURCE:
             return Unavailable("not a source file")
-        text = path.read_text("utf-8", "replace").splitlines()
+        text = read_regular(path, most=_MOST_SOURCE).decode("utf-8", "replace").splitlines()
     except (OSError, ValueError) as error:
         return Unavailable(getattr(error, "strerror", None) or str(error))
     if not 1 <= frame.line <= len(text):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from gpuprobe.errors import DataError, NotARecording
@@ -12,13 +13,34 @@ from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.recording.files import MAX_LINE, Header, decode_header, looks_like_stream
+from gpuprobe.recording.files import MAX_DAMAGED, MAX_LINE, Header, decode_header, looks_like_stream
 
 
 def same_finding(finding: Finding) -> object:
     """What a later record of the same finding has in common with it: that one replaces it."""
     text = finding.message if finding.location is None else ""  # without a place, words must do
     return finding.fingerprint, finding.location, finding.related, text
+
+
+def _named_once(steps: tuple[Step, ...]) -> tuple[tuple[Step, ...], int]:
+    """The steps, each chunk named by the first of them that does; and how many names are left out.
+    One small file could otherwise be read a million times.
+    """
+    named: set[str] = set()
+    kept: dict[int, Step] = {}
+    repeated = 0
+    for at, step in enumerate(steps):
+        names = step.traces
+        if not names:
+            continue
+        fresh = tuple(name for name in dict.fromkeys(names) if name not in named)
+        named.update(fresh)
+        if len(fresh) != len(names):
+            repeated += len(names) - len(fresh)
+            kept[at] = replace(step, traces=fresh)
+    if not kept:
+        return steps, 0
+    return tuple(kept.get(at, step) for at, step in enumerate(steps)), repeated
 
 
 class StreamParser:
@@ -39,7 +61,8 @@ class StreamParser:
         self._blind_spots: list[BlindSpot] = []
         self._end: SessionEnd | None = None
         self._damaged = 0
-        self._pending = b""
+        self._pending: list[bytes] = []  # pieces of the line that has no end yet
+        self._pending_bytes = 0
         self._take: dict[str, Callable[[dict[str, Any]], None]] = {
             "environment": self._take_environment,
             "session": self._take_session,
@@ -56,23 +79,29 @@ class StreamParser:
         """
         if not data:
             return
-        *lines, self._pending = (self._pending + data).split(b"\n")
+        first, *lines = data.split(b"\n")
+        self._pending.append(first)
+        self._pending_bytes += len(first)
+        if lines:
+            lines.insert(0, b"".join(self._pending))
+            self._pending = [lines.pop()]
+            self._pending_bytes = len(self._pending[0])
         for line in lines:
             if self.header is None:
                 self.header = decode_header(line, self.name)
             elif line:  # an empty line is where a torn record was given up
                 self._take_line(line)
-        if self.header is None and not looks_like_stream(self._pending[:64]):
+        if self.header is None and not looks_like_stream(b"".join(self._pending)[:64]):
             raise NotARecording(
                 f"{self.name}: does not begin with the header of a gpuprobe recording"
             )
-        if len(self._pending) > MAX_LINE:
+        if self._pending_bytes > MAX_LINE:
             raise DataError(f"{self.name}: a line of more than {MAX_LINE >> 20} MiB is no record")
 
     @property
     def truncated(self) -> bool:
         """Whether the last line has no end: the writer is writing it, or was killed."""
-        return bool(self._pending)
+        return self._pending_bytes > 0
 
     def result(
         self,
@@ -86,8 +115,15 @@ class StreamParser:
         """
         if self.session is None or self._environment is None:
             raise DataError(f"{self.name}: the recording ends before its session begins")
-        steps = tuple(self._steps[index] for index in sorted(self._steps))
+        steps, repeated = _named_once(tuple(self._steps[at] for at in sorted(self._steps)))
         spots = tuple(self._blind_spots) + extra_blind_spots
+        if repeated:
+            spots += (
+                BlindSpot(
+                    f"{repeated} trace chunks that steps of {self.name} name again",
+                    "a chunk is of one step: it is read for the first that names it",
+                ),
+            )
         if self._damaged:
             lines = "1 damaged line" if self._damaged == 1 else f"{self._damaged} damaged lines"
             spots += (
@@ -116,6 +152,10 @@ class StreamParser:
                 take(plain)
         except (DataError, ValueError, TypeError, KeyError, RecursionError):
             self._damaged += 1
+            if self._damaged > MAX_DAMAGED:
+                raise DataError(
+                    f"{self.name}: more than {MAX_DAMAGED} of its lines are damaged"
+                ) from None
 
     def _take_environment(self, plain: dict[str, Any]) -> None:
         self._environment = from_plain(Environment, plain)

@@ -11,7 +11,7 @@ from typing import Any
 from gpuprobe.errors import DataError, InternalError, UsageError
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.codec import to_plain
-from gpuprobe.model.io.files import atomic_write
+from gpuprobe.model.io.files import atomic_write, open_regular
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.chunks import encode_chunk
@@ -250,13 +250,13 @@ def _is_ours(entry: Path) -> bool:
         return False
     if rank_of_stream(entry.name) is None:
         return True
-    with entry.open("rb") as file:
+    with open_regular(entry, inside=True) as file:
         return looks_like_stream(file.read(64))
 
 
 def _world_size(stream: Path) -> int | None:
     """The world size a stream says it is part of; None while its header is not complete."""
-    with stream.open("rb") as file:
+    with open_regular(stream, inside=True) as file:
         line = file.readline(64 * 1024)
     if not line.endswith(b"\n"):
         return None

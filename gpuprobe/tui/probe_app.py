@@ -15,6 +15,7 @@ from textual.app import App, SystemCommand
 from textual.binding import BindingType
 from textual.screen import Screen
 from textual.theme import Theme
+from textual.worker import WorkerFailed
 
 from gpuprobe.tui.text_screen import TextScreen
 from gpuprobe.tui.widgets.keymap import Key, bindings, help_lines
@@ -35,7 +36,7 @@ class ProbeApp(App[None]):
     """Base of the screens. A signal that ends the process ends the screen first, so that the
     terminal is given back; ``return_code`` is then 128 + the signal, as shells report it.
 
-    ``readonly``: nothing is written.
+    ``readonly``: nothing is written. ``crash`` is a fault of gpuprobe's own that ended the screen.
     """
 
     ENABLE_COMMAND_PALETTE = True
@@ -45,6 +46,7 @@ class ProbeApp(App[None]):
     def __init__(self, *, readonly: bool = False, theme: str = "") -> None:
         super().__init__()
         self.readonly = readonly
+        self.crash: Exception | None = None
         for palette in PALETTES.values():
             self.register_theme(_theme(palette))
         # Chosen before the screen is there: a change of theme later has every style sheet read
@@ -62,6 +64,26 @@ class ProbeApp(App[None]):
 
     def _ended_by(self, number: int) -> None:
         self.exit(return_code=128 + number)
+
+    def show(self) -> int:
+        """Run until the screen is left; its exit code. Raises what ended it, where that is a fault
+        of gpuprobe's own: then the terminal is given back already.
+        """
+        self.run()
+        if self.crash is not None:
+            raise self.crash
+        return self.return_code or 0
+
+    def _handle_exception(self, error: Exception) -> None:
+        if self.crash is None:
+            found = error.error if isinstance(error, WorkerFailed) else error
+            self.crash = found if isinstance(found, Exception) else error
+        super()._handle_exception(error)
+
+    def _fatal_error(self) -> None:
+        # Textual prints a traceback with the values of all variables here: data that nobody meant
+        # to show. `show` raises the fault instead.
+        self._close_messages_no_wait()
 
     # -- colours
 

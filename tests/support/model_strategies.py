@@ -16,6 +16,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 import gpuprobe.model
+from gpuprobe.model.bounds import MOST_BYTES, NewestMicroseconds
 from gpuprobe.model.memory import Category, Segment, TraceAction
 from gpuprobe.model.trace import (
     AllocatorSettings,
@@ -26,6 +27,7 @@ from gpuprobe.model.trace import (
     MemoryTrace,
     StackTable,
 )
+from gpuprobe.model.values import Bytes
 
 TEXT = st.text(max_size=12)
 UNDECODABLE = "caf\udce9.py"
@@ -37,7 +39,7 @@ def model_classes() -> list[type]:
     """Every dataclass of the model that the codec is for (columns have a format of their own)."""
     found = []
     for info in pkgutil.walk_packages(gpuprobe.model.__path__, "gpuprobe.model."):
-        if info.name == "gpuprobe.model.io.codec":  # its own words, not values
+        if info.name in ("gpuprobe.model.io.codec", "gpuprobe.model.bounds"):  # words, not values
             continue
         module = importlib.import_module(info.name)
         for value in vars(module).values():
@@ -53,9 +55,16 @@ def model_classes() -> list[type]:
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
     """Values of a type hint."""
+    if hint is Bytes:
+        return st.integers(0, MOST_BYTES)
     while isinstance(hint, typing.NewType):
         hint = hint.__supertype__
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        bounds = args[1]
+        if args[0] is float:
+            return st.floats(bounds.least, bounds.most)
+        return st.integers(int(bounds.least), int(bounds.most))
     if origin in (typing.Union, types.UnionType):
         return st.one_of([values_of(arg) for arg in args])
     if origin is tuple:
@@ -82,7 +91,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     if issubclass(cls, Enum):
         return st.sampled_from(cls)
     bound = dict(zip(getattr(cls, "__parameters__", ()), args, strict=False))
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
 
     def field_values() -> st.SearchStrategy[Any]:
         return st.fixed_dictionaries(
@@ -125,7 +134,8 @@ def _bind(hint: Any, bound: dict[Any, Any]) -> Any:
 
 
 U64 = st.integers(0, 2**64 - 1)
-I64 = st.integers(-(2**63), 2**63 - 1)
+TIMES = st.integers(0, NewestMicroseconds)
+LINES = st.integers(0, 2**31 - 1)
 
 
 @st.composite
@@ -133,7 +143,7 @@ def stack_tables(draw: st.DrawFn) -> StackTable:
     table = StackTable()
     for text in draw(st.lists(TEXT, max_size=3)):
         table.string(text)
-    for frame in draw(st.lists(st.builds(Frame, TEXT, INTEGERS, TEXT), max_size=3)):
+    for frame in draw(st.lists(st.builds(Frame, TEXT, LINES, TEXT), max_size=3)):
         table.frame(frame)
     indices = st.lists(st.integers(0, len(table.frames) - 1), max_size=3).map(tuple)
     for stack in draw(st.lists(indices, max_size=3)):
@@ -145,7 +155,7 @@ def stack_tables(draw: st.DrawFn) -> StackTable:
 def memory_traces(draw: st.DrawFn, sizes: st.SearchStrategy[int] = U64) -> MemoryTrace:
     """Traces whose columns hold anything their types can, in valid tables."""
     stacks = draw(stack_tables())
-    pools = [(0, 0), *draw(st.lists(st.tuples(INTEGERS, INTEGERS), max_size=2))]
+    pools = [(0, 0), *draw(st.lists(st.tuples(U64, U64), max_size=2))]
 
     def row(actions: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[int, ...]]:
         return st.tuples(
@@ -153,7 +163,7 @@ def memory_traces(draw: st.DrawFn, sizes: st.SearchStrategy[int] = U64) -> Memor
             U64,
             sizes,
             U64,
-            I64,
+            TIMES,
             st.integers(0, len(stacks.stacks) - 1),
             st.integers(0, len(Category) - 1),
             st.integers(0, len(stacks.strings) - 1),
@@ -173,12 +183,18 @@ def memory_traces(draw: st.DrawFn, sizes: st.SearchStrategy[int] = U64) -> Memor
         baseline=baseline,
         stacks=stacks,
         pools=pools,
-        segments=tuple(draw(st.lists(values_of(Segment), max_size=2))),
+        segments=tuple(_in_table(s) for s in draw(st.lists(values_of(Segment), max_size=2))),
         settings=draw(st.none() | values_of(AllocatorSettings)),
         complete=draw(st.booleans()),
-        step=draw(st.none() | INTEGERS),
-        annotations=tuple(draw(st.lists(st.builds(Annotation, TEXT, TEXT, I64), max_size=2))),
+        step=draw(st.none() | st.integers(0, 2**53 - 1)),
+        annotations=tuple(draw(st.lists(st.builds(Annotation, TEXT, TEXT, TIMES), max_size=2))),
     )
+
+
+def _in_table(segment: Segment) -> Segment:
+    """The segment without stacks: those of a segment are rows of its trace's table."""
+    blocks = tuple(dataclasses.replace(block, stack=0) for block in segment.blocks)
+    return dataclasses.replace(segment, stack=0, blocks=blocks)
 
 
 def same_trace(a: MemoryTrace, b: MemoryTrace) -> bool:

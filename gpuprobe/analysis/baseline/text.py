@@ -12,7 +12,8 @@ from gpuprobe.analysis.baseline.model import METRICS, PEAK, Baseline, Tolerance
 from gpuprobe.analysis.compare.accounts import Account, LineShare
 from gpuprobe.analysis.peak.high_water import Share
 from gpuprobe.errors import DataError
-from gpuprobe.model.io.codec import Bounds, Malformed, Parsed, from_plain, unknown_key
+from gpuprobe.model.bounds import Bounds
+from gpuprobe.model.io.codec import Malformed, Parsed, from_plain, unknown_key
 from gpuprobe.model.io.document import check_version, header
 from gpuprobe.model.text import human_bytes
 

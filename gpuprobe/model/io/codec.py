@@ -7,7 +7,8 @@ The rules, so that a file can be read without this package:
 * `Unavailable` is ``{"unavailable": reason, "status": status}``;
 * a float that is not finite is ``{"float": "inf"}``: JSON has no other word for it;
 * a finding has every key, and is as in every other document (`findings.to_document`);
-* a whole number has at most 64 bits;
+* a whole number has at most 64 bits, a count of bytes 60, other numbers what their field's
+  `gpuprobe.model.bounds.Bounds` allow;
 * a reader ignores keys it does not know (a newer minor version only adds keys).
 """
 
@@ -24,9 +25,10 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from gpuprobe.errors import DataError, GpuprobeError
+from gpuprobe.model.bounds import MOST_BYTES, Bounds
 from gpuprobe.model.findings import Finding, to_document
 from gpuprobe.model.record import record
-from gpuprobe.model.values import ReadStatus, Unavailable
+from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 
 T = TypeVar("T")
 
@@ -128,14 +130,6 @@ def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
 
 
 # -- and back
-
-
-@record(frozen=True, slots=True)
-class Bounds:
-    """In ``Annotated[int, Bounds(1)]``: the least and the most that the number may be."""
-
-    least: float = -(1 << 63)
-    most: float = (1 << 64) - 1
 
 
 @record(frozen=True, slots=True)
@@ -243,6 +237,8 @@ def _expect(plain: Any, kind: Any) -> Any:
 @functools.cache
 def _decoder(hint: Any) -> Callable[[Any], Any]:
     """A function that turns plain data into a value of the type ``hint``."""
+    if hint is Bytes:
+        return _annotated_decoder(int, _BYTES)
     while isinstance(hint, typing.NewType):
         hint = hint.__supertype__
     origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -291,7 +287,10 @@ def _decode_int(plain: Any) -> int:
 
 def _decode_float(plain: Any) -> float:
     if isinstance(plain, dict):
-        return float(_expect(plain["float"], str))
+        text = _expect(plain["float"], str)
+        if text not in ("inf", "-inf", "nan"):
+            raise Malformed(f"expected one of inf, -inf, nan, found {text!r:.40}")
+        return float(text)
     if isinstance(plain, bool) or not isinstance(plain, (int, float)):
         raise _unexpected("a number", plain)
     number = float(plain)
@@ -310,17 +309,22 @@ def _annotated_decoder(hint: Any, note: Any) -> Callable[[Any], Any]:
         return lambda plain: note.make(decode(plain))
     if not isinstance(note, Bounds):
         raise TypeError(f"the codec does not know {note!r}")
+    hint = int if hint is Bytes else hint
     base, whole = _decoder(hint), hint is int
     wanted = "a whole number" if whole else "a number"
     wanted += f" from {note.least}" if note.least > _LEAST else ""
-    wanted += f" to {note.most}" if note.most < 1 << 53 else ""
+    wanted += f" to {note.most}" if note.most < _MOST else ""
+
+    least, most = note.least, note.most
 
     def decode_bounded(plain: Any) -> Any:
+        if whole and plain.__class__ is int and least <= plain <= most:
+            return plain
         try:
             value = base(plain)
         except _MALFORMED as error:
             raise _unexpected(wanted, plain) from error
-        if not note.least <= value <= note.most:
+        if not least <= value <= most:  # so of what is not a number (NaN)
             raise _unexpected(wanted, plain)
         return value
 
@@ -344,12 +348,12 @@ def _union_decoder(arms: tuple[Any, ...]) -> Callable[[Any], Any]:
     with_none, with_missing = type(None) in arms, Unavailable in arms
     # ``int | Unavailable`` is the commonest hint by far.
     only = _plain_type(arms[0]) if len(others) == 1 else None
-
+    least, most = _whole_range(arms[0])
     whole = only is int
 
     def decode(plain: Any) -> Any:
         kind = plain.__class__
-        if kind is only and (not whole or _LEAST <= plain <= _MOST):
+        if kind is only and (not whole or least <= plain <= most):
             return plain
         if plain is None and with_none:
             return None
@@ -372,7 +376,22 @@ def _plain_type(hint: Any) -> type | None:
     """int, str or bool where JSON's value is the model's value; else None."""
     while isinstance(hint, typing.NewType):
         hint = hint.__supertype__
+    if typing.get_origin(hint) is typing.Annotated:
+        base, note = typing.get_args(hint)[:2]
+        hint = int if base in (int, Bytes) and isinstance(note, Bounds) else None
     return hint if hint in (int, str, bool) else None
+
+
+_BYTES = Bounds(0, MOST_BYTES)
+
+
+def _whole_range(hint: Any) -> tuple[float, float]:
+    """What a whole number of this type may be."""
+    if hint is Bytes:
+        return _BYTES.least, _BYTES.most
+    if typing.get_origin(hint) is typing.Annotated and isinstance(hint.__metadata__[0], Bounds):
+        return hint.__metadata__[0].least, hint.__metadata__[0].most
+    return _LEAST, _MOST
 
 
 def _items_decoder(hint: Any) -> Callable[[Any], list[Any]]:
@@ -413,7 +432,7 @@ def _tuple_decoder(args: Any, make: Callable[[Any], Any]) -> Callable[[Any], Any
 
 def _dict_decoder(key_hint: Any, item_hint: Any) -> Callable[[Any], Any]:
     decode_item = _decoder(item_hint)
-    decode_key = int if _plain_type(key_hint) is int else _decoder(key_hint)
+    decode_key = _whole_key if _plain_type(key_hint) is int else _decoder(key_hint)
 
     def decode(plain: Any) -> Any:
         values = {}
@@ -426,6 +445,10 @@ def _dict_decoder(key_hint: Any, item_hint: Any) -> Callable[[Any], Any]:
         return values
 
     return decode
+
+
+def _whole_key(text: str) -> int:
+    return _decode_int(int(text))
 
 
 def _dataclass_decoder(cls: Any, hint: Any) -> Callable[[Any], Any]:

@@ -1,7 +1,8 @@
-"""Writing a file that appears under its name only when it is complete."""
+"""Opening files that may be anything, and writing a file that appears only when it is complete."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -21,6 +22,76 @@ def is_special(path: Path) -> bool:
     except OSError:
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+MOST_DOCUMENT = 64 << 20
+"""Bytes of a document (a baseline, a configuration, a catalogue) that are read at most. Those that
+gpuprobe writes have some kilobytes; the largest baseline of the tests has 40."""
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISLNK, "a link"),
+)
+
+
+def open_regular(path: str | os.PathLike[str], *, inside: bool = False) -> IO[bytes]:
+    """Open a regular file to be read; what blocks, or never ends, is not opened at all.
+
+    ``inside``: the file belongs to the folder it is in, which may come from elsewhere, so a link
+    that leads out of that folder is not followed. Raises OSError, which says what is there instead
+    of a file.
+    """
+    where = os.fspath(path)
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+    if inside and Path(where).is_symlink():
+        target = os.path.realpath(where)
+        # Lexically: the folder itself may be reached through links.
+        if os.path.dirname(target) != os.path.realpath(os.path.dirname(where) or "."):  # noqa: PTH120
+            raise OSError(errno.EPERM, "it is a link that leads out of its folder", where)
+        where = target
+    if inside:
+        flags |= getattr(os, "O_NOFOLLOW", 0)
+    # Before it is opened, as opening alone can have an effect on a device.
+    _refuse_special(os.stat(where), where)  # noqa: PTH116
+    descriptor = os.open(where, flags)
+    try:
+        _refuse_special(os.fstat(descriptor), where)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _refuse_special(status: os.stat_result, where: str) -> None:
+    if stat.S_ISREG(status.st_mode):
+        return
+    what = next((name for is_it, name in _KINDS if is_it(status.st_mode)), "something else")
+    raise OSError(errno.EINVAL, f"it is {what}, not a file", where)
+
+
+def read_regular(
+    path: str | os.PathLike[str], *, most: int = MOST_DOCUMENT, inside: bool = False
+) -> bytes:
+    """The bytes of a regular file of ``most`` bytes at most. Raises OSError as `open_regular`, and
+    for a larger one, of which nothing is read."""
+    with open_regular(path, inside=inside) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(most + 1) if size <= most else b""
+    if size > most or len(data) > most:
+        size = max(size, len(data))
+        raise OSError(
+            errno.EFBIG, f"it has {size} bytes, and no such file has more than {most}", str(path)
+        )
+    return data
+
+
+def read_text(path: str | os.PathLike[str], *, most: int = MOST_DOCUMENT) -> str:
+    """The text of a document. Raises OSError as `read_regular`, and UnicodeDecodeError."""
+    return read_regular(path, most=most).decode("utf-8").replace("\r\n", "\n")
 
 
 @contextmanager

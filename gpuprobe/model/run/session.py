@@ -7,12 +7,26 @@ session; ``Session.started_at`` alone is wall-clock time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from gpuprobe.model.bounds import (
+    MOST_BYTES,
+    Bounds,
+    Count,
+    Nanoseconds,
+    ProcessId,
+    Rank,
+    Timestamp,
+    World,
+)
 from gpuprobe.model.memory import AllocatorCounts, Category
 from gpuprobe.model.record import record
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 
 _NOT_COLLECTED = Unavailable("not collected")
+
+# Tensors may have memory that the allocator does not count: the rest is below 0 then.
+BytesOrLess = Annotated[Bytes, Bounds(-MOST_BYTES, MOST_BYTES)]
 _NOT_SET = Unavailable("not set")
 
 
@@ -29,7 +43,7 @@ class Environment:
     cuda_driver: str | Unavailable = _NOT_COLLECTED
     allocator_conf: str = ""  # PYTORCH_CUDA_ALLOC_CONF / PYTORCH_ALLOC_CONF, as set
     cuda_visible_devices: str | Unavailable = _NOT_SET
-    cpu_count: int = 0
+    cpu_count: Count = 0
     total_memory: Bytes | Unavailable = _NOT_COLLECTED  # host RAM
 
 
@@ -37,15 +51,15 @@ class Environment:
 class Session:
     """One process being watched."""
 
-    started_at: float  # seconds since the Unix epoch
-    pid: int
+    started_at: Timestamp  # seconds since the Unix epoch
+    pid: ProcessId
     argv: tuple[str, ...]
     level: str  # "counters" or "trace"
     devices: tuple[str, ...]  # "cpu", "cuda:0", …: what memory is accounted on
     cwd: str = ""
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
+    rank: Rank = 0
+    local_rank: Rank = 0
+    world_size: World = 1
     virtual: bool = False  # "cuda:0", … are GPUs in software: what they do takes no time
 
 
@@ -53,10 +67,10 @@ class Session:
 class AllocatorActivity:
     """What the allocator did in a window: counts, not bytes."""
 
-    device_allocs: int = 0  # cudaMalloc (or page map) calls
-    device_frees: int = 0
-    alloc_retries: int = 0  # cudaMalloc failed once; the cache was flushed and it was retried
-    ooms: int = 0
+    device_allocs: Count = 0  # cudaMalloc (or page map) calls
+    device_frees: Count = 0
+    alloc_retries: Count = 0  # cudaMalloc failed once; the cache was flushed and it was retried
+    ooms: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +123,14 @@ class Phase:
     """
 
     path: str
-    start_ns: int  # of its first entry, from the start of the session
-    duration_ns: int  # summed over its entries
-    entries: int
+    start_ns: Nanoseconds  # of its first entry, from the start of the session
+    duration_ns: Nanoseconds  # summed over its entries
+    entries: Count
     windows: tuple[DeviceWindow, ...] = ()
     host: HostWindow = field(default_factory=HostWindow)
     # Between the same places of the program as duration_ns, when the GPU came to them: by
     # events on the current stream.
-    gpu_ns: int | Unavailable = _NOT_COLLECTED
+    gpu_ns: Nanoseconds | Unavailable = _NOT_COLLECTED
 
     @property
     def name(self) -> str:
@@ -135,7 +149,7 @@ class KnownTensors:
 
     device: str
     by_category: dict[Category, Bytes] = field(default_factory=dict)
-    rest: Bytes | Unavailable = _NOT_COLLECTED
+    rest: BytesOrLess | Unavailable = _NOT_COLLECTED
 
     @property
     def known(self) -> Bytes:
@@ -151,9 +165,9 @@ class Collective:
     """
 
     op: str
-    count: int
+    count: Count
     bytes: Bytes
-    host_ns: int | Unavailable = _NOT_COLLECTED
+    host_ns: Nanoseconds | Unavailable = _NOT_COLLECTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +194,9 @@ class Step:
     earlier one (a second optimizer's step was found to belong to it).
     """
 
-    index: int
-    start_ns: int
-    duration_ns: int
+    index: Count
+    start_ns: Nanoseconds
+    duration_ns: Nanoseconds
     phases: tuple[Phase, ...] = ()
     windows: tuple[DeviceWindow, ...] = ()
     host: HostWindow = field(default_factory=HostWindow)
@@ -193,7 +207,7 @@ class Step:
     # "optimizer": an optimizer's step closed it; "user": the program said so; "end": the
     # session ended first (evaluation after training, or an exception): not a full step.
     ended_by: str = "optimizer"
-    gpu_ns: int | Unavailable = _NOT_COLLECTED  # as of a phase
+    gpu_ns: Nanoseconds | Unavailable = _NOT_COLLECTED  # as of a phase
 
 
 @record(frozen=True, slots=True)
@@ -217,6 +231,6 @@ class ProgramError:
 class SessionEnd:
     """How the session ended. A recording without one is still running, or was killed."""
 
-    duration_ns: int
+    duration_ns: Nanoseconds
     error: ProgramError | None = None
     gpuprobe_faults: tuple[str, ...] = ()  # faults inside gpuprobe, survived

@@ -25,6 +25,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from gpuprobe.errors import SnapshotError
+from gpuprobe.model.bounds import NewestMicroseconds
 from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
 from gpuprobe.model.trace import (
     COLUMNS,
@@ -34,6 +35,7 @@ from gpuprobe.model.trace import (
     MemoryTrace,
     parse_tag,
 )
+from gpuprobe.recording.snapshot.oddities import ANNOTATIONS, SETTINGS, Oddities
 from gpuprobe.recording.snapshot.stacks import StackInterner
 
 _MIB = 1024 * 1024
@@ -62,11 +64,22 @@ _STRETCH = 8192
 when the next column's pass comes."""
 
 
+MOST_DEVICES = 128
+"""torch has no more: ``DeviceIndex`` is an int8_t (c10/core/Device.h)."""
+
+_FREE_TEXT = 16 << 20
+_TEXT_PER_BYTE = 16
+"""Characters of names that a snapshot may have, and so many more for each byte of its file. Names
+are shared in real ones: a frame of 120 characters takes 25 bytes and more."""
+
+
 class Decoded(NamedTuple):
-    """``foreign`` counts trace entries whose action this version does not know."""
+    """``foreign`` counts trace entries whose action this version does not know, ``odd`` the details
+    that were kept as unknown (`gpuprobe.recording.snapshot.oddities`)."""
 
     traces: list[MemoryTrace]
     foreign: dict[str, int]
+    odd: dict[str, int] = {}  # noqa: RUF012 (never changed)
 
 
 def devices_of(snapshot: Any) -> list[int]:
@@ -74,6 +87,8 @@ def devices_of(snapshot: Any) -> list[int]:
     segments, traces = _top(snapshot)
     found = {_device(segment) for segment in segments}
     found.update(index for index, events in enumerate(traces) if events)
+    if max(found, default=0) >= MOST_DEVICES:
+        raise ValueError(f"it has traces of a device {max(found)}, and torch has {MOST_DEVICES}")
     return sorted(found) or list(range(min(len(traces), 1)))
 
 
@@ -83,13 +98,15 @@ def decode(
     only: int | None = None,
     limit: int | None = None,
     keep: Keep | None = None,
+    size: int | None = None,
 ) -> Decoded:
     """The traces of a snapshot, one per device (or of the device ``only``).
 
     ``keep`` may take the columns of events away, part by part, so that they need not be held
     here; then `add_baseline` is left to whoever has them. ``limit`` bounds the events and
     blocks that are looked at: a pickle can refer to one list many times, and so describe more
-    than it holds. Raises SnapshotError for anything that is not a snapshot: what, and where.
+    than it holds; ``size``, of its file in bytes, bounds the text of names likewise. Raises
+    SnapshotError for anything that is not a snapshot: what, and where.
     """
     place = _Place()
     try:
@@ -97,7 +114,9 @@ def decode(
             devices = devices_of(snapshot)
         else:
             devices = [only]
-        decoder = _Decoder(snapshot, place, math.inf if limit is None else limit, keep)
+        most_text = math.inf if size is None else _FREE_TEXT + _TEXT_PER_BYTE * size
+        odd = Oddities(most_text)
+        decoder = _Decoder(snapshot, place, math.inf if limit is None else limit, keep, odd)
         found = decoder.run(devices)
         if keep is None:
             place.text = "its events"
@@ -165,7 +184,7 @@ def _device(segment: Any) -> int:
     if not isinstance(segment, dict):
         raise TypeError(f"a segment is a {type(segment).__name__}, not a dictionary")
     device = _count(segment.get("device", 0), "device")
-    if device > 4096:
+    if device >= MOST_DEVICES:
         raise ValueError("a segment's device is out of range")
     return device
 
@@ -177,13 +196,16 @@ def _pool(value: Any) -> tuple[int, int]:
 
 
 class _Decoder:
-    def __init__(self, snapshot: Any, place: _Place, limit: float, keep: Keep | None) -> None:
+    def __init__(
+        self, snapshot: Any, place: _Place, limit: float, keep: Keep | None, odd: Oddities
+    ) -> None:
         self._segments, self._traces = _top(snapshot)
         self._plain: dict[str, Any] = snapshot if isinstance(snapshot, dict) else {}
         self._place = place
         self._left = limit
         self._foreign: dict[str, int] = {}
         self._keep = keep
+        self._odd = odd
 
     def _spend(self, count: int) -> None:
         self._left -= count
@@ -196,27 +218,40 @@ class _Decoder:
 
     def run(self, devices: Sequence[int]) -> Decoded:
         self._place.text = "allocator_settings"
-        settings = _settings(self._plain.get("allocator_settings"))
+        settings = self._odd.or_nothing(
+            SETTINGS, lambda: _settings(self._plain.get("allocator_settings"))
+        )
         self._place.text = "external_annotations"
         annotations = self._annotations()
         traces = []
         for device in devices:
             traces.append(self._trace(device, settings, annotations.get(device, ())))
-        return Decoded(traces, self._foreign)
+        odd = {what: count for what, count in self._odd.counts.items() if count}
+        return Decoded(traces, self._foreign, odd)
 
     def _annotations(self) -> dict[int, tuple[Annotation, ...]]:
-        listed = _listed(self._plain.get("external_annotations") or [], "external_annotations")
+        listed = self._plain.get("external_annotations") or []
+        if not isinstance(listed, list):
+            self._odd.counts[ANNOTATIONS] += 1
+            listed = []
         self._spend(len(listed))
         found: dict[int, list[Annotation]] = {}
         for entry in listed:
-            note = Annotation(
-                _text(entry.get("stage", ""), "stage"),
-                _text(entry.get("name", ""), "name"),
-                _count(entry.get("time_us", 0), "time_us"),
-            )
-            found.setdefault(_count(entry.get("device", 0), "device"), []).append(note)
+            read = self._odd.or_nothing(ANNOTATIONS, lambda: self._annotation(entry))  # noqa: B023
+            if read is not None:
+                found.setdefault(read[0], []).append(read[1])
         when = itemgetter(2)
         return {device: tuple(sorted(notes, key=when)) for device, notes in found.items()}
+
+    def _annotation(self, entry: Any) -> tuple[int, Annotation]:
+        time = _count(entry.get("time_us", 0), "time_us")
+        if time > NewestMicroseconds:
+            raise ValueError("time_us is out of range")
+        return _count(entry.get("device", 0), "device"), Annotation(
+            self._odd.name(_text(entry.get("stage", ""), "stage")),
+            self._odd.name(_text(entry.get("name", ""), "name")),
+            time,
+        )
 
     def _trace(
         self,
@@ -225,7 +260,7 @@ class _Decoder:
         annotations: tuple[Annotation, ...],
     ) -> MemoryTrace:
         trace = MemoryTrace(device=f"cuda:{device}", settings=settings, annotations=annotations)
-        stacks = StackInterner(trace.stacks)
+        stacks = StackInterner(trace.stacks, self._odd)
         pools: dict[tuple[int, int], int] = {(0, 0): 0}
         if device < len(self._traces):
             name = f"device_traces[{device}]"
@@ -262,8 +297,9 @@ class _Decoder:
         sink = _Sink(append)
         pool = _Interned("pool_id", lambda value: pools.setdefault(_pool(value), len(pools)))
         string = trace.stacks.string
-        phase = _Interned("user_metadata", lambda value: string(_tag(value)[0]))
-        module = _Interned("user_metadata", lambda value: string(_tag(value)[1]))
+        name_of = self._odd.name
+        phase = _Interned("user_metadata", lambda value: string(name_of(parse_tag(value)[0])))
+        module = _Interned("user_metadata", lambda value: string(name_of(parse_tag(value)[1])))
         for start in range(0, len(events), _STRETCH):
             part = events[start : start + _STRETCH]
             try:
@@ -289,16 +325,32 @@ class _Decoder:
             place.text = f"'stream' in {name}"
             sink.put("stream", _column("Q", "stream", part))
             place.text = f"'time_us' in {name}"
-            sink.put("time_us", _column("q", "time_us", part))
+            sink.put("time_us", self._times(part))
             place.text = f"'pool_id' in {name}"
             sink.put("pool", pool.column(part))
             place.text = f"'user_metadata' in {name}"
-            sink.put("phase", phase.column(part))
-            sink.put("module", module.column(part))
+            tags = self._tags(part)
+            sink.put("phase", phase.of(tags))
+            sink.put("module", module.of(tags))
             place.text = f"'frames' in {name}"
             sink.put("stack", stacks.column(part))
             place.text = name
         sink.end()
+
+    def _times(self, events: list[Any]) -> array[int] | None:
+        try:
+            found = _column("q", "time_us", events)
+        except (TypeError, OverflowError):
+            found = self._odd.times([event.get("time_us", 0) for event in events])
+        if found and not 0 <= min(found) <= max(found) <= NewestMicroseconds:
+            found = self._odd.times(list(found))
+        return found
+
+    def _tags(self, events: list[Any]) -> list[Any]:
+        tags = [event.get("user_metadata") for event in events]
+        if not {str, type(None)}.issuperset(map(type, tags)):
+            tags = self._odd.tags(tags)
+        return tags
 
     def _known(self, events: list[Any], start: int, name: str) -> list[Any]:
         """Only the entries whose action is known; the others are counted, not guessed at.
@@ -341,7 +393,7 @@ class _Decoder:
             address=start,
             total_size=total,
             stream=_count(plain.get("stream", 0), "stream"),
-            segment_type=_text(plain.get("segment_type", "large"), "segment_type"),
+            segment_type=_text(plain.get("segment_type", "large"), "segment_type")[:80],
             pool_id=_pool(plain.get("segment_pool_id", (0, 0))),
             is_expandable=bool(plain.get("is_expandable", False)),
             blocks=tuple(blocks),
@@ -363,9 +415,9 @@ def _block(entry: Any, address: int, stacks: StackInterner) -> Block:
         # torch leaves the size and the stack of the last owner in a hole.
         return Block(address, size, 0, state)
     frames, requested = entry.get("frames"), entry.get("requested_size", size)
-    if frames is None and entry.get("history"):
-        latest = entry["history"][0]
-        frames, requested = latest.get("frames"), latest.get("real_size", size)
+    history = entry.get("history")
+    if frames is None and isinstance(history, list) and history and isinstance(history[0], dict):
+        frames, requested = history[0].get("frames"), history[0].get("real_size", size)
     return Block(address, size, _count(requested, "size"), state, stacks.one(frames or []))
 
 
@@ -417,6 +469,10 @@ class _Interned:
             values = list(map(itemgetter(self._key), events))
         except KeyError:
             values = [event.get(self._key) for event in events]
+        return self.of(values)
+
+    def of(self, values: list[Any]) -> array[int] | None:
+        """The column of these values; None for zeros."""
         table = self._table
         try:
             if self._zeros:
@@ -440,10 +496,6 @@ def _column(typecode: str, name: str, events: list[Any]) -> array[int] | None:
         if not any(name in event for event in events):
             return None
         return array(typecode, [event.get(name, 0) for event in events])
-
-
-def _tag(value: Any) -> tuple[str, str]:
-    return parse_tag(_text(value, "user_metadata"))
 
 
 def add_baseline(trace: MemoryTrace) -> None:

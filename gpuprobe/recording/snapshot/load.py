@@ -7,7 +7,6 @@ dictionary that ``torch.cuda.memory._snapshot()`` has just returned in this proc
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,11 +15,13 @@ from typing import Any
 from gpuprobe._version import __version__
 from gpuprobe.errors import NotARecording, SnapshotError
 from gpuprobe.model.gc_pause import gc_paused
+from gpuprobe.model.io.files import open_regular
 from gpuprobe.model.run.recording import SCHEMA_VERSION, RankRecording, Recording
 from gpuprobe.model.run.session import BlindSpot, Environment, Session
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.recording.snapshot.decode import decode
+from gpuprobe.recording.snapshot.decode import Decoded, decode
+from gpuprobe.recording.snapshot.oddities import CONSEQUENCES
 from gpuprobe.recording.snapshot.worker import read_in_child
 
 _NOT_IN_SNAPSHOT = Unavailable("a torch snapshot does not say", ReadStatus.UNSUPPORTED)
@@ -36,18 +37,15 @@ def read_snapshot(path: str | os.PathLike[str]) -> Recording:
     """
     path = Path(path)
     try:
-        with path.open("rb") as stream:
-            status = os.fstat(stream.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise SnapshotError(f"{path} is not a regular file")
-            decoded = read_in_child(stream, status.st_size)
+        with open_regular(path) as stream:
+            decoded = read_in_child(stream, os.fstat(stream.fileno()).st_size)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotARecording(f"there is no file {path}") from error
     except OSError as error:
         raise SnapshotError(f"cannot read {path}: {error.strerror or error}") from error
     except SnapshotError as error:
         raise SnapshotError(f"{path}: {error}", hint=error.hint) from error.__cause__
-    return _recording(str(path), decoded.traces, decoded.foreign)
+    return _recording(str(path), decoded)
 
 
 def trace_from_snapshot(snapshot: dict[str, Any], device: int) -> MemoryTrace:
@@ -59,7 +57,8 @@ def trace_from_snapshot(snapshot: dict[str, Any], device: int) -> MemoryTrace:
         return decode(snapshot, only=device).traces[0]
 
 
-def _recording(path: str, traces: list[MemoryTrace], foreign: dict[str, int]) -> Recording:
+def _recording(path: str, decoded: Decoded) -> Recording:
+    traces = decoded.traces
     times = [trace.events.time_us for trace in traces if trace.events.time_us]
     session = Session(
         started_at=min((column[0] for column in times), default=0) / 1e6,
@@ -84,23 +83,25 @@ def _recording(path: str, traces: list[MemoryTrace], foreign: dict[str, int]) ->
     rank = RankRecording(
         session=session,
         environment=environment,
-        blind_spots=tuple(_blind_spots(traces, foreign)),
+        blind_spots=tuple(_blind_spots(decoded)),
         load_traces=partial(iter, traces),
     )
     return Recording(path, SCHEMA_VERSION, (rank,), kind="snapshot")
 
 
-def _blind_spots(traces: list[MemoryTrace], foreign: dict[str, int]) -> Iterator[BlindSpot]:
+def _blind_spots(decoded: Decoded) -> Iterator[BlindSpot]:
     yield BlindSpot(
         "memory taken outside torch's caching allocator (CUDA context, NCCL, libraries)",
         "a snapshot has none of it; the driver's 'used' is larger by it",
     )
-    for name, count in foreign.items():
+    for what, count in decoded.odd.items():
+        yield BlindSpot(f"{count} {what}", CONSEQUENCES[what])
+    for name, count in decoded.foreign.items():
         yield BlindSpot(
             f"{count} trace entries with the action {name!r}",
             "they are no act of the allocator that is known, and were left out",
         )
-    for trace in traces:
+    for trace in decoded.traces:
         if not len(trace.events):
             yield BlindSpot(
                 f"what happened on {trace.device} before the snapshot",

@@ -33,6 +33,18 @@ _OTHERS = (
 )
 
 
+_OLD_PICKLES = (b"(dp", b"(lp", b"(d", b"(l", b"}q", b"]q")
+"""What dictionaries and lists of protocols 0 and 1 begin with."""
+
+
+def _is_text(start: bytes) -> bool:
+    try:
+        text = start.decode("utf-8", "ignore")
+    except UnicodeDecodeError:  # pragma: no cover - errors are ignored
+        return False
+    return bool(text) and all(c.isprintable() or c in "\r\n\t\ufeff" for c in text)
+
+
 class _PlainUnpickler(pickle.Unpickler):
     """Plain data needs no names, so none is looked up."""
 
@@ -109,7 +121,17 @@ def load_plain(stream: IO[bytes], size: int) -> Any:
             ) from None
         # The unpickler raises whatever the operation it was told to do raises.
         except Exception as error:  # noqa: BLE001
-            raise SnapshotError(f"not a readable pickle: {_oneline(error)}", hint=HINT) from None
+            if start[:1] != b"\x80" and not start.startswith(_OLD_PICKLES):
+                # Any text begins as some pickle of protocol 0 might.
+                raise SnapshotError(
+                    "not a recording or a memory snapshot: this is "
+                    + ("text" if _is_text(start) else "some other file"),
+                    hint=f"a recording is a directory; a snapshot: {HINT}",
+                ) from None
+            raise SnapshotError(
+                f"not a recording or a memory snapshot: not a readable pickle ({_oneline(error)})",
+                hint=HINT,
+            ) from None
 
 
 def _oneline(error: Exception) -> str:

@@ -8,12 +8,14 @@ are compared by identity of their items, which C does at a nanosecond each.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Any
 
-from gpuprobe.model.trace import Frame, StackTable
+from gpuprobe.model.trace import StackTable
+from gpuprobe.recording.snapshot.oddities import Oddities
 
 _CROWDED = 8
 """So many stacks that look alike at three frames are told apart by a key of all frames."""
@@ -27,8 +29,9 @@ class StackInterner:
     unchanged as long as it is used, since it knows them by identity.
     """
 
-    def __init__(self, table: StackTable) -> None:
+    def __init__(self, table: StackTable, odd: Oddities | None = None) -> None:
         self._table = table
+        self._odd = odd or Oddities(math.inf)
         self._frames: dict[int, int] = {}  # id of a frame's dict -> frame index
         self._lists: dict[int, int] = {}  # id of a list -> stack index
         # What a list looks like at three frames -> pairs (list, stack index).
@@ -48,11 +51,11 @@ class StackInterner:
         """
         try:
             return self._column(events, itemgetter("frames"))
-        except KeyError:
+        except (KeyError, TypeError):  # TypeError: something that is no list
             if not any(event.get("frames") for event in events):
                 return None
-            empty: list[Any] = []
-            return self._column(events, lambda event: event.get("frames") or empty)
+            listed = self._odd.frames
+            return array("I", [self.one(listed(event.get("frames"))) for event in events])
 
     def _column(self, events: list[Any], get: Callable[[Any], Any]) -> array[int]:
         some = [id(get(event)) for event in events[:_SAMPLE]]
@@ -100,23 +103,12 @@ class StackInterner:
 
     def _add(self, frames: Any) -> int:
         if not isinstance(frames, (list, tuple)):
-            raise TypeError(f"frames are a {type(frames).__name__}, not a list")
+            frames = self._odd.frames(frames)
         known = self._frames
         ids = []
         for frame in frames:
             index = known.get(id(frame))
             if index is None:
-                index = known[id(frame)] = self._table.frame(_frame(frame))
+                index = known[id(frame)] = self._table.frame(self._odd.frame(frame))
             ids.append(index)
         return self._table.stack(tuple(ids))
-
-
-def _frame(plain: Any) -> Frame:
-    if not isinstance(plain, dict):
-        raise TypeError(f"a frame is a {type(plain).__name__}, not a dictionary")
-    filename, line, name = plain["filename"], plain["line"], plain["name"]
-    if not isinstance(filename, str) or not isinstance(name, str) or line.__class__ is not int:
-        raise TypeError("a frame's filename, line or name is of the wrong type")
-    if not -(1 << 63) <= line < 1 << 63:
-        raise ValueError("a frame's line is out of range")
-    return Frame(filename, line, name)

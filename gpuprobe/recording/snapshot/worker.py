@@ -75,7 +75,7 @@ def decode_stream(stream: IO[bytes], size: int, keep: Keep | None = None) -> Dec
     """Read and decode in this process; ``keep`` as for `decode`. Raises SnapshotError."""
     with gc_paused():
         plain = load_plain(stream, size)
-        found = decode(plain, limit=size // _SMALLEST_ENTRY + 1024, keep=keep)
+        found = decode(plain, limit=size // _SMALLEST_ENTRY + 1024, keep=keep, size=size)
         if keep is not None:
             # The child ends without freeing what it read.
             _UNFREED.append(plain)
@@ -206,7 +206,7 @@ def send(answer: Decoded, stream: IO[bytes]) -> None:
         }
         for trace in answer.traces
     ]
-    _send_json({"traces": traces, "foreign": answer.foreign}, stream)
+    _send_json({"traces": traces, "foreign": answer.foreign, "odd": answer.odd}, stream)
 
 
 def _plain_segment(segment: Segment) -> list[Any]:
@@ -247,11 +247,15 @@ def receive(stream: IO[bytes]) -> Decoded | SnapshotError:
         if "error" in plain:
             return SnapshotError(str(plain["error"]), hint=str(plain["hint"]))
         traces = [_trace(entry, columns.get(entry["device"], {})) for entry in plain["traces"]]
-        return Decoded(traces, {str(k): int(v) for k, v in plain["foreign"].items()})
+        return Decoded(traces, _counts(plain["foreign"]), _counts(plain["odd"]))
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, DataError) as error:
         raise InternalError(
             f"the process that reads snapshots answered nonsense: {error}"
         ) from error
+
+
+def _counts(plain: dict[str, Any]) -> dict[str, int]:
+    return {str(name): int(count) for name, count in plain.items()}
 
 
 def _exactly(stream: IO[bytes], count: int) -> bytes:

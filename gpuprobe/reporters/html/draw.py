@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from gpuprobe.model.io.files import read_regular
 from gpuprobe.model.place import Place, parse_place
 from gpuprobe.reporters.html.markup import Markup, el, join
 from gpuprobe.reporters.html.markup import Part as Content
@@ -312,7 +313,7 @@ def excerpt(spot: Place, root: Path | None = None) -> Markup | None:
             return None
         if path.stat().st_size > _MOST_SOURCE:
             return None
-        lines = path.read_text("utf-8", errors="replace").splitlines()
+        lines = read_regular(path, most=_MOST_SOURCE).decode("utf-8", "replace").splitlines()
     except (OSError, RuntimeError):  # RuntimeError: a loop of links, before Python 3.13
         return None
     if not 1 <= spot.line <= len(lines):

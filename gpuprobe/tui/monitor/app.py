@@ -103,7 +103,6 @@ class TopApp(ProbeApp):
         self._heights: PaneHeights | None = None
         self._rows: tuple[ProcessRow, ...] = ()
         self._runs_due = 0.0
-        self.crash: Exception | None = None
         self.first_paint: float | None = None  # time.monotonic() of the first reading shown
         open_source = source or (lambda: Monitor(demo, interval=interval, moving=moving))
         self.reader = ReaderThread(open_source, self._arrived, interval)

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from gpuprobe.errors import DataError
-from gpuprobe.model.io.files import atomic_write
+from gpuprobe.model.io.files import atomic_write, read_text
 from gpuprobe.model.record import record
 from gpuprobe.tui.monitor.tables.process_rows import SORTS
 from gpuprobe.tui.widgets.palette import PALETTES
@@ -49,7 +49,7 @@ def load(path: Path | None) -> tuple[Settings, str]:
     if path is None:
         return Settings(), ""
     try:
-        raw = json.loads(path.read_text("utf-8"))
+        raw = json.loads(read_text(path))
     except FileNotFoundError:
         return Settings(), ""
     except (OSError, ValueError, RecursionError) as error:

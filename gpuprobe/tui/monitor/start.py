@@ -62,10 +62,7 @@ def show(args: argparse.Namespace) -> int:
             readonly=args.readonly,
             settings_file=settings.settings_path(),
         )
-        app.run()
-        if app.crash is not None:
-            raise app.crash
-        return app.return_code or 0
+        return app.show()
 
 
 def _same(opened: AbstractContextManager[MachineReader]) -> AbstractContextManager[MachineReader]:

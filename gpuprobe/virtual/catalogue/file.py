@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from gpuprobe.errors import ConfigError
-from gpuprobe.model.io.codec import Bounds, Parsed, closed, from_plain
+from gpuprobe.model.bounds import Bounds
+from gpuprobe.model.io.codec import Parsed, closed, from_plain
+from gpuprobe.model.io.files import read_text
 from gpuprobe.model.text import visible
 from gpuprobe.virtual.catalogue.gpu_model import GpuModel
 
@@ -55,7 +57,7 @@ def load_user_catalogue(path: str | Path) -> tuple[GpuModel, ...]:
     """
     where = visible(str(path))
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         reason = visible(getattr(error, "strerror", None) or str(error))
         raise ConfigError(f"the GPU catalogue {where} cannot be read: {reason}") from error

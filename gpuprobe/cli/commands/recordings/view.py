@@ -54,10 +54,10 @@ def _show(followed: Followed | None, args: argparse.Namespace) -> int:
     from gpuprobe.tui.viewer.app import ViewApp  # 190 ms: Textual
 
     app = ViewApp(followed, interval=max(0.05, args.interval))
-    app.run()
+    code = app.show()
     if app.failure is not None:
         raise app.failure
-    return app.return_code or exit_codes.OK
+    return code
 
 
 def _runs(args: argparse.Namespace) -> int:
