@@ -77,6 +77,11 @@ class States:
                 return known[2]
         return self._kept.get(key)
 
+    def held(self, holder: Any) -> Any | None:
+        """What was kept for this very memory."""
+        known = self._given.get(holder.untyped_storage()._cdata)
+        return None if known is None else known[2]
+
 
 STATES: Final = States()
 

@@ -14,6 +14,7 @@ from gpuprobe.patching import Patches
 from gpuprobe.virtual import cuda_api
 from gpuprobe.virtual.catalogue.gpus import GpuModel, parse_spec
 from gpuprobe.virtual.dispatch.mode import DispatchMode
+from gpuprobe.virtual.kernels import attention
 from gpuprobe.virtual.lowering import functions, recurrent, rows
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.torch_patches import autocast, collectives, tensors, uninitialized
@@ -52,6 +53,7 @@ class VirtualSession:
             pass_by(self._patches)
             self.intercept.install(self._kernels)
             functions.install(self.machine, self._kernels)
+            attention.install(self.machine, self._kernels)
             recurrent.install(self.machine, self._kernels, self._patches)
             autocast.install(self.machine, self._kernels, self._patches)
             cuda_api.install(self.machine, self._patches)

@@ -47,6 +47,7 @@ _HOST_RESULTS: Final = {
     # The random state: _efficient_attention_forward in attention.cu. While a graph is captured it
     # lies on the device; that is not counted.
     "_scaled_dot_product_efficient_attention": (2, 3),
+    "_efficient_attention_forward": (2, 3),
 }
 
 

@@ -21,6 +21,7 @@ from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 from gpuprobe.virtual.dispatch.facts import OperatorFacts, facts_of
 from gpuprobe.virtual.dispatch.refusals import two_places
 from gpuprobe.virtual.generators import drawn_by
+from gpuprobe.virtual.kernels import nearest
 from gpuprobe.virtual.machine import HOST, Machine, is_meta, parts
 from gpuprobe.virtual.torch_patches import keys
 
@@ -101,7 +102,7 @@ class DispatchMode(TorchDispatchMode):
                 func = facts.by_shape
             elif any(is_meta(item) for item in tensors_in(args)):
                 args = values.without_values(args)
-        return self._run(func, args, kwargs)
+        return self._for_device(func, args, kwargs)
 
     def _on_host(
         self, facts: OperatorFacts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -185,7 +186,7 @@ class DispatchMode(TorchDispatchMode):
         more than that device has left, if possible before the host is asked for it.
         """
         machine = self.machine
-        run = functools.partial(self._draw, index) if facts.draws else self._run
+        run = functools.partial(self._draw, index) if facts.draws else self._for_device
         if place < 0 or machine.shapes or facts.writes:
             return run(func, args, kwargs)
         device = machine.devices[place]
@@ -202,14 +203,25 @@ class DispatchMode(TorchDispatchMode):
 
     def _draw(self, place: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`_run`, with random numbers from the generator of ``place``."""
+        if place < 0:
+            with self.machine.generators.draw(place, (*args, *kwargs.values())):
+                return self._run(func, args, kwargs)
         generators = self.machine.generators
         given = (*args, *kwargs.values())
         with generators.draw(place, given):
-            result = self._run(func, args, kwargs)
-        if place >= 0:
-            model = self.machine.devices[place].model
-            generators.advance(place, given, drawn_by(func, args, result, model))
+            result = self._for_device(func, args, kwargs)
+        model = self.machine.devices[place].model
+        generators.advance(place, given, drawn_by(func, args, result, model))
         return result
+
+    def _for_device(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`_run`, with what CUDA has and the host lacks."""
+        try:
+            return self._run(func, args, kwargs)
+        except RuntimeError as error:
+            if self.machine.shapes:
+                raise
+            return self._run(functools.partial(nearest.instead, func, error), args, kwargs)
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The host's kernel. Meta kernels are often Python code: what they ask of tensors must

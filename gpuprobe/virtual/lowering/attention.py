@@ -15,24 +15,6 @@ _HALF: Final = (torch.float16, torch.bfloat16)
 _MAX_HEAD_DIM: Final = 256
 
 
-def laid_out(kernel: str, like: Any, values: Any) -> Any:
-    """The values in memory as the kernel leaves them: what follows copies them, or need not.
-
-    ``like`` is the query, or what the values are the gradient of. Flash attention keeps its order
-    of dimensions (``empty_like``), the memory-efficient kernel makes (batch, sequence, heads, head
-    dim). Sources: ``mha_fwd`` and ``mha_bwd`` in
-    ``aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp``;
-    ``_efficient_attention_forward`` in ``attention.cu``, ``_efficient_attention_backward`` in
-    ``attention_backward.cu``.
-    """
-    if kernel == FLASH and like.shape == values.shape:
-        made = torch.ops.aten.empty_like.default(like)
-    else:
-        batch, heads, length, width = values.shape
-        made = values.new_empty((batch, length, heads, width)).transpose(1, 2)
-    return made.copy_(values)
-
-
 class Attention(NamedTuple):
     """The arguments of ``scaled_dot_product_attention``."""
 
@@ -59,8 +41,7 @@ def pick(capability: tuple[int, int], call: Attention) -> str:
     if not flash:
         return FLASH
     if not efficient:
-        # Its kernel has a gradient for the mask; `functions` has one in the other path only.
-        return MATH if call.mask is not None and call.mask.requires_grad else EFFICIENT
+        return EFFICIENT
     if backends.math_sdp_enabled():
         return MATH
     cudnn = _not_cudnn(capability, call)
@@ -156,8 +137,13 @@ def flash_backward_scratch(query: Any) -> tuple[int, int]:
 
 
 def _flash_backward(call: Call) -> None:
-    for size in flash_backward_scratch(call.argument("query")):
+    query, key = call.argument("query"), call.argument("key")
+    for size in flash_backward_scratch(query):
         call.scratch(size)
+    if query.size(1) != key.size(1):  # dk_expanded and dv_expanded, of all heads of the query
+        batch, heads, _, dim = query.shape
+        for _ in range(2):
+            call.scratch(batch * heads * key.size(2) * dim * query.element_size())
 
 
 def efficient_backward_scratch(query: Any, key: Any) -> tuple[int, ...]:

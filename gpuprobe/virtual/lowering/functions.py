@@ -8,21 +8,21 @@ meta kernels of the CUDA operators are called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import nn
 
 from gpuprobe.virtual.dispatch.refusals import two_places
-from gpuprobe.virtual.generators import drawing_from, drawn
+from gpuprobe.virtual.generators import drawn
 from gpuprobe.virtual.lowering import attention
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, transformed
 
 _aten = torch.ops.aten
 APART = (
-    "attention, dropout and recurrent networks within torch.func are counted as the operators "
+    "dropout and recurrent networks within torch.func are counted as the operators "
     "that they are made of"
 )
 
@@ -194,13 +194,6 @@ def _attention(machine: Machine) -> Callable[..., Any]:
         )
         _together(machine, place, call)
         chosen = attention.pick(machine.devices[place].model.capability, call)
-        if chosen != attention.MATH and not machine.shapes and transformed():
-            machine.assume(APART)
-            chosen = attention.MATH
-        if chosen != attention.MATH and not machine.shapes:
-            return _Attention.apply(
-                query, key, value, attn_mask, dropout_p, is_causal, options, chosen, machine, place
-            )
         with below():
             if chosen == attention.FLASH:
                 return _flash(call)
@@ -223,20 +216,26 @@ def _together(machine: Machine, place: int, call: attention.Attention) -> None:
 
 
 def _flash(call: attention.Attention) -> Any:
-    """The kernel on shapes alone, which knows no groups of heads."""
-    query, key, value = call[:3]
-    repeat = query.size(1) // key.size(1)
-    if repeat > 1:
-        key, value = key.repeat_interleave(repeat, -3), value.repeat_interleave(repeat, -3)
-    return _aten._scaled_dot_product_flash_attention.default(
-        query, key, value, call.dropout_p, call.is_causal, scale=call.scale
+    """Head dimensions are padded to a multiple of 8: ``pad_last_dim`` in ``attention.cpp``."""
+    width = call.query.size(-1)
+    query, key, value = (_padded_to(item, 8) for item in call[:3])
+    scale = width**-0.5 if call.scale is None else call.scale
+    result = _aten._scaled_dot_product_flash_attention.default(
+        query, key, value, call.dropout_p, call.is_causal, scale=scale
     )[0]
+    return result if result.size(-1) == width else result[..., :width]
+
+
+def _padded_to(tensor: Any, multiple: int) -> Any:
+    missing = -tensor.size(-1) % multiple
+    return nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 
 def _efficient(call: attention.Attention) -> Any:
-    """The kernel on shapes alone."""
     tensors = call[:3]
-    save = torch.is_grad_enabled() and any(item.requires_grad for item in tensors)
+    save = torch.is_grad_enabled() and any(
+        item.requires_grad for item in call[:4] if item is not None
+    )
     mask = _added(call.mask, call.query)
     if mask is not None:
         mask = mask.expand(*call.query.shape[:-1], call.key.size(-2))
@@ -268,88 +267,3 @@ def _added(mask: Any, query: Any) -> Any:
         return mask
     made = torch.zeros_like(mask, dtype=query.dtype)
     return made.masked_fill_(mask.logical_not(), float("-inf"))
-
-
-def _as_on_a_host() -> Any:
-    """The host's attention runs within, whichever kernel of CUDA's the program has chosen."""
-    backends = torch.backends.cuda
-    if backends.flash_sdp_enabled() and backends.math_sdp_enabled():
-        return nullcontext()
-    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
-
-
-class _Attention(torch.autograd.Function):
-    """The CPU's attention, with what a fused CUDA kernel allocates: the result, the log of the
-    sum of exponentials, flash attention's random state; in the backward pass three gradients and
-    scratch.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        mask: Any,
-        dropout_p: float,
-        is_causal: bool,
-        options: dict[str, Any],
-        chosen: str,
-        machine: Machine,
-        place: int,
-    ) -> Any:
-        generator = machine.generators.default[place]
-        state = generator.numbers() if dropout_p else None
-        drawn = drawing_from(generator) if dropout_p else nullcontext()
-        with uncharged(machine), drawn, _as_on_a_host():
-            result = _aten.scaled_dot_product_attention.default(
-                query, key, value, mask, dropout_p, is_causal, **options
-            )
-            result = attention.laid_out(chosen, query, result)
-        charge(machine, place, result)
-        batch, heads, length = query.shape[:3]
-        if chosen == attention.EFFICIENT:
-            length = -(-length // 32) * 32
-        device = query.device
-        sums = torch.empty((batch, heads, length), dtype=torch.float32, device=device)
-        random = []
-        if chosen == attention.FLASH:  # flash_api.cpp: the random state, and one that is unused
-            random = [torch.empty(size, dtype=torch.int64, device=device) for size in ((2,), ())]
-        ctx.save_for_backward(query, key, value, mask, result, sums, *random)
-        ctx.rest = (dropout_p, is_causal, options, chosen, machine, place, state)
-        reads = (query, key, value, mask)
-        notify_kernel(
-            machine, place, "scaled_dot_product_attention", reads, (result, sums, *random)
-        )
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        saved = ctx.saved_tensors  # once: checkpointing gives each only once
-        query, key, value, mask = saved[:4]
-        dropout_p, is_causal, options, chosen, machine, place, state = ctx.rest
-        drawn = nullcontext() if state is None else drawing_from(state)
-        with uncharged(machine), drawn, _as_on_a_host(), torch.enable_grad():
-            inputs = [item.detach().requires_grad_() for item in (query, key, value)]
-            again = _aten.scaled_dot_product_attention.default(
-                *inputs, mask, dropout_p, is_causal, **options
-            )
-            grads = torch.autograd.grad(again, inputs, grad)
-            grads = tuple(
-                attention.laid_out(chosen, item, found)
-                for item, found in zip(saved[:3], grads, strict=True)
-            )
-        charge(machine, place, *grads)
-        reads = (grad, *saved)
-        notify_kernel(machine, place, "scaled_dot_product_attention_backward", reads, grads)
-        device = machine.devices[place]
-        stream = machine.stream(place)
-        sizes = (
-            attention.flash_backward_scratch(query)
-            if chosen == attention.FLASH
-            else attention.efficient_backward_scratch(query, key)
-        )
-        held = [device.malloc(size, stream) for size in sizes]
-        for block in held:
-            device.free(block)
-        return (*grads, *[None] * 7)
