@@ -52,7 +52,7 @@ class VirtualSession:
             self._patches.add(self._kernels.close)
             pass_by(self._patches)
             self.intercept.install(self._kernels)
-            functions.install(self.machine, self._kernels)
+            functions.install(self.machine, self._kernels, self._patches)
             attention.install(self.machine, self._kernels)
             recurrent.install(self.machine, self._kernels, self._patches)
             autocast.install(self.machine, self._kernels, self._patches)

@@ -507,7 +507,8 @@ def _split(cum_q: Any, cum_k: Any, *tensors: Any) -> Iterator[tuple[Any, ...]]:
     if cum_q is None:
         yield tuple(tensor.transpose(1, 2) for tensor in tensors)
         return
-    ends = [cum_q.tolist()] + [(cum_k if cum_k is not None else cum_q).tolist()] * 2
+    tolist = torch._C.TensorBase.tolist  # `Tensor.tolist` is replaced, and asks for the place
+    ends = [tolist(cum_q)] + [tolist(cum_q if cum_k is None else cum_k)] * 2
     if len(tensors) > 3:
         ends += [ends[0]] * (len(tensors) - 3)
     flat = [tensor[0] if tensor.dim() == 4 else tensor for tensor in tensors]

@@ -37,14 +37,14 @@ def pick(capability: tuple[int, int], call: Attention) -> str:
     newer versions prefer on Hopper and Blackwell, saves what flash saves and is counted as it.
     """
     backends = torch.backends.cuda
-    flash, efficient = _not_flash(capability, call), _not_efficient(capability, call)
+    flash, efficient = not_flash(capability, call), not_efficient(capability, call)
     if not flash:
         return FLASH
     if not efficient:
         return EFFICIENT
     if backends.math_sdp_enabled():
         return MATH
-    cudnn = _not_cudnn(capability, call)
+    cudnn = not_cudnn(capability, call)
     if not cudnn:
         return FLASH if call.mask is None else EFFICIENT
     enabled = (
@@ -72,7 +72,7 @@ def _not_for_all(call: Attention, enabled: bool, dtypes: Sequence[torch.dtype]) 
         return "it requires query, key and value to be 4 dimensional."
     if len({tensor.dtype for tensor in tensors}) > 1 or call.query.dtype not in dtypes:
         return f"it expects query, key and value of one dtype, one of {list(dtypes)}."
-    if not call.query.numel() or not call.key.numel():
+    if not call.query.is_nested and not (call.query.numel() and call.key.numel()):
         return "it does not support zero sequence lengths."
     return ""
 
@@ -81,7 +81,7 @@ def _same_heads(call: Attention) -> bool:
     return call.query.size(1) == call.key.size(1) == call.value.size(1)
 
 
-def _not_flash(capability: tuple[int, int], call: Attention) -> str:
+def not_flash(capability: tuple[int, int], call: Attention) -> str:
     low = _HALF if capability >= (8, 0) else _HALF[:1]
     if reason := _not_for_all(call, torch.backends.cuda.flash_sdp_enabled(), low):
         return reason
@@ -92,14 +92,14 @@ def _not_flash(capability: tuple[int, int], call: Attention) -> str:
         return "it requires q,k,v to have the same last dimension of at most 256."
     if capability < (8, 0):
         return "it only supports gpu architectures from sm80 on."
-    if call.is_causal and call.query.size(-2) != call.key.size(-2):
+    if call.is_causal and not call.query.is_nested and call.query.size(-2) != call.key.size(-2):
         return "it does not support the is_causal flag when seqlen_q != seqlen_k."
     if not _same_heads(call) and not call.enable_gqa:
         return "it requires as many heads of the key and the value as of the query."
     return ""
 
 
-def _not_efficient(capability: tuple[int, int], call: Attention) -> str:
+def not_efficient(capability: tuple[int, int], call: Attention) -> str:
     dtypes = (*(_HALF if capability >= (8, 0) else _HALF[:1]), torch.float32)
     if reason := _not_for_all(call, torch.backends.cuda.mem_efficient_sdp_enabled(), dtypes):
         return reason
@@ -112,7 +112,7 @@ def _not_efficient(capability: tuple[int, int], call: Attention) -> str:
     return ""
 
 
-def _not_cudnn(capability: tuple[int, int], call: Attention) -> str:
+def not_cudnn(capability: tuple[int, int], call: Attention) -> str:
     if reason := _not_for_all(call, torch.backends.cuda.cudnn_sdp_enabled(), _HALF):
         return reason
     if capability < (8, 0):

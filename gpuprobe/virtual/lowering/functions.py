@@ -7,13 +7,16 @@ meta kernels of the CUDA operators are called.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from gpuprobe.patching import Patches
 from gpuprobe.virtual.dispatch.refusals import two_places
 from gpuprobe.virtual.generators import drawn
 from gpuprobe.virtual.lowering import attention
@@ -27,12 +30,21 @@ APART = (
 )
 
 
-def install(machine: Machine, kernels: Kernels) -> None:
+def install(machine: Machine, kernels: Kernels, patches: Patches) -> None:
     kernels.add("dropout", _dropout(machine), DEVICE)
     kernels.add("scaled_dot_product_attention", _attention(machine), DEVICE)
     kernels.add("one_hot", _one_hot(machine), DEVICE)
     for name in ("ctc_loss.IntList", "ctc_loss.Tensor"):
         kernels.add(name, _ctc_loss(machine), DEVICE)
+    _choices(machine, patches)
+
+
+def place_of(machine: Machine, tensor: Any) -> int:
+    """`Machine.place_of`, of tensors that wrap others too (DTensor, jagged ones)."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return machine.place_of(tensor)
+    device = tensor.device
+    return device.index or 0 if device.type == "cuda" else machine.place_of(tensor)
 
 
 @contextmanager
@@ -124,11 +136,11 @@ def _dropout(machine: Machine) -> Callable[..., Any]:
     """
 
     def dropout(tensor: Any, p: float, train: bool) -> Any:
-        place = machine.place_of(tensor)
+        place = place_of(machine, tensor)
         if place < 0 or not train or not 0.0 < p < 1.0 or not tensor.numel():
             with below():
                 return _aten.dropout.default(tensor, p, train)
-        if machine.shapes:
+        if machine.shapes or is_traceable_wrapper_subclass(tensor):
             with below():
                 return _aten.native_dropout.default(tensor, p, True)[0]
         if transformed():  # parts that a transform knows
@@ -184,7 +196,7 @@ def _attention(machine: Machine) -> Callable[..., Any]:
         scale: Any = None,
         enable_gqa: bool = False,
     ) -> Any:
-        place = machine.place_of(query)
+        place = place_of(machine, query)
         options = {"scale": scale, "enable_gqa": enable_gqa}
         if place < 0:
             with below():
@@ -205,14 +217,43 @@ def _attention(machine: Machine) -> Callable[..., Any]:
 def _together(machine: Machine, place: int, call: attention.Attention) -> None:
     """Source: ``validate_sdpa_input`` in ``aten/src/ATen/native/transformers/attention.cpp``."""
     query, key, value = call[:3]
-    if machine.place_of(key) != place or machine.place_of(value) != place:
+    if place_of(machine, key) != place or place_of(machine, value) != place:
         raise RuntimeError(
             "Expected query, key, and value to have the same device type, but got "
             f"query.device: {query.device} key.device: {key.device} and value.device: "
             f"{value.device} instead."
         )
-    if call.mask is not None and machine.place_of(call.mask) != place:
-        raise two_places(place, machine.place_of(call.mask), "scaled_dot_product_attention")
+    if call.mask is not None and (other := place_of(machine, call.mask)) != place:
+        raise two_places(place, other, "scaled_dot_product_attention")
+
+
+def _choices(machine: Machine, patches: Patches) -> None:
+    """What jagged tensors ask, whose attention is chosen in Python."""
+    backends = torch.backends.cuda
+
+    def asked(reason: Callable[..., str]) -> Callable[..., bool]:
+        def can_use(params: Any, debug: bool = False) -> bool:
+            call = attention.Attention(
+                params.query, params.key, params.value, params.attn_mask, params.dropout,
+                params.is_causal, None, params.enable_gqa,
+            )  # fmt: skip
+            place = place_of(machine, call.query)
+            if place < 0:
+                return False
+            found = reason(machine.devices[place].model.capability, call)
+            if found and debug:
+                warnings.warn(found, UserWarning, stacklevel=2)
+            return not found
+
+        return can_use
+
+    answers = {
+        "can_use_flash_attention": asked(attention.not_flash),
+        "can_use_efficient_attention": asked(attention.not_efficient),
+        "can_use_cudnn_attention": asked(attention.not_cudnn),
+    }
+    known = {name: value for name, value in answers.items() if hasattr(backends, name)}
+    patches.set_all(backends, known, "torch.")
 
 
 def _flash(call: attention.Attention) -> Any:
