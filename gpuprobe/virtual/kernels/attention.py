@@ -211,7 +211,7 @@ class _Kernels:
 
     def _generator(self, tensor: Any) -> Generator:
         place = max(self._machine.place_of(tensor), 0)
-        return self._machine.generators.default[place]  # type: ignore[no-any-return]
+        return self._machine.generators.default[place]
 
     def _drawing(self, query: Any, dropout_p: float) -> Callable[[Any], Any]:
         """Called with the tensor of the random state once that is made: its contents, for the

@@ -100,7 +100,7 @@ class Instead:
         if lacked in given:
             related = {torch.complex32, torch.float16}
             more = related & set(given) if lacked in related else ()
-            return [*{lacked, *more}]  # type: ignore[list-item]
+            return [*{lacked, *more}]
         small = [dtype for dtype in given if dtype in _SMALL]
         return small or given
 
@@ -128,7 +128,7 @@ class Instead:
         args = tuple(changed(value) for value in self.args)
         kwargs = {name: changed(value) for name, value in self.kwargs.items()}
         found = self.func(*args, **kwargs)
-        written = set()
+        written: set[int] = set()
         for at, argument in enumerate(schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = self.args[at] if at < len(self.args) else self.kwargs.get(argument.name)
