@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -25,7 +26,11 @@ def check_gpu(name: str) -> None:
 
 @contextmanager
 def virtual_gpu(
-    gpu: str = "h100-80gb", compute: str = "real", *, conf: str | None = None
+    gpu: str = "h100-80gb",
+    compute: str = "real",
+    *,
+    conf: str | None = None,
+    assume: Sequence[str] = (),
 ) -> Iterator[VirtualSession]:
     """Give torch a CUDA device that exists only in software, inside this context.
 
@@ -38,16 +43,18 @@ def virtual_gpu(
 
     ``gpu`` names an entry of the catalogue, or several: ``"2xa100-40gb"``. ``compute="real"``
     computes every value on the CPU, so losses are right; ``"shapes"`` computes none, so that a
-    large model takes seconds, and a line that needs a value raises `ValueNeeded`. ``conf``:
-    allocator settings, in place of ``PYTORCH_CUDA_ALLOC_CONF``.
+    large model takes seconds, and a line that needs a value raises `ValueNeeded`, unless
+    ``assume`` has it, as ``FILE:LINE=VALUE`` (``"train.py:12=false"``). ``conf``: allocator
+    settings, in place of ``PYTORCH_CUDA_ALLOC_CONF``.
 
     Raises MissingExtra without torch, ConfigError for a GPU that is not in the catalogue and for
-    bad settings, UsageError inside another one. On the way out everything in torch is put back.
+    bad settings, UsageError inside another one and for a bad assumption. On the way out everything
+    in torch is put back.
     """
     _require_torch("a virtual GPU needs it")
     from gpuprobe.virtual import session
 
-    with session.virtual_gpu(gpu, compute, conf=conf) as found:
+    with session.virtual_gpu(gpu, compute, conf=conf, assume=assume) as found:
         yield found
 
 
@@ -56,9 +63,10 @@ def estimate(
     gpu: str = "h100-80gb",
     *,
     steps: int = 3,
-    compute: str = "shapes",
+    compute: str = "auto",
     conf: str | None = None,
     ranks: int = 1,
+    assume: Sequence[str] = (),
 ) -> Estimate:
     """The memory that ``step`` would take on a GPU. None is needed.
 
@@ -78,12 +86,19 @@ def estimate(
 
         gpuprobe.estimate(build, gpu="a100-40gb")
 
-    ``compute``: ``"shapes"`` computes no values, ``"real"`` all of them. ``conf``: allocator
-    settings as in ``PYTORCH_CUDA_ALLOC_CONF``. ``ranks``: pretend to be one of so many processes.
+    ``compute``: ``"shapes"`` computes no values, ``"real"`` all of them. ``"auto"`` computes none
+    at first; where ``step`` needs one, it is called a second time from the beginning, on a new
+    device that computes all, unless that takes more than 4 GiB or 5e12 floating-point operations.
+    ``assume``: values to be taken where they are read, as ``"FILE:LINE=VALUE"``
+    (``"train.py:12=false"``). ``conf``: allocator settings as in ``PYTORCH_CUDA_ALLOC_CONF``.
+    ``ranks``: pretend to be one of so many processes.
 
     Raises what `virtual_gpu` raises, UsageError where nothing was allocated on the device, and
     what ``step`` raises; `ValueNeeded` where it needs a value that was not computed.
     """
+    _require_torch("an estimate runs the training step")
+    from gpuprobe.planning.auto import estimate_with
+
     if steps < 1:
         raise UsageError("at least one step is needed")
 
@@ -102,7 +117,11 @@ def estimate(
         return done
 
     unused = "build the model inside the function, on the device: Model().cuda()"
-    return _estimate(run, gpu, compute, conf, ranks, unused)
+
+    def attempt(how: str, why: str, *, bounded: bool = False) -> Estimate:
+        return _estimate(run, gpu, how, why, conf, ranks, assume, unused, bounded)
+
+    return estimate_with(compute, attempt, functools.partial(attempt, "real", bounded=True))
 
 
 def estimate_program(
@@ -110,21 +129,29 @@ def estimate_program(
     gpu: str = "h100-80gb",
     *,
     steps: int = 3,
-    compute: str = "shapes",
+    compute: str = "auto",
     conf: str | None = None,
     ranks: int = 1,
+    assume: Sequence[str] = (),
+    within: str = "",
+    notify: Callable[[str], None] = lambda text: None,
 ) -> Estimate:
     """As `estimate`, for a whole program: it is stopped after ``steps`` optimizer steps, and the
-    result says so, since what comes later may need more.
+    result says so, since what comes later may need more. With ``compute="auto"`` a second run is
+    one in a process of its own; ``notify`` gets a line about it before.
 
     With ``compute="shapes"`` numbers that the program reads are NaN, and the result says so.
     Raises ProgramFailed where the program ends with an exception of its own, and `ValueNeeded`
-    where NaN may have led to that, or cannot stand for what it reads.
+    where NaN may have led to that, or cannot stand for what it reads. ``within`` is for that
+    second run: why it is made, within the bounds of ``"auto"``.
     """
     if steps < 1:
         raise UsageError("at least one step is needed")
 
+    _require_torch("an estimate runs the training step")
+    from gpuprobe.planning.auto import Start, estimate_with
     from gpuprobe.sampler.hooks.step_limit import Enough, limit
+    from gpuprobe.virtual.budget import TooLarge, of_host_memory
 
     def run(session: VirtualSession, recorder: Any) -> int:
         session.machine.unknown_as_nan = True
@@ -143,6 +170,8 @@ def estimate_program(
             except GpuprobeError:
                 raise
             except Exception as error:
+                if within and of_host_memory(error):
+                    raise TooLarge("this machine's memory does not hold its tensors") from None
                 text = f"the program failed: {type(error).__name__}"
                 raise _failed(session, text) from error
         return count()
@@ -151,7 +180,20 @@ def estimate_program(
         "the program ran on the CPU: it has to move its model and data to the device where "
         "torch.cuda.is_available(), or by an option of its own (after --)"
     )
-    return _estimate(run, gpu, compute, conf, ranks, unused)
+    start = Start(program)
+
+    def attempt(how: str, why: str) -> Estimate:
+        return _estimate(
+            run, gpu, how, within or why, conf, ranks, assume, unused, bounded=bool(within)
+        )
+
+    def again(why: str) -> Estimate:
+        notify(f"running the program a second time: {why}")
+        return start.again(
+            why, gpu=gpu, steps=steps, compute="real", conf=conf, ranks=ranks, assume=[*assume]
+        )
+
+    return estimate_with(compute, attempt, again)
 
 
 def _failed(session: VirtualSession, text: str) -> ProgramFailed:
@@ -163,6 +205,7 @@ def _failed(session: VirtualSession, text: str) -> ProgramFailed:
         f"{text}; it was given NaN for a value that was not computed ({given}), and perhaps "
         "needs the value",
         hint="compute the values: --compute real, compute='real'",
+        place=given,
     )
 
 
@@ -170,21 +213,28 @@ def _estimate(
     run: Callable[[VirtualSession, Any], int],
     gpu: str,
     compute: str,
+    why: str,
     conf: str | None,
     ranks: int,
+    assume: Sequence[str],
     unused: str,
+    bounded: bool,
 ) -> Estimate:
-    """``unused``: what to do where nothing was allocated on the device."""
-    _require_torch("an estimate runs the training step")
+    """``why`` it computes what it does. ``unused``: what to do where nothing was allocated on the
+    device. ``bounded``: raise `TooLarge` beyond what a run may compute that nobody asked for.
+    """
     from gpuprobe.allocator.recorder import TraceRecorder
     from gpuprobe.api.recordings import load, scratch_recording, summary
     from gpuprobe.api.watch import record
     from gpuprobe.planning.figures import estimate_of
     from gpuprobe.sampler.environment import as_rank
+    from gpuprobe.virtual.budget import Budget
     from gpuprobe.virtual.session import VirtualSession, machine_of
 
-    machine = machine_of(gpu, compute, conf, endless=True)
+    machine = machine_of(gpu, compute, conf, endless=True, assume=assume)
     machine.ranks = ranks
+    if bounded:
+        Budget(machine)
     taps = []
     for device in machine.devices:
         tap = TraceRecorder(device.sim, listen=False)
@@ -204,7 +254,7 @@ def _estimate(
     fullest = max(machine.devices, key=lambda device: device.sim.peak_reserved)
     if not fullest.sim.peak_allocated:
         raise UsageError("nothing was allocated on the GPU", hint=unused)
-    return estimate_of(machine, fullest, taps[fullest.index].trace(), report, steps)
+    return estimate_of(machine, fullest, taps[fullest.index].trace(), report, steps, why)
 
 
 def fit_program(
@@ -216,17 +266,18 @@ def fit_program(
     least: int = 1,
     most: int = 65536,
     steps: int = 3,
-    compute: str = "shapes",
+    compute: str = "auto",
     conf: str | None = None,
     ranks: int = 1,
+    assume: Sequence[str] = (),
     suggest: bool = True,
     notify: Callable[[str], None] = lambda text: None,
 ) -> Fit:
     """Search for the largest value of ``argument`` with which the script fits.
 
     Values from ``least`` to ``most`` are tried: doubled until one does not fit, then halved in
-    between. Where the program needs a value that ``compute="shapes"`` does not compute, all is
-    computed instead. ``suggest`` estimates changes to the run as well. ``notify`` gets a
+    between. With ``compute="auto"`` no values are computed, unless the program needs one: then all
+    are. ``suggest`` estimates changes to the run as well. ``notify`` gets a
     line about every estimate. Raises what `estimate_program` raises at ``least``.
     """
     from gpuprobe.planning.fit import fit_script
@@ -243,6 +294,7 @@ def fit_program(
         compute=compute,
         conf=conf,
         ranks=ranks,
+        assume=assume,
         suggest=suggest,
         notify=notify,
     )
@@ -255,8 +307,9 @@ def fit(
     least: int = 1,
     most: int = 65536,
     steps: int = 3,
-    compute: str = "shapes",
+    compute: str = "auto",
     conf: str | None = None,
+    assume: Sequence[str] = (),
 ) -> Fit:
     """As ``gpuprobe fit``, for a function: ``build(value)`` builds a model for that value, on the
     device, and returns the function for one step (see `estimate`). In this process, and without
@@ -270,7 +323,9 @@ def fit(
     of_gpu: dict[str, Any] = {}
 
     def trial(value: int) -> Trial:
-        found = estimate(lambda: build(value), gpu, steps=steps, compute=compute, conf=conf)
+        found = estimate(
+            lambda: build(value), gpu, steps=steps, compute=compute, conf=conf, assume=assume
+        )
         of_gpu.update(gpu=found.gpu, capacity=found.capacity)
         return Trial(
             value, found.verdict, found.peak_allocated, Bytes(found.total_high), found.capacity

@@ -85,7 +85,7 @@ def add_gpu(
 
 def add_virtual_run(parser: argparse.ArgumentParser) -> None:
     """How a script is run on a GPU that is not here: ``--gpu``, ``--steps``, ``--compute``,
-    ``--conf``, ``--ranks``.
+    ``--assume``, ``--conf``, ``--ranks``.
     """
     add_gpu(
         parser,
@@ -98,9 +98,17 @@ def add_virtual_run(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--compute",
-        choices=("shapes", "real"),
-        default="shapes",
-        help="shapes: no values, fast (default); real: every value, on the CPU",
+        choices=("auto", "shapes", "real"),
+        default="auto",
+        help="shapes: only values that decide, fast; real: every value, on the CPU; auto "
+        "(default): shapes, and where the script needs a value and is small, real in a second run",
+    )
+    parser.add_argument(
+        "--assume",
+        action="append",
+        default=[],
+        metavar="FILE:LINE=VALUE",
+        help="what a line reads that is not computed: true, false or a number (repeatable)",
     )
     parser.add_argument(
         "--conf", metavar="CONF", help="allocator settings, as in PYTORCH_CUDA_ALLOC_CONF"

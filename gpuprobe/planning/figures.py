@@ -33,9 +33,10 @@ def estimate_of(
     trace: MemoryTrace,
     report: Report,
     steps: int,
+    why: str,
 ) -> Estimate:
     """What a run needs, from the virtual device that it filled most, the ``trace`` of that
-    device, and the report of its recording.
+    device, and the report of its recording. ``why`` the machine computes what it does.
     """
     model = device.model
     recorded = replay_trace(trace)
@@ -64,6 +65,8 @@ def estimate_of(
             f"that memory does not go on growing: the last step left {human_bytes(growing)} more "
             f"behind than it found; if every step does, the GPU is full in about {left + 1} more"
         )
+    for text in machine.assumptions.unused:
+        machine.assume(f"--assume {text} was not used: no value is missing there")
     return Estimate(
         gpu=model.name,
         devices=len(machine.devices),
@@ -87,6 +90,8 @@ def estimate_of(
         not_modelled=_NOT_MODELLED,
         settings=machine.settings.conf,
         ranks=machine.ranks,
+        compute="shapes" if machine.shapes else "real",
+        compute_why=why,
     )
 
 

@@ -11,16 +11,15 @@ from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
 from gpuprobe.errors import ProgramFailed
+from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.plans.fit import Fit, FitSuggestion, Trial
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning.argument import Way, way
+from gpuprobe.planning.auto import TRIAL, answer_of
 from gpuprobe.planning.search import check_bounds, fit_of, search
 from gpuprobe.virtual.catalogue.gpus import parse_spec
 
 _LIMIT: Final = 1800  # seconds for one estimate
-
-_TRIAL: Final = "from gpuprobe.api.virtual import trial; trial()"
-"""What the process of one estimate runs; its argument is the order."""
 
 
 class _Case(NamedTuple):
@@ -33,6 +32,7 @@ class _Case(NamedTuple):
     compute: str
     conf: str | None
     ranks: int
+    assume: tuple[str, ...]
     way: Way
     change: str = ""
 
@@ -49,6 +49,7 @@ def fit_script(
     compute: str,
     conf: str | None,
     ranks: int,
+    assume: Sequence[str],
     suggest: bool,
     notify: Callable[[str], None],
 ) -> Fit:
@@ -56,9 +57,20 @@ def fit_script(
     check_bounds(least, most)
     parse_spec(gpu)  # a name that is unknown is refused before anything runs
     chosen = way(script, argument, arguments)
-    case = _Case(script, tuple(arguments), gpu, steps, compute, conf, ranks, chosen)
+    Assumptions(assume)  # as is an assumption that is none
+    case = _Case(
+        script,
+        tuple(arguments),
+        gpu,
+        steps,
+        "shapes" if compute == "auto" else compute,
+        conf,
+        ranks,
+        tuple(assume),
+        chosen,
+    )
     first = _estimate(case, least)
-    if "needs the value" in first.get("error", "") and compute == "shapes":
+    if first.get("needs_value") and compute == "auto":
         notify("the program needs values: computing them, which takes longer")
         case = case._replace(compute="real")
         first = _estimate(case, least)
@@ -103,20 +115,18 @@ def _notifying(
 def _estimate(case: _Case, value: int) -> dict[str, Any]:
     """The JSON document of one estimate, or ``{"error": ...}``."""
     order = json.dumps({**case._asdict(), "way": case.way._asdict(), "value": value})
-    done = subprocess.run(
-        [sys.executable, "-c", _TRIAL, order],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_LIMIT,
-        check=False,
-    )
     try:
-        answer: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
-    except ValueError:
-        last = done.stderr.strip().rpartition("\n")[2]
-        return {"error": last or f"the estimate ended with code {done.returncode}"}
-    return answer
+        done = subprocess.run(
+            [sys.executable, "-c", TRIAL, order],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"the estimate took more than {_LIMIT} s"}
+    return answer_of(done.stdout, done.returncode, done.stderr.splitlines())
 
 
 def _trial(value: int, document: dict[str, Any]) -> Trial:

@@ -1,4 +1,4 @@
-"""One estimate of a changed run, in the process that `gpuprobe.planning.fit` starts for it.
+"""One estimate, in the process that `gpuprobe.planning.fit` or `gpuprobe.planning.auto` starts.
 
 The order comes as JSON in the first argument; the answer, the last line of stdout, is the
 estimate's document, or ``{"error": text}``.
@@ -14,11 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpuprobe.errors import GpuprobeError, ValueNeeded
+from gpuprobe.errors import GpuprobeError, ProgramFailed, ValueNeeded
 from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.planning.argument import with_constant, with_option
 from gpuprobe.reporters.json import estimate as estimate_json
-from gpuprobe.sampler.program import load_script
+from gpuprobe.sampler.program import Program, load_module, load_script, own_traceback
+from gpuprobe.virtual.budget import TooLarge
 
 
 def answer(estimate: Callable[..., Estimate]) -> None:
@@ -32,9 +33,48 @@ def answer(estimate: Callable[..., Estimate]) -> None:
 
 
 def _estimate(order: dict[str, Any], estimate: Callable[..., Estimate]) -> dict[str, Any]:
-    """The document of the estimate that ``order`` (a case and a value) describes."""
+    """The document of the estimate that ``order`` describes: of a script (a case and a value, for
+    `gpuprobe.planning.fit`), or of a program once more (for `gpuprobe.planning.auto`).
+    """
+    program = _program(order)
+    change = order.get("change", "")
+    if change not in ("", "expandable"):
+        from gpuprobe.virtual.changes import apply
+
+        apply(change)
+    try:
+        found = estimate(
+            program,
+            order["gpu"],
+            steps=order["steps"] * (2 if change == "accumulate" else 1),
+            compute=order["compute"],
+            conf=order["conf"],
+            ranks=order["ranks"],
+            assume=order["assume"],
+            **({"within": order["why"]} if "why" in order else {}),
+        )
+    except TooLarge as error:
+        return {"too_large": str(error)}
+    except GpuprobeError as error:
+        cause = error.__cause__
+        plain = cause is None or isinstance(error, ValueNeeded)
+        if cause is not None and isinstance(error, ProgramFailed):
+            sys.stderr.write(own_traceback(cause))
+        return {
+            "error": f"{error}" if plain else f"{type(cause).__name__}: {cause}",
+            "hint": error.hint,
+            "needs_value": isinstance(error, ValueNeeded),
+        }
+    return estimate_json.document(found)
+
+
+def _program(order: dict[str, Any]) -> Program:
     arguments, script = list(order["arguments"]), order["script"]
-    way = order["way"]
+    if order.get("module"):
+        return load_module(script, arguments)
+    way = order.get("way")
+    if way is None:
+        return load_script(script, arguments)
     if way["option"]:
         arguments = with_option(arguments, way["option"], order["value"])
     program = load_script(script, arguments)
@@ -42,22 +82,4 @@ def _estimate(order: dict[str, Any], estimate: Callable[..., Estimate]) -> dict[
         source = Path(script).read_text(encoding="utf-8")
         tree = with_constant(source, way["constant"], order["value"])
         program.code = compile(tree, program.file, "exec", dont_inherit=True)
-    if order["change"] not in ("", "expandable"):
-        from gpuprobe.virtual.changes import apply
-
-        apply(order["change"])
-    try:
-        found = estimate(
-            program,
-            order["gpu"],
-            steps=order["steps"] * (2 if order["change"] == "accumulate" else 1),
-            compute=order["compute"],
-            conf=order["conf"],
-            ranks=order["ranks"],
-        )
-    except GpuprobeError as error:
-        cause = error.__cause__
-        plain = cause is None or isinstance(error, ValueNeeded)
-        text = f"{error}" if plain else f"{type(cause).__name__}: {cause}"
-        return {"error": text}
-    return estimate_json.document(found)
+    return program

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -106,6 +106,7 @@ class Machine:
         self.tags: dict[int, Tag] = {}
         self.generators = Generators(len(models))
         self.observer: Observer | None = None
+        self.meter: Callable[..., None] | None = None  # is given each operator of a device
         self.capture: Any = None  # the graph being captured: see cuda_api.graphs
         self.sync_debug_mode = 0
         self.many_streams = False

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpuprobe.allocator.settings import parse_conf
 from gpuprobe.errors import UsageError
+from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.patching import Patches
 from gpuprobe.virtual import cuda_api
@@ -131,14 +132,16 @@ def machine_of(
     conf: str | None = None,
     order: str = "ascending",
     endless: bool = False,
+    assume: Sequence[str] = (),
 ) -> Machine:
     """The machine that ``spec`` describes: ``h100-80gb``, ``2xa100-40gb``, or catalogue entries.
 
-    ``endless`` devices never run out of memory.
+    ``endless`` devices never run out of memory. ``assume``: values that were not computed, as
+    ``FILE:LINE=VALUE``.
 
     ``conf`` is an allocator setting in the form of ``PYTORCH_CUDA_ALLOC_CONF``; None reads that
     variable, as torch does. Raises ConfigError for an unknown GPU or setting, UsageError for an
-    unknown ``compute``.
+    unknown ``compute`` and a bad assumption.
     """
     if compute not in COMPUTE:
         raise UsageError(f"unknown compute {compute!r}", hint=f"one of: {', '.join(COMPUTE)}")
@@ -148,12 +151,18 @@ def machine_of(
 
         conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     settings = parse_conf(conf) if conf else AllocatorSettings()
-    return Machine(models, compute, settings, order=order, endless=endless)
+    machine = Machine(models, compute, settings, order=order, endless=endless)
+    machine.assumptions = Assumptions(assume)
+    return machine
 
 
 @contextmanager
 def virtual_gpu(
-    gpu: str = "h100-80gb", compute: str = "real", *, conf: str | None = None
+    gpu: str = "h100-80gb",
+    compute: str = "real",
+    *,
+    conf: str | None = None,
+    assume: Sequence[str] = (),
 ) -> Iterator[Any]:
     """Give torch a CUDA device that exists only in software, inside this context.
 
@@ -163,7 +172,7 @@ def virtual_gpu(
 
     Raises ConfigError for a GPU that is not in the catalogue, UsageError inside another one.
     """
-    session = VirtualSession(machine_of(gpu, compute, conf))
+    session = VirtualSession(machine_of(gpu, compute, conf, assume=assume))
     session.start()
     try:
         yield session

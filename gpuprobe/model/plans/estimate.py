@@ -32,8 +32,9 @@ class Estimate:
     ``verdict`` is `FITS`, `NOT`, or `WITHIN_MARGIN` where the range decides. The shares of
     each of ``by_category``, ``by_module`` and ``by_line`` sum to ``attributed``, the allocated
     bytes at the highest instant that was traced: the peak, where they are ``peak_allocated``.
-    ``assumed`` says what was taken for granted on the way, ``not_modelled`` what no virtual GPU
-    knows.
+    ``compute`` is ``"shapes"`` where only values that decide were computed, ``"real"`` where all
+    were; ``compute_why`` is the reason. ``assumed`` says what was taken for granted on the way,
+    ``not_modelled`` what no virtual GPU knows.
     """
 
     gpu: str
@@ -55,6 +56,8 @@ class Estimate:
     not_modelled: tuple[str, ...]
     settings: str = ""
     ranks: int = 1
+    compute: str = "shapes"
+    compute_why: str = ""
 
     @property
     def fits(self) -> bool:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TextIO
 
 from gpuprobe.model.io.document import header
 from gpuprobe.model.io.document import write as write_document
 from gpuprobe.model.plans.estimate import Estimate, EstimateShare
+from gpuprobe.model.values import Bytes
 from gpuprobe.reporters.json import fields_of
 
 SCHEMA: Final = "gpuprobe.estimate"
-VERSION: Final = (2, 0)
+VERSION: Final = (2, 1)
 """(major, minor); a minor version only adds keys.
 
 History:
 * 1.0: first version.
 * 2.0: with all documents; nothing changed in this one. ``schemas/estimate-2.json``.
+* 2.1: ``compute`` and ``compute_why``.
 """
 
 
@@ -24,8 +26,8 @@ def document(estimate: Estimate) -> dict[str, Any]:
     """The estimate as plain data. Sizes are bytes."""
     return {
         **header(SCHEMA, VERSION),
-        **fields_of(estimate, "gpu devices ranks steps settings verdict fits capacity"),
-        **fields_of(estimate, "peak_allocated peak_reserved"),
+        **fields_of(estimate, "gpu devices ranks steps settings compute compute_why"),
+        **fields_of(estimate, "verdict fits capacity peak_allocated peak_reserved"),
         "reserved": {"at_least": estimate.reserved_low, "at_most": estimate.reserved_high},
         "context": {"at_least": estimate.context_low, "at_most": estimate.context_high},
         "total": {"at_least": estimate.total_low, "at_most": estimate.total_high},
@@ -36,6 +38,38 @@ def document(estimate: Estimate) -> dict[str, Any]:
         "assumed": list(estimate.assumed),
         "not_modelled": list(estimate.not_modelled),
     }
+
+
+def estimate_of(document: Mapping[str, Any]) -> Estimate:
+    """The estimate that a document of this version was made of."""
+    reserved, context = document["reserved"], document["context"]
+    return Estimate(
+        gpu=document["gpu"],
+        devices=document["devices"],
+        steps=document["steps"],
+        peak_allocated=Bytes(document["peak_allocated"]),
+        peak_reserved=Bytes(document["peak_reserved"]),
+        reserved_low=Bytes(reserved["at_least"]),
+        reserved_high=Bytes(reserved["at_most"]),
+        context_low=Bytes(context["at_least"]),
+        context_high=Bytes(context["at_most"]),
+        capacity=Bytes(document["capacity"]),
+        verdict=document["verdict"],
+        attributed=Bytes(document["attributed"]),
+        by_category=_shares(document["by_category"]),
+        by_module=_shares(document["by_module"]),
+        by_line=_shares(document["by_line"]),
+        assumed=tuple(document["assumed"]),
+        not_modelled=tuple(document["not_modelled"]),
+        settings=document["settings"],
+        ranks=document["ranks"],
+        compute=document["compute"],
+        compute_why=document["compute_why"],
+    )
+
+
+def _shares(rows: Sequence[Mapping[str, Any]]) -> tuple[EstimateShare, ...]:
+    return tuple(EstimateShare(row["name"], Bytes(row["bytes"])) for row in rows)
 
 
 def _rows(shares: Sequence[EstimateShare]) -> list[dict[str, Any]]:

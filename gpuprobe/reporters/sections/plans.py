@@ -51,7 +51,11 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
         notes.append(f"one rank of {estimate.ranks}")
     if estimate.settings:
         notes.append(estimate.settings)
-    head = Section(f"{title} {human_bytes(estimate.capacity)})", (needed, Line(", ".join(notes))))
+    lines = [Line(", ".join(notes))]
+    if estimate.compute_why:
+        computed = "all values" if estimate.compute == "real" else "only values that decide"
+        lines.append(Line(f"computed: {computed} ({estimate.compute_why})"))
+    head = Section(f"{title} {human_bytes(estimate.capacity)})", (needed, *lines))
     at = "at the peak"
     if estimate.attributed != estimate.peak_allocated:
         below = human_bytes(estimate.peak_allocated - estimate.attributed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,6 +56,9 @@ class VirtualDevice:
         self._busy = False
         self._waiting: deque[PoolBlock] = deque()
         self.workspaces: dict[tuple[Any, ...], PoolBlock] = {}
+        # Bytes that may be allocated whatever the device has, and the error for more.
+        self.bound: int | None = None
+        self.beyond: Callable[[int], BaseException] | None = None
 
     def _on_event(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
         for listener in self.listeners:
@@ -74,6 +78,9 @@ class VirtualDevice:
         """A block of at least ``nbytes`` (> 0) for work on ``stream``. Raises
         torch.OutOfMemoryError where the device is full, with torch's own wording.
         """
+        bound = self.bound
+        if bound is not None and self.beyond is not None and self.sim.allocated + nbytes > bound:
+            raise self.beyond(bound)
         with self._lock:
             self._busy = True
             try:
@@ -151,7 +158,7 @@ class VirtualDevice:
         """
         capacity = self.driver.capacity
         if capacity is None:
-            return math.inf
+            return math.inf if self.bound is None else self.bound - self.sim.allocated
         allowed = self.sim.allowed_maximum
         most = capacity if allowed is None else min(capacity, allowed)
         return most - self.sim.allocated

@@ -167,6 +167,8 @@ class DispatchMode(TorchDispatchMode):
                     row.after(call)
             finally:
                 call.release()
+        if machine.meter is not None:
+            machine.meter(func, args, kwargs, result)
         if machine.capture is not None:
             machine.capture.note(func, args, kwargs, result)
         if machine.observer is not None:

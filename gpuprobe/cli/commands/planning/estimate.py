@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from gpuprobe.cli import exit_codes
+from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.cli.options import (
     add_program,
     add_top,
@@ -26,7 +26,8 @@ SUPERVISED = True
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe estimate (SCRIPT | -m MODULE) [--gpu GPU] [--steps N] "
-        "[--compute shapes|real] [--conf CONF] [--ranks N] [--json] [--] [ARGS ...]"
+        "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] "
+        "[--ranks N] [--json] [--] [ARGS ...]"
     )
     add_virtual_run(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -48,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
             compute=args.compute,
             conf=args.conf,
             ranks=args.ranks,
+            assume=args.assume,
+            notify=stderr.note,
         )
     if args.json:
         from gpuprobe.reporters.json import estimate as estimate_json

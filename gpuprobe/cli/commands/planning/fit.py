@@ -19,7 +19,8 @@ OPTIONS_AFTER_SCRIPT = True
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe fit SCRIPT --arg NAME [--gpu GPU] [--min N] [--max N] [--steps N] "
-        "[--compute shapes|real] [--conf CONF] [--no-suggestions] [--json] [--] [ARGS ...]"
+        "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] "
+        "[--no-suggestions] [--json] [--] [ARGS ...]"
     )
     parser.add_argument(
         "--arg",
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         compute=args.compute,
         conf=args.conf,
         ranks=args.ranks,
+        assume=args.assume,
         suggest=not args.no_suggestions,
         notify=notify,
     )

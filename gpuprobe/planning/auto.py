@@ -1,0 +1,109 @@
+"""``compute="auto"``: shapes first, and all values where a run needs one and is small enough."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from gpuprobe.errors import ProgramFailed, UsageError, ValueNeeded
+from gpuprobe.model.plans.estimate import Estimate
+from gpuprobe.reporters.json.estimate import estimate_of
+from gpuprobe.sampler.program import Program
+from gpuprobe.virtual.budget import TooLarge
+
+COMPUTE: Final = ("auto", "shapes", "real")
+
+ASKED: Final = "as asked for"
+_ENOUGH: Final = "no line needs more"
+
+TRIAL: Final = "from gpuprobe.api.virtual import trial; trial()"
+"""What the process of one estimate runs; its argument is the order: `gpuprobe.planning.trial`."""
+
+
+def estimate_with(
+    compute: str,
+    attempt: Callable[[str, str], Estimate],
+    again: Callable[[str], Estimate],
+) -> Estimate:
+    """The estimate of a run. ``attempt`` makes one with ``"shapes"`` or ``"real"`` values, and is
+    told why; ``again`` makes one with all values, of the run as it was before the first attempt,
+    and raises `TooLarge` where it is too large for that.
+
+    Raises UsageError for an unknown ``compute``, and what they raise.
+    """
+    if compute not in COMPUTE:
+        raise UsageError(f"unknown compute {compute!r}", hint=f"one of: {', '.join(COMPUTE)}")
+    if compute != "auto":
+        return attempt(compute, ASKED)
+    try:
+        return attempt("shapes", _ENOUGH)
+    except ValueNeeded as error:
+        needed = error
+    place = needed.place or "the program"
+    try:
+        return again(f"{place} needs a value, and the run is small enough to compute all")
+    except TooLarge as large:
+        reason = str(large)
+    raise ValueNeeded(
+        f"{needed}; with all values it is too large for --compute auto: {reason}",
+        hint=needed.hint,
+        place=needed.place,
+    ) from needed.__cause__
+
+
+class Start:
+    """How a program was started: what a second run of it, in a process of its own, is given."""
+
+    def __init__(self, program: Program) -> None:
+        self._cwd = Path.cwd()
+        self._environment = dict(os.environ)
+        self._program = program
+
+    def again(self, why: str, **order: Any) -> Estimate:
+        """An estimate of the program from its beginning, within the bounds of `Budget`. It prints
+        where the first run did, to stderr.
+
+        Raises `TooLarge` beyond those bounds, ProgramFailed where there is no estimate.
+        """
+        done = subprocess.run(
+            [sys.executable, "-c", TRIAL, json.dumps({**self._order(), **order, "why": why})],
+            stdout=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            cwd=self._cwd,
+            env=self._environment,
+            check=False,
+        )
+        document = answer_of(done.stdout, done.returncode)
+        if "too_large" in document:
+            raise TooLarge(document["too_large"])
+        if "error" in document:
+            text = f"{document['error']} (in a second run, with all values: {why})"
+            raise ProgramFailed(text, hint=document.get("hint", ""))
+        return estimate_of(document)
+
+    def _order(self) -> dict[str, Any]:
+        spec = self._program.spec
+        module = "" if spec is None else spec.name.removesuffix(".__main__")
+        first, *arguments = self._program.argv
+        return {"script": module or first, "module": bool(module), "arguments": arguments}
+
+
+def answer_of(output: str, code: int, last_words: Sequence[str] = ()) -> dict[str, Any]:
+    """The document that a process printed last, or ``{"error": text}`` where it has printed none.
+    ``code``: how it ended; ``last_words``: its other output.
+    """
+    try:
+        found: dict[str, Any] = json.loads(output.strip().rpartition("\n")[2])
+    except ValueError:
+        import signal
+
+        how = f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+        words = next((line for line in reversed(last_words) if line.strip()), "")
+        return {"error": words.strip() or f"the estimate ended {how}"}
+    return found
