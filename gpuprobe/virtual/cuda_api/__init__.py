@@ -14,6 +14,7 @@ from gpuprobe.virtual.cuda_api import (
     memory,
     parallel,
     random,
+    runtime,
     sharing,
     streams,
 )
@@ -24,5 +25,15 @@ __all__ = ["install"]
 
 def install(machine: Machine, patches: Patches) -> None:
     """Replace everything; ``patches`` puts it back."""
-    for module in (devices, memory, streams, random, graphs, accelerator, parallel, sharing):
+    for module in (
+        devices,
+        memory,
+        streams,
+        random,
+        graphs,
+        accelerator,
+        parallel,
+        sharing,
+        runtime,
+    ):
         module.install(machine, patches)

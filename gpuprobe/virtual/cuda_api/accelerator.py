@@ -12,7 +12,6 @@ from gpuprobe.virtual.machine import Machine
 
 def install(machine: Machine, patches: Patches) -> None:
     patches.set(torch, "Stream", torch.cuda.Stream)
-    patches.set(torch, "Event", torch.cuda.Event)
     original_module = torch.get_device_module
 
     def device_module(device: Any = None) -> Any:

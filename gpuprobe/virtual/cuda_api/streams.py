@@ -56,6 +56,11 @@ class Stream:
         return self.number
 
     cuda_stream = stream_id
+    _cdata = stream_id
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The version of the protocol, and the handle: for other libraries."""
+        return 0, self.number
 
     @property
     def device_type(self) -> int:
@@ -136,8 +141,8 @@ class ExternalStream(Stream):
         )
 
 
-class Event:
-    """``torch.cuda.Event``."""
+class AnyEvent:
+    """``torch.Event``, the base of ``torch.cuda.Event``, which is given no device."""
 
     _api: Streams
     number: int
@@ -153,15 +158,13 @@ class Event:
 
     def __init__(
         self,
-        enable_timing: Any = False,
+        device: Any = None,
+        *,
+        enable_timing: bool = False,
         blocking: bool = False,
         interprocess: bool = False,
-        external: bool = False,
-        device: Any = None,
     ) -> None:
-        # torch.Event takes a device first, torch.cuda.Event does not.
-        self._timing = enable_timing if isinstance(enable_timing, bool) else False
-        self.enable_timing = self._timing
+        self._timing = self.enable_timing = bool(enable_timing)
 
     @property
     def event_id(self) -> int:
@@ -217,6 +220,19 @@ class Event:
         return f"<torch.cuda.Event {self.number:#x}>"
 
 
+class Event(AnyEvent):
+    """``torch.cuda.Event``."""
+
+    def __init__(
+        self,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
+    ) -> None:
+        super().__init__(enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
+
+
 class Streams:
     """The streams of one machine's devices, and the functions of ``torch.cuda`` about them."""
 
@@ -229,7 +245,8 @@ class Streams:
         bound = {"_api": self}
         self.Stream: Any = type("Stream", (Stream,), bound)
         self.ExternalStream: Any = type("ExternalStream", (ExternalStream, self.Stream), bound)
-        self.Event: Any = type("Event", (Event,), bound)
+        self.AnyEvent: Any = type("Event", (AnyEvent,), bound)
+        self.Event: Any = type("Event", (Event, self.AnyEvent), bound)
 
     def notify(self, event: str, *args: Any) -> None:
         """Report something to whoever observes the machine."""
@@ -299,6 +316,7 @@ def install(machine: Machine, patches: Patches) -> None:
     classes = {"Stream": api.Stream, "ExternalStream": api.ExternalStream, "Event": api.Event}
     for module in (torch.cuda, torch.cuda.streams):
         patches.set_each(module, classes)
+    patches.set(torch, "Event", api.AnyEvent)
     functions: dict[str, Any] = {
         "current_stream": api.current_stream,
         "default_stream": api.default_stream,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -85,11 +86,21 @@ def device_named(value: Any) -> torch.device:
 
 
 def _indexed(original: Callable[..., Any]) -> Callable[..., Any]:
+    innermost = inspect.unwrap(original)
+
     @functools.wraps(original)
     def build(*args: Any, **options: Any) -> Any:
         device = options.get("device")
         if type(device) is int:
             options["device"] = torch.device("cuda", device)
+        if args and not isinstance(args[0], torch.Tensor):
+            kind = type(args[0])
+            overrides = getattr(kind, "__torch_function__", None)
+            if overrides is not None:  # a class that is no tensor: TensorDict
+                for known in (build, innermost):  # as the class learned of torch's function
+                    found = overrides(known, (kind,), args, options)
+                    if found is not NotImplemented:
+                        return found
         return original(*args, **options)
 
     return build

@@ -47,6 +47,8 @@ def _types(machine: Machine, patches: Patches) -> None:
                 )
 
             def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+                if len(args) == 1 and isinstance(args[0], torch.Size):
+                    args = tuple(args[0])
                 if args and not isinstance(args[0], int):
                     return torch.tensor(*args, dtype=cls._dtype, device="cuda")
                 return torch.empty(args or (0,), dtype=cls._dtype, device="cuda")
@@ -78,6 +80,10 @@ def _new(machine: Machine, patches: Patches) -> None:
             return _Base.new(tensor, *args, **options)
         device = options.get("device")
         make = {"dtype": tensor.dtype, "device": tensor.device if device is None else device}
+        if tensor.layout is torch.sparse_coo:  # indices, values and a size, or nothing
+            if not args:
+                return torch.sparse_coo_tensor(size=(0,), **make)
+            return torch.sparse_coo_tensor(*args, **make)
         if args and isinstance(args[0], torch.Tensor):
             return args[0].detach()
         if args and isinstance(args[0], (torch.UntypedStorage, torch.TypedStorage)):

@@ -8,6 +8,7 @@ import torch
 
 from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import Machine, Tag
+from gpuprobe.virtual.torch_patches.indices import device_named
 from gpuprobe.virtual.torch_patches.keys import below
 
 _CPU = torch.device("cpu")
@@ -28,6 +29,22 @@ def _attributes(machine: Machine, patches: Patches) -> None:
         return tags.get(storage._cdata)
 
     original_device = base.device.__get__
+    original_new = Storage.__new__
+
+    def new(cls: Any, *args: Any, device: Any = None, **options: Any) -> Any:
+        """``torch.UntypedStorage(nbytes, device="cuda")``."""
+        wanted = None if device is None else device_named(device)
+        if wanted is None or wanted.type != "cuda":
+            if device is not None:
+                options["device"] = device
+            return original_new(cls, *args, **options)
+        index = machine.local.device if wanted.index is None else wanted.index
+        host = "meta" if machine.shapes else "cpu"
+        made = original_new(cls, *args, device=host, **options)
+        machine.track(made, index)
+        return made
+
+    patches.set(Storage, "__new__", staticmethod(new))
 
     def device(storage: Any) -> torch.device:
         tag = tag_of(storage)
