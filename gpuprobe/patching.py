@@ -8,7 +8,8 @@ last of gpuprobe's is gone the attribute is what it was before the first.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 _ABSENT = object()
@@ -27,6 +28,39 @@ class _Replacement:
 
 _in_force: dict[tuple[int, str], list[_Replacement]] = {}
 """By the owner's id (which they keep alive) and the attribute's name, oldest first."""
+_originals: dict[int, Any] = {}
+"""What each replacement in force took the place of, by the replacement's id."""
+
+
+def original_of(value: Any) -> Any:
+    """What was there before gpuprobe put ``value`` in its place; ``value`` itself for all else."""
+    while id(value) in _originals:
+        value = _originals[id(value)]
+    return value
+
+
+@contextmanager
+def originals() -> Iterator[None]:
+    """Everything is what it was before the first replacement, for code that makes tables of what
+    it finds.
+    """
+    now = []
+    for (_, name), found in _in_force.items():
+        owner = found[0].owner
+        now.append((owner, name, vars(owner).get(name, _ABSENT)))
+        _put(owner, name, found[0].before)
+    try:
+        yield
+    finally:
+        for owner, name, value in now:
+            _put(owner, name, value)
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    if value is not _ABSENT:
+        setattr(owner, name, value)
+    elif name in vars(owner):
+        delattr(owner, name)
 
 
 def patch(owner: Any, name: str, value: Any) -> Callable[[], None]:
@@ -40,11 +74,14 @@ def patch(owner: Any, name: str, value: Any) -> Callable[[], None]:
     setattr(owner, name, value)
     key = (id(owner), name)
     _in_force.setdefault(key, []).append(mine)
+    if callable(value) and mine.before is not _ABSENT:
+        _originals[id(value)] = mine.before
 
     def restore() -> None:
         found = _in_force.get(key, [])
         if mine not in found:
             return
+        _originals.pop(id(mine.value), None)
         above = found[found.index(mine) + 1 :]
         found.remove(mine)
         if not found:
@@ -53,10 +90,7 @@ def patch(owner: Any, name: str, value: Any) -> Callable[[], None]:
             if above[0].before is mine.value:
                 above[0].before = mine.before
         elif vars(owner).get(name, _ABSENT) is mine.value:
-            if mine.before is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, mine.before)
+            _put(owner, name, mine.before)
 
     return restore
 

@@ -35,15 +35,17 @@ class Tag(weakref.ref[Any]):
     """Where a live storage lies. ``block`` is None for host memory and empty storages.
 
     ``zeroed`` numbers the node of the backward pass that made it as zeros, None for all others.
+    ``held`` is the storage that this one stands for and keeps alive: see `compiled.graph`.
     """
 
-    __slots__ = ("block", "key", "nbytes", "place", "stream", "zeroed")
+    __slots__ = ("block", "held", "key", "nbytes", "place", "stream", "zeroed")
 
     key: int
     place: int
     nbytes: int
     stream: int
     block: PoolBlock | None
+    held: Any
     zeroed: int | None
 
 
@@ -63,6 +65,7 @@ class Local(threading.local):
         self.entered = False  # the keys and the dispatch mode are on in this thread
         self.inside = False  # a kernel is at work: tensors answer what torch made them
         self.reason = ""  # why the copy at hand is made, where torch itself makes it
+        self.standing_in = False  # what runs works on tensors without values
         self.paused = False  # what runs is not charged to any device
         self.reading = ""  # how the program reads a value: see `unknown`
         self.unknown = False  # what it read is unknown
@@ -119,6 +122,8 @@ class Machine:
         self.ranks = 1  # of a pretended cluster
         self.assumed: dict[str, int] = {}
         self.compiled: dict[str, None] = {}  # names of what torch.compile was asked to compile
+        self.dispatch: Any = None  # the dispatch mode of a session
+        self.tracing: Any = None  # while compilers may trace: see compiled.tracing
 
     def assume(self, what: str) -> None:
         """Count something that was taken for granted; reports say so."""
@@ -142,7 +147,18 @@ class Machine:
     def place_of(self, tensor: Any) -> int:
         """Device index, `HOST` or `PINNED`. A tensor without storage is the host's."""
         tag = self.tag_of(tensor)
-        return HOST if tag is None else tag.place
+        if tag is None:
+            return HOST if self.tracing is None else int(self.tracing.place_of(tensor))
+        return tag.place
+
+    @property
+    def valueless(self) -> bool:
+        """Whether nothing is computed by the operators at hand."""
+        return (
+            self.shapes
+            or self.local.standing_in
+            or (self.tracing is not None and self.tracing.under_way())
+        )
 
     def known_integers(self, tensor: Any) -> list[int] | None:
         """The values of an integer tensor, in order; None where it has none."""
@@ -180,6 +196,7 @@ class Machine:
         tag.nbytes = nbytes
         tag.stream = stream
         tag.block = block
+        tag.held = None
         tag.zeroed = None
         self.tags[tag.key] = tag
         if self.observer is not None:

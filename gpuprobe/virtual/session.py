@@ -14,6 +14,7 @@ from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.patching import Patches
 from gpuprobe.virtual import cuda_api
 from gpuprobe.virtual.catalogue.gpus import GpuModel, parse_spec
+from gpuprobe.virtual.compiled import compiler
 from gpuprobe.virtual.dispatch.mode import DispatchMode
 from gpuprobe.virtual.kernels import attention
 from gpuprobe.virtual.lowering import functions, recurrent, rows
@@ -40,7 +41,7 @@ class VirtualSession:
         self.intercept = Intercept(machine)
         self._patches = Patches()
         self._kernels: Kernels | None = None
-        self._mode = DispatchMode(machine, rows())
+        self._mode = machine.dispatch = DispatchMode(machine, rows())
 
     def start(self) -> None:
         """Raises UsageError where another session is under way."""
@@ -61,6 +62,7 @@ class VirtualSession:
             collectives.install(self.machine, self._patches)
             tensors.install(self.machine, self.intercept, self._patches)
             uninitialized.install(self.machine, self._patches)
+            compiler.install(self.machine, self._patches)
             _threads(self, self._patches)
             self.enter_thread()
         except BaseException:

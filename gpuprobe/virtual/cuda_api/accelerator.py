@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ def install(machine: Machine, patches: Patches) -> None:
     patches.set(torch, "Stream", torch.cuda.Stream)
     original_module = torch.get_device_module
 
+    # torch's compiler looks for what the cache is wrapped around.
+    @functools.wraps(getattr(original_module, "__wrapped__", original_module))
     def device_module(device: Any = None) -> Any:
         if device is None:
             return torch.cuda

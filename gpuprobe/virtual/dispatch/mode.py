@@ -40,6 +40,10 @@ class DispatchMode(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
     def __init__(self, machine: Machine, rows: Mapping[str, OperatorRow]) -> None:
         super().__init__()
         self.machine = machine
@@ -77,7 +81,7 @@ class DispatchMode(TorchDispatchMode):
                 self._check_places(facts, func, args, kwargs, device, host)
             place = device
         given = args
-        if meta and machine.shapes:
+        if meta and (machine.shapes or local.standing_in):
             if facts.needs_values:
                 answer = unknown.answer(machine, func, args)
                 if answer is not unknown.NO_ANSWER:

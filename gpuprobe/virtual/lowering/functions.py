@@ -140,7 +140,7 @@ def _dropout(machine: Machine) -> Callable[..., Any]:
         if place < 0 or not train or not 0.0 < p < 1.0 or not tensor.numel():
             with below():
                 return _aten.dropout.default(tensor, p, train)
-        if machine.shapes or is_traceable_wrapper_subclass(tensor):
+        if machine.valueless or is_traceable_wrapper_subclass(tensor):
             with below():
                 return _aten.native_dropout.default(tensor, p, True)[0]
         if transformed():  # parts that a transform knows

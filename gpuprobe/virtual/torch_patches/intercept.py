@@ -89,6 +89,15 @@ class Intercept:
                 device = args[positional]
             else:
                 device = kwargs.get("device")
+            tracing = machine.tracing
+            if tracing is not None and tracing.under_way():
+                device = tracing.named(device)
+                if positional is not None and positional < len(args):
+                    args = (*args[:positional], device, *args[positional + 1 :])
+                elif device is not None:
+                    kwargs["device"] = device
+                with below():
+                    return operator(*args, **kwargs)
             pin = kwargs.get("pin_memory")
             place = None
             if device is not None and device.type == "cuda":
@@ -99,7 +108,7 @@ class Intercept:
                         if takes_tensor
                         else "Only dense CPU tensors can be pinned"
                     )
-                host = _META if machine.shapes else _CPU
+                host = _META if machine.valueless else _CPU
                 if positional is not None and positional < len(args):
                     args = (*args[:positional], host, *args[positional + 1 :])
                 else:
@@ -150,6 +159,9 @@ class Intercept:
                     return operator(*args, **kwargs)
             given = dict(zip(names[1:], args[1:], strict=False))
             given.update(kwargs)
+            tracing = machine.tracing
+            if tracing is not None and tracing.under_way():
+                return tracing.copy(operator, tensor, given)
             device = given.get("device")
             source = machine.place_of(tensor)
             # What the program named is found here; what is called for it, a transform may send
@@ -187,6 +199,9 @@ class Intercept:
         machine = self.machine
 
         def kernel(tensor: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+            tracing = machine.tracing
+            if tracing is not None and tracing.under_way():
+                return tracing.like(tensor, other, *args, **kwargs)
             source, place = machine.place_of(tensor), machine.place_of(other)
             if source == place or (source < 0 and place < 0):
                 # In inference mode, the parts of this come back, with the host's device.
@@ -231,7 +246,7 @@ class Intercept:
     ) -> Any:
         """What `move` does once autograd has been taken care of."""
         machine = self.machine
-        host = _META if machine.shapes and (place >= 0 or is_meta(tensor)) else _CPU
+        host = _META if machine.valueless and (place >= 0 or is_meta(tensor)) else _CPU
         with placed_on(machine, place), below():
             return torch.ops.aten._to_copy.default(
                 tensor,

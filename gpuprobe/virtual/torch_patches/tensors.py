@@ -36,7 +36,6 @@ def install(machine: Machine, intercept: Intercept, patches: Patches) -> None:
     constructors.install(machine, intercept, patches)
     indices.install(patches)
     legacy.install(machine, patches)
-    _compile(machine, patches)
     _grouping(patches)
 
 
@@ -113,28 +112,6 @@ def _gradient(machine: Machine, patches: Patches) -> None:
     patches.set(
         torch.Tensor, "grad", _Attribute(grad.__get__, set_grad, grad.__delete__, grad.__doc__)
     )
-
-
-def _compile(machine: Machine, patches: Patches) -> None:
-    """Compiled code would be built for the host: it runs eagerly, and the report says so."""
-
-    def compile_(model: Any = None, **options: Any) -> Any:
-        machine.assume("what torch.compile would compile runs eagerly: fused kernels save memory")
-        if model is not None:
-            machine.compiled[_name_of(model)] = None
-        return model if model is not None else lambda function: function
-
-    patches.set(torch, "compile", compile_)
-    patches.set(
-        torch.nn.Module, "compile", lambda module, *args, **kwargs: compile_(module) and None
-    )
-
-
-def _name_of(code: Any) -> str:
-    """What a reader knows a module or a function by."""
-    if isinstance(code, torch.nn.Module):
-        return type(code).__qualname__
-    return str(getattr(code, "__qualname__", type(code).__qualname__))
 
 
 def _grouping(patches: Patches) -> None:

@@ -1,0 +1,93 @@
+"""Dynamo on a virtual device: functions of torch that gpuprobe replaced are torch's to it."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+from gpuprobe.code_origin import PACKAGE
+from gpuprobe.patching import Patches, original_of, originals, patch
+from gpuprobe.virtual.machine import Machine
+
+
+def load() -> None:
+    """Import the compiler, and have it make its tables of torch's own functions. Those that it
+    made already, of what it found while this device was in use, are made again.
+    """
+    with originals():
+        from torch._dynamo import trace_rules
+        from torch._dynamo.variables import builder
+        from torch._dynamo.variables import torch as functions
+
+        kind: Any = builder.VariableBuilder
+        trace_rules.clear_lru_cache()
+        for cached in (
+            functions.TorchInGraphFunctionVariable._get_handlers,
+            functions.tracing_state_functions,
+            functions.get_overridable_functions,
+            kind._id_dispatch,
+        ):
+            getattr(cached, "__func__", cached).cache_clear()
+        for name in ("constant_fold_functions", "constant_fold_functions_need_guards"):
+            table = getattr(functions, name)
+            table.update({original_of(function): value for function, value in table.items()})
+        trace_rules.get_torch_obj_rule_map()
+        functions.TorchInGraphFunctionVariable._get_handlers()
+
+
+def install(machine: Machine, patches: Patches) -> None:
+    from torch._dynamo import trace_rules
+    from torch._dynamo.variables import builder
+
+    kind: Any = builder.VariableBuilder
+    wrap = kind._call_impl
+
+    def call(self: Any, value: Any) -> Any:
+        if type(value) is types.FunctionType:
+            value = original_of(value)
+        return wrap(self, value)
+
+    patches.set(kind, "_call_impl", call)
+
+    _optimizers(machine, patches)
+    # Operators that the program runs eagerly call gpuprobe: none of that is to be compiled.
+    rules: Any = trace_rules
+    before = list(rules.SKIP_DIRS)
+    rules.SKIP_DIRS.extend(f"{PACKAGE}{room}/" for room in ("virtual", "hazard_watch"))
+    rules._recompile_re()
+
+    def undo() -> None:
+        rules.SKIP_DIRS[:] = before
+        rules._recompile_re()
+
+    patches.add(undo)
+
+
+def _optimizers(machine: Machine, patches: Patches) -> None:
+    """While Dynamo traces an optimizer's step it has it make its state: for the program, on its
+    device.
+    """
+    from torch._dynamo.variables import optimizer as optimizers
+
+    variable: Any = optimizers.OptimizerVariable
+    original = variable.call_method
+
+    def call_method(self: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        if name != "_init_group":
+            return original(self, tx, name, *args, **kwargs)
+        kind = type(self.value)
+        made = kind._init_group
+
+        @functools.wraps(made)
+        def init_group(*given: Any, **options: Any) -> Any:
+            with machine.dispatch:
+                return made(*given, **options)
+
+        restore = patch(kind, "_init_group", init_group)
+        try:
+            return original(self, tx, name, *args, **kwargs)
+        finally:
+            restore()
+
+    patches.set(variable, "call_method", call_method)

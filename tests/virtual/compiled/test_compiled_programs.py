@@ -1,0 +1,133 @@
+"""``torch.compile`` on the virtual GPU: Inductor's wrapper is what runs, the values are a CPU's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import gpuprobe
+from gpuprobe.virtual import session
+
+pytest.importorskip("triton", reason="Inductor writes CUDA code with Triton: gpuprobe[compile]")
+
+# torch's own, as it imports and runs its compiler
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+WIDTH = 64
+
+
+class Block(nn.Module):
+    def __init__(self, breaks: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.wide = nn.Linear(WIDTH, 4 * WIDTH)
+        self.back = nn.Linear(4 * WIDTH, WIDTH)
+        self.breaks = breaks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = functional.gelu(self.wide(self.norm(x)), approximate="tanh")
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return x + self.back(hidden)
+
+
+def losses(
+    device: str, code: Any, model: nn.Module, *, steps: int = 2, amp: bool = False, rows: int = 512
+) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = model.to(device)
+    for parameter in model.parameters():
+        with torch.no_grad():
+            parameter.copy_(torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = code(model)
+    x = torch.linspace(-1, 1, rows * WIDTH).view(rows, WIDTH).to(device)
+    found = []
+    for _ in range(steps):
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=amp):
+            loss = run(x).float().pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.detach())
+    return found
+
+
+WAYS = {
+    "whole": (lambda model: torch.compile(model, fullgraph=True), Block, False),
+    "broken": (torch.compile, lambda: Block(breaks=True), False),
+    "autocast": (torch.compile, Block, True),
+    "checkpoint": (
+        lambda model: lambda x: checkpoint(torch.compile(model), x, use_reentrant=False),
+        Block,
+        False,
+    ),
+    "aot_eager": (lambda model: torch.compile(model, backend="aot_eager"), Block, False),
+    "reduce-overhead": (lambda model: torch.compile(model, mode="reduce-overhead"), Block, False),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_values_are_a_cpus_and_memory_is_the_same_with_and_without(way: str) -> None:
+    code, make, amp = WAYS[way]
+    expected = [float(loss) for loss in losses("cpu", lambda model: model, make(), amp=amp)]
+    peaks = []
+    for compute in ("real", "shapes"):
+        with gpuprobe.virtual_gpu("a100-40gb", compute=compute):
+            found = losses("cuda", code, make(), amp=amp)
+            if compute == "real":
+                rough = 1e-2 if amp else 1e-5
+                assert [float(loss) for loss in found] == pytest.approx(expected, rel=rough)
+            current = session.current()
+            assert current is not None
+            assert [text for text in current.machine.assumed if "eagerly" in text] == []
+            peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[0] == peaks[1]
+
+
+def test_compiled_code_needs_less_than_eager_code() -> None:
+    peaks = []
+    for code in (lambda model: model, torch.compile):
+        with gpuprobe.virtual_gpu("a100-40gb", compute="shapes"):
+            losses("cuda", code, nn.Sequential(Block(), Block()), rows=1 << 15)
+            peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[1] < peaks[0]
+
+
+def test_code_compiled_before_the_device_was_there_and_after() -> None:
+    @torch.compile
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).relu()
+
+    for _ in range(2):
+        with gpuprobe.virtual_gpu("a100-40gb", compute="real"):
+            found = double(torch.ones(3, device="cuda"))
+            assert found.is_cuda
+            assert found.tolist() == [2.0, 2.0, 2.0]
+    torch._dynamo.reset()
+
+
+def test_what_the_program_asks_of_its_tensors_in_compiled_code() -> None:
+    @torch.compile(fullgraph=True)
+    def ask(x: torch.Tensor) -> torch.Tensor:
+        if x.is_cuda and x.device.type == "cuda" and torch.cuda.is_available():
+            return x + torch.arange(3, device=x.device) + torch.full((3,), 10.0, device="cuda")
+        return x
+
+    with gpuprobe.virtual_gpu("a100-40gb", compute="real"):
+        assert ask(torch.zeros(3, device="cuda")).tolist() == [10.0, 11.0, 12.0]
+
+
+def test_a_race_between_compiled_kernels_is_found() -> None:
+    with gpuprobe.virtual_gpu("a100-40gb", compute="shapes"), gpuprobe.detect_hazards() as watch:
+        compiled = torch.compile(lambda x: (x * 2).relu())
+        first = compiled(torch.ones(1 << 20, device="cuda"))
+        with torch.cuda.stream(torch.cuda.Stream()):
+            compiled(first)
+        torch.cuda.synchronize()
+    assert [finding.kind for finding in watch.findings] == ["read-after-write"]
