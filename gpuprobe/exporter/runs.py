@@ -60,7 +60,8 @@ class RunWatch:
         now: Callable[[], float] = time.time,
     ) -> None:
         self.most = most
-        self._paths = [Path(path).resolve() for path in paths]
+        # Not Path.resolve: before Python 3.13 that raises where links lead to themselves.
+        self._paths = [Path(os.path.realpath(path)) for path in paths]
         for path in self._paths:
             if path.exists() and not path.is_dir():
                 raise UsageError(

@@ -5,6 +5,7 @@ The same units everywhere in the tool: binary prefixes (1 KiB = 1024 B), as torc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 
@@ -12,11 +13,19 @@ def visible(text: str) -> str:
     """The text with control characters shown, not executed.
 
     Process names, model names and paths come from elsewhere: an escape sequence in one of
-    them must not reach the terminal. Newlines are shown too, so one value stays one line.
+    them must not reach the terminal. Newlines are shown too, so one value stays one line, and so is
+    what a CI service would take for a command in its log.
     """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else _shown(c) for c in text)
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else _shown(c) for c in text)
+    if "::" in text or "##" in text:
+        text = _COMMAND.sub(lambda match: _shown(match[0][0]) + match[0][1:], text)
+    return text
+
+
+# What GitHub's runner executes when it is printed: ``::name …::`` at the start of a line, and
+# ``##[name]`` anywhere (actions/runner, ActionCommand.cs); and Azure's agent, ``##vso[name]``.
+_COMMAND = re.compile(r"(?:^|(?<=\s))::(?=[A-Za-z-]+(?:\s[^:]*)?::)|##(?=[a-z]*\[)")
 
 
 def _shown(char: str) -> str:

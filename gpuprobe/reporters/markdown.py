@@ -84,9 +84,20 @@ def _cell(row: Row, shown: Cell) -> str:
 
 def _code(text: str) -> str:
     """Code within a line, fit for a cell of a table."""
-    return "`" + visible(text).replace("|", "\\|").replace("`", "'") + "`"
+    return "`" + (visible(text).replace("|", "\\|").replace("`", "'") or " ") + "`"
+
+
+# GitHub and GitLab make links of addresses, and notify the people and issues that a text names, in
+# the rendered page: there an entity is the character again. An empty comment keeps them apart.
+_APART = "<!-- -->"
+_LINKS = re.compile(r"(?<=:)(?=//)|(?<=www)(?=\.)|(?<=&#64;)|(?<=&#35;)|(?<=&#33;)", re.IGNORECASE)
+
+# What makes a list, a heading or a rule of a line that begins with it.
+_LEADING = re.compile(r"^(\s*)([-+=])(?=\s|[-=]|$)|^(\s*\d+)([.)])(?=\s|$)")
 
 
 def escaped(text: str) -> str:
     """Text that Markdown leaves alone: it may hold names of files."""
-    return _MARKS.sub(lambda match: f"&#{ord(match[0])};", visible(text))
+    text = _MARKS.sub(lambda match: f"&#{ord(match[0])};", visible(text))
+    text = _LEADING.sub(lambda m: f"{m[1] or m[3] or ''}&#{ord(m[2] or m[4])};", text)
+    return _LINKS.sub(_APART, text)

@@ -106,7 +106,7 @@ COMMANDS: dict[str, Callable[[str, str], list[list[str]]]] = {
     "configuration": of_configuration,
 }
 
-_CODES = {"report": {0, 2, 4}, "view": {0, 4}, "export": {0, 3}, "top": {0, 2, 3, 4}}
+_CODES = {"report": {0, 2, 4}, "view": {0, 2, 4}, "export": {0, 3}, "top": {0, 2, 3, 4}}
 _ANY = {0, 1, 2, 4}
 
 

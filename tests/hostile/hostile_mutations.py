@@ -95,13 +95,13 @@ def change_parts(rng: random.Random, plain: Any, values: list[Any] = VALUES) -> 
             if kind == 0:
                 del at[key]
             elif kind == 1 and isinstance(at, list):
-                at[key:key] = [at[key]] * rng.randint(1, 30)
+                at[key:key] = copy.deepcopy([at[key]] * rng.randint(1, 30))
             elif kind == 2 and isinstance(at, dict):
                 at[rng.choice([*keys, "x", "\x1b]0;t\x07"])] = at.pop(key)
             elif kind == 3 and type(at[key]) in (int, float):
                 at[key] = at[key] * rng.choice((-1, 2, 1000, 1 << 20, 1 << 40)) + rng.choice((0, 1))
             else:
-                at[key] = rng.choice(values)
+                at[key] = copy.deepcopy(rng.choice(values))  # it may be changed next
             break
     return plain
 

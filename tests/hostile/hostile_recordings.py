@@ -324,6 +324,14 @@ COUNTS: dict[str, Callable[[list[Any]], None]] = {
     )),
     "steps at both ends": lazy(lambda: partial(_indices, [0, (1 << 63) - 1, 1 << 62])),
     "negative steps": lazy(lambda: partial(_indices, [-1, -(1 << 62), 5])),
+    "findings at places that are no source": lambda lines: _add(
+        "finding",
+        [
+            {**_finding(n), "location": {"file": name, "line": 1}}
+            for n, name in enumerate(("/dev/zero", "/dev/stdin", "/proc/kmsg", "/proc/self/mem"))
+        ],
+        lines,
+    ),
     "a rank that is not its own": lazy(lambda: partial(_set_text, "session", "rank", 12345)),
     "a world of two billion": lazy(lambda: partial(_set_text, "session", "world_size", (1 << 31) - 1)),
     "a level that is none": lazy(lambda: partial(_set_text, "session", "level", "\x1b[2J")),

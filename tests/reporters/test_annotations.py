@@ -101,7 +101,7 @@ def test_hostile_text_stays_text() -> None:
     assert set(properties) == {"file", "line", "title"}
     assert properties["file"] == r"sub/a,b:c%2C\x0a::add-mask::d.py"
     assert data.splitlines() == [
-        r"\x1b[31m\x0d\x0a::set-env name=PATH::/evil\x0a##[error]%0A::stop-commands::x"
+        r"\x1b[31m\x0d\x0a::set-env name=PATH::/evil\x0a\x23#[error]%0A::stop-commands::x"
     ]
 
 

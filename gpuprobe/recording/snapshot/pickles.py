@@ -100,7 +100,10 @@ def load_plain(stream: IO[bytes], size: int) -> Any:
 
     Raises SnapshotError for anything else, whatever is wrong with it.
     """
-    start: bytes = stream.peek(8)  # type: ignore[attr-defined]
+    try:
+        start: bytes = stream.peek(8)  # type: ignore[attr-defined]
+    except OSError as error:
+        raise SnapshotError(f"it cannot be read: {error.strerror or error}") from error
     if not start:
         raise SnapshotError("the file is empty", hint=HINT)
     for magic, what in _OTHERS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any, Final, TextIO
@@ -41,7 +42,7 @@ def document(
             "ruleId": finding.rule,
             "ruleIndex": list(rules).index(finding.rule),
             "level": finding.level.value,
-            "message": {"text": text},
+            "message": {"text": _LINK.sub(r"\\[", text)},
             "partialFingerprints": {"gpuprobe/v1": finding.fingerprint},
         }
         if known is not None:
@@ -59,6 +60,10 @@ def document(
     if failed:
         run["invocations"] = [{"executionSuccessful": False, "exitCodeDescription": failed}]
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+# Of a message, ``[words](target)`` is a link, unless the bracket is escaped (SARIF 3.11.6).
+_LINK = re.compile(r"\[(?=[^\]]*\]\()")
 
 
 def _rule(finding: Finding) -> dict[str, Any]:

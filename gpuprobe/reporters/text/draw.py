@@ -9,6 +9,9 @@ from itertools import count
 from typing import NamedTuple, TextIO
 
 from gpuprobe.model.findings import Level
+from gpuprobe.model.io.files import read_regular
+from gpuprobe.model.place import Place
+from gpuprobe.model.text import visible
 from gpuprobe.reporters.sections.parts import (
     AUTO,
     Cell,
@@ -95,16 +98,34 @@ def _plain(part: Part, style: Style, numbers: Iterator[int]) -> Iterator[str]:
         yield from _sentence(part, style, numbers)
     elif isinstance(part, Facts):
         for label, value in part.rows:
-            start = f"  {label:<{part.width}} "
+            start = f"  {visible(label):<{part.width}} "
             yield from style.wrapped(value, first=start, rest=" " * len(start))
     elif isinstance(part, Code):
         for line in part.text.splitlines():
             yield " " * part.indent + style.text(line)
     elif isinstance(part, Source):
         place = part.place
-        source = linecache.getline(place.file, place.line).strip()
+        source = _source_line(place)
         if source:
             yield f"    {place.line:>5} | {style.text(source)}"
+
+
+_MOST_SOURCE = 4 << 20
+
+
+def _source_line(place: Place) -> str:
+    """A line of a Python file of this machine; "" where there is none. A recording from elsewhere
+    names any path that it likes, so nothing else is read.
+    """
+    if place.file in linecache.cache:  # a program that runs here; it may not be a file at all
+        return linecache.getline(place.file, place.line).strip()
+    if not place.file.endswith((".py", ".pyi", ".pyx")) or "\0" in place.file:
+        return ""
+    try:
+        lines = read_regular(place.file, most=_MOST_SOURCE).decode("utf-8", "replace").splitlines()
+    except (OSError, ValueError):
+        return ""
+    return lines[place.line - 1].strip() if 1 <= place.line <= len(lines) else ""
 
 
 def _sentence(line: Line, style: Style, numbers: Iterator[int]) -> Iterable[str]:

@@ -323,7 +323,7 @@ def _remarks(device: Device) -> Iterator[str]:
     if not isinstance(reasons, Unavailable):
         trouble = [reason for reason in reasons if reason not in CALM_REASONS]
         if trouble:
-            yield "throttled: " + ", ".join(trouble)
+            yield "throttled: " + ", ".join(map(visible, trouble))
     for label, reading in (
         ("uncorrected ECC errors", device.ecc.uncorrected_volatile),
         ("retired pages", device.retired.pages_double_bit),
