@@ -16,7 +16,7 @@ from gpuprobe.virtual import cuda_api
 from gpuprobe.virtual.catalogue.gpus import GpuModel, parse_spec
 from gpuprobe.virtual.compiled import compiler
 from gpuprobe.virtual.dispatch.mode import DispatchMode
-from gpuprobe.virtual.kernels import attention
+from gpuprobe.virtual.kernels import attention, fourier, host, jiterator
 from gpuprobe.virtual.lowering import functions, recurrent, rows
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.torch_patches import autocast, collectives, tensors, uninitialized
@@ -56,6 +56,9 @@ class VirtualSession:
             self.intercept.install(self._kernels)
             functions.install(self.machine, self._kernels, self._patches)
             attention.install(self.machine, self._kernels)
+            host.install(self.machine, self._kernels)
+            fourier.install(self.machine, self._kernels)
+            jiterator.install(self.machine, self._patches)
             recurrent.install(self.machine, self._kernels, self._patches)
             autocast.install(self.machine, self._kernels, self._patches)
             cuda_api.install(self.machine, self._patches)

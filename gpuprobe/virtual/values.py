@@ -93,13 +93,64 @@ def cross_entropy_loss(
     return elementwise_loss(given, given, reduction, **options)
 
 
+def like_second(grad: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
+    """Backward kernels that make a gradient like the input."""
+    return torch.empty_like(given, memory_format=torch.contiguous_format)
+
+
+def geqrf(given: Any) -> tuple[Any, Any]:
+    """A matrix by columns, and a vector: ``geqrf`` in ``BatchLinearAlgebra.cpp``."""
+    rank = min(given.shape[-2:])
+    return torch.empty_like(given.mT).mT, given.new_empty((*given.shape[:-2], rank))
+
+
 def nothing(*args: Any, **kwargs: Any) -> None:
     """An operator that only writes into its arguments."""
+
+
+def folded(columns: Any, *args: Any) -> Any:
+    """``col2im``: made like the columns, whose memory it keeps. Source: ``col2im_cuda`` in
+    ``aten/src/ATen/native/cuda/Col2Im.cu``.
+    """
+    result = torch.ops.aten.col2im.default(columns, *args)
+    made = torch.empty(columns.shape, dtype=columns.dtype, device="meta")
+    return made.resize_(result.shape)
+
+
+def gradients_of_efficient(query: Any, key: Any, value: Any, bias: Any, shared: bool) -> list[Any]:
+    """Memory for the gradients of ``_efficient_attention_backward``, as ``attention_backward.cu``
+    makes it: as the inputs, or side by side in one block; the bias's in rows of a multiple of 16.
+    """
+    if shared:
+        chunk = query.new_empty((*query.shape[:-2], 3, *query.shape[-2:]))
+        made = [chunk.select(-3, at) for at in range(3)]
+    else:
+        made = [torch.empty_like(item) for item in (query, key, value)]
+    if bias is None:
+        return [*made, query.new_empty((), dtype=torch.float32)]
+    width = bias.size(-1)
+    room = bias.new_empty((*bias.shape[:-1], -(-width // 16) * 16))
+    return [*made, room[..., :width]]
+
+
+def efficient_attention_backward(
+    grad: Any, query: Any, key: Any, value: Any, bias: Any, *args: Any, **options: Any
+) -> tuple[Any, ...]:
+    """``_efficient_attention_backward``, whose meta kernel lacks an argument."""
+    shared = options.get("shared_storage_dqdkdv", False)
+    return tuple(gradients_of_efficient(query, key, value, bias, shared))
 
 
 BY_SHAPE: Final[dict[str, Callable[..., Any]]] = {
     "_pack_padded_sequence": packed,
     "_ctc_loss": ctc,
+    "_ctc_loss_backward": like_second,
+    "fractional_max_pool3d_backward": like_second,
+    "geqrf": geqrf,
+    "multi_margin_loss_backward": like_second,
+    "multilabel_margin_loss_backward": like_second,
+    "col2im": folded,
+    "_efficient_attention_backward": efficient_attention_backward,
     "mse_loss": elementwise_loss,
     "smooth_l1_loss": elementwise_loss,
     "binary_cross_entropy": cross_entropy_loss,

@@ -21,7 +21,7 @@ from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 from gpuprobe.virtual.dispatch.facts import OperatorFacts, facts_of
 from gpuprobe.virtual.dispatch.refusals import two_places
 from gpuprobe.virtual.generators import drawn_by
-from gpuprobe.virtual.kernels import nearest
+from gpuprobe.virtual.kernels import host, nearest
 from gpuprobe.virtual.machine import HOST, Machine, is_meta, parts
 from gpuprobe.virtual.torch_patches import keys
 
@@ -192,6 +192,8 @@ class DispatchMode(TorchDispatchMode):
         more than that device has left, if possible before the host is asked for it.
         """
         machine = self.machine
+        if not machine.shapes and func in host.TABLE:
+            func = functools.partial(host.TABLE[func], func)
         run = functools.partial(self._draw, index) if facts.draws else self._for_device
         if place < 0 or machine.shapes or facts.writes:
             return run(func, args, kwargs)

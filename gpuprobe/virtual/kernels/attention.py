@@ -23,6 +23,7 @@ from gpuprobe.virtual.frames import where
 from gpuprobe.virtual.generators import STATES, Generator, drawing_from
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.torch_patches.keys import Kernels
+from gpuprobe.virtual.values import gradients_of_efficient
 
 _aten = torch.ops.aten
 _FLASH: Final = SDPBackend.FLASH_ATTENTION.value
@@ -429,22 +430,6 @@ class _Kernels:
             if one is not None:
                 target.copy_(one)
         return tuple(made)
-
-
-def gradients_of_efficient(query: Any, key: Any, value: Any, bias: Any, shared: bool) -> list[Any]:
-    """Memory for the gradients of ``_efficient_attention_backward``, as ``attention_backward.cu``
-    makes it: as the inputs, or side by side in one block; the bias's in rows of a multiple of 16.
-    """
-    if shared:
-        chunk = query.new_empty((*query.shape[:-2], 3, *query.shape[-2:]))
-        made = [chunk.select(-3, at) for at in range(3)]
-    else:
-        made = [torch.empty_like(item) for item in (query, key, value)]
-    if bias is None:
-        return [*made, query.new_empty((), dtype=torch.float32)]
-    width = bias.size(-1)
-    room = bias.new_empty((*bias.shape[:-1], -(-width // 16) * 16))
-    return [*made, room[..., :width]]
 
 
 def _only(**given: Any) -> None:

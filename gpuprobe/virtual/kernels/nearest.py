@@ -39,6 +39,7 @@ _NAMES: Final = {
 }
 """As ``c10::toString`` writes them."""
 
+_META: Final = torch.device("meta")
 _SMALL: Final = frozenset(
     {torch.float16, torch.bfloat16, torch.complex32, torch.float8_e4m3fn, torch.float8_e5m2}
 )
@@ -80,6 +81,36 @@ def _flat(value: Any) -> Iterator[Any]:
         yield value
 
 
+# Not within the methods: a function that refers to itself is a cycle, and would keep the tensors
+# alive until the garbage collector comes.
+def _changed(
+    value: Any, change: dict[torch.dtype, torch.dtype], copies: list[tuple[Any, Any]]
+) -> Any:
+    """``value`` with dtypes replaced; ``copies`` takes each tensor and its copy."""
+    if isinstance(value, torch.Tensor):
+        if value.dtype not in change:
+            return value
+        made = value.to(change[value.dtype])
+        copies.append((value, made))
+        return made
+    if isinstance(value, torch.dtype):
+        return change.get(value, value)
+    if type(value) in (list, tuple):
+        return type(value)(_changed(item, change, copies) for item in value)
+    return value
+
+
+def _valueless(value: Any) -> Any:
+    """``value`` with meta tensors in place of all others."""
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            raise NotImplementedError
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_META)
+    if type(value) in (list, tuple):
+        return type(value)(_valueless(item) for item in value)
+    return _META if isinstance(value, torch.device) else value
+
+
 class Instead:
     """One call again, with one dtype replaced by another."""
 
@@ -109,24 +140,10 @@ class Instead:
         of the other dtype too.
         """
         copies: list[tuple[Any, Any]] = []
-
-        def changed(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                if value.dtype not in change:
-                    return value
-                made = value.to(change[value.dtype])
-                copies.append((value, made))
-                return made
-            if isinstance(value, torch.dtype):
-                return change.get(value, value)
-            if type(value) in (list, tuple):
-                return type(value)(changed(item) for item in value)
-            return value
-
         schema = self.func._schema
         expected = self._expected()
-        args = tuple(changed(value) for value in self.args)
-        kwargs = {name: changed(value) for name, value in self.kwargs.items()}
+        args = tuple(_changed(value, change, copies) for value in self.args)
+        kwargs = {name: _changed(value, change, copies) for name, value in self.kwargs.items()}
         found = self.func(*args, **kwargs)
         written: set[int] = set()
         for at, argument in enumerate(schema.arguments):
@@ -145,23 +162,10 @@ class Instead:
 
     def _expected(self) -> Any:
         """The results without values; None where torch cannot tell."""
-        meta = torch.device("meta")
-
-        def valueless(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                if value.layout is not torch.strided:
-                    raise NotImplementedError
-                return torch.empty_strided(
-                    value.size(), value.stride(), dtype=value.dtype, device=meta
-                )
-            if type(value) in (list, tuple):
-                return type(value)(valueless(item) for item in value)
-            return meta if isinstance(value, torch.device) else value
-
         try:
             return self.func(
-                *(valueless(value) for value in self.args),
-                **{name: valueless(value) for name, value in self.kwargs.items()},
+                *(_valueless(value) for value in self.args),
+                **{name: _valueless(value) for name, value in self.kwargs.items()},
             )
         except Exception:  # noqa: BLE001 - torch has no one error for that
             return None
