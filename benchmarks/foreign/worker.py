@@ -1,0 +1,188 @@
+"""Runs programs of one family, each in a process forked from one that imported the libraries.
+
+    python -m foreign.worker FOLDER SECONDS GIGABYTES MODE[,MODE] NAME...
+
+Prints one line of JSON per program and mode. The traceback of what failed goes to
+``FOLDER/NAME.MODE.txt``, with everything that the program printed.
+
+Modes: ``cpu`` runs the program as it is, for its losses; ``real`` and ``shapes`` run it as
+``gpuprobe estimate --compute MODE`` does, to its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+from foreign.programs import Program, load
+
+GPU = "h100-80gb"
+ENDLESS = 10**6
+"""More optimizer steps than any program of the corpus makes."""
+
+
+class Call:
+    """A function of the corpus, as what `estimate_program` runs."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.losses: list[float] = []
+        self.drawn: bool | None = None
+
+    def run(self) -> None:
+        import torch
+
+        torch.manual_seed(0)
+        found = self._program.train("cuda")
+        self.losses = [float(loss) for loss in found]
+        self.drawn = _drawn(torch.cuda.default_generators[0])
+
+
+def _drawn(generator: Any) -> bool | None:
+    """Whether random numbers were drawn on the device; None where that cannot be read."""
+    try:
+        return bool(generator.get_offset())
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def outcome(program: Program, mode: str) -> dict[str, Any]:
+    """Run a program in this process. What it prints is not looked at."""
+    import torch
+
+    torch.set_num_threads(1)
+    if mode == "cpu":
+        torch.manual_seed(0)
+        return {"status": "ran", "losses": [float(loss) for loss in program.train("cpu")]}
+    from gpuprobe.api.virtual import estimate_program
+
+    call = Call(program)
+    found = estimate_program(call, GPU, steps=ENDLESS, compute=mode)  # type: ignore[arg-type]
+    return {
+        "status": "ran",
+        "losses": call.losses,
+        "drawn": call.drawn,
+        "allocated": int(found.peak_allocated),
+        "reserved": int(found.peak_reserved),
+        "assumed": list(found.assumed),
+    }
+
+
+def failure(error: BaseException) -> dict[str, Any]:
+    """What is known of a failure. ``clear``: gpuprobe names what it cannot do, in one line."""
+    from gpuprobe.errors import GpuprobeError, InternalError, ProgramFailed
+
+    ours = isinstance(error, GpuprobeError) and not isinstance(error, InternalError)
+    text = str(error)
+    cause = error.__cause__
+    while cause is not None and cause.__cause__ is not None:
+        cause = cause.__cause__
+    found = {
+        "status": "failed",
+        "kind": type(error).__name__,
+        "error": text.replace("\n", " ")[:400],
+        "clear": ours and type(error) is not ProgramFailed and "\n" not in text,
+    }
+    if type(error) is ProgramFailed and cause is not None:
+        found["cause"] = f"{type(cause).__name__}: {cause}".replace("\n", " ")[:400]
+    return found
+
+
+def child(
+    program: Program, mode: str, log: Path, answer: int, seconds: int, gigabytes: int
+) -> None:
+    """The life of one forked process."""
+    resource.setrlimit(resource.RLIMIT_AS, (gigabytes << 30, gigabytes << 30))
+    signal.alarm(seconds)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    with tempfile.TemporaryDirectory() as scratch:
+        os.chdir(scratch)
+        try:
+            found = outcome(program, mode)
+        except BaseException as error:  # noqa: BLE001 - all is an answer of this benchmark
+            traceback.print_exc()
+            found = failure(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.write(answer, json.dumps(found).encode())
+    os._exit(0)
+
+
+def forked(
+    program: Program, mode: str, folder: Path, seconds: int, gigabytes: int
+) -> dict[str, Any]:
+    """Run a program in a process of its own, and wait for its answer."""
+    log = folder / f"{program.name.replace('/', '.')}.{mode}.txt"
+    begin = time.monotonic()
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reads)
+        os.setsid()
+        child(program, mode, log, writes, seconds, gigabytes)
+    os.close(writes)
+    answer = b""
+    with os.fdopen(reads, "rb") as stream:
+        while not answer:
+            part = stream.read()
+            if not part:
+                break
+            answer += part
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)  # what it left behind
+    took = round(time.monotonic() - begin, 1)
+    if answer:
+        return {**json.loads(answer), "seconds": took}
+    number = os.waitstatus_to_exitcode(status)
+    if number == -signal.SIGALRM:
+        return {"status": "timeout", "error": f"not done after {seconds} s", "seconds": took}
+    name = signal.Signals(-number).name if number < 0 else f"exit code {number}"
+    return {"status": "died", "error": f"the process ended: {name}", "seconds": took}
+
+
+def main(argv: list[str]) -> int:
+    folder, seconds, gigabytes, modes = (
+        Path(argv[0]),
+        int(argv[1]),
+        int(argv[2]),
+        argv[3].split(","),
+    )
+    warnings.simplefilter("ignore")
+    out = os.dup(1)
+    os.dup2(2, 1)
+    with os.fdopen(out, "w") as stream:
+        for name in argv[4:]:
+            try:
+                program = load(name)
+                for module in program.imports:
+                    importlib.import_module(module)
+                missing = program.needs and not Path(program.needs).exists()
+                unable = f"needs {program.needs}" if missing else ""
+            except Exception as error:  # noqa: BLE001 - a library that is not there or is broken
+                unable = f"{type(error).__name__}: {error}".replace("\n", " ")[:400]
+            for mode in modes:
+                if unable:
+                    found = {"status": "unavailable", "error": unable}
+                else:
+                    found = forked(program, mode, folder, seconds, gigabytes)
+                stream.write(json.dumps({"name": name, "mode": mode, **found}) + "\n")
+                stream.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
