@@ -59,28 +59,25 @@ def run(wanted: list[str], modes: list[str], results: Path, logs: Path, again: b
         filter(None, (str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")))
     )
     for family, names in programs.families(wanted):
-        open_ = [name for name in names if again or any((name, mode) not in done for mode in modes)]
-        while open_:
-            part, open_ = open_[:AT_ONCE], open_[AT_ONCE:]
-            missing = [m for m in modes if again or any((name, m) not in done for name in part)]
-            command = [
-                sys.executable,
-                "-m",
-                "foreign.worker",
-                str(logs),
-                str(SECONDS),
-                str(GIGABYTES),
-            ]
-            print(f"{family}: {len(part)} programs, {', '.join(missing)}", file=sys.stderr)
+        jobs = [
+            f"{name}={','.join(missing)}"
+            for name in names
+            if (missing := [mode for mode in modes if again or (name, mode) not in done])
+        ]
+        while jobs:
+            part, jobs = jobs[:AT_ONCE], jobs[AT_ONCE:]
+            limits = [str(logs), str(SECONDS), str(GIGABYTES)]
+            print(f"{family}: {len(part)} programs", file=sys.stderr)
             with (
+                (logs / f"worker.{family}.txt").open("w") as errors,
+                results.open("a", encoding="utf-8") as stream,
                 subprocess.Popen(
-                    [*command, ",".join(missing), *part],
+                    [sys.executable, "-m", "foreign.worker", *limits, *part],
                     env={**os.environ, **QUIET, "PYTHONPATH": path},
                     stdout=subprocess.PIPE,
-                    stderr=(logs / f"worker.{family}.txt").open("w"),
+                    stderr=errors,
                     text=True,
                 ) as process,
-                results.open("a", encoding="utf-8") as stream,
             ):
                 assert process.stdout is not None
                 for line in process.stdout:

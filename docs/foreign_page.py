@@ -94,4 +94,4 @@ def programs(table: Table) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    return text.replace("<", "&lt;")

@@ -1,6 +1,6 @@
 """Runs programs of one family, each in a process forked from one that imported the libraries.
 
-    python -m foreign.worker FOLDER SECONDS GIGABYTES MODE[,MODE] NAME...
+    python -m foreign.worker FOLDER SECONDS GIGABYTES NAME=MODE[,MODE]...
 
 Prints one line of JSON per program and mode. The traceback of what failed goes to
 ``FOLDER/NAME.MODE.txt``, with everything that the program printed.
@@ -174,17 +174,13 @@ def forked(
 
 
 def main(argv: list[str]) -> int:
-    folder, seconds, gigabytes, modes = (
-        Path(argv[0]),
-        int(argv[1]),
-        int(argv[2]),
-        argv[3].split(","),
-    )
+    folder, seconds, gigabytes = Path(argv[0]), int(argv[1]), int(argv[2])
     warnings.simplefilter("ignore")
     out = os.dup(1)
     os.dup2(2, 1)
     with os.fdopen(out, "w") as stream:
-        for name in argv[4:]:
+        for job in argv[3:]:
+            name, _, modes = job.partition("=")
             try:
                 program = load(name)
                 for module in program.imports:
@@ -197,7 +193,7 @@ def main(argv: list[str]) -> int:
                 gc.freeze()  # what is imported is never looked at again, and stays shared
             except Exception as error:  # noqa: BLE001 - a library that is not there or is broken
                 unable = f"{type(error).__name__}: {error}".replace("\n", " ")[:400]
-            for mode in modes:
+            for mode in modes.split(","):
                 if unable:
                     found = {"status": "unavailable", "error": unable}
                 else:

@@ -334,11 +334,12 @@ def int8_weights(device: str) -> Any:
 @program("torchao/quantization-aware", "torchao")
 def quantization_aware(device: str) -> Any:
     import torch
-    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
-    from torchao.quantization.qat import QATConfig
+    from torchao.quantization import quantize_
+    from torchao.quantization.qat import IntxFakeQuantizeConfig, QATConfig
 
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
     model = model.to(device)
-    quantize_(model, QATConfig(Int8DynamicActivationInt8WeightConfig(), step="prepare"))
+    weights = IntxFakeQuantizeConfig(torch.int4, group_size=32)
+    quantize_(model, QATConfig(weight_config=weights, step="prepare"))
     data = torch.randn(4, 64).to(device)
     return steps_of(model, lambda: model(data).square().mean())

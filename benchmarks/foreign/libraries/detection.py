@@ -54,27 +54,33 @@ def _detector(model: Any, device: str, **kinds: bool) -> list[Any]:
 
 
 SMALL = {"weights": None, "weights_backbone": None, "min_size": 96, "max_size": 96}
+FEW = {
+    "rpn_post_nms_top_n_train": 50,
+    "rpn_post_nms_top_n_test": 50,
+    "box_batch_size_per_image": 16,
+}
+"""Fewer regions than the default, whose heads take a CPU minutes."""
 
 
 @program("torchvision/mask-rcnn", "torchvision")
 def mask_rcnn(device: str) -> Any:
     from torchvision.models.detection import maskrcnn_resnet50_fpn
 
-    return _detector(maskrcnn_resnet50_fpn(num_classes=3, **SMALL), device, masks=True)
+    return _detector(maskrcnn_resnet50_fpn(num_classes=3, **SMALL, **FEW), device, masks=True)
 
 
 @program("torchvision/faster-rcnn-mobilenet", "torchvision")
 def faster_rcnn(device: str) -> Any:
     from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_fpn
 
-    return _detector(fasterrcnn_mobilenet_v3_large_fpn(num_classes=3, **SMALL), device)
+    return _detector(fasterrcnn_mobilenet_v3_large_fpn(num_classes=3, **SMALL, **FEW), device)
 
 
 @program("torchvision/keypoint-rcnn", "torchvision")
 def keypoint_rcnn(device: str) -> Any:
     from torchvision.models.detection import keypointrcnn_resnet50_fpn
 
-    model = keypointrcnn_resnet50_fpn(num_classes=2, num_keypoints=3, **SMALL)
+    model = keypointrcnn_resnet50_fpn(num_classes=2, num_keypoints=3, **SMALL, **FEW)
     return _detector(model, device, points=True)
 
 
