@@ -231,7 +231,8 @@ def yolo(device: str) -> Any:
         project=str(Path("runs").resolve()),
     )
     items = model.trainer.tloss
-    return [float(value) for value in torch.as_tensor(items).flatten()]
+    values = items.values() if isinstance(items, dict) else torch.as_tensor(items).flatten()
+    return [float(value) for value in values]
 
 
 @program("ultralytics/yolo-own-loop", "ultralytics", "torchvision")
