@@ -104,6 +104,41 @@ def geqrf(given: Any) -> tuple[Any, Any]:
     return torch.empty_like(given.mT).mT, given.new_empty((*given.shape[:-2], rank))
 
 
+def grouped_product(
+    left: Any, right: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> Any:
+    """``_grouped_mm``, of any floating type: torch's own rule refuses all but bfloat16, where CUDA
+    multiplies group by group. Rows of the result begin every 16 bytes.
+    Source: ``create_grouped_gemm_output_tensor`` in ``aten/src/ATen/native/GroupedMMUtils.h``,
+    ``_grouped_mm_cuda`` in ``aten/src/ATen/native/cuda/GroupedBlas.cpp``.
+    """
+    for given in (left, right):
+        _whole_rows(given)
+    rows, columns = left.shape[-2], right.shape[-1]
+    if left.dim() == 2 and right.dim() == 2:
+        shape: tuple[int, ...] = (offs.shape[0], rows, columns)
+    elif left.dim() == right.dim():
+        shape = (left.shape[0], rows, columns)
+    else:
+        shape = (rows, columns)
+    dtype = out_dtype or left.dtype
+    step = max(1, 16 // dtype.itemsize)
+    padded = (columns + step - 1) // step * step
+    stride = (rows * padded, padded, 1)[-len(shape) :]
+    return _empty_strided(shape, stride, dtype=dtype, device="meta")
+
+
+def _whole_rows(matrix: Any) -> None:
+    """Raises RuntimeError as ``check_valid_strides_and_return_transposed`` does."""
+    step = max(1, 16 // matrix.dtype.itemsize)
+    (row, column), (rows, columns) = matrix.stride()[-2:], matrix.shape[-2:]
+    by_columns = row == 1 and column >= max(1, rows)
+    if not by_columns and not (column == 1 and row >= max(1, columns)):
+        raise RuntimeError(f"Invalid strides/sizes, got {matrix.stride()} and {matrix.shape}")
+    if (column if by_columns else row) % step:
+        raise RuntimeError("strides should be multiple of 16 bytes")
+
+
 def nothing(*args: Any, **kwargs: Any) -> None:
     """An operator that only writes into its arguments."""
 
@@ -154,6 +189,7 @@ BY_SHAPE: Final[dict[str, Callable[..., Any]]] = {
     "mse_loss": elementwise_loss,
     "smooth_l1_loss": elementwise_loss,
     "binary_cross_entropy": cross_entropy_loss,
+    "_grouped_mm": grouped_product,
     "_fused_sgd_": nothing,
     "_fused_adagrad_": nothing,
 }
