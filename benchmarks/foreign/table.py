@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -158,9 +159,14 @@ def text(found: Summary) -> str:
     return "\n".join(lines)
 
 
+_PLACE = re.compile(r"(?:/[\w.+-]+)+/(?:site-packages|benchmarks)/|/tmp/[\w.+-]+/")
+
+
 def publish(found: Summary) -> None:
-    """Write `PUBLISHED`, with the versions of the libraries that are installed here."""
-    rows = [asdict(row) for row in found.rows]
+    """Write `PUBLISHED`, with the versions of the libraries that are installed here, and without
+    the folders of this machine.
+    """
+    rows = [{**asdict(row), "note": _PLACE.sub("", row.note)} for row in found.rows]
     document = {
         "figures": sentences(found.counts),
         "counts": found.counts,
