@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +63,8 @@ def _replayed(folder: Path) -> Any:
     from gpuprobe.api.monitor import ReplayedLog
     from gpuprobe.tui.monitor.app import TopApp
 
-    log = ReplayedLog(V1 / "readings.jsonl")
-    return TopApp(None, 0.05, source=lambda: nullcontext(log), replayed="x", readonly=True)
+    path = V1 / "readings.jsonl"
+    return TopApp(None, 0.05, source=lambda: ReplayedLog(path), replayed="x", readonly=True)
 
 
 def _view(name: str) -> Callable[[Path], Any]:
