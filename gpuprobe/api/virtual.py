@@ -151,6 +151,7 @@ def estimate_program(
     _require_torch("an estimate runs the training step")
     from gpuprobe.planning.auto import Start, estimate_with
     from gpuprobe.sampler.hooks.step_limit import Enough, limit
+    from gpuprobe.virtual.boundary import explained, place_in, unwrapped
     from gpuprobe.virtual.budget import TooLarge, of_host_memory
 
     def run(session: VirtualSession, recorder: Any) -> int:
@@ -167,12 +168,16 @@ def estimate_program(
                 if exit_.code not in (None, 0):
                     text = f"the program ended with exit code {exit_.code}"
                     raise _failed(session, text) from None
-            except GpuprobeError:
-                raise
+            except GpuprobeError as error:
+                raise unwrapped(error) from None
             except Exception as error:
                 if within and of_host_memory(error):
                     raise TooLarge("this machine's memory does not hold its tensors") from None
-                text = f"the program failed: {type(error).__name__}"
+                known = explained(error)
+                if known is not None:
+                    raise known from None
+                reason = str(error).strip().partition("\n")[0]
+                text = f"the program failed at {place_in(error)}: {type(error).__name__}: {reason}"
                 raise _failed(session, text) from error
         return count()
 
@@ -228,6 +233,7 @@ def _estimate(
     from gpuprobe.api.watch import record
     from gpuprobe.planning.figures import estimate_of
     from gpuprobe.sampler.environment import as_rank
+    from gpuprobe.virtual.boundary import explained
     from gpuprobe.virtual.budget import Budget
     from gpuprobe.virtual.session import VirtualSession, machine_of
 
@@ -248,6 +254,11 @@ def _estimate(
         try:
             with as_rank(0, 0, ranks), recorder:
                 steps = run(session, recorder)
+        except Exception as error:
+            known = explained(error)
+            if known is None:
+                raise
+            raise known from error
         finally:
             session.stop()
         report = summary(load(path), top=1_000_000)

@@ -131,13 +131,14 @@ def _convert(snapshot: dict[str, Any], device: int) -> MemoryTrace:
 class RunResult(NamedTuple):
     """How a watched program ended. ``exit_code`` is the program's own; ``error`` what it
     raised, None where it ended by itself or through ``sys.exit``. ``hazards``: what was found,
-    where that was asked for.
+    where that was asked for; ``assumed``: what a virtual GPU took for granted.
     """
 
     exit_code: int
     error: BaseException | None
     imported_torch: bool
     hazards: Hazards | None = None
+    assumed: tuple[str, ...] = ()
 
 
 def default_output(name: str) -> Path:
@@ -214,9 +215,10 @@ def run(
         from gpuprobe.virtual.session import virtual_gpu
 
         with virtual_gpu(virtual, compute) as session:
+            session.machine.unknown_as_nan = True  # of which the result tells
             if level == "trace" or trace_steps:
                 session.keep_stacks()  # of what is allocated before the first step, too
-            return run(
+            result = run(
                 loaded,
                 output,
                 level=level,
@@ -226,6 +228,7 @@ def run(
                 trace_steps=trace_steps,
                 on_step=on_step,
             )
+            return result._replace(assumed=tuple(session.machine.assumed))
     from gpuprobe.sampler.program import when_imported
 
     started = False
@@ -256,7 +259,7 @@ def run(
         except SystemExit as exit_:
             code, error = _exit_code(exit_)
         except BaseException as raised:  # noqa: BLE001 - handed to the caller, not swallowed
-            code, error = 1, raised
+            code, error = 1, _explained(raised)
         if found is not None and (error is not None or code):
             from gpuprobe.hazards.findings.results import ending
 
@@ -280,6 +283,20 @@ def _with_findings(
             on_step(step)
 
     return with_findings
+
+
+def _explained(error: BaseException) -> BaseException:
+    """The error that a program ended with, in other words where a virtual GPU is its reason."""
+    session = sys.modules.get("gpuprobe.virtual.session")
+    if session is None or session.current() is None:
+        return error
+    from gpuprobe.virtual.boundary import explained
+
+    known = explained(error)
+    if known is None:
+        return error
+    known.__cause__ = error
+    return known
 
 
 def _exit_code(exit_: SystemExit) -> tuple[int, BaseException | None]:

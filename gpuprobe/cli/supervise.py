@@ -7,15 +7,22 @@ signal. So another process waits for the answer; without one the command has fai
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable
 from types import FrameType
 
 from gpuprobe.cli import exit_codes, stderr
+from gpuprobe.code_origin import PACKAGE
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+_PYTHON = os.path.dirname(os.__file__)  # noqa: PTH120
 
 
 def supervised(command: Callable[[], int]) -> int:
@@ -25,9 +32,12 @@ def supervised(command: Callable[[], int]) -> int:
     fork. Where the process ends without an answer, the code is that of a program that failed.
     """
     reading, writing = os.pipe()
+    stacks = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - both processes hold it
     child = os.fork()
     if child == 0:
         os.close(reading)
+        if not faulthandler.is_enabled():  # else the user wants the stacks on stderr
+            faulthandler.enable(stacks)
         try:
             answer = command()
         except SystemExit as end:  # argparse: help, or what is wrong with the options
@@ -47,11 +57,33 @@ def supervised(command: Callable[[], int]) -> int:
     if code:
         return ended if ended > 0 else code[0]
     how = f"by {signal.Signals(-ended).name}" if ended < 0 else f"with exit code {ended}"
+    with stacks:
+        stacks.seek(0)
+        where = _program_line(stacks)
     stderr.error(
-        f"the program ended this process {how}, before anything was measured",
+        f"the program ended this process {how}, before anything was measured{where}",
         hint="it must come to its own end, or to sys.exit: not to os._exit, os.exec or a signal",
     )
     return exit_codes.PROGRAM_FAILED
+
+
+def _program_line(stacks: Iterable[str]) -> str:
+    """Where the program was, from the stacks that `faulthandler` wrote as it crashed: ``" (at
+    FILE:LINE)"`` of the innermost frame that is not torch's, gpuprobe's or Python's; "" without
+    one.
+    """
+    current = False
+    for line in stacks:
+        current = current or line.startswith("Current thread")
+        found = re.match(r'  File "(.+)", line (\d+) in ', line)
+        if not current or found is None:
+            continue
+        file = found[1]
+        libraries = file.startswith((PACKAGE, "<")) or f"{os.sep}torch{os.sep}" in file
+        python = file.startswith(_PYTHON) and "site-packages" not in file
+        if not libraries and not python:
+            return f" (at {file}:{found[2]})"
+    return ""
 
 
 def _wait(child: int) -> tuple[int, int]:

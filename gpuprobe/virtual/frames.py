@@ -35,6 +35,11 @@ def place_of(file: str, line: int) -> str:
     return f"{file}:{line}"
 
 
+def installed(file: str) -> bool:
+    """Whether a file is an installed package's."""
+    return file.startswith(TORCH) or any(folder in file for folder in _INSTALLED)
+
+
 def program_line() -> tuple[str, int]:
     """File and line of the innermost frame that is neither gpuprobe's nor torch's."""
     frame: Any = sys._getframe(1)

@@ -119,6 +119,7 @@ class Machine:
         self.given_nan = ""  # where the program was first given NaN for a value
         self.assumptions = Assumptions()  # what the user said of unknown values
         self.verdicts: dict[Any, Any] = {}  # of branches on unknown conditions: see `unknown`
+        self.zeros: dict[int, Any] = {}  # memory in place of storages: see `saving`
         self.ranks = 1  # of a pretended cluster
         self.assumed: dict[str, int] = {}
         self.compiled: dict[str, None] = {}  # names of what torch.compile was asked to compile
@@ -239,6 +240,8 @@ class Machine:
     def _on_freed(self, tag: Tag) -> None:
         if self.tags.get(tag.key) is tag:
             del self.tags[tag.key]
+        if self.zeros:
+            self.zeros.pop(tag.key, None)
         if self.closed:
             return
         if self.observer is not None:

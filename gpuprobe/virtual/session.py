@@ -12,7 +12,7 @@ from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.patching import Patches
-from gpuprobe.virtual import cuda_api
+from gpuprobe.virtual import boundary, cuda_api, saving
 from gpuprobe.virtual.catalogue.gpus import GpuModel, parse_spec
 from gpuprobe.virtual.compiled import compiler
 from gpuprobe.virtual.dispatch.mode import DispatchMode
@@ -66,6 +66,8 @@ class VirtualSession:
             tensors.install(self.machine, self.intercept, self._patches)
             uninitialized.install(self.machine, self._patches)
             compiler.install(self.machine, self._patches)
+            boundary.install(self.machine, self._patches)
+            saving.install(self.machine, self._patches)
             _threads(self, self._patches)
             self.enter_thread()
         except BaseException:
@@ -181,5 +183,10 @@ def virtual_gpu(
     session.start()
     try:
         yield session
+    except Exception as error:
+        known = boundary.explained(error)
+        if known is None:
+            raise
+        raise known from error
     finally:
         session.stop()

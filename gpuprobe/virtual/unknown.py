@@ -16,6 +16,7 @@ from gpuprobe.virtual.frames import (
     TORCH,
     caller,
     in_engine,
+    installed,
     place_of,
     program_line,
     where,
@@ -131,7 +132,8 @@ def _truth(machine: Machine, what: str) -> bool:
         machine.assume("torch.autograd's anomaly detection finds no NaN")
         return False
     verdict = _verdict(machine, caller())
-    if verdict is None:
+    if verdict is None or not (machine.unknown_as_nan or installed(verdict.file)):
+        # Where no result tells of it, only checks of libraries pass, and no test's assertions.
         raise refuse(what)
     return _as_decided(machine, verdict)
 
@@ -280,9 +282,16 @@ def refuse(what: str) -> ValueNeeded:
     place = where()
     return ValueNeeded(
         f"{place} needs the value of a tensor ({what}), which compute='shapes' has not computed",
-        hint="compute all values (--compute real, compute='real'), or give this one: --assume "
-        f"{place}=false (or true, or a number)",
+        hint=hint_of(place),
         place=place,
+    )
+
+
+def hint_of(place: str) -> str:
+    """What to do where a line needs a value."""
+    return (
+        "compute all values (--compute real, compute='real'), or give this one: --assume "
+        f"{place}=false (or true, or a number)"
     )
 
 

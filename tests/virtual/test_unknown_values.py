@@ -222,3 +222,6 @@ def test_without_an_estimate_no_number_is_made_up(session: VirtualSession) -> No
     for read in (values.sum().item, values.cpu().numpy, values.tolist):
         with pytest.raises(ValueNeeded):
             print(read())
+    with pytest.raises(ValueNeeded):
+        assert (values > 0).all()
+    validated_distributions()

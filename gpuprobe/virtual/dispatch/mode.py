@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuprobe.torch_support.tensors import storage_key, tensors_in
-from gpuprobe.virtual import frames, unknown, values
+from gpuprobe.virtual import boundary, frames, unknown, values
 from gpuprobe.virtual.dispatch import available
 from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 from gpuprobe.virtual.dispatch.facts import OperatorFacts, facts_of
@@ -227,9 +227,16 @@ class DispatchMode(TorchDispatchMode):
         try:
             return self._run(func, args, kwargs)
         except RuntimeError as error:
+            failure = error
+        try:
             if self.machine.shapes:
+                raise failure
+            return self._run(functools.partial(nearest.instead, func, failure), args, kwargs)
+        except RuntimeError as error:
+            lacking = boundary.of_kernel(func, error)
+            if lacking is None:
                 raise
-            return self._run(functools.partial(nearest.instead, func, error), args, kwargs)
+        raise lacking
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The host's kernel. Meta kernels are often Python code: what they ask of tensors must

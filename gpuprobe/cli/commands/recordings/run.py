@@ -146,6 +146,8 @@ def run(args: argparse.Namespace) -> int:
             stderr.print_line(f"  hint: {visible(result.error.hint)}")
     if not args.quiet:
         _summarize(where)
+        if args.compute == "shapes":
+            _show_assumed(result.assumed)
     if result.hazards is not None:
         code = _report_and_compare(args, result.hazards, known, code)
     return code
@@ -252,6 +254,16 @@ def _show_hazards(args: argparse.Namespace, found: Hazards) -> None:
         program = args.script if args.module is None else args.module[0].replace(".", "/") + ".py"
         args.hazards_annotations.write(new, program)
     text.write(hazard_sections(found), sys.stderr, cwd=str(Path.cwd()))
+
+
+_ASSUMED = 8  # lines
+
+
+def _show_assumed(texts: Sequence[str]) -> None:
+    for text in texts[:_ASSUMED]:
+        stderr.note(f"assumed: {text}")
+    if len(texts) > _ASSUMED:
+        stderr.note(f"assumed: ({len(texts) - _ASSUMED} more)")
 
 
 def _summarize(output: Path) -> None:

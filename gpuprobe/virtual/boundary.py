@@ -1,0 +1,165 @@
+"""What a virtual GPU cannot do, as one clear error, whoever met it first: a kernel of the CPU's, a
+library that looks for a driver, or a fault of gpuprobe's own.
+
+What the program does wrong stays the program's error.
+"""
+
+from __future__ import annotations
+
+import dis
+import re
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Final
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from gpuprobe.code_origin import PACKAGE
+from gpuprobe.errors import GpuprobeError, NotModelled, ValueNeeded
+from gpuprobe.patching import Patches
+from gpuprobe.virtual.frames import TORCH, place_of, where
+from gpuprobe.virtual.machine import Machine
+from gpuprobe.virtual.unknown import hint_of
+
+_LACKING: Final = re.compile(
+    r"Could not run '(?P<op>aten::[\w.]+)' with arguments from the '(Sparse|Quantized|Nested)?"
+    r"(Csr)?CPU' backend|\"(?P<kernel>\w+)\" not implemented for '(?P<dtype>\w+)'"
+)
+"""Kernels that the CPU has not: ``OperatorEntry::reportError`` in ``aten/src/ATen/core/dispatch``,
+``AT_DISPATCH_SWITCH`` in ``aten/src/ATen/Dispatch.h``."""
+
+_NO_VALUES: Final = re.compile(
+    r"Cannot copy out of meta tensor|cannot be called on meta tensors|from the 'Meta' backend|"
+    r"doesn't have storage|data is not allocated yet|Cannot access data pointer"
+)
+"""What torch says where it finds no values behind a tensor."""
+
+_NO_DRIVER: Final = re.compile(
+    r"\d+ active drivers \(|Torch not compiled with CUDA|not linked with support for cuda|"
+    r"without ATen_cuda library|No CUDA GPUs are available|no NVIDIA driver|lib(cuda|cudart|nccl|"
+    r"cudnn|cublas|nvrtc)\S*\.so|CUDA_HOME environment variable|doesn't have NCCL built in|"
+    r"register_privateuse1_backend|HasPrimaryContext|hasPrimaryContext"
+)
+"""What libraries say that look for a driver, or for torch's own CUDA code: Triton's
+``DriverConfig``, torch's hooks (``aten/src/ATen/detail/CUDAHooksInterface.h``), ``ctypes``."""
+
+_OUR_FAULTS: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+_REPORT: Final = "leave that line out while memory is estimated; a report of it helps gpuprobe"
+
+
+def of_kernel(func: Any, error: Exception) -> NotModelled | None:
+    """The error for a kernel that a device has and the host lacks, None for all other errors."""
+    found = _LACKING.search(str(error))
+    if found is None:
+        return None
+    missing = found["op"] or f"{func} for {found['dtype']}"
+    return NotModelled(
+        f"{where()}: a virtual GPU cannot do this: {missing}, for which torch has no kernel on the "
+        "CPU",
+        hint=f"--compute shapes needs none, or {_REPORT}",
+    )
+
+
+def explained(error: BaseException) -> GpuprobeError | None:
+    """What an exception that left the program comes from where that is the virtual GPU, None where
+    it is the program's own.
+    """
+    if isinstance(error, GpuprobeError) or not isinstance(error, Exception):
+        return None
+    place = place_in(error)
+    text = str(error).strip().partition("\n")[0]
+    if _NO_VALUES.search(text):
+        return ValueNeeded(
+            f"{place} needs the values of a tensor that were not computed ({text})",
+            hint="compute all values (--compute real, compute='real')",
+            place=place,
+        )
+    if _NO_DRIVER.search(text):
+        return NotModelled(
+            f"{place}: a virtual GPU cannot do this: it needs CUDA itself ({text})", hint=_REPORT
+        )
+    fault = _own_fault(error)
+    if fault:
+        return NotModelled(
+            f"{place}: a virtual GPU cannot do this: a fault of gpuprobe's own at {fault} "
+            f"({type(error).__name__}: {text})",
+            hint=_REPORT,
+        )
+    return None
+
+
+def unwrapped(error: GpuprobeError) -> GpuprobeError:
+    """An error of gpuprobe's as it was raised in a worker of a ``DataLoader``, which sends its
+    traceback as text: ``ExceptionWrapper`` in ``torch/_utils.py``.
+    """
+    text = str(error)
+    if "\n" not in text.strip():
+        return error
+    message = text.strip().rpartition("\n")[2].partition(": ")[2]
+    if isinstance(error, ValueNeeded):
+        place = message.partition(" needs ")[0]
+        return ValueNeeded(message, hint=hint_of(place), place=place)
+    return type(error)(message, hint=_REPORT)
+
+
+def install(machine: Machine, patches: Patches) -> None:
+    """Refuse what would end the process instead of raising an error."""
+    from_tensor = FakeTensorMode.from_tensor
+
+    def checked(mode: Any, tensor: Any, *args: Any, **options: Any) -> Any:
+        """Backward code of fake CUDA tensors asks the driver, in C++ code that may not raise."""
+        if tensor.requires_grad and machine.place_of(tensor) >= 0:
+            raise NotModelled(
+                f"{where()}: a virtual GPU cannot do this: torch.export, or another tracer, of a "
+                "module that lies on CUDA",
+                hint="export the module on the CPU, or leave that line out while memory is "
+                "estimated",
+            )
+        return from_tensor(mode, tensor, *args, **options)
+
+    patches.set(FakeTensorMode, "from_tensor", checked)
+
+
+def _frames(error: BaseException) -> Iterator[TracebackType]:
+    traceback = error.__traceback__
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+def place_in(error: BaseException) -> str:
+    """The innermost line of the program that an exception came through."""
+    place = "<unknown>"
+    for traceback in _frames(error):
+        file = traceback.tb_frame.f_code.co_filename
+        if not file.startswith((PACKAGE, TORCH, "<frozen")):
+            place = place_of(file, traceback.tb_lineno)
+    return place
+
+
+def _own_fault(error: BaseException) -> str:
+    """Where gpuprobe's own code failed, "" where it only passed on what torch raised, or raised
+    on purpose what torch does.
+    """
+    last = None
+    for last in _frames(error):  # noqa: B007 - the last one
+        pass
+    if last is None or not isinstance(error, _OUR_FAULTS):
+        return ""
+    code = last.tb_frame.f_code
+    if not code.co_filename.startswith(PACKAGE):
+        return ""
+    at = {item.offset: item.opname for item in dis.get_instructions(code)}.get(last.tb_lasti, "")
+    if at.startswith(("CALL", "RAISE", "RERAISE", "PRECALL")):
+        return ""
+    return place_of(f"gpuprobe/{code.co_filename.removeprefix(PACKAGE)}", last.tb_lineno)

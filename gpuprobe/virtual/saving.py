@@ -1,0 +1,85 @@
+"""Files and foreign code that want the bytes of tensors which have no values.
+
+A checkpoint has the size that it would have. What was not computed is zeros in it, in memory that
+the operating system hands out when it is written, which nobody does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Any, Final
+
+import torch
+
+from gpuprobe.patching import Patches
+from gpuprobe.virtual.frames import where
+from gpuprobe.virtual.machine import Machine, Tag, is_meta
+
+_NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Linux's flag for memory that is not counted before it is written; from Python 3.13 on it has a
+name. Source: ``include/uapi/asm-generic/mman-common.h``."""
+
+
+def install(machine: Machine, patches: Patches) -> None:
+    """After all else that replaces ``data_ptr``."""
+    if not machine.shapes:
+        return
+    _torch_save(machine, patches)
+    if hasattr(mmap, "MAP_ANONYMOUS"):
+        _addresses(machine, patches)
+
+
+def _torch_save(machine: Machine, patches: Patches) -> None:
+    """``torch.save`` leaves room for what has no values, as ``torch.serialization.skip_data``
+    does.
+    """
+    writer = torch._C.PyTorchFileWriter
+    original = writer.write_record
+    device = torch._C.StorageBase.device.__get__
+
+    def write_record(self: Any, name: str, data: Any, size: int, *rest: Any) -> Any:
+        storage = getattr(data, "_untyped_storage", data)
+        if isinstance(storage, torch.UntypedStorage) and device(storage).type == "meta":
+            machine.assume(f"{where()}: what was not computed is saved as zeros")
+            return self.write_record_metadata(name, size)
+        return original(self, name, data, size, *rest)
+
+    patches.set(writer, "write_record", write_record)
+
+
+def _addresses(machine: Machine, patches: Patches) -> None:
+    """Host tensors without values have an address each, of zeros: code that looks for tensors
+    that share memory compares addresses, and writers of files (safetensors) read from them.
+    """
+    of_tensor, of_storage = torch.Tensor.data_ptr, torch.UntypedStorage.data_ptr
+
+    def tensor_address(tensor: Any) -> int:
+        if machine.local.inside or not is_meta(tensor):
+            return of_tensor(tensor)
+        tag = machine.tag_of(tensor)
+        if tag is None or not _wanting(tag):
+            return of_tensor(tensor)
+        return _zeros(machine, tag) + tensor.storage_offset() * tensor.element_size()
+
+    def storage_address(storage: Any) -> int:
+        address = of_storage(storage)
+        tag = None if address else machine.tags.get(storage._cdata)
+        return address if tag is None or not _wanting(tag) else _zeros(machine, tag)
+
+    patches.set(torch.Tensor, "data_ptr", tensor_address)
+    patches.set(torch.UntypedStorage, "data_ptr", storage_address)
+
+
+def _wanting(tag: Tag) -> bool:
+    return tag.place < 0 and tag.nbytes > 0
+
+
+def _zeros(machine: Machine, tag: Tag) -> int:
+    """The address of as many zeros as a storage has bytes, which live as long as it does."""
+    held = machine.zeros.get(tag.key)
+    if held is None or len(held) < tag.nbytes:
+        machine.assume(f"{where()}: what was not computed is zeros to code outside torch")
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        held = machine.zeros[tag.key] = mmap.mmap(-1, tag.nbytes, flags=flags)
+    return ctypes.addressof(ctypes.c_char.from_buffer(held))

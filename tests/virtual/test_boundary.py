@@ -1,0 +1,233 @@
+"""What a virtual GPU cannot do ends in one clear error, and never the process."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gpuprobe
+from gpuprobe.api import watch
+from gpuprobe.api.virtual import estimate_program
+from gpuprobe.code_origin import PACKAGE
+from gpuprobe.errors import NotModelled, ProgramFailed, ValueNeeded
+from gpuprobe.virtual import boundary
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def command(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """An estimate in a process that may crash, and that may not hang."""
+    return subprocess.run(
+        [sys.executable, "-m", "gpuprobe", "estimate", "--gpu", "t4", *arguments, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def test_exporting_a_module_on_cuda_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "export.py"
+    script.write_text(
+        "import torch\n"
+        "net = torch.nn.Linear(8, 8).cuda()\n"
+        "torch.export.export(net, (torch.randn(2, 8, device='cuda'),))\n"
+    )
+    done = command(script)
+    assert done.returncode == 5
+    assert done.stderr.splitlines() == [
+        f"gpuprobe: error: {script}:3: a virtual GPU cannot do this: torch.export, or another "
+        "tracer, of a module that lies on CUDA",
+        "  hint: export the module on the CPU, or leave that line out while memory is estimated",
+    ]
+
+
+def test_a_crash_names_its_line(tmp_path: Path) -> None:
+    script = tmp_path / "crash.py"
+    script.write_text("import ctypes\nimport torch\nctypes.string_at(0)\n")
+    done = command(script)
+    assert done.returncode == 5
+    (line, _) = done.stderr.splitlines()
+    assert "the program ended this process by SIGSEGV, before anything was measured" in line
+    assert line.endswith(f" (at {script}:3)")
+
+
+WORKERS = """\
+import os
+import signal
+import sys
+import torch
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, at):
+        if at == 3 and {kill}:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        values = torch.randn(1024, 1024, device="cuda")
+        return at if {kill} or values.sum() > 0 else -at
+
+if __name__ == "__main__":
+    for batch in torch.utils.data.DataLoader(Data(), num_workers=1, pin_memory=True):
+        print(batch.cuda().device)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers that are forked")
+def test_a_worker_that_dies_or_needs_a_value_is_one_error(tmp_path: Path) -> None:
+    script = tmp_path / "workers.py"
+    script.write_text(WORKERS.format(kill=True))
+    done = command(script)
+    assert done.returncode == 5
+    assert f"gpuprobe: error: the program failed at {script}:17: RuntimeError: " in done.stderr
+    assert "DataLoader worker" in done.stderr.splitlines()[-1]
+    script.write_text(WORKERS.format(kill=False))
+    done = command(script, "--compute", "shapes")
+    assert done.returncode == 5
+    error, hint = done.stderr.splitlines()[-2:]
+    assert error.startswith(f"gpuprobe: error: {script}:14 needs the value of a tensor")
+    assert f"--assume {script}:14=false" in hint
+
+
+def fails(tmp_path: Path, text: str, kind: type[Exception]) -> Any:
+    script = tmp_path / "program.py"
+    script.write_text(text)
+    with pytest.raises(kind) as caught:
+        estimate_program(watch.program(str(script), [], module=False), gpu="t4", compute="shapes")
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+DRIVERS = (
+    "0 active drivers ([]). There should only be one.",  # Triton
+    "Torch not compiled with CUDA enabled",
+    "libcuda.so.1: cannot open shared object file: No such file or directory",
+    "Found no NVIDIA driver on your system.",
+)
+
+
+@pytest.mark.parametrize("words", DRIVERS)
+def test_what_looks_for_a_driver_is_not_modelled(words: str, tmp_path: Path) -> None:
+    error = fails(tmp_path, f"import torch\nraise RuntimeError({words!r})\n", NotModelled)
+    assert str(error).startswith(f"{tmp_path / 'program.py'}:2: a virtual GPU cannot do this")
+    assert words in str(error)
+    assert error.hint
+
+
+def test_what_finds_no_values_needs_them(tmp_path: Path) -> None:
+    words = "Cannot copy out of meta tensor; no data!"
+    error = fails(tmp_path, f"import torch\nraise RuntimeError({words!r})\n", ValueNeeded)
+    assert error.place == f"{tmp_path / 'program.py'}:2"
+
+
+def test_errors_of_the_program_stay_the_programs(tmp_path: Path) -> None:
+    error = fails(
+        tmp_path,
+        "import torch\n\ntorch.ones(4, 4, device='cuda') @ torch.ones(3, 3, device='cuda')\n",
+        ProgramFailed,
+    )
+    assert str(error).startswith(f"the program failed at {tmp_path / 'program.py'}:3: RuntimeError")
+    assert isinstance(error.__cause__, RuntimeError)
+    wrong: list[Callable[[], Any]] = [
+        lambda: torch.ones(2, device="cuda")[5],
+        lambda: torch.ones(2, device="cuda").to(1, 2, 3),  # type: ignore[call-overload]
+        lambda: torch.ones(2, device="cuda").numpy(),
+        lambda: torch.ones(2, device="cuda") + torch.ones(3, device="cuda"),
+        lambda: torch.cuda.set_device(7),
+        lambda: torch.ones(2, device="cuda") + torch.ones(2),
+        lambda: {}["key"],
+    ]
+    for call in wrong:
+        with gpuprobe.virtual_gpu("t4"), pytest.raises(Exception) as caught:  # noqa: PT011
+            call()
+        assert boundary.explained(caught.value) is None, caught.value
+
+
+def test_a_fault_of_gpuprobes_own_says_so() -> None:
+    code = compile("def own(table):\n    return table['key']\n", f"{PACKAGE}virtual/own.py", "exec")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    here = f"{__file__}:{sys._getframe().f_lineno + 2}"
+    with pytest.raises(NotModelled) as caught, gpuprobe.virtual_gpu("t4"):
+        names["own"]({})
+    assert str(caught.value) == (
+        f"{here}: a virtual GPU cannot do this: a fault of gpuprobe's own at "
+        "gpuprobe/virtual/own.py:2 (KeyError: 'key')"
+    )
+
+
+def test_kernels_that_the_cpu_lacks_are_not_modelled() -> None:
+    """In torch's words for both kinds; what is computed through another dtype needs no error."""
+    for words in (
+        "Could not run 'aten::_thnn_fused_gru' with arguments from the 'CPU' backend. This could",
+        "\"linalg_eig_cpu\" not implemented for 'Half'",
+    ):
+        error = boundary.of_kernel("aten.op", RuntimeError(words))
+        assert error is not None
+        assert "torch has no kernel on the CPU" in str(error)
+    assert boundary.of_kernel("aten.op", RuntimeError("mat1 and mat2 shapes")) is None
+    with gpuprobe.virtual_gpu("t4"), pytest.raises(NotModelled, match=r"test_boundary\.py:\d+"):
+        torch.ops.aten._thnn_fused_gru_cell(
+            *(torch.ones(4, 12, device="cuda") for _ in range(2)), torch.ones(4, 4, device="cuda")
+        )
+
+
+# -- bytes of what has no values
+
+
+def test_checkpoints_have_their_size(tmp_path: Path) -> None:
+    with gpuprobe.virtual_gpu("t4", "shapes") as session:
+        net = torch.nn.Linear(2048, 2048).cuda()
+        path, buffer = tmp_path / "net.pt", io.BytesIO()
+        torch.save(net.state_dict(), path)
+        torch.save(net, buffer)
+        weights = 4 * 2048 * 2049
+        assert weights < path.stat().st_size < weights + 4096
+        assert weights < len(buffer.getvalue()) < weights + 8192
+        if hasattr(os, "SEEK_HOLE"):
+            assert path.stat().st_blocks * 512 < weights / 8  # what is zeros takes no disk
+        loaded = torch.load(path)
+        assert loaded["weight"].device == torch.device("cuda", 0)
+        assert net.load_state_dict(loaded)
+        assert any("saved as zeros" in text for text in session.machine.assumed)
+
+
+def test_host_tensors_without_values_have_addresses_of_their_own() -> None:
+    """Of zeros: safetensors, for one, reads from there. Without it that is a segfault."""
+    with gpuprobe.virtual_gpu("t4", "shapes") as session:
+        first, second = (torch.randn(1024, 1024, device="cuda").cpu() for _ in range(2))
+        assert first.data_ptr() == first.untyped_storage().data_ptr() != 0
+        assert first[1:].data_ptr() - first.data_ptr() == 4096
+        assert abs(second.data_ptr() - first.data_ptr()) >= first.nbytes
+        memory = (np.ctypeslib.ctypes.c_float * (1 << 20)).from_address(second.data_ptr())
+        assert not np.frombuffer(memory, dtype=np.float32).any()
+        assert len(session.machine.zeros) == 2
+        del first
+        assert len(session.machine.zeros) == 1
+
+
+def test_a_recording_without_values_gives_nan_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "loss = torch.randn(1024, 1024, device='cuda').sum()\n"
+        "print('loss', loss.item())\n"
+    )
+    program = watch.program(str(script), [], module=False)
+    result = watch.run(program, tmp_path / "run", virtual="t4", compute="shapes")
+    assert result.error is None
+    assert "loss nan" in capsys.readouterr().out
+    assert any(f"{script}:3" in text for text in result.assumed)
