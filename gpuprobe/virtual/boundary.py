@@ -113,18 +113,17 @@ def unwrapped(error: GpuprobeError) -> GpuprobeError:
 
 
 def install(machine: Machine, patches: Patches) -> None:
-    """Refuse what would end the process instead of raising an error."""
+    """Have tracers (``torch.export``) get tensors that they can trace with."""
     from_tensor = FakeTensorMode.from_tensor
 
     def checked(mode: Any, tensor: Any, *args: Any, **options: Any) -> Any:
-        """Backward code of fake CUDA tensors asks the driver, in C++ code that may not raise."""
-        if tensor.requires_grad and machine.place_of(tensor) >= 0:
-            raise NotModelled(
-                f"{where()}: a virtual GPU cannot do this: torch.export, or another tracer, of a "
-                "module that lies on CUDA",
-                hint="export the module on the CPU, or leave that line out while memory is "
-                "estimated",
-            )
+        """Where a fake CUDA tensor needs a gradient, C++ code asks CUDA for its streams, and ends
+        the process where there is none.
+        """
+        if machine.tracing is None and tensor.requires_grad and machine.place_of(tensor) >= 0:
+            from gpuprobe.virtual.compiled import tracing  # only programs that trace need it
+
+            tracing.install(machine, patches)
         return from_tensor(mode, tensor, *args, **options)
 
     patches.set(FakeTensorMode, "from_tensor", checked)

@@ -35,20 +35,20 @@ def command(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_exporting_a_module_on_cuda_is_refused(tmp_path: Path) -> None:
+def test_a_module_on_cuda_is_exported(tmp_path: Path) -> None:
+    """Without care for fake tensors of CUDA the process ends by SIGABRT."""
     script = tmp_path / "export.py"
     script.write_text(
         "import torch\n"
         "net = torch.nn.Linear(8, 8).cuda()\n"
-        "torch.export.export(net, (torch.randn(2, 8, device='cuda'),))\n"
+        "inputs = torch.randn(2, 8, device='cuda')\n"
+        "program = torch.export.export(net, (inputs,))\n"
+        "assert 'aten.linear' in program.graph_module.code\n"
+        "print('on', program.module()(inputs).device)\n"
     )
     done = command(script)
-    assert done.returncode == 5
-    assert done.stderr.splitlines() == [
-        f"gpuprobe: error: {script}:3: a virtual GPU cannot do this: torch.export, or another "
-        "tracer, of a module that lies on CUDA",
-        "  hint: export the module on the CPU, or leave that line out while memory is estimated",
-    ]
+    assert done.returncode == 0, done.stderr
+    assert "on cuda:0" in done.stderr
 
 
 def test_a_crash_names_its_line(tmp_path: Path) -> None:

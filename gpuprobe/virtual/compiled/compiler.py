@@ -47,7 +47,8 @@ class Compiler:
                 dynamo.load()
                 from gpuprobe.virtual.compiled import inductor, tracing
 
-            tracing.install(self.machine, patches)
+            if self.machine.tracing is None:
+                tracing.install(self.machine, patches)
             dynamo.install(self.machine, patches)
             inductor.install(self.machine, patches)
         except Exception as error:  # noqa: BLE001 - a torch with another compiler: it says so
