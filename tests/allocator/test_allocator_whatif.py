@@ -386,3 +386,20 @@ def test_a_recording_of_several_steps_is_replayed_step_by_step(tmp_path: Path) -
 
 def environment() -> Environment:
     return Environment(gpuprobe="0", python="3", platform="any", hostname="here")
+
+
+def test_a_trace_that_frees_twice_is_survived() -> None:
+    """A damaged trace: a block is freed again, and another without a request."""
+    trace = MemoryTrace("cuda:0")
+    alloc, asked, done = (
+        TraceAction.ALLOC.code,
+        TraceAction.FREE_REQUESTED.code,
+        TraceAction.FREE_COMPLETED.code,
+    )
+    for code, address in (
+        (alloc, 512), (asked, 512), (asked, 512), (done, 512), (done, 512), (alloc, 1024),
+        (done, 1024), (asked, 1024),
+    ):  # fmt: skip
+        trace.events.append(code, address, MIB)
+    found = what_if(trace, replay_trace(trace), parse_conf("expandable_segments:True"))
+    assert found.peak_allocated.most == MIB

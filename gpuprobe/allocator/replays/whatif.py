@@ -177,11 +177,13 @@ def _simulate(
                 live[address] = block
         elif code == _FREE_REQUESTED:
             block = live.get(address)
-            if block is not None:
+            if block is not None and block.allocated:  # a damaged trace may free it again
                 sim.request_free(block)
         elif code == _FREE_COMPLETED:
             block = live.pop(address, None)
             if block is not None:
+                if block.allocated:
+                    sim.request_free(block)
                 sim.complete(block)
         elif code == _OOM:
             block = _request(sim, size, stream, pool)
