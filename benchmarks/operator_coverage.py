@@ -214,13 +214,10 @@ def differs(found: Any, wanted: Any) -> str:
         wide = torch.int64
     one, other = found.to(wide), wanted.to(found.dtype).to(wide)
     if found.is_floating_point() or found.is_complex():
-        fine = torch.finfo(found.dtype).eps
-        close = torch.allclose(one, other, rtol=64 * fine, atol=64 * fine, equal_nan=True)
-        if not close and not same:  # large values lose all that is behind the point
-            scale = other.abs().nan_to_num(0, 0, 0).max() if other.numel() else 0
-            close = torch.allclose(
-                one, other, rtol=64 * fine, atol=float(16 * fine * scale), equal_nan=True
-            )
+        # Kernels sum up in orders of their own: what is small next to the rest is less exact.
+        fine = 64 * torch.finfo(found.dtype).eps
+        scale = float(other.abs().nan_to_num(0, 0, 0).max()) if other.numel() else 0.0
+        close = torch.allclose(one, other, rtol=fine, atol=fine * max(1.0, scale), equal_nan=True)
     else:
         close = torch.equal(one, other)
     return "" if close else f"values differ ({found.dtype}; computed in {wanted.dtype})"
@@ -259,7 +256,8 @@ def cases_of(op: Any, dtype: Any, count: int) -> Iterator[Case]:
     kept: list[Any] = []
     try:
         for sample in op.sample_inputs("cpu", dtype, requires_grad=backward):
-            kept.append(sample)
+            if sample.kwargs.get("driver") in (None, "gels"):  # CUDA's only one
+                kept.append(sample)
             if len(kept) >= 256:
                 break
     except (IndexError, RuntimeError):

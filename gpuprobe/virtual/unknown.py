@@ -93,9 +93,14 @@ def answer(machine: Machine, func: Any, args: tuple[Any, ...]) -> Any:
         if not masks or (name != "index" and args[2].numel() == 1 and len(args[1]) == 1):
             return NO_ANSWER  # a fixed shape; masked_fill
         raise refuse("how many elements a mask selects")
-    if name == "equal":
+    if name in ("equal", "allclose"):
         if not (is_meta(tensor) or is_meta(args[1])):
             return NO_ANSWER
+        if name == "allclose":
+            if in_engine():  # ``svd_backward`` in FunctionsManual.cpp, of complex matrices
+                machine.assume("gradients of decompositions do not depend on the phase")
+                return True
+            return _truth(machine, "whether two tensors are close")
         return tensor.shape == args[1].shape and _truth(machine, "whether two tensors are equal")
     if not is_meta(tensor):
         return NO_ANSWER

@@ -15,6 +15,7 @@ from gpuprobe.virtual.unknown import refuse
 NEED_VALUES: Final = frozenset(
     {
         "_local_scalar_dense",
+        "allclose",
         "equal",
         "nonzero",
         "masked_select",
@@ -28,7 +29,6 @@ NEED_VALUES: Final = frozenset(
         "is_nonzero",
         "item",
         "argwhere",
-        "histc",
         "_assert_async",
         "index",
         "index_put",
@@ -101,7 +101,47 @@ def like_second(grad: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
 def geqrf(given: Any) -> tuple[Any, Any]:
     """A matrix by columns, and a vector: ``geqrf`` in ``BatchLinearAlgebra.cpp``."""
     rank = min(given.shape[-2:])
-    return torch.empty_like(given.mT).mT, given.new_empty((*given.shape[:-2], rank))
+    return torch.empty(given.mT.shape, dtype=given.dtype, device="meta").mT, given.new_empty(
+        (*given.shape[:-2], rank)
+    )
+
+
+def eig(given: Any) -> tuple[Any, Any]:
+    """Vectors by columns: ``linalg_eig`` in ``aten/src/ATen/native/BatchLinearAlgebra.cpp``."""
+    dtype = torch.promote_types(given.dtype, torch.complex64)
+    values = torch.empty(given.shape[:-1], dtype=dtype, device="meta")
+    return values, torch.empty(given.shape, dtype=dtype, device="meta").mT
+
+
+def least_squares(
+    given: Any, other: Any, rcond: Any = None, *, driver: Any = None
+) -> tuple[Any, ...]:
+    """``linalg_lstsq`` by CUDA's only driver, which finds no rank. Source: as `eig`."""
+    if driver not in (None, "gels"):
+        raise RuntimeError(
+            "torch.linalg.lstsq: parameter `driver` other than `gels` is not supported on CUDA"
+        )
+    vector = other.dim() == 1 or (
+        given.dim() - 1 == other.dim() and given.shape[:-1] == other.shape
+    )
+    right = other.unsqueeze(-1) if vector else other
+    batch = torch.broadcast_shapes(given.shape[:-2], right.shape[:-2])
+    rows, columns = given.shape[-2:]
+    room = given.new_empty((*batch, right.size(-1), max(rows, columns))).mT
+    solution = room[..., :columns, :]
+    left = (*batch, right.size(-1)) if rows > columns else (0,)
+    real = given.real.dtype if given.is_complex() else given.dtype
+    return (
+        solution.squeeze(-1) if vector else solution,
+        given.new_empty(left, dtype=real),
+        given.new_empty((0,), dtype=torch.int64),
+        given.new_empty((0,), dtype=real),
+    )
+
+
+def histogram(given: Any, bins: int = 100, *args: Any) -> Any:
+    """``histc``: its range is found on the device."""
+    return torch.empty((bins,), dtype=given.dtype, device="meta")
 
 
 def grouped_product(
@@ -182,6 +222,9 @@ BY_SHAPE: Final[dict[str, Callable[..., Any]]] = {
     "_ctc_loss_backward": like_second,
     "fractional_max_pool3d_backward": like_second,
     "geqrf": geqrf,
+    "histc": histogram,
+    "linalg_eig": eig,
+    "linalg_lstsq": least_squares,
     "multi_margin_loss_backward": like_second,
     "multilabel_margin_loss_backward": like_second,
     "col2im": folded,

@@ -77,6 +77,29 @@ def _nansum(func: Any, *args: Any, **kwargs: Any) -> Any:
     return torch.where(given.isnan(), 0, given).sum(dims, *args[2:], **kwargs)
 
 
+def _least_squares(
+    func: Any, given: Any, other: Any, rcond: Any = None, *, driver: Any = None
+) -> Any:
+    """CUDA has one driver, which finds no rank: ``linalg_lstsq_out_info`` in
+    ``aten/src/ATen/native/BatchLinearAlgebra.cpp``.
+    """
+    if driver not in (None, "gels"):
+        raise RuntimeError(
+            "torch.linalg.lstsq: parameter `driver` other than `gels` is not supported on CUDA"
+        )
+    return func(given, other, rcond, driver="gels")
+
+
+def _embedding_bag(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Tables without room for more: ``_embedding_bag_cuda`` in
+    ``aten/src/ATen/native/cuda/EmbeddingBag.cu``.
+    """
+    return tuple(
+        item if item.untyped_storage().nbytes() == item.nbytes else item.clone()
+        for item in func(*args, **kwargs)
+    )
+
+
 def _laid_out(func: Any, *args: Any, **kwargs: Any) -> Any:
     """In the strides that the meta kernel gives."""
     try:
@@ -95,6 +118,9 @@ TABLE: Final[dict[Any, Callable[..., Any]]] = {
     _aten._batch_norm_with_update.default: _batch_norm,
     _aten.native_batch_norm_backward.default: _backward(5, 2, 3),
     _aten.batch_norm_backward.default: _backward(5, 2, 3),
+    _aten._embedding_bag.default: _embedding_bag,
+    _aten._embedding_bag_forward_only.default: _embedding_bag,
+    _aten.linalg_lstsq.default: _least_squares,
     _aten.nansum.default: _nansum,
     _aten._fft_r2c.default: _laid_out,
     _aten._fft_c2r.default: _laid_out,

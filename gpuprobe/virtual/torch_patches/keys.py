@@ -29,6 +29,9 @@ CAST = "AutocastPrivateUse1"
 _SETS = {
     name: torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)) for name in (DEVICE, CAST)
 }
+_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.Conjugate) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.Negative
+)
 _Guard = torch._C._ExcludeDispatchKeyGuard
 _functorch: Any = torch._C._functorch
 
@@ -48,6 +51,17 @@ def above() -> Iterator[None]:
 def below() -> Any:
     """A context in which this thread's calls pass by the `DEVICE` kernels."""
     return _Guard(_SETS[DEVICE])
+
+
+def for_kernel() -> Any:
+    """`below`, for an operator of complex numbers that a dispatch mode runs. There torch passes by
+    the keys of conjugate and negative views as well, which are resolved before a mode is called.
+    But kernels that are made of other operators make such views of their own (``linalg_pinv``):
+    without those keys, their results would be wrong without a word.
+    """
+    tls: Any = torch._C
+    excluded = (tls._dispatch_tls_local_exclude_set() | _SETS[DEVICE]) - _VIEWS
+    return tls._ForceDispatchKeyGuard(tls._dispatch_tls_local_include_set(), excluded)
 
 
 def below_cast() -> Any:
