@@ -29,9 +29,9 @@ PLANTED: dict[str, Case] = {
     "an expanded mask": Case(
         "lm",
         (
-            Edit("model.py", "        return allowed.tril()", "        allowed = allowed.tril()[None, None]\n        return allowed.repeat(tokens.shape[0], self.config.heads, 1, 1)"),
+            Edit("model.py", "        read = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)\n", "        mask = mask.expand(batch, self.heads, length, length).contiguous()\n        read = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)\n"),
         ),
-        ("        return allowed.repeat(tokens.shape[0], self.config.heads, 1, 1)",),
+        ("        mask = mask.expand(batch, self.heads, length, length).contiguous()",),
         ("lm: another learning rate and message",),
     ),
     "manual attention": Case(
