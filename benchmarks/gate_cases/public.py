@@ -79,13 +79,13 @@ PUBLIC: dict[str, Case] = {
         ("    def _eval_step(self, batch):",),
         source="https://github.com/kan-bayashi/ParallelWaveGAN/pull/26",
     ),
-    "labels": Case(
+    "arena": Case(
         "public",
         (
-            Edit("labels.py", "running_loss += loss.item()", "running_loss += loss"),
-            Edit("labels.py", "return running_loss / len(batches)", "return (running_loss / len(batches)).item()"),
+            Edit("arena.py", "            \"scalar_loss\": scalar_loss.detach(),\n", "            \"scalar_loss\": scalar_loss,\n"),
+            Edit("arena.py", "            \"vector_loss\": vector_loss.detach(),\n", "            \"vector_loss\": vector_loss,\n"),
         ),
-        ("            running_loss += loss", "        return (running_loss / len(batches)).item()"),
-        source="https://github.com/BatsResearch/labelmodels/issues/4",
+        ('            "scalar_loss": scalar_loss,', '            "vector_loss": vector_loss,'),
+        source="https://github.com/pdearena/pdearena/pull/4",
     ),
 }  # fmt: skip

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import tempfile
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,18 +24,28 @@ from gpuprobe.analysis.baseline import (
     Tolerance,
     baseline_of,
     check_baseline,
+    with_repeats,
+    without,
 )
 from gpuprobe.errors import MissingExtra, ProgramFailed
-from gpuprobe.gate.files import ensure_writable, read_baseline, write_baseline
+from gpuprobe.gate.files import (
+    ensure_writable,
+    read_baseline,
+    replaced_baseline,
+    write_baseline,
+)
 from gpuprobe.gate.plan import CheckPlan, baseline_path, is_recorded, plan, tolerances
 from gpuprobe.gate.project import ProjectSettings, read_project
+from gpuprobe.gate.sources import read_sources
 
 if TYPE_CHECKING:
+    from gpuprobe.analysis.baseline.measure import ReadSources
     from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.run.recording import Recording
 
 __all__ = [
     "METRICS",
+    "Baseline",
     "CheckPlan",
     "ProjectSettings",
     "Tolerance",
@@ -39,12 +55,15 @@ __all__ = [
     "compare_as_planned",
     "ensure_writable",
     "measure",
+    "measure_apart",
     "measure_as_planned",
     "plan",
     "read_baseline",
     "read_project",
     "recorded",
+    "replaced_baseline",
     "tolerances",
+    "without",
     "write_baseline",
 ]
 
@@ -66,7 +85,9 @@ def check(
 
     before = baseline if isinstance(baseline, Baseline) else read_baseline(baseline)
     found = recording if not isinstance(recording, (str, os.PathLike)) else load(recording)
-    return check_baseline(before, baseline_of(found, device=device), tolerance)
+    return check_baseline(
+        before, baseline_of(found, device=device, sources=_sources_of(found, "")), tolerance
+    )
 
 
 def recorded(path: str | os.PathLike[str], *, device: str = "", root: str = "") -> Baseline:
@@ -75,7 +96,16 @@ def recorded(path: str | os.PathLike[str], *, device: str = "", root: str = "") 
     """
     from gpuprobe.api.recordings import load
 
-    return baseline_of(load(path), device=device, root=root)
+    found = load(path)
+    return baseline_of(found, device=device, root=root, sources=_sources_of(found, root))
+
+
+def _sources_of(recording: Recording, root: str) -> ReadSources:
+    """What reads the files of a recording: those that were not changed since it began."""
+    session = recording.ranks[0].session if recording.ranks else None
+    began = session.started_at if session is not None else None
+    folder = root or (session.cwd if session is not None else "")
+    return partial(read_sources, root=folder, not_after=began)
 
 
 def measure(
@@ -87,6 +117,7 @@ def measure(
     module: bool = False,
     steps: int | None = None,
     root: str = "",
+    compute: str = "real",
 ) -> Baseline:
     """What a recording, or a program that is run here, stands for.
 
@@ -95,7 +126,7 @@ def measure(
     on a virtual GPU where ``virtual`` names one. ``hazards`` also counts races and implicit
     synchronisations (on a virtual GPU). ``steps``: the program is ended after so many optimizer
     steps. ``root``: the project's folder, which file names are relative to; default the
-    working directory.
+    working directory. ``compute``: what the virtual GPU does, as for `virtual_gpu`.
 
     Raises ProgramFailed where the program does not end well; KeyboardInterrupt goes through.
     """
@@ -113,16 +144,29 @@ def measure(
     program: Any = watch.program(target, arguments, module=module)
     if steps is not None:
         program = Limited(program, steps)
+    began = time.time()
     with scratch_recording() as path:
         watched: Any = _Watched(program)
         here = Path.cwd()
         try:
             result = watch.run(
-                watched, path, level="trace", virtual=virtual, hazards=hazards, trace_steps="all"
+                watched,
+                path,
+                level="trace",
+                virtual=virtual,
+                compute=compute,
+                hazards=hazards,
+                trace_steps="all",
             )
         finally:
             os.chdir(here)  # the program may have gone elsewhere; what is written next may not
         precision = watched.precision
+        if watched.spawned:
+            raise ProgramFailed(
+                f"the program trains in {watched.spawned} processes of its own "
+                "(torch.multiprocessing.spawn), which are not measured",
+                hint="check what one of them runs, as a script",
+            )
         if result.error is not None:
             if not isinstance(result.error, Exception):
                 raise result.error  # it was interrupted: no failure of its own
@@ -140,7 +184,10 @@ def measure(
             races=None if result.hazards is None else _races(result.hazards),
             precision=precision,
             root=root,
+            sources=partial(read_sources, root=root or str(here), not_after=began),
         )
+        if compute != "real":
+            found = replace(found, environment={**found.environment, "compute": compute})
         return replace(found, stopped_after=steps)
 
 
@@ -168,26 +215,48 @@ class _Watched:
         self.argv = program.argv
         self.precision = ""
         self.device = ""
+        self.spawned = 0
 
     def run(self) -> None:
         from gpuprobe.sampler.program import when_imported
 
         watches: list[Any] = []
+        patches = ExitStack()
 
         def start() -> None:
             from gpuprobe.sampler.hooks.precision import PrecisionWatch
 
             watches.append(PrecisionWatch())
             watches[0].start()
+            patches.enter_context(self._refusing_spawn())
 
         when_imported("torch", start)
         try:
             self._program.run()
         finally:
+            patches.close()
             for watch in watches:
                 watch.stop()
                 self.precision = watch.text()
                 self.device = watch.devices()
+
+    @contextmanager
+    def _refusing_spawn(self) -> Iterator[None]:
+        """End the program where it begins to train in other processes: a comparison without them
+        would say nothing."""
+        package: Any = import_module("torch.multiprocessing")
+        module: Any = import_module("torch.multiprocessing.spawn")
+        original = module.start_processes
+
+        def refuse(fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **options: Any) -> None:
+            self.spawned += nprocs
+            raise SystemExit(1)
+
+        module.start_processes = package.start_processes = refuse
+        try:
+            yield
+        finally:
+            module.start_processes = package.start_processes = original
 
 
 def _syncs(hazards: Hazards) -> dict[str, int]:
@@ -209,7 +278,7 @@ def measure_as_planned(plan: CheckPlan) -> Baseline:
     here = Path.cwd()
     os.chdir(plan.folder or here)
     try:
-        return measure(
+        found = measure(
             plan.target,
             plan.arguments,
             virtual=plan.gpu,
@@ -217,20 +286,71 @@ def measure_as_planned(plan: CheckPlan) -> Baseline:
             module=plan.module,
             steps=plan.steps,
             root=plan.root,
+            compute=plan.compute,
         )
     finally:
         os.chdir(here)
+    return replace(found, command=plan.command)
 
 
-def compare_as_planned(before: Baseline, after: Baseline, plan: CheckPlan) -> CheckResult:
-    """`compare` with the tolerances of a plan; its settings are in the result."""
+def compare_as_planned(
+    before: Baseline,
+    after: Baseline,
+    plan: CheckPlan,
+    again: Callable[[CheckPlan], Baseline] | None = None,
+) -> CheckResult:
+    """`compare` with the tolerances of a plan; its settings are in the result.
+
+    Where memory grew, the program is measured ``again`` (`measure_apart`), as often as the plan
+    says: what not all runs need is no regression, and the result says that they differ.
+    """
     result = check_baseline(
         before,
         after,
         {name: tolerance for name, (tolerance, _) in plan.tolerances.items()},
         {name: source for name, (_, source) in plan.tolerances.items()},
+        accept_environment=plan.accept_environment,
     )
+    times = plan.repeat if plan.repeat is not None else 1 + bool(result.regressions)
+    if again is not None and plan.command:
+        result = with_repeats(result, [again(plan) for _ in range(times - 1)])
     return replace(result, settings=plan.settings)
+
+
+def measure_apart(plan: CheckPlan) -> Baseline:
+    """`measure_as_planned` in a process of its own, which begins as the first one did.
+
+    Raises ProgramFailed where it does not end well.
+    """
+    with tempfile.TemporaryDirectory(prefix="gpuprobe-") as folder:
+        path = Path(folder, "again.json")
+        options = ["--baseline", str(path), "--hazards" if plan.hazards else "--no-hazards"]
+        if plan.gpu is not None:
+            options += ["--virtual", plan.gpu]
+        if plan.compute != "real":
+            options += ["--compute", plan.compute]
+        if plan.steps is not None:
+            options += ["--stop-after", str(plan.steps)]
+        program = ["-m", plan.target] if plan.module else [plan.target]
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "gpuprobe", "baseline", "update"),
+                *options,
+                *program,
+                "--",
+                *plan.arguments,
+            ],
+            cwd=plan.folder or None,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+            raise ProgramFailed(f"the program did not end well when it was repeated: {last}")
+        return read_baseline(path)
 
 
 def compare(

@@ -27,6 +27,20 @@ def read_baseline(path: StrPath) -> Baseline:
     return loads(_text(path, hint), str(Path(path)))
 
 
+def replaced_baseline(path: StrPath) -> tuple[Baseline | None, Mapping[str, Tolerance]]:
+    """The baseline that is to be written anew, and its tolerances. One with merge conflicts is
+    none, and has the tolerances of both sides. Raises DataError for what is no baseline."""
+    from gpuprobe.analysis.baseline.text import merged_tolerances
+
+    if not Path(path).exists():
+        return None, {}
+    merged = merged_tolerances(_text(path, ""))
+    if merged is not None:
+        return None, merged
+    before = read_baseline(path)
+    return before, before.tolerances or {}
+
+
 def write_baseline(
     baseline: Baseline, path: StrPath, tolerance: Mapping[str, Tolerance] | None = None
 ) -> None:
@@ -34,8 +48,8 @@ def write_baseline(
     kept. Raises UsageError where it cannot be written, DataError where what is there is none."""
     from gpuprobe.analysis.baseline import dumps
 
-    kept = read_baseline(path).tolerances if Path(path).exists() else None
-    tolerances = {**(kept or {}), **(tolerance or {})}
+    _, kept = replaced_baseline(path)
+    tolerances = {**kept, **(tolerance or {})}
     _write(path, dumps(replace(baseline, tolerances=tolerances)))
 
 

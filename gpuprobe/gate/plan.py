@@ -13,6 +13,8 @@ project states what it wants from now on.
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +47,10 @@ class CheckPlan:
     virtual GPU, None for the machine's own; ``steps`` None for the whole program. ``settings``
     are the same in words, with the place each was found in. ``root``: the project's folder.
     ``folder``: where it is run, "" for the working directory; what a project names to run is run in
-    the project's folder.
+    the project's folder. ``command``: what a baseline of it keeps, with the script relative to the
+    project; empty of a recording.
+    ``accept_environment``: another environment is a caution. ``repeat``: how often the program is
+    run; None: once, and again where memory grew. ``compute``: what a virtual GPU does.
     """
 
     target: str
@@ -58,6 +63,10 @@ class CheckPlan:
     settings: tuple[Setting, ...]
     root: str = ""
     folder: str = ""
+    command: tuple[str, ...] = ()
+    accept_environment: bool = False
+    repeat: int | None = None
+    compute: str = "real"
 
 
 def baseline_path(given: Path | None, project: ProjectSettings) -> Path:
@@ -79,23 +88,27 @@ def plan(
     gpu: str | None = None,
     steps: int | None = None,
     hazards: bool | None = None,
+    compute: str | None = None,
     accepted: Mapping[str, Tolerance] | None = None,
     before: Baseline | None = None,
     project: ProjectSettings | None = None,
     writing: bool = False,
+    accept_environment: bool = False,
+    repeat: int | None = None,
 ) -> CheckPlan:
     """Settle what is to be done. ``command`` is the target and its arguments, empty where the
     project's own is to be taken, with ``more`` arguments; ``writing`` a baseline puts the project
     before it.
 
-    Raises UsageError where nothing names what to run.
+    Where nothing else names what to run, it is what the baseline is of. Raises UsageError where the
+    baseline is of another script, and where nothing names what to run.
     """
     from gpuprobe.analysis.baseline import Setting
 
     project = project or ProjectSettings()
     if more and not command and project.run is None:
         command, more = more, ()
-    target, arguments, module, source = _command(command, module, project)
+    target, arguments, module, source = _command(command, module, project, before)
     arguments = (*arguments, *more)
     ours = _of_baseline(before)
 
@@ -111,10 +124,16 @@ def plan(
     line = [*(["-m"] if module else []), target, *arguments]
     settings = [Setting("run", " ".join(line), f"{source}, {CALL}" if more else source)]
     recorded = source == CALL and not module and is_recorded(target)
+    folder = project.root if source in (PROJECT, BASELINE) else ""
+    is_read = not module and is_recorded(os.path.join(folder, target))  # noqa: PTH118
+    kept = () if is_read else _kept(target, arguments, module, folder, project.root)
+    if before is not None and before.command and kept and not writing:
+        _ensure_same(before.command, kept)
     chosen = {
         "gpu": first("gpu", gpu, project.gpu, None),
         "steps": first("steps", steps, project.steps, None),
         "hazards": first("hazards", hazards, project.hazards, False),
+        "compute": first("compute", compute, project.compute, "real"),
     }
     if not recorded:
         words = {
@@ -122,7 +141,9 @@ def plan(
             "steps": str(chosen["steps"].value or "all"),
             "hazards": "counted" if chosen["hazards"].value else "not counted",
         }
-        settings += [Setting(name, words[name], chosen[name].source) for name in chosen]
+        if chosen["compute"].value != "real":
+            words["compute"] = str(chosen["compute"].value)
+        settings += [Setting(name, words[name], chosen[name].source) for name in words]
     return CheckPlan(
         target=target,
         arguments=arguments,
@@ -130,10 +151,14 @@ def plan(
         gpu=chosen["gpu"].value,
         steps=chosen["steps"].value,
         hazards=bool(chosen["hazards"].value),
+        compute=str(chosen["compute"].value),
         tolerances=_tolerances(accepted or {}, before, project),
         settings=tuple(settings),
         root=project.root,
-        folder=project.root if source == PROJECT else "",
+        folder=folder,
+        command=kept,
+        accept_environment=accept_environment,
+        repeat=repeat,
     )
 
 
@@ -151,6 +176,28 @@ def is_recorded(target: str) -> bool:
         return False  # whoever runs it says what is wrong
 
 
+def _kept(
+    target: str, arguments: tuple[str, ...], module: bool, folder: str, root: str
+) -> tuple[str, ...]:
+    """What a baseline keeps of a command: a script is relative to the project's folder, so that it
+    is the same wherever that lies."""
+    if module:
+        return ("-m", target, *arguments)
+    script = os.path.relpath(os.path.join(folder, target), root or None)  # noqa: PTH118
+    return (script.replace(os.sep, "/"), *arguments)
+
+
+def _ensure_same(before: Sequence[str], now: Sequence[str]) -> None:
+    """Raises UsageError where a baseline is of another script or module."""
+    length = 2 if "-m" in (before[0], now[0]) else 1
+    ours, theirs = before[:length], now[:length]
+    if ours != theirs:
+        raise UsageError(
+            f"the baseline is of {shlex.join(ours)}, not of {shlex.join(theirs)}",
+            hint="name its own with --baseline FILE; of one renamed: gpuprobe baseline update",
+        )
+
+
 def _of_baseline(before: Baseline | None) -> dict[str, Any]:
     """How a baseline was measured, as far as it records that."""
     if before is None:
@@ -161,16 +208,24 @@ def _of_baseline(before: Baseline | None) -> dict[str, Any]:
         "gpu": device[len(_VIRTUAL) :] if device.startswith(_VIRTUAL) else None,
         "steps": before.stopped_after,
         "hazards": True if counted else None,
+        "compute": before.environment.get("compute"),
     }
 
 
 def _command(
-    command: Sequence[str], module: bool, project: ProjectSettings
+    command: Sequence[str], module: bool, project: ProjectSettings, before: Baseline | None
 ) -> tuple[str, tuple[str, ...], bool, str]:
     if command:
         return command[0], tuple(command[1:]), module, CALL
     if module:
         raise UsageError("-m needs the name of a module")
+    if project.run is None and before is not None and before.command:
+        kept = before.command
+        return (
+            (kept[1], kept[2:], True, BASELINE)
+            if kept[0] == "-m"
+            else (kept[0], kept[1:], False, BASELINE)
+        )
     if project.run is None:
         raise UsageError(
             "nothing to check",

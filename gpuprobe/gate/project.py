@@ -8,6 +8,7 @@
     steps = 6                     # stop it after so many optimizer steps
     baseline = "memory.json"      # relative to this file
     hazards = true                # also count races and implicit synchronisations
+    compute = "shapes"            # on the virtual GPU: sizes alone, without the arithmetic
 
     [tool.gpuprobe.tolerance]
     peak_allocated = "2%"
@@ -37,7 +38,7 @@ from gpuprobe.model.io.files import read_text
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Tolerance
 
-KEYS: Final = ("baseline", "gpu", "hazards", "run", "steps", "tolerance")
+KEYS: Final = ("baseline", "compute", "gpu", "hazards", "run", "steps", "tolerance")
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
@@ -63,6 +64,7 @@ class ProjectSettings:
     steps: int | None = None
     baseline: Path | None = None
     hazards: bool | None = None
+    compute: str | None = None
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
 
     @property
@@ -108,6 +110,7 @@ def _read(path: Path) -> ProjectSettings:
         steps=settings.steps,
         baseline=None if settings.baseline is None else path.parent / settings.baseline,
         hazards=settings.hazards,
+        compute=settings.compute,
         tolerances=_tolerances(settings.tolerance, shown),
     )
 
@@ -152,6 +155,12 @@ def _command(value: str | list[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
+def _compute(value: str) -> str:
+    if value not in ("real", "shapes"):
+        raise Malformed(f"expected real or shapes, found {value!r}")
+    return value
+
+
 _Text = Annotated[str, Parsed(str, _text)]
 
 
@@ -165,6 +174,7 @@ class _ProjectTable:
     steps: Annotated[int, Bounds(1)] | None = None
     baseline: _Text | None = None
     hazards: bool | None = None
+    compute: Annotated[str, Parsed(str, _compute)] | None = None
     tolerance: dict[str, Any] = field(default_factory=dict)
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _NAME = "gpu_memory"
 _MARKER = (
     f"{_NAME}(max_peak=None, max_reserved=None, regression=None, max_syncs=None, "
-    "no_hazards=False, leaks=True): limits on the GPU memory of this test, measured on a virtual "
-    "GPU where there is no CUDA (gpuprobe)"
+    "no_hazards=False, leaks=True, group=''): limits on the GPU memory of this test, measured on a "
+    "virtual GPU where there is no CUDA (gpuprobe)"
 )
 
 
@@ -47,6 +47,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         default="gpuprobe-baselines",
         help="where baselines are kept, one file per test (default: gpuprobe-baselines)",
+    )
+    group.addoption(
+        "--gpuprobe-most",
+        metavar="N",
+        type=int,
+        default=None,
+        help="show the N tests with the highest peaks only (0: none)",
+    )
+    group.addoption(
+        "--gpuprobe-keep",
+        metavar="DIR",
+        default="",
+        help="keep the recording of each measured test in this folder, for gpuprobe report",
+    )
+    group.addoption(
+        "--gpuprobe-save",
+        metavar="FILE",
+        default="",
+        help="write what each test took to this file (JSON)",
+    )
+    group.addoption(
+        "--gpuprobe-compare",
+        metavar="FILE",
+        default="",
+        help="show what each test takes more or less than in this file",
     )
 
 
@@ -84,7 +109,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture
 def gpu_memory(request: pytest.FixtureRequest) -> Meter:
     """The measurement of this test, in bytes: ``peak_allocated``, ``peak_reserved`` and
-    ``allocated``, each up to now.
+    ``allocated``, each up to now. What other tests and fixtures of a wider scope hold is reserved,
+    and not counted as allocated.
     """
     from gpuprobe.pytest_plugin.hooks import METER
 
@@ -95,13 +121,15 @@ def gpu_memory(request: pytest.FixtureRequest) -> Meter:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    rows = []
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            for name, value in getattr(report, "user_properties", ()):
-                if name == "gpuprobe" and report.when == "call":
-                    rows.append((report.nodeid, value))
-    if rows:
-        terminalreporter.section("GPU memory")
-        for nodeid, value in sorted(rows):
-            terminalreporter.write_line(f"{value}  {nodeid}")
+    found = [
+        (report.nodeid, dict(value))
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", "") == "call"
+        for name, value in report.user_properties
+        if name == "gpuprobe"
+    ]
+    if found:
+        from gpuprobe.pytest_plugin.summary import write
+
+        write(terminalreporter, found)

@@ -64,6 +64,21 @@ class _Refusal:
 class _Hooks:
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
+        self._meter: Meter | None = None  # of the test that is being set up
+        self._depth = 0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+        """What a fixture of a wider scope makes is no test's own, whichever needs it first."""
+        meter = self._meter
+        if meter is None or fixturedef.scope == "function" or self._depth:
+            return (yield)
+        self._depth += 1
+        try:
+            with meter.sharing():
+                return (yield)
+        finally:
+            self._depth -= 1
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -73,7 +88,11 @@ class _Hooks:
                 meter.enter()
             except GpuprobeError as error:
                 pytest.fail(_worded(error), pytrace=False)
-        return (yield)
+        self._meter = meter
+        try:
+            return (yield)
+        finally:
+            self._meter = None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -83,13 +102,18 @@ class _Hooks:
         try:
             with meter.measuring():
                 result = yield
+        except BaseException:
+            meter.tell_allocators()
+            raise
         finally:
             meter.note()
         try:
             problems = list(meter.problems())
         except GpuprobeError as error:
+            meter.tell_allocators()
             pytest.fail(_worded(error), pytrace=False)
         if problems:
+            meter.tell_allocators()
             pytest.fail("GPU memory: " + "\n".join(problems), pytrace=False)
         return result
 

@@ -22,7 +22,8 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Sizes in bytes; None where there is no limit. ``regression``: what is accepted above the
-    baseline, by metric, and ``regression_text`` the same as it was written.
+    baseline, by metric, and ``regression_text`` the same as it was written. ``group``: where the
+    summary shows the test.
     """
 
     max_peak: int | None = None
@@ -31,6 +32,7 @@ class Limits:
     max_syncs: int | None = None
     no_hazards: bool = False
     leaks: bool = True
+    group: str = ""
     regression_text: str = ""
 
 
@@ -73,6 +75,7 @@ def limits_of(item: pytest.Item) -> Limits:
             max_syncs=_count(given.get("max_syncs")),
             no_hazards=_flag(given, "no_hazards", False),
             leaks=_flag(given, "leaks", True),
+            group=_group(given.get("group", "")),
             regression_text=str(given.get("regression")),
         )
     except ConfigError as error:
@@ -110,3 +113,9 @@ def _flag(given: Mapping[str, Any], name: str, default: bool) -> bool:
     if isinstance(value, bool):
         return value
     raise ConfigError(f"{name} must be True or False, found {value!r}")
+
+
+def _group(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    raise ConfigError(f"group must be text, found {value!r}")

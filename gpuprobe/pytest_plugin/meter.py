@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,7 +17,11 @@ from gpuprobe.pytest_plugin.limits import Limits
 if TYPE_CHECKING:
     import pytest
 
+    from gpuprobe.api.check import Baseline
+
 __all__ = ["Devices", "Meter"]
+
+_MOST_LINES = 5
 
 _LONGEST = 120  # of a file's name, in characters: file systems take 255 bytes
 
@@ -70,13 +75,20 @@ class Devices:
 
 
 class Meter:
-    """One test's measurement. Sizes in bytes; peaks are those of the device that has most."""
+    """One test's measurement. Sizes in bytes; peaks are those of the device that has most.
+
+    Allocated is what the test and its own fixtures take: what lay on the device before them, and
+    what fixtures of a wider scope make, is not. Reserved is the device's: segments are shared.
+    """
 
     def __init__(self, item: pytest.Item, limits: Limits, devices: Devices) -> None:
         self._item = item
         self._limits = limits
         self._devices = devices
-        self._before: list[int] = []  # what lay on each device before the test's fixtures
+        self._before: list[int] = []  # allocated on each device before the test's fixtures
+        self._shared: list[int] = []  # made by fixtures of a wider scope
+        self._scratch = ExitStack()  # the recording, until the test's report is made
+        self._path: Path | None = None
         self._start: list[int] = []  # ... and before its own code
         self._hazards: Any = None
         self._baseline: Any = None
@@ -88,17 +100,34 @@ class Meter:
     @property
     def allocated(self) -> int:
         """Bytes allocated now, on all devices."""
-        return sum(_allocated())
+        return max(0, sum(_allocated()) - sum(self._others()))
 
     @property
     def peak_allocated(self) -> int:
         """The most that was allocated since the test began, up to now."""
-        return self._peaks[0] if self._peaks is not None else _peaks()[0]
+        return self._own_peaks()[0]
 
     @property
     def peak_reserved(self) -> int:
-        """The most that was reserved since the test began, up to now."""
-        return self._peaks[1] if self._peaks is not None else _peaks()[1]
+        """The most that was reserved since the test began, up to now, by whomever."""
+        return self._own_peaks()[1]
+
+    def _others(self) -> list[int]:
+        """What is not this test's own, of each device."""
+        return [a + b for a, b in zip(self._before, self._shared, strict=True)]
+
+    def _own_peaks(self) -> tuple[int, int]:
+        if self._peaks is not None:
+            return self._peaks
+        import torch
+
+        devices = range(torch.cuda.device_count())
+        allocated = [
+            torch.cuda.max_memory_allocated(index) - size
+            for index, size in zip(devices, self._others(), strict=True)
+        ]
+        reserved = [torch.cuda.max_memory_reserved(index) for index in devices]
+        return max([0, *allocated]), max([0, *reserved])
 
     # -- around the test
 
@@ -110,17 +139,33 @@ class Meter:
         torch.cuda.init()  # before it, torch refuses to reset its peaks
         self._before = _settled()
         torch.cuda.empty_cache()
+        self._shared = [0] * len(self._before)
         self._peaks = None
 
     def leave(self) -> None:
+        self._scratch.close()
+        self._path = None
         self._devices.leave()
+
+    @contextmanager
+    def sharing(self) -> Iterator[None]:
+        """A fixture is set up that other tests have, too."""
+        if not self._before:  # the test has no device
+            yield
+            return
+        allocated = _allocated()
+        try:
+            yield
+        finally:
+            for index, (one, two) in enumerate(zip(allocated, _allocated(), strict=True)):
+                self._shared[index] += two - one
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
         """The test's own run."""
         import torch
 
-        from gpuprobe.api.check import recorded
+        from gpuprobe.api.check import without
         from gpuprobe.api.hazards import detect_hazards
         from gpuprobe.api.recordings import scratch_recording
         from gpuprobe.api.watch import record
@@ -129,34 +174,67 @@ class Meter:
         self._start = _settled()
         for index in range(torch.cuda.device_count()):
             torch.cuda.reset_peak_memory_stats(index)
-        with scratch_recording() as path:
-            with ExitStack() as stack:
-                if limits.no_hazards or limits.max_syncs is not None:
-                    self._hazards = stack.enter_context(detect_hazards())
-                recorder = stack.enter_context(
-                    record(path, level="trace", trace_steps="all", warn=lambda text: None)
-                )
-                stack.enter_context(recorder.step())
-                try:
-                    yield
-                finally:
-                    self._peaks = _peaks()
-            if limits.regression is not None and self.peak_allocated:
-                virtual = self._devices.virtual
-                device = f"virtual {virtual}" if virtual else ""
-                root = str(self._item.config.rootpath)
-                self._baseline = recorded(path, device=device, root=root)
+        path = self._path = self._scratch.enter_context(scratch_recording())
+        self._scratch.callback(self._keep, path)
+        with ExitStack() as stack:
+            if limits.no_hazards or limits.max_syncs is not None:
+                self._hazards = stack.enter_context(detect_hazards())
+            recorder = stack.enter_context(
+                record(path, level="trace", trace_steps="all", warn=lambda text: None)
+            )
+            stack.enter_context(recorder.step())
+            try:
+                yield
+            finally:
+                self._peaks = self._own_peaks()
+        if limits.regression is not None and self.peak_allocated:
+            found = self._recorded(path)
+            self._baseline = without(found, max(self._others(), default=0))
         torch._C._cuda_clearCublasWorkspaces()
         now = _settled(self._start)
         self._left = sum(max(0, b - a) for a, b in zip(self._start, now, strict=True))
+        if self._left and not limits.leaks:
+            self._left = max(0, self._left - _of_fixtures(self._item))
+
+    def _keep(self, path: Path) -> None:
+        """Put the recording where it was asked for."""
+        folder = self._item.config.getoption("--gpuprobe-keep")
+        if folder and path.exists():
+            kept = Path(folder, f"{self._file().stem}.gpuprobe")
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(path, kept)
+
+    def _recorded(self, path: Path) -> Baseline:
+        from gpuprobe.api.check import recorded
+
+        virtual = self._devices.virtual
+        root = str(self._item.config.rootpath)
+        return recorded(path, device=f"virtual {virtual}" if virtual else "", root=root)
+
+    def tell_allocators(self) -> None:
+        """Of a test that fails: the lines that had most at its peak, in the report."""
+        if self._path is None or not self.peak_allocated:
+            return
+        peak = self._recorded(self._path).accounts.get("peak")
+        rows = [line for line in (peak.lines if peak is not None else ()) if line.bytes > 0]
+        if rows:
+            text = "\n".join(
+                f"{human_bytes(row.bytes):>10}  {row.key}" for row in rows[:_MOST_LINES]
+            )
+            self._item.add_report_section("call", "gpuprobe: most GPU memory, at the peak", text)
 
     def note(self) -> None:
         """The figures for the summary, of a test that failed too."""
         self._item.user_properties.append(
             (
                 "gpuprobe",
-                f"peak {human_bytes(self.peak_allocated):>10}, reserved "
-                f"{human_bytes(self.peak_reserved):>10}, left {human_bytes(self._left):>10}",
+                {
+                    "peak_allocated": self.peak_allocated,
+                    "peak_reserved": self.peak_reserved,
+                    "left": self._left,
+                    "group": self._limits.group,
+                },
             )
         )
 
@@ -174,7 +252,7 @@ class Meter:
                 what = "allocated" if name == "max_peak" else "reserved"
                 yield (
                     f"peak {what} {human_bytes(value)} is {human_delta(value - limit)} above "
-                    f"{name}={human_bytes(limit)}{self._earlier()}"
+                    f"{name}={human_bytes(limit)}"
                 )
         if not limits.leaks and self._left:
             yield f"{human_bytes(self._left)} are still allocated after the test (leaks=False)"
@@ -182,11 +260,6 @@ class Meter:
             yield from self._of_hazards()
         if limits.regression is not None:
             yield from self._regression()
-
-    def _earlier(self) -> str:
-        """What other tests left, or share: it counts, and is not this test's doing."""
-        size = sum(self._before)
-        return f" ({human_bytes(size)} lay there before this test)" if size else ""
 
     def _of_hazards(self) -> Iterator[str]:
         if self._limits.no_hazards:
@@ -226,7 +299,7 @@ class Meter:
                 yield (
                     f"{metric.name} {human_bytes(metric.after)} is {human_delta(metric.delta)} "
                     f"above the baseline ({self._limits.regression_text} accepted)"
-                    f"{self._earlier()}. {result.cause}"
+                    f". {result.cause}"
                 )
 
     def _file(self) -> Path:
@@ -270,12 +343,33 @@ def _settled(expected: Sequence[int] | None = None) -> list[int]:
     return found
 
 
-def _peaks() -> tuple[int, int]:
-    """The highest peak allocated, and reserved, of all devices."""
+def _of_fixtures(item: pytest.Item) -> int:
+    """The gradients and the optimizer state of what fixtures gave the test: they go with the
+    fixtures, and are no leak. In bytes, as the allocator rounds them (512)."""
     import torch
 
-    devices = range(torch.cuda.device_count())
-    return (
-        max((torch.cuda.max_memory_allocated(device) for device in devices), default=0),
-        max((torch.cuda.max_memory_reserved(device) for device in devices), default=0),
-    )
+    parameters: dict[int, Any] = {}
+    tensors: dict[int, Any] = {}
+    for value in _values(getattr(item, "funcargs", {})):
+        if isinstance(value, torch.nn.Module):
+            parameters.update((id(p), p) for p in value.parameters())
+        elif isinstance(value, torch.optim.Optimizer):
+            for group in value.param_groups:
+                parameters.update((id(p), p) for p in group["params"])
+            for state in value.state.values():
+                tensors.update((id(t), t) for t in state.values() if torch.is_tensor(t))
+        elif torch.is_tensor(value):
+            parameters[id(value)] = value
+    grads = [p.grad for p in parameters.values() if p.is_leaf and p.grad is not None]
+    tensors.update((id(grad), grad) for grad in grads)
+    return sum(-(-t.untyped_storage().nbytes() // 512) * 512 for t in tensors.values() if t.is_cuda)
+
+
+def _values(found: Any, depth: int = 3) -> Iterator[Any]:
+    """What fixtures gave, also in tuples, lists and dicts."""
+    items = found.values() if isinstance(found, dict) else found
+    for item in items:
+        if isinstance(item, (dict, list, tuple)) and depth:
+            yield from _values(item, depth - 1)
+        else:
+            yield item

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,6 +59,11 @@ def test_another_one_is_refused(key: str, value: str) -> None:
     assert text == f"{key}: {ENVIRONMENT[key]!r} in the baseline, {value!r} now"
     (finding,) = check_json.findings(result)
     assert finding.rule == "GPM-environment"
+    # It is compared where that was asked for, and the result says so.
+    one, two = baseline(), baseline(**{key: value})
+    accepted = check_baseline(one, two, accept_environment=True)
+    assert accepted.ok
+    assert f"{text}; compared all the same" in accepted.cautions
     assert text in finding.message
 
 
@@ -121,8 +127,9 @@ def test_what_is_noted_of_a_run(
 
     plain = measured(tmp_path / "plain", monkeypatch)
     assert plain.environment["precision"] == "float32 parameters, no autocast"
-    (caution,) = compare(plain, found).cautions
+    caution, fell = compare(plain, found).cautions
     assert caution.startswith("precision: ")
+    assert re.match(r"memory fell \(.*\): gpuprobe baseline update keeps it there", fell)
 
     stopped = measure("train.py", virtual="a100-40gb", steps=3)
     assert (stopped.steps, stopped.stopped_after) == (3, 3)

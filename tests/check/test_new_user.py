@@ -3,6 +3,7 @@ what to do about it, and before anything has run for nothing."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -122,16 +123,12 @@ def test_the_way_that_the_messages_lead(here: Path, capfd: pytest.CaptureFixture
 
 
 def test_programs_that_have_nothing_to_check(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for text, told in (
-        ("print('hello')", "no GPU memory was allocated"),
-        ("import torch; torch.ones(3).cuda()", "no training step was made"),
-    ):
-        (here / "train.py").write_text(text, encoding="utf-8")
-        assert main([*UPDATE, *TO_FILE]) == 4
-        err = capfd.readouterr().err
-        assert told in err
-        assert "\n  hint: " in err
-        assert not (here / "memory.json").exists()
+    (here / "train.py").write_text("print('hello')", encoding="utf-8")
+    assert main([*UPDATE, *TO_FILE]) == 4
+    err = capfd.readouterr().err
+    assert "no GPU memory was allocated" in err
+    assert "\n  hint: " in err
+    assert not (here / "memory.json").exists()
 
 
 @pytest.mark.parametrize("module", [False, True])
@@ -155,14 +152,14 @@ def test_arguments_for_what_the_project_runs(
     assert "['--x']" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["check", "stop.py"], ["baseline", "update", "stop.py"]])
+@pytest.mark.parametrize("command", [["check", "train.py"], ["baseline", "update", "stop.py"]])
 def test_an_interrupted_program_has_not_failed(
     command: list[str], here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*UPDATE, *TO_FILE]) == 0
     content = (here / "memory.json").read_bytes()
     capfd.readouterr()
-    (here / "stop.py").write_text("import torch\nraise KeyboardInterrupt\n", encoding="utf-8")
+    (here / command[-1]).write_text("import torch\nraise KeyboardInterrupt\n", encoding="utf-8")
     assert main([*command, *TO_FILE]) == 130
     assert capfd.readouterr() == ("", "")
     assert (here / "memory.json").read_bytes() == content
@@ -176,3 +173,79 @@ def test_help_names_what_can_be_given(capfd: pytest.CaptureFixture[str]) -> None
         out = capfd.readouterr().out
         for word in ("--baseline FILE", "--virtual GPU", "--stop-after N", "--tolerance", "[tool."):
             assert word in out, (command, word)
+
+
+def test_a_baseline_of_another_script_is_refused(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*UPDATE, *TO_FILE]) == 0
+    (here / "other.py").write_text(SCRIPT, encoding="utf-8")
+    (here / "it-ran").unlink()
+    capfd.readouterr()
+    assert main(["check", "other.py", *TO_FILE]) == 2
+    err = capfd.readouterr().err
+    assert "the baseline is of train.py, not of other.py" in err
+    assert not (here / "it-ran").exists()
+    # Without a script it is that of the baseline, with other arguments too.
+    assert main(["check", *TO_FILE]) == 0
+    assert "run train.py (baseline)" in " ".join(capfd.readouterr().out.split())
+    assert main(["check", "train.py", *TO_FILE, "--", "--fast"]) == 0
+
+
+CONFLICT = """\
+<<<<<<< HEAD
+{ours}=======
+{theirs}>>>>>>> branch
+"""
+
+
+def test_merge_conflicts_lose_no_tolerance(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = here / "memory.json"
+    assert main([*UPDATE, *TO_FILE, "--tolerance", "peak_allocated=3%"]) == 0
+    ours = path.read_text(encoding="utf-8")
+    path.unlink()
+    assert main([*UPDATE, *TO_FILE, "--tolerance", "peak_reserved=4MiB"]) == 0
+    theirs = path.read_text(encoding="utf-8")
+    path.write_text(CONFLICT.format(ours=ours, theirs=theirs), encoding="utf-8")
+    capfd.readouterr()
+    assert main(["check", "train.py", *TO_FILE]) == 4
+    err = capfd.readouterr().err
+    assert "memory.json has merge conflicts" in err
+    assert "gpuprobe baseline update" in err
+    assert main([*UPDATE, *TO_FILE]) == 0
+    tolerance = json.loads(path.read_text(encoding="utf-8"))["tolerance"]
+    assert tolerance == {
+        "peak_allocated": {"absolute": 0, "relative": 0.03},
+        "peak_reserved": {"absolute": 4 << 20, "relative": 0.0},
+    }
+
+
+def test_a_baseline_that_is_a_link_stays_one(here: Path) -> None:
+    (here / "kept").mkdir()
+    (here / "memory.json").symlink_to(here / "kept" / "m.json")
+    assert main([*UPDATE, *TO_FILE]) == 0
+    assert (here / "memory.json").is_symlink()
+    assert (here / "kept" / "m.json").is_file()
+
+
+INFERENCE = """\
+import torch
+model = torch.nn.Linear(256, 256).cuda()
+with torch.inference_mode():
+    for _ in range(3):
+        x = model(torch.ones({rows}, 256, device="cuda"))
+"""
+
+
+def test_a_program_that_only_infers_is_gated_by_its_peaks(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (here / "train.py").write_text(INFERENCE.format(rows=512), encoding="utf-8")
+    assert main([*UPDATE, *TO_FILE]) == 0
+    assert main(["check", *TO_FILE]) == 0
+    (here / "train.py").write_text(INFERENCE.format(rows=1024), encoding="utf-8")
+    capfd.readouterr()
+    assert main(["check", *TO_FILE, "--repeat", "1", "--json"]) == 1
+    result = json.loads(capfd.readouterr().out)
+    assert next(m["name"] for m in result["metrics"] if m["regressed"]) == "peak_allocated"
+    assert " at train.py:5 in <module>: this line was changed" in result["cause"]

@@ -141,3 +141,25 @@ def test_a_signal_reaches_the_program(project: Path, tmp_path: Path) -> None:
 def test_help_is_no_program(tmp_path: Path) -> None:
     assert gpuprobe(tmp_path, "baseline", "update", "--help").returncode == 0
     assert gpuprobe(tmp_path, "baseline", "update", "--nonsense").returncode == 2
+
+
+SPAWNS = """\
+import torch
+import torch.multiprocessing as mp
+
+def train(rank):
+    pass
+
+if __name__ == "__main__":
+    torch.ones(3).cuda()
+    mp.spawn(train, nprocs=2)
+"""
+
+
+def test_training_in_spawned_processes_is_refused(project: Path) -> None:
+    (project / "spawns.py").write_text(SPAWNS, encoding="utf-8")
+    arguments = ("spawns.py", "--virtual", "t4", "--baseline", "spawns.json")
+    done = gpuprobe(project, "baseline", "update", *arguments)
+    assert done.returncode == 5
+    assert "the program trains in 2 processes of its own" in done.stderr
+    assert not (project / "spawns.json").exists()

@@ -49,6 +49,11 @@ SCHEMA: dict[str, Any] = {
             tool=_object(("driver",), driver={"$ref": "#/$defs/toolComponent"}),
             results={"type": "array", "items": {"$ref": "#/$defs/result"}},
             invocations={"type": "array", "items": {"$ref": "#/$defs/invocation"}},
+            # 3.14.14: named bases of relative addresses
+            originalUriBaseIds={
+                "type": "object",
+                "additionalProperties": _object(description=_object(("text",), text=TEXT)),
+            },
         ),
         # 3.20 invocation
         "invocation": _object(
@@ -70,19 +75,19 @@ SCHEMA: dict[str, Any] = {
             name=TEXT,
             shortDescription=_object(("text",), text=TEXT),
             fullDescription=_object(("text",), text=TEXT),
-            help=_object(("text",), text=TEXT),
+            help=_object(("text",), text=TEXT, markdown=TEXT),
             defaultConfiguration=_object(level=LEVEL),
         ),
         # 3.27 result
         "result": _object(
-            ("message", "ruleId", "ruleIndex", "level", "partialFingerprints"),
+            ("message", "ruleId", "ruleIndex", "level", "partialFingerprints", "locations"),
             message=_object(("text",), text=TEXT),  # 3.11
             ruleId=TEXT,
             ruleIndex={"type": "integer", "minimum": 0},
             level=LEVEL,
             partialFingerprints={"type": "object", "additionalProperties": {"type": "string"}},
             baselineState={"enum": ["new", "unchanged", "updated", "absent"]},
-            locations={"type": "array", "items": {"$ref": "#/$defs/location"}},
+            locations={"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/location"}},
             relatedLocations=_list("location"),
         ),
         # 3.28 location
@@ -95,7 +100,7 @@ SCHEMA: dict[str, Any] = {
         # 3.29 physicalLocation, 3.4 artifactLocation, 3.30 region
         "physicalLocation": _object(
             ("artifactLocation",),
-            artifactLocation=_object(("uri",), uri=URI),
+            artifactLocation=_object(("uri",), uri=URI, uriBaseId=TEXT),
             region=_object(("startLine",), startLine={"type": "integer", "minimum": 1}),
         ),
         # 3.33 logicalLocation

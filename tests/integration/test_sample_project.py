@@ -43,7 +43,7 @@ class Edit(NamedTuple):
 
 class Planted(NamedTuple):
     """``metric`` must be among the regressions; the first cause must be the line with ``blamed``
-    in ``file``, as it is after the edits."""
+    in ``file``, as it is after the edits: one that they changed, or next to one that is gone."""
 
     edits: tuple[Edit, ...]
     metric: str
@@ -72,13 +72,13 @@ PLANTED = {
         ),
         "growth_per_step",
         TRAIN,
-        "loss = F.cross_entropy(",
+        "losses.append(loss)",
     ),
     "a missing no_grad in evaluation": Planted(
         (Edit(EVALUATE, "    with torch.no_grad():\n", "    with torch.enable_grad():\n"),),
         "phase evaluation",
         EVALUATE,
-        "scores = model(tokens.to(device))",
+        "with torch.enable_grad():",
     ),
     "retain_graph": Planted(
         (Edit(TRAIN, "loss.backward()", "loss.backward(retain_graph=True)"),),
@@ -100,7 +100,7 @@ PLANTED = {
         ),
         "steady_allocated",
         TRAIN,
-        "optimizer.step()",
+        "return torch.optim.Adam(model.parameters())",
     ),
     "fp32 in place of autocast": Planted(
         (
@@ -119,19 +119,19 @@ PLANTED = {
         (Edit(TRAIN, "    del counts\n", ""),),
         "steady_allocated",
         TRAIN,
-        "counts = torch.zeros(LENGTH, VOCABULARY, SUBJECTS",
+        "weights = 1.0 / counts.sum(",
     ),
     "a growing cache": Planted(
         (Edit(MODEL, "key = length\n", "key = (length, len(self._positions))\n"),),
         "growth_per_step",
         MODEL,
-        "self._positions[key] = torch.cat(",
+        "key = (length, len(self._positions))",
     ),
     "a larger batch": Planted(
         (Edit(DATA, "BATCH_SIZE = 16", "BATCH_SIZE = 24"),),
         "peak_allocated",
-        TRAIN,
-        "tokens = tokens.to(device)",
+        DATA,
+        "BATCH_SIZE = 24",
     ),
     "item() in the loop": Planted(
         (Edit(TRAIN, "total += loss.detach()", "total += loss.item()"),),

@@ -16,15 +16,23 @@ from gpuprobe.analysis.baseline.model import (
     MetricResult,
     Tolerance,
 )
+from gpuprobe.analysis.blame.blame import Blame
+from gpuprobe.analysis.blame.changes import changes
+from gpuprobe.analysis.blame.relations import Program
 from gpuprobe.analysis.compare.accounts import Account, most_bytes
-from gpuprobe.analysis.compare.causes import Context, explain
+from gpuprobe.analysis.compare.causes import Cause, Context, explain
+from gpuprobe.analysis.compare.changed import changed_lines
 from gpuprobe.analysis.compare.diff import DiffRow, join_rows
 from gpuprobe.analysis.compare.matching import LineInfo, match_lines, match_modules
 from gpuprobe.analysis.peak.high_water import Share
 from gpuprobe.model.place import Place, parse_place
+from gpuprobe.model.text import human_bytes
 
 _REFUSED = ("device", "torch", "allocator")
 """What of the environment must be the same: sizes differ with each, whatever the program does."""
+
+_MOST_CAUSES = 3
+"""Named of one metric."""
 
 _NOUNS = {
     "device_allocs_after_warm_up": "calls of cudaMalloc",
@@ -38,9 +46,12 @@ def check_baseline(
     after: Baseline,
     tolerances: Mapping[str, Tolerance] | None = None,
     sources: Mapping[str, str] | None = None,
+    *,
+    accept_environment: bool = False,
 ) -> CheckResult:
     """Compare a run with its baseline. Tolerances: the call's, else the baseline's, else those
-    of `METRICS`. ``sources``: in words, where the call's come from."""
+    of `METRICS`. ``sources``: in words, where the call's come from. ``accept_environment``: where
+    it is another one, this is a caution."""
     chosen = {name: tolerance for name, (_, tolerance) in METRICS.items()}
     given_by = dict.fromkeys(METRICS, "default")
     for given, source in ((before.tolerances or {}, "baseline"), (tolerances or {}, "call")):
@@ -49,6 +60,7 @@ def check_baseline(
     given_by.update(sources or {})
     lines = _matched_lines(before, after)
     context = _context(before, after)
+    blame = _blame(before, after)
 
     def result(name: str, unit: str, one: int, two: int, rule: str, account: str) -> MetricResult:
         tolerance = chosen[rule]
@@ -59,10 +71,15 @@ def check_baseline(
             old, new = before.accounts[account], after.accounts[account]
             rows = join_rows(_shares(old), _shares(new), lines)
             here = replace(context, evaluation=name == "phase evaluation")
+            causes: tuple[Cause, ...] = ()
+            if blame is not None and new.unit == "bytes":
+                causes = changed_lines(rows, old, new, here, blame)
             cause = explain(rows, old, new, here, _NOUNS.get(name, ""))
-            if cause is not None:
-                found = replace(found, cause=cause.text, place=cause.place)
-            found = replace(found, rows=rows)
+            if cause is not None and cause.place not in {item.place for item in causes}:
+                causes = (*causes, cause)
+            if causes:
+                found = replace(found, cause=causes[0].text, place=causes[0].place)
+            found = replace(found, causes=causes[:_MOST_CAUSES], rows=rows)
         return found
 
     metrics = []
@@ -77,14 +94,29 @@ def check_baseline(
     ]
     rows = _rows(before, after, lines)
     regressed = [item for item in (*metrics, *phases) if item.regressed]
+    environment = tuple(_mismatches(before, after))
     return CheckResult(
         metrics=tuple(metrics),
         phases=tuple(phases),
         rows=rows,
         cause=next((item.cause for item in regressed if item.cause), ""),
-        mismatches=(*_mismatches(before, after), *_another_model(rows)),
-        cautions=tuple(_cautions(before, after, rows is not None)),
+        mismatches=(*(() if accept_environment else environment), *_another_model(rows)),
+        cautions=(
+            *(f"{text}; compared all the same" for text in environment if accept_environment),
+            *_cautions(before, after, rows is not None),
+            *_of_regressions(before, after, regressed),
+            *_of_falls(before, metrics, chosen),
+        ),
     )
+
+
+def _blame(before: Baseline, after: Baseline) -> Blame | None:
+    """The changes of the source between the two, None where it is not known on both sides."""
+    now = {name: source for name, source in after.sources.items() if source.text is not None}
+    if not before.sources or not now:
+        return None
+    found = changes(before.sources, now)
+    return Blame(Program(now), found) if found else None
 
 
 def _order(name: str) -> tuple[bool, str]:
@@ -180,6 +212,40 @@ def _cautions(before: Baseline, after: Baseline, traced: bool) -> Iterable[str]:
         yield f"{before.steps} steps in the baseline, {after.steps} now"
     if not traced:
         yield "no trace on one side: what grew is not known (use level trace)"
+
+
+_TELLING_STEPS = 8
+"""Steps, the two of the warm-up among them, in which growth of every third shows twice."""
+
+
+def _of_regressions(
+    before: Baseline, after: Baseline, regressed: Sequence[MetricResult]
+) -> Iterable[str]:
+    names = {item.name for item in regressed}
+    if names and after.sources and not before.sources:
+        yield (
+            "the baseline is of an earlier version and has no source: which lines were changed is "
+            "not known (gpuprobe baseline update adds it)"
+        )
+    grows = {"steady_allocated"} <= names and "growth_per_step" not in names
+    if grows and after.steps < _TELLING_STEPS:
+        yield (
+            f"{after.steps} steps are too few to tell whether memory grows with them: "
+            f"{_TELLING_STEPS} are needed"
+        )
+
+
+def _of_falls(
+    before: Baseline, metrics: Sequence[MetricResult], chosen: Mapping[str, Tolerance]
+) -> Iterable[str]:
+    """What fell by more than it might have risen: an update keeps it there."""
+    fell = [
+        f"{item.name} {human_bytes(item.before)} → {human_bytes(item.after)}"
+        for item in metrics
+        if item.unit == "bytes" and item.before > chosen[item.name].limit(item.after)
+    ]
+    if fell and not any(item.regressed for item in metrics):
+        yield f"memory fell ({', '.join(fell)}): gpuprobe baseline update keeps it there"
 
 
 def _context(before: Baseline, after: Baseline) -> Context:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import pairwise
-from typing import Final
+from itertools import accumulate, pairwise
+from typing import Final, TypeAlias
 
 from gpuprobe.analysis.baseline.model import ACCOUNT_OF, PEAK, Baseline
+from gpuprobe.analysis.blame.source import Source
 from gpuprobe.analysis.compare.accounts import (
     Account,
-    Naming,
+    LineShare,
     account_at,
     counted,
     device_allocs,
     growth,
     reserved_at,
 )
+from gpuprobe.analysis.compare.naming import Naming
+from gpuprobe.analysis.peak.high_water import Share
 from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, window_of
 from gpuprobe.analysis.trace.frames import UserFrame, is_user_frame
 from gpuprobe.analysis.trace.parts import AFTER, FIRST, LATER, Traced, TracePoint, traced
 from gpuprobe.errors import DataError
 from gpuprobe.model.run.recording import Recording
-from gpuprobe.model.run.session import Step
+from gpuprobe.model.run.session import DeviceWindow, Step
 from gpuprobe.model.values import Unavailable
+
+ReadSources: TypeAlias = Callable[[Mapping[str, str]], Mapping[str, Source]]
 
 WARM_UP: Final = 2  # steps: optimizer state is allocated in the first, caches settle by the second
 
@@ -39,13 +44,16 @@ def baseline_of(
     precision: str = "",
     root: str = "",
     is_user: UserFrame = is_user_frame,
+    sources: ReadSources | None = None,
 ) -> Baseline:
     """The baseline that a recording stands for. ``device`` names the GPU in words; ``syncs``
     and ``races`` are counts of the whole run by place (``file:line in function``), where hazards
     were looked for; ``precision`` the number formats, in words; ``root`` is the project's folder,
-    default the program's working directory.
+    default the program's working directory. ``sources`` reads the source of files: given are their
+    names here, with the files; where it is None the baseline has no source.
 
-    Raises DataError for a recording without full steps or without device memory.
+    Without a full step it is of the whole program: its peaks alone. Raises DataError for a
+    recording without device memory.
     """
     sites = [site for site in device_peaks(recording) if not isinstance(site.amount, Unavailable)]
     if not sites:
@@ -55,11 +63,6 @@ def baseline_of(
         )
     site = max(sites, key=lambda found: found.amount.at_least)  # type: ignore[union-attr]
     steps = [step for step in site.rank.steps if step.ended_by != "end"]
-    if not steps:
-        raise DataError(
-            "no training step was made: nothing to check",
-            hint="a step ends with optimizer.step(), or at the end of `with rec.step():`",
-        )
     naming = Naming(root or site.rank.session.cwd, is_user)
     environment = site.rank.environment
     torch = "" if isinstance(environment.torch, Unavailable) else environment.torch
@@ -68,10 +71,11 @@ def baseline_of(
     for name, places in (("implicit_syncs_per_step", syncs), ("races", races)):
         if places is not None:
             total = sum(places.values())
-            metrics[name] = -(-total // len(steps)) if name != "races" else total
-            named = {naming.file(place): count for place, count in places.items()}
+            metrics[name] = -(-total // max(1, len(steps))) if name != "races" else total
+            named = {naming.place(place): count for place, count in places.items()}
             accounts[ACCOUNT_OF[name]] = counted(named, total)
     found = traced(site, is_user=is_user)
+    all_accounts = _one_way_to_call(accounts | _accounts(found, steps, metrics, naming))
     return Baseline(
         environment={
             "allocator": environment.allocator_conf,
@@ -83,7 +87,8 @@ def baseline_of(
         steps=len(steps),
         metrics=metrics,
         phases={name: point.bytes for name, point in _points(found)},
-        accounts=_one_way_to_call(accounts | _accounts(found, steps, metrics, naming)),
+        accounts=all_accounts,
+        sources={} if sources is None else sources(naming.files),
     )
 
 
@@ -125,16 +130,33 @@ def _metrics(site: PeakSite, steps: list[Step]) -> dict[str, int]:
     known = [int(end) for end in ends if not isinstance(end, Unavailable)]
     if known:
         found["steady_allocated"] = known[-1]
-    settled = known[WARM_UP:]
-    if len(settled) > 1:
-        # Every step's growth: one that frees now and then does not hide one that leaks.
-        changes = sorted(two - one for one, two in pairwise(settled))
-        found["growth_per_step"] = max(0, changes[len(changes) // 2])
+    if len(known[WARM_UP:]) > 1:
+        found["growth_per_step"] = _growth(_requested(windows)[WARM_UP:] or known[WARM_UP:])
     counts = [window.activity for window in windows[WARM_UP:]]
     allocs = [item.device_allocs for item in counts if not isinstance(item, Unavailable)]
     if allocs:
         found["device_allocs_after_warm_up"] = sum(allocs)
     return found
+
+
+def _requested(windows: list[DeviceWindow]) -> list[int]:
+    """What the program had asked for at the end of each step, without what the allocator's block
+    sizes add; empty where that is not known."""
+    ends = [window.end.requested for window in windows]
+    known = [int(end) for end in ends if not isinstance(end, Unavailable)]
+    return known if len(known) == len(ends) else []
+
+
+def _growth(ends: list[int]) -> int:
+    """What a step leaves behind, rounded up. Counted is what is never given back: after each step,
+    the least of all that follow. It has to rise twice, or after every step: a cache that is filled
+    once rises once."""
+    levels = list(accumulate(reversed(ends), min))[::-1]
+    rises = sum(two > one for one, two in pairwise(levels))
+    steps = len(levels) - 1
+    if rises < 2 and rises < steps:
+        return 0
+    return -(-(levels[-1] - levels[0]) // steps)
 
 
 def _accounts(
@@ -154,6 +176,10 @@ def _accounts(
         if point not in by_point:
             by_point[point] = account_at(found, point, naming, point.bytes)
         accounts[name] = by_point[point]
+    if "peak_reserved" in metrics:
+        accounts["reserved"] = reserved_at(found, metrics["peak_reserved"], naming)
+    if not steps:
+        return accounts
     ends = {
         step.index: point
         for step, point in zip(found.steps, found.ends, strict=True)
@@ -169,11 +195,42 @@ def _accounts(
         accounts["device allocs"] = device_allocs(
             found, WARM_UP, metrics["device_allocs_after_warm_up"], naming
         )
-    if "peak_reserved" in metrics:
-        accounts["reserved"] = reserved_at(found, metrics["peak_reserved"], naming)
     return accounts
 
 
 def _is_the_peak(found: Traced, peak: TracePoint) -> bool:
     amount = found.site.amount
     return not isinstance(amount, Unavailable) and peak.bytes >= amount.at_least
+
+
+def without(baseline: Baseline, others: int) -> Baseline:
+    """The baseline less ``others`` bytes that something else held all the time, which every account
+    of bytes has as a row of its own."""
+    if not others:
+        return baseline
+
+    def less(name: str, account: Account) -> Account:
+        if account.unit != "bytes" or name in ("growth", "reserved"):
+            return account
+        share = [Share(_OTHERS, -others, 0)] if account.categories else []
+        return replace(
+            account,
+            total=account.total - others,
+            lines=(*account.lines, LineShare(_OTHERS, -others, 0)),
+            categories=(*account.categories, *share),
+            modules=(*account.modules, *share),
+        )
+
+    names = ("peak_allocated", "steady_allocated")
+    return replace(
+        baseline,
+        metrics={
+            name: max(0, size - others) if name in names else size
+            for name, size in baseline.metrics.items()
+        },
+        phases={name: max(0, size - others) for name, size in baseline.phases.items()},
+        accounts={name: less(name, account) for name, account in baseline.accounts.items()},
+    )
+
+
+_OTHERS: Final = "(held by others)"

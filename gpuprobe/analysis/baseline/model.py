@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from gpuprobe.analysis.baseline.labels import Label
+from gpuprobe.analysis.blame.source import Source
 from gpuprobe.analysis.compare.accounts import Account
+from gpuprobe.analysis.compare.causes import Cause
 from gpuprobe.analysis.compare.diff import DiffRow
 from gpuprobe.model.text import human_bytes
 
@@ -63,7 +66,9 @@ class Baseline:
     """``metrics``: name to value, bytes or counts. ``phases``: peak allocated of each phase
     (``phase forward``) over all steps, and of each kind of step (``first step``). ``accounts``: by
     `ACCOUNT_OF`. ``stopped_after``: the optimizer steps that the program was ended after, None
-    where it ran to its end.
+    where it ran to its end. ``sources``: the program's files, by their names in the accounts; none
+    in a baseline of an earlier version. ``labels``: what the file it was read from calls its lines.
+    ``command``: the script, or ``-m`` and the module, with its arguments; none of a recording.
     """
 
     environment: Mapping[str, str]
@@ -73,6 +78,9 @@ class Baseline:
     accounts: Mapping[str, Account] = field(default_factory=dict)
     tolerances: Mapping[str, Tolerance] | None = None
     stopped_after: int | None = None
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    labels: Mapping[str, Label] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +97,8 @@ class Setting:
 class MetricResult:
     """One metric of a check. ``limit`` is the largest accepted value; ``accepted`` the tolerance
     in words, and ``source`` where that comes from. Of a regression, ``cause`` says what to look
-    at first, ``place`` is its line (``file:line in function``, "" where none is known), and
+    at first, ``place`` is its line (``file:line in function``, "" where none is known), ``causes``
+    are that and what to look at next, and
     ``rows`` are the lines of its account, summing to the account's change; None without one.
     """
 
@@ -102,6 +111,7 @@ class MetricResult:
     source: str = "default"
     cause: str = ""
     place: str = ""
+    causes: tuple[Cause, ...] = ()
     rows: tuple[DiffRow, ...] | None = None
 
     @property

@@ -4,11 +4,14 @@ without times and absolute paths."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
+from gpuprobe.analysis.baseline.labels import Label, labels_of, place_of
 from gpuprobe.analysis.baseline.model import METRICS, PEAK, Baseline, Tolerance
+from gpuprobe.analysis.blame.source import decode, digest
 from gpuprobe.analysis.compare.accounts import Account, LineShare
 from gpuprobe.analysis.peak.high_water import Share
 from gpuprobe.errors import DataError
@@ -18,7 +21,7 @@ from gpuprobe.model.io.document import check_version, header
 from gpuprobe.model.text import human_bytes
 
 SCHEMA: Final = "gpuprobe.baseline"
-VERSION: Final = (2, 0)
+VERSION: Final = (2, 1)
 """(major, minor); a minor version only adds keys.
 
 History:
@@ -26,7 +29,14 @@ History:
 * 1.1: ``accounts``, ``places`` and ``stopped_after``; ``tolerance`` holds what was chosen, not the
   defaults too. What a line calls is in ``places``, once.
 * 2.0: ``gpuprobe``, the version that wrote it. 1.x is still read.
+* 2.1: ``command``, ``sources`` and ``paths``. Lines are named by their text; where they are is in
+  ``places``.
 """
+
+_DEEPEST: Final = 2_000  # calls in a path: Python's own limit is 1,000 by default
+
+_CONFLICT: Final = re.compile(r"^(<{7}|={7}|>{7})( |$)", re.MULTILINE)
+"""The lines that git writes around the two sides of a conflict."""
 
 _HINT: Final = "delete it, and gpuprobe baseline update writes a new one"
 _BEGIN: Final = '{\n "a'  # accounts, or at_peak: the first key
@@ -34,6 +44,7 @@ _BEGIN: Final = '{\n "a'  # accounts, or at_peak: the first key
 
 def dumps(baseline: Baseline) -> str:
     """The baseline as reviewable JSON, ASCII only."""
+    writer = _Writer(baseline)
     peak = baseline.accounts.get(PEAK, Account(0))
     document: dict[str, Any] = {
         **header(SCHEMA, VERSION),
@@ -51,18 +62,19 @@ def dumps(baseline: Baseline) -> str:
         "at_peak": {
             "categories": _of_shares(peak.categories),
             "modules": _of_shares(peak.modules),
-            "lines": _of_lines(peak),
+            "lines": writer.lines(peak),
         },
-        "accounts": _of_accounts(baseline.accounts),
-        "places": {
-            line.key: {"calls": line.calls}
-            for account in baseline.accounts.values()
-            for line in account.lines
-            if line.calls
+        "accounts": writer.accounts(),
+        "paths": writer.paths,
+        "places": writer.places(),
+        "sources": {
+            name: {"statements": source.encode()} for name, source in baseline.sources.items()
         },
     }
     if baseline.stopped_after is not None:
         document["stopped_after"] = baseline.stopped_after
+    if baseline.command:
+        document["command"] = list(baseline.command)
     return "".join(_rendered(document)) + "\n"
 
 
@@ -74,18 +86,86 @@ def _of_shares(rows: Iterable[Share[str]]) -> dict[str, Any]:
     return {row.key: {**_size(row.bytes), "blocks": row.blocks} for row in rows}
 
 
-def _of_lines(account: Account) -> dict[str, Any]:
-    if account.unit == "count":
-        return {line.key: {"count": line.bytes} for line in account.lines}
-    return {
-        line.key: {
-            **_size(line.bytes),
-            "blocks": line.blocks,
-            **_of_categories(line),
-            **({"until": line.until} if line.until else {}),
+class _Writer:
+    """The lines of one baseline, by their labels. ``paths``: the calls that led to each, a tree:
+    every line with the one that called it."""
+
+    def __init__(self, baseline: Baseline) -> None:
+        self._accounts = baseline.accounts
+        self.paths: dict[str, dict[str, str]] = {}
+        lines = [line for account in baseline.accounts.values() for line in account.lines]
+        keys = {key for line in lines for way, _ in line.ways for key in way}
+        keys.update(line.key for line in lines)
+        self._labels = {**labels_of(keys, baseline.sources), **baseline.labels}
+
+    def lines(self, account: Account) -> dict[str, Any]:
+        if account.unit == "count":
+            return {self._name(line.key): {"count": line.bytes} for line in account.lines}
+        return {
+            self._name(line.key): {
+                **_size(line.bytes),
+                "blocks": line.blocks,
+                **_of_categories(line),
+                **({"until": line.until} if line.until else {}),
+                **({"path": ways} if (ways := self._ways(line)) else {}),
+            }
+            for line in account.lines
         }
-        for line in account.lines
-    }
+
+    def _name(self, key: str) -> str:
+        return self._labels[key].text
+
+    def _ways(self, line: LineShare) -> str:
+        """One path, or of several each with its bytes: ``k3Fx9a 1024, Qz81bB 512``."""
+        found = [(self._path(way), size) for way, size in line.ways]
+        if len(found) == 1:
+            return found[0][0]
+        return ", ".join(f"{path} {size}" for path, size in found)
+
+    def _path(self, way: tuple[str, ...]) -> str:
+        outer = ""
+        for key in reversed(way):
+            row = {"line": self._name(key), **({"caller": outer} if outer else {})}
+            outer = digest(f"{row['line']}\0{outer}", 6)
+            self.paths[outer] = row
+        return outer
+
+    def places(self) -> dict[str, Any]:
+        """Where each line is, and the functions that it calls into."""
+        calls = {
+            line.key: line.calls
+            for account in self._accounts.values()
+            for line in account.lines
+            if line.calls
+        }
+        return {
+            label.text: {
+                **({"calls": calls[key]} if key in calls else {}),
+                **({"at": label.at} if label.at else {}),
+            }
+            for key, label in self._labels.items()
+            if label.at or key in calls
+        }
+
+    def accounts(self) -> dict[str, Any]:
+        """All but the peak's; one that is the same as an earlier one only says so."""
+        found: dict[str, Any] = {}
+        seen: list[tuple[str, dict[str, Any]]] = []
+        if PEAK in self._accounts:
+            seen.append((PEAK, self.lines(self._accounts[PEAK])))
+        for name in sorted(self._accounts):
+            account = self._accounts[name]
+            if name == PEAK:
+                continue
+            rows = self.lines(account)
+            same = next((other for other, lines in seen if lines and lines == rows), None)
+            total = {"count": account.total} if account.unit == "count" else _size(account.total)
+            if same is not None:
+                found[name] = {"total": total, "same_as": same}
+            else:
+                found[name] = {"total": total, "lines": rows}
+                seen.append((name, rows))
+        return found
 
 
 def _of_categories(line: LineShare) -> dict[str, Any]:
@@ -97,33 +177,12 @@ def _of_categories(line: LineShare) -> dict[str, Any]:
     return {"category": ", ".join(f"{name} {size}" for name, size in line.categories)}
 
 
-def _categories(text: str) -> tuple[tuple[str, int | None], ...]:
-    """What `_of_categories` wrote."""
+def _parts(text: str) -> tuple[tuple[str, int | None], ...]:
+    """What `_of_categories` and `_Writer._ways` wrote."""
     if not text or " " not in text:
         return ((text, None),) if text else ()
     pairs = (part.rpartition(" ") for part in text.split(", "))
     return tuple((name, int(number)) for name, _, number in pairs)
-
-
-def _of_accounts(accounts: Mapping[str, Account]) -> dict[str, Any]:
-    """All but the peak's; one that is the same as an earlier one only says so."""
-    found: dict[str, Any] = {}
-    seen: list[tuple[str, dict[str, Any]]] = []
-    if PEAK in accounts:
-        seen.append((PEAK, _of_lines(accounts[PEAK])))
-    for name in sorted(accounts):
-        account = accounts[name]
-        if name == PEAK:
-            continue
-        rows = _of_lines(account)
-        same = next((other for other, lines in seen if lines and lines == rows), None)
-        total = {"count": account.total} if account.unit == "count" else _size(account.total)
-        if same is not None:
-            found[name] = {"total": total, "same_as": same}
-        else:
-            found[name] = {"total": total, "lines": rows}
-            seen.append((name, rows))
-    return found
 
 
 def _rendered(value: Any, depth: int = 0) -> Iterator[str]:
@@ -146,6 +205,11 @@ def loads(text: str, where: str = "the baseline") -> Baseline:
     """Read what `dumps` wrote. Raises DataError for anything else, UnsupportedSchema for a
     newer major version."""
     try:
+        if _CONFLICT.search(text):
+            raise DataError(
+                f"{where} has merge conflicts",
+                hint="gpuprobe baseline update writes it anew, with the tolerances of both sides",
+            )
         document = json.loads(text)
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise _none(where)
@@ -156,6 +220,35 @@ def loads(text: str, where: str = "the baseline") -> Baseline:
         if not _may_be_one(text):
             raise _none(where) from None
         raise DataError(f"{where} is damaged: {error}", hint=_HINT) from error
+
+
+def merged_tolerances(text: str) -> dict[str, Tolerance] | None:
+    """The tolerances of a baseline with merge conflicts: of both sides, where they differ of a
+    metric the smaller. None where there is no conflict, or a side cannot be read."""
+    if not _CONFLICT.search(text):
+        return None
+    found: dict[str, Tolerance] = {}
+    for side in (0, 1):
+        lines, here = [], 0
+        for line in text.splitlines():
+            if line.startswith("<<<<<<<"):
+                here = 1
+            elif line.startswith("|||||||"):
+                here = 3  # the common ancestor, in git's diff3 style
+            elif line.startswith("=======") and here:
+                here = 2
+            elif line.startswith(">>>>>>>"):
+                here = 0
+            elif here in (0, side + 1):
+                lines.append(line)
+        try:
+            tolerances = loads("\n".join(lines)).tolerances or {}
+        except DataError:
+            return None
+        for name, tolerance in tolerances.items():
+            known = found.get(name, tolerance)
+            found[name] = min(known, tolerance, key=lambda item: (item.relative, item.absolute))
+    return found
 
 
 def _none(where: str) -> DataError:
@@ -202,8 +295,9 @@ class _Line(_Amount):
     """``calls`` is version 1.0's: a list, where later ones have it in ``places``."""
 
     blocks: _Signed = 0
-    category: Annotated[tuple[tuple[str, int | None], ...], Parsed(str, _categories)] = ()
+    category: Annotated[tuple[tuple[str, int | None], ...], Parsed(str, _parts)] = ()
     until: str = ""
+    path: Annotated[tuple[tuple[str, int | None], ...], Parsed(str, _parts)] = ()
     calls: list[str] | None = None
 
 
@@ -228,8 +322,24 @@ class _AtPeak:
 
 
 @dataclass(frozen=True)
-class _Called:
-    calls: str
+class _WhatIsThere:
+    calls: str = ""
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A line of a path. ``caller``: the path that it was called from, "" for the outermost."""
+
+    line: str
+    caller: str = ""
+
+
+@dataclass(frozen=True)
+class _Digests:
+    """Of a file: what `Source.encode` wrote."""
+
+    statements: str
 
 
 @dataclass(frozen=True)
@@ -249,8 +359,11 @@ class _BaselineDocument:
     at_peak: _AtPeak
     tolerance: dict[str, _Accepted] = field(default_factory=dict)
     accounts: dict[str, _AccountRow] = field(default_factory=dict)
-    places: dict[str, _Called] = field(default_factory=dict)
+    places: dict[str, _WhatIsThere] = field(default_factory=dict)
+    paths: dict[str, _Call] = field(default_factory=dict)
+    sources: dict[str, _Digests] = field(default_factory=dict)
     stopped_after: _Whole | None = None
+    command: list[str] = field(default_factory=list)
 
 
 def _baseline(document: _BaselineDocument, where: str, *, newer: bool) -> Baseline:
@@ -258,57 +371,106 @@ def _baseline(document: _BaselineDocument, where: str, *, newer: bool) -> Baseli
         if name not in METRICS and not newer:
             problem = unknown_key(name, METRICS)
             raise DataError(f"{where}: tolerance: {problem}", hint=problem.hint)
+    reader = _Reader(document)
     return Baseline(
         environment=document.environment,
         steps=document.steps,
         metrics={name: row.value for name, row in document.metrics.items() if name in METRICS},
         phases={name: row.value for name, row in document.phases.items()},
-        accounts=_accounts(document),
+        accounts=reader.accounts(),
         tolerances={
             name: Tolerance(row.relative, row.absolute)
             for name, row in document.tolerance.items()
             if name in METRICS
         },
         stopped_after=document.stopped_after,
+        sources=reader.sources,
+        labels=reader.labels(),
+        command=tuple(document.command),
     )
 
 
-def _accounts(document: _BaselineDocument) -> dict[str, Account]:
-    at_peak = document.at_peak
-    calls = {key: row.calls for key, row in document.places.items()} or {
-        key: " ".join(row.calls) for key, row in at_peak.lines.items() if row.calls is not None
-    }
-    found: dict[str, Account] = {}
-    if at_peak.lines or at_peak.categories or at_peak.modules:
-        lines = _lines(at_peak.lines, calls)
-        total = sum(line.bytes for line in lines)
-        shares = _shares(at_peak.categories), _shares(at_peak.modules)
-        found[PEAK] = Account(total, lines, *shares)
-    rest = document.accounts
-    for name in sorted(rest, key=lambda name: (bool(rest[name].same_as), name)):
-        row = rest[name]
-        if row.same_as and row.same_as not in found:
-            raise Malformed(f"accounts[{name!r}] is the same as {row.same_as!r}, which is missing")
-        lines = found[row.same_as].lines if row.same_as else _lines(row.lines, calls)
-        unit = "bytes" if row.total.count is None else "count"
-        found[name] = Account(row.total.value, lines, unit=unit)
-    return found
+class _Reader:
+    """The lines of a document, by their places."""
 
+    def __init__(self, document: _BaselineDocument) -> None:
+        self._document = document
+        self.sources = {name: decode(row.statements) for name, row in document.sources.items()}
+        self._keys = {
+            text: place_of(text, row.at, self.sources)
+            for text, row in document.places.items()
+            if row.at
+        }
+        self._calls = {text: row.calls for text, row in document.places.items()} or {
+            text: " ".join(row.calls)
+            for text, row in document.at_peak.lines.items()
+            if row.calls is not None
+        }
+        self._ways: dict[str, tuple[str, ...]] = {"": ()}
 
-def _lines(rows: Mapping[str, _Line], calls: Mapping[str, str]) -> tuple[LineShare, ...]:
-    found = []
-    for key, row in rows.items():
-        if row.count is not None:
-            found.append(LineShare(key, row.count, row.count, calls=calls.get(key, "")))
-            continue
-        # One category alone is written without its bytes: they are the line's.
-        categories = tuple(
-            (name, row.value if size is None else size)
-            for name, size in row.category or (("unknown", None),)
-        )
-        share = LineShare(key, row.value, row.blocks, categories, row.until, calls.get(key, ""))
-        found.append(share)
-    return tuple(sorted(found, key=lambda line: (-line.bytes, line.key)))
+    def labels(self) -> dict[str, Label]:
+        return {
+            self._keys[text]: Label(text, row.at)
+            for text, row in self._document.places.items()
+            if row.at
+        }
+
+    def accounts(self) -> dict[str, Account]:
+        at_peak = self._document.at_peak
+        found: dict[str, Account] = {}
+        if at_peak.lines or at_peak.categories or at_peak.modules:
+            lines = self._lines(at_peak.lines)
+            total = sum(line.bytes for line in lines)
+            shares = _shares(at_peak.categories), _shares(at_peak.modules)
+            found[PEAK] = Account(total, lines, *shares)
+        rest = self._document.accounts
+        for name in sorted(rest, key=lambda name: (bool(rest[name].same_as), name)):
+            row = rest[name]
+            if row.same_as and row.same_as not in found:
+                raise Malformed(
+                    f"accounts[{name!r}] is the same as {row.same_as!r}, which is missing"
+                )
+            lines = found[row.same_as].lines if row.same_as else self._lines(row.lines)
+            unit = "bytes" if row.total.count is None else "count"
+            found[name] = Account(row.total.value, lines, unit=unit)
+        return found
+
+    def _lines(self, rows: Mapping[str, _Line]) -> tuple[LineShare, ...]:
+        found = []
+        for text, row in rows.items():
+            key, calls = self._keys.get(text, text), self._calls.get(text, "")
+            if row.count is not None:
+                found.append(LineShare(key, row.count, row.count, calls=calls))
+                continue
+            # One category alone is written without its bytes: they are the line's. So is one path.
+            categories = tuple(
+                (name, row.value if size is None else size)
+                for name, size in row.category or (("unknown", None),)
+            )
+            ways = tuple(
+                (self._way(path), row.value if size is None else size) for path, size in row.path
+            )
+            found.append(
+                LineShare(key, row.value, row.blocks, categories, row.until, calls, ways=ways)
+            )
+        return tuple(sorted(found, key=lambda line: (-line.bytes, line.key)))
+
+    def _way(self, path: str) -> tuple[str, ...]:
+        """The places of a path, innermost first."""
+        chain: list[tuple[str, str]] = []
+        at = path
+        while at not in self._ways:
+            call = self._document.paths.get(at)
+            if call is None:
+                raise Malformed(f"there is no path {at!r}")
+            if len(chain) > _DEEPEST:
+                raise Malformed(f"path {path!r} has no end")
+            chain.append((at, self._keys.get(call.line, call.line)))
+            at = call.caller
+        for inner, key in reversed(chain):
+            self._ways[inner] = (key, *self._ways[at])
+            at = inner
+        return self._ways[path]
 
 
 def _shares(rows: Mapping[str, _PartOfPeak]) -> tuple[Share[str], ...]:

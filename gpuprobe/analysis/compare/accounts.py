@@ -6,13 +6,13 @@ has them. What a trace cannot tell is a line of its own, in brackets, never left
 
 from __future__ import annotations
 
-import posixpath
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final
 
+from gpuprobe.analysis.compare.naming import Naming, inside
 from gpuprobe.analysis.peak.high_water import HighWater, Share, live_at
 from gpuprobe.analysis.trace.evidence import Marks, Runs
 from gpuprobe.analysis.trace.frames import (
@@ -20,7 +20,6 @@ from gpuprobe.analysis.trace.frames import (
     UserFrame,
     is_cpp,
     module_row,
-    short_name,
 )
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.parts import Traced, TracePoint
@@ -39,7 +38,8 @@ class LineShare:
     innermost first, repeats once; they stay when lines shift. ``until``: ``backward`` where most
     of it is freed in the backward pass of its step, ``later`` where it outlives the step, else "".
     ``paths``: the user's lines that led here, innermost first, up to the one that calls the model,
-    the optimizer or the autograd engine, each with its bytes; kept in memory only.
+    the optimizer or the autograd engine, each with its bytes; kept in memory only. ``ways``: all
+    lines of Python that led here but torch's and the standard library's, in the same form.
     """
 
     key: str
@@ -49,6 +49,7 @@ class LineShare:
     until: str = ""
     calls: str = ""
     paths: tuple[tuple[tuple[str, ...], int], ...] = ()
+    ways: tuple[tuple[tuple[str, ...], int], ...] = ()
 
     @property
     def category(self) -> str:
@@ -67,27 +68,6 @@ class Account:
     unit: str = "bytes"
 
 
-@dataclass(frozen=True, slots=True)
-class Naming:
-    """How files are named: relative to the project's folder ``root``."""
-
-    root: str
-    is_user: UserFrame
-
-    def file(self, name: str) -> str:
-        """A path below the project without the project's folder; of others, the last parts."""
-        name = name.replace("\\", "/")
-        folder = self.root.replace("\\", "/").rstrip("/") + "/"
-        if len(folder) > 1 and name.startswith(folder):
-            return name[len(folder) :]
-        if name.startswith("/"):
-            return posixpath.join("...", *name.strip("/").split("/")[-2:])
-        return name
-
-    def line(self, frame: Frame) -> str:
-        return short_name(frame._replace(filename=self.file(frame.filename)))
-
-
 @dataclass(slots=True)
 class _Row:
     """What is gathered of one line."""
@@ -98,6 +78,7 @@ class _Row:
     until: Counter[str] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)
     paths: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    ways: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
 
 class _Gathered:
@@ -106,6 +87,7 @@ class _Gathered:
     def __init__(self, naming: Naming) -> None:
         self._naming = naming
         self._rows: dict[str, _Row] = defaultdict(_Row)
+        self._ways: dict[tuple[Frame, ...], tuple[str, ...]] = {}
 
     def add(
         self,
@@ -122,10 +104,17 @@ class _Gathered:
         frame = lines.frame(stack)
         calls = ""
         path: tuple[str, ...] = ()
+        naming = self._naming
+        way = self._ways.get(frames)
+        if way is None:
+            way = self._ways[frames] = tuple(
+                naming.line(f)
+                for f in inside(frames)
+                if not is_cpp(f) and (naming.is_user(f) or naming.is_of_package(f))
+            )
         if frame is None:
             key = lines.line(stack, before=before)
         else:
-            naming = self._naming
             key = naming.line(frame)
             inner = frames[: frames.index(frame)]
             calls = " ".join(name for name, _ in groupby(f.name for f in inner if not is_cpp(f)))
@@ -138,6 +127,7 @@ class _Gathered:
         row.until[until] += size
         row.calls[calls] += size
         row.paths[path] += size
+        row.ways[way] += size
 
     def lines(self, total: int) -> tuple[LineShare, ...]:
         """All of it, most bytes first, with a line for what is missing to ``total``."""
@@ -149,7 +139,8 @@ class _Gathered:
                 _sorted(row.categories),
                 most_bytes(row.until),
                 most_bytes(row.calls),
-                tuple(sorted(row.paths.items(), key=lambda item: (-item[1], item[0]))),
+                _most_first(row.paths),
+                _most_first(row.ways),
             )
             for key, row in self._rows.items()
         ]
@@ -179,6 +170,15 @@ def _entry(frames: tuple[Frame, ...], is_user: UserFrame) -> int:
             outermost = index
     user = (i for i, frame in enumerate(frames) if i > outermost and is_user(frame))
     return next(user, len(frames) - 1) + 1
+
+
+def _most_first(
+    paths: Counter[tuple[str, ...]],
+) -> tuple[tuple[tuple[str, ...], int], ...]:
+    """Most bytes first, then by name; paths without a line are left out."""
+    return tuple(
+        sorted(((p, n) for p, n in paths.items() if p), key=lambda item: (-item[1], item[0]))
+    )
 
 
 def _sorted(counter: Counter[str]) -> tuple[tuple[str, int], ...]:

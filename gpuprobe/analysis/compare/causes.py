@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpuprobe.analysis.compare.accounts import Account, LineShare, most_bytes
 from gpuprobe.analysis.compare.diff import DiffRow
@@ -30,7 +30,7 @@ _NOTHING = LineShare("", 0, 0)
 _WORDS = {
     "activation": "activations saved for backward",
     "temporary": "",
-    "autograd_detail": "autograd's own",
+    "autograd_detail": "temporary, in the backward pass",
     "optimizer_state": "optimizer state",
     "gradient_bucket": "gradient buckets",
     "unknown": "",
@@ -57,12 +57,18 @@ class Context:
     freed_in_backward: frozenset[str] = frozenset()
     growing: frozenset[str] = frozenset()
     evaluation: bool = False  # it is the account of a phase without a backward pass
+    net: int = 0  # what the account has more: no cause has more of it, since what moved cancels out
+
+    def amount(self, delta: int) -> str:
+        """In words, at most the account's own change."""
+        return human_delta(min(delta, self.net) if self.net > 0 else delta)
 
 
 def explain(
     rows: Sequence[DiffRow], before: Account, after: Account, context: Context, noun: str = ""
 ) -> Cause | None:
-    """The cause of what grew in ``rows``; None where nothing did. ``noun``: what a count counts."""
+    """The cause of what grew in ``rows``, where no change of the source is known to have to do with
+    it; None where nothing grew. ``noun``: what a count counts."""
     grown = [row for row in rows if row.delta > 0 and not row.key.startswith("(")]
     if not grown:
         rest = next((row for row in rows if row.delta > 0), None)
@@ -72,6 +78,10 @@ def explain(
         row = grown[0]
         return Cause(f"{_amount(row.delta, after, noun)} at {row.key}", row.key)
     was = {line.key: line for line in before.lines}
+    context = replace(context, net=after.total - before.total)
+    tensors = [row for row in grown if _category(row, lines) != "workspace"]
+    if _total(tensors) * 2 >= _total(grown):
+        grown = tensors  # a library's workspace comes and goes with the order of calls
     for rule in (_precision, _retained, _inputs):
         found = rule(grown, was, lines, context)
         if found is not None:
@@ -101,7 +111,7 @@ def _precision(
     if _total(computed) < _MOST * _total(grown) or not context.forward:
         return None
     old, new = context.precision
-    text = f"{human_delta(_total(computed))} at {context.forward}: {new}, before {old}"
+    text = f"{context.amount(_total(computed))} at {context.forward}: {new}, before {old}"
     return Cause(f"{text}; most of it made at {computed[0].key}", context.forward)
 
 
@@ -125,9 +135,22 @@ def _retained(
     if not context.backward or _total(kept) < _MOST * _total(grown):
         return None
     return Cause(
-        f"{human_delta(_total(kept))} at {context.backward}: activations are kept after it (the "
+        f"{context.amount(_total(kept))} at {context.backward}: activations are kept after it (the "
         f"graph is retained, or something still refers to it); most of them made at {kept[0].key}",
         context.backward,
+    )
+
+
+def inputs(grown: Sequence[DiffRow], lines: Mapping[str, LineShare]) -> str:
+    """Whether the inputs are larger, in words: most lines have grown by one factor, and so has a
+    line that brings inputs to the device. "" where they are not."""
+    found = _factor(grown, lines)
+    if found is None:
+        return ""
+    _, row, factor = found
+    return (
+        f"the inputs at {row.key} are {factor:.2f} times as large ({human_bytes(row.before)} "
+        f"before, {human_bytes(row.after)} now)"
     )
 
 
@@ -137,12 +160,28 @@ def _inputs(
     lines: Mapping[str, LineShare],
     context: Context,
 ) -> Cause | None:
-    """A larger batch, or longer inputs: most lines have grown by one factor, and so has a line
-    of the training loop itself, outside the model."""
+    """A larger batch, or longer inputs."""
+    found = _factor(grown, lines)
+    if found is None:
+        return None
+    amount, row, factor = found
+    return Cause(
+        f"{context.amount(amount)} with inputs {factor:.2f} times as large at {row.key}: "
+        f"{human_bytes(row.before)} before, {human_bytes(row.after)} now",
+        row.key,
+    )
+
+
+def _factor(
+    grown: Sequence[DiffRow], lines: Mapping[str, LineShare]
+) -> tuple[int, DiffRow, float] | None:
+    """The bytes that grew by the factor of an input, the input, and the factor."""
     best: tuple[int, DiffRow, float] | None = None
     for row in grown:
-        if row.before <= 0 or not _in_the_loop(lines.get(row.key)):
+        if row.before <= 0 or row.delta <= 0 or _category(row, lines) != "input":
             continue
+        if row.blocks_before != row.blocks_after:
+            continue  # of the same size, and more of them alive
         factor = row.after / row.before
         alike = sum(
             other.delta
@@ -153,21 +192,7 @@ def _inputs(
             best = alike, row, factor
     if best is None or best[0] < _MOST * _total(grown) or best[0] == best[1].delta:
         return None
-    amount, row, factor = best
-    return Cause(
-        f"{human_delta(amount)} with inputs {factor:.2f} times as large at {row.key}: "
-        f"{human_bytes(row.before)} before, {human_bytes(row.after)} now",
-        row.key,
-    )
-
-
-def _in_the_loop(line: LineShare | None) -> bool:
-    """Whether a line calls neither the model nor autograd nor an optimizer."""
-    if line is None or line.category in ("parameter", "gradient", "optimizer_state", "workspace"):
-        return False
-    if not all(len(path) == 1 for path, _ in line.paths):
-        return False
-    return not {"_call_impl", "backward", "_engine_run_backward", "step"} & set(line.calls.split())
+    return best
 
 
 def _where_it_parts(
@@ -195,24 +220,37 @@ def _where_it_parts(
         depth += 1
     amount = sum(weight for _, weight, _ in ways)
     rows = {row.key: row for _, _, row in ways}
-    category = _grown_category(list(rows.values()), was, lines)
-    text = f"{human_delta(amount)} at {place}"
-    words = _WORDS.get(category, category)
-    if category == "activation" and all(lines[key].until == "later" for key in rows):
-        words = "kept from step to step"
-    blocks = sum(row.blocks_after - row.blocks_before for row in rows.values())
-    if context.evaluation and blocks > 0 and len(rows) > 1:
-        words = "kept though no backward pass follows (is torch.no_grad() missing?)"
+    text = f"{context.amount(amount)} at {place}"
+    words = wording(list(rows.values()), was, lines, context)
     if words:
-        text += f": {words}"
-    if blocks:
-        text += f"; {abs(blocks)} {'more' if blocks > 0 else 'fewer'} block" + "s" * (
-            abs(blocks) != 1
-        )
+        text += f": {'; '.join(words)}"
     first = max(rows.values(), key=lambda row: (row.delta, row.key))
     if first.key != place:
         text += f"; most of it made at {first.key}"
     return Cause(text, place)
+
+
+def wording(
+    rows: Sequence[DiffRow],
+    was: Mapping[str, LineShare],
+    lines: Mapping[str, LineShare],
+    context: Context,
+) -> list[str]:
+    """What grew in these lines, in words."""
+    category = _grown_category(rows, was, lines)
+    words = _WORDS.get(category, category)
+    if category == "activation" and all(
+        row.key in lines and lines[row.key].until == "later" for row in rows
+    ):
+        words = "still held when the step has ended"
+    blocks = sum(row.blocks_after - row.blocks_before for row in rows)
+    if context.evaluation and blocks > 0 and len(rows) > 1:
+        words = "kept though no backward pass follows (is torch.no_grad() missing?)"
+    found = [words] if words else []
+    if blocks:
+        more = "more" if blocks > 0 else "fewer"
+        found.append(f"{abs(blocks)} {more} block{'s' * (abs(blocks) != 1)}")
+    return found
 
 
 def _category(row: DiffRow, lines: Mapping[str, LineShare]) -> str:

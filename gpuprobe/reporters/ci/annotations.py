@@ -47,6 +47,13 @@ def service_of(environment: Mapping[str, str]) -> str | None:
     return None
 
 
+def checkout(environment: Mapping[str, str], project: str) -> str:
+    """The folder of the checkout, where the service names it and ``project`` is in it, else
+    ``project``."""
+    named = environment.get("GITHUB_WORKSPACE") or environment.get("CI_PROJECT_DIR")
+    return named or project
+
+
 @dataclass(frozen=True, slots=True)
 class Places:
     """How a finding's file becomes a path in the repository.
@@ -63,13 +70,12 @@ class Places:
         """The checkout is where the service says it is (``GITHUB_WORKSPACE``,
         ``CI_PROJECT_DIR``), else ``project``.
         """
-        named = environment.get("GITHUB_WORKSPACE") or environment.get("CI_PROJECT_DIR")
-        return Places(project, named or project)
+        return Places(project, checkout(environment, project))
 
     def path(self, file: str) -> str | None:
         """Relative to the checkout, with ``/``; None for a file that is not in it."""
         # "..." stands for folders that a baseline leaves out: the place is not known.
-        if not file or file.startswith(("<", ".../")) or "\0" in file:
+        if not file or file.startswith(("<", ".../", "site-packages/")) or "\0" in file:
             return None
         whole = os.path.normpath(os.path.join(self.project, file))  # noqa: PTH118 - pure text
         for root in (self.repository, os.path.realpath(self.repository)):

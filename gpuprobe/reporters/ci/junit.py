@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Sequence
-from typing import TextIO
+from dataclasses import replace
+from typing import Final, TextIO
 
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.text import visible
+
+_CHECKS: Final = "GPM-"
+"""What the rules of a check against a baseline begin with: their findings are of a metric."""
 
 
 def write(
@@ -22,6 +27,7 @@ def write(
     """Write one suite. ``passed`` names the checks that found nothing; ``known`` are findings of
     a baseline, written as skipped. ``failed``: how the program ended, where it failed: an error.
     """
+    names: Counter[str] = Counter()
     cases = len(findings) + len(passed) + len(known) + bool(failed)
     root = ET.Element("testsuites")
     element = ET.SubElement(
@@ -40,15 +46,16 @@ def write(
     for name in passed:
         ET.SubElement(element, "testcase", classname=suite, name=visible(name))
     for finding in known:
-        case = _case(element, suite, finding)
+        case = _case(element, suite, finding, names)
         ET.SubElement(case, "skipped", message=visible(f"in the baseline: {finding.message}"))
     for finding in findings:
-        case = _case(element, suite, finding)
+        case = _case(element, suite, finding, names)
         failure = ET.SubElement(
             case, "failure", message=visible(finding.message), type=finding.kind
         )
         fix = finding.fix
-        failure.text = (
+        failure.text = "" if finding.location is None else f"{visible(str(finding.location))}\n"
+        failure.text += (
             ""
             if fix is None
             else visible(f"{fix.text}")
@@ -63,11 +70,17 @@ def write(
     stream.write("\n")
 
 
-def _case(element: ET.Element, suite: str, finding: Finding) -> ET.Element:
-    where = "" if finding.location is None else visible(str(finding.location))
-    return ET.SubElement(
-        element,
-        "testcase",
-        classname=f"{suite}.{finding.rule}",
-        name=f"{finding.kind} {where}".strip(),
-    )
+def _case(element: ET.Element, suite: str, finding: Finding, names: Counter[str]) -> ET.Element:
+    """A case whose name is the same in every run, so that services can show its history: that of
+    the metric where there is one, which it has when it passes too; else the kind and the function,
+    without the number of the line."""
+    place = finding.location
+    name = finding.subject
+    if not finding.rule.startswith(_CHECKS) or not name:
+        where = str(replace(place, line=0)).replace(":0", "", 1) if place is not None else ""
+        name = f"{finding.kind} {where}".strip()
+    names[name] += 1
+    if names[name] > 1:
+        name = f"{name} ({names[name]})"
+    classname = suite if finding.rule.startswith(_CHECKS) else f"{suite}.{finding.rule}"
+    return ET.SubElement(element, "testcase", classname=classname, name=visible(name))

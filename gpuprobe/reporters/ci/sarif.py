@@ -1,9 +1,16 @@
-"""Findings as SARIF 2.1.0, for code scanning. Format: docs.oasis-open.org/sarif/sarif/v2.1.0."""
+"""Findings as SARIF 2.1.0, for code scanning. Format: docs.oasis-open.org/sarif/sarif/v2.1.0.
+
+GitHub refuses a file in which a result has no location, and takes a relative address for one in the
+checkout (docs.github.com, "SARIF support for code scanning"). So a finding without a place of its
+own is put at line 1 of a file of the project, and a file of an installed package, which is in no
+checkout, is relative to another base (``uriBaseId``, 3.4.4 and 3.14.14).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -16,6 +23,9 @@ from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place
 from gpuprobe.model.rules import rule_of
 
+_PACKAGES: Final = "SITE-PACKAGES"
+_PACKAGE: Final = re.compile(r"(^|/)(site|dist)-packages/(?=[^/])")
+
 _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -24,8 +34,13 @@ def document(
     root: str = "",
     known: Sequence[Finding] | None = None,
     failed: str = "",
+    *,
+    elsewhere: str = "",
+    repository: str = "",
 ) -> dict[str, Any]:
-    """One run. Paths below ``root`` are written relative to it, as code scanning needs them.
+    """One run. Relative names of files start from ``root``, the project's folder; addresses are
+    relative to ``repository``, the checkout's, by default the same. ``elsewhere``: the file that
+    findings without a place are put at (a baseline, a script), by default the project's folder.
 
     ``known``: those of the findings that a baseline has. Given, each result says whether it is
     new (SARIF's ``baselineState``, 3.27.24). ``failed``: how the program ended that was watched,
@@ -33,6 +48,7 @@ def document(
     """
     rules: dict[str, dict[str, Any]] = {}
     results = []
+    where = _Addresses(root, repository or root)
     for finding in findings:
         rules.setdefault(finding.rule, _rule(finding))
         text = finding.message
@@ -48,15 +64,20 @@ def document(
         if known is not None:
             old = any(finding is item for item in known)
             result["baselineState"] = "unchanged" if old else "new"
-        if finding.location is not None:
-            result["locations"] = [_location(finding.location, root)]
+        place = finding.location
+        if place is None or not place.file:
+            place = Place(elsewhere or ".", 1, "" if place is None else place.function)
+        result["locations"] = [where.location(place)]
         if finding.related:
             result["relatedLocations"] = [
-                {"id": at, **_location(place, root)} for at, place in enumerate(finding.related, 1)
+                {"id": at, **where.location(place)} for at, place in enumerate(finding.related, 1)
             ]
         results.append(result)
     driver = {"name": "gpuprobe", "version": __version__, "rules": list(rules.values())}
     run: dict[str, Any] = {"tool": {"driver": driver}, "results": results}
+    if where.packages:
+        text = "the folder of the environment's installed packages"
+        run["originalUriBaseIds"] = {_PACKAGES: {"description": {"text": text}}}
     if failed:
         run["invocations"] = [{"executionSuccessful": False, "exitCodeDescription": failed}]
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
@@ -78,25 +99,50 @@ def _rule(finding: Finding) -> dict[str, Any]:
     }
     if known and known.description:
         found["fullDescription"] = {"text": known.description}
-    if known and known.remedy:
-        found["help"] = {"text": known.remedy}
+    parts = [known.title, known.description, known.remedy] if known else [finding.kind]
+    parts = [part for part in parts if part]
+    found["help"] = {"text": "\n\n".join(parts), "markdown": _markdown(parts)}
     return found
 
 
-def _location(place: Place, root: str) -> dict[str, Any]:
-    path = PurePath(place.file)
-    if root and path.is_absolute():
-        with contextlib.suppress(ValueError):  # elsewhere: an absolute address
-            path = path.relative_to(root)
-    found: dict[str, Any] = {
-        "physicalLocation": {
-            "artifactLocation": {"uri": path.as_uri() if path.is_absolute() else _quoted(path)},
-            "region": {"startLine": max(1, place.line)},
+def _markdown(parts: Sequence[str]) -> str:
+    """A rule's title, why it matters and what to do, as its page has them."""
+    title, *rest = parts
+    return "\n\n".join([f"**{title}**", *rest])
+
+
+class _Addresses:
+    """How a file becomes a URI. ``packages``: whether one was of an installed package."""
+
+    def __init__(self, root: str, repository: str) -> None:
+        self._root = root
+        self._repository = repository
+        self.packages = False
+
+    def location(self, place: Place) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "physicalLocation": {
+                "artifactLocation": self._artifact(place.file),
+                "region": {"startLine": max(1, place.line)},
+            }
         }
-    }
-    if place.function:
-        found["logicalLocations"] = [{"name": place.function}]
-    return found
+        if place.function:
+            found["logicalLocations"] = [{"name": place.function}]
+        return found
+
+    def _artifact(self, file: str) -> dict[str, Any]:
+        package = _PACKAGE.search(file.replace("\\", "/"))
+        if package is not None:
+            self.packages = True
+            rest = PurePath(file.replace("\\", "/")[package.end() :])
+            return {"uri": _quoted(rest), "uriBaseId": _PACKAGES}
+        path = PurePath(file)
+        if self._root and PurePath(self._root).is_absolute():
+            whole = PurePath(os.path.normpath(PurePath(self._root) / path))
+            for folder in (self._repository, self._root):
+                with contextlib.suppress(ValueError):  # elsewhere
+                    return {"uri": _quoted(whole.relative_to(folder))}
+        return {"uri": path.as_uri() if path.is_absolute() else _quoted(path)}
 
 
 def _quoted(path: PurePath) -> str:
@@ -110,7 +156,11 @@ def write(
     root: str = "",
     known: Sequence[Finding] | None = None,
     failed: str = "",
+    *,
+    elsewhere: str = "",
+    repository: str = "",
 ) -> None:
-    """Write one SARIF document, ASCII only."""
-    json.dump(document(findings, root, known, failed), stream, indent=2)
+    """Write one SARIF document, ASCII only; the arguments are those of `document`."""
+    found = document(findings, root, known, failed, elsewhere=elsewhere, repository=repository)
+    json.dump(found, stream, indent=2)
     stream.write("\n")

@@ -14,13 +14,14 @@ from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.reporters.json import fields_of
 
 SCHEMA: Final = "gpuprobe.check"
-VERSION: Final = (2, 0)
+VERSION: Final = (2, 1)
 """(major, minor); a minor version only adds keys.
 
 History:
 * 1.0: first version.
 * 1.1: ``settings``; ``accepted``, ``source``, ``cause``, ``place`` and ``rows`` of each metric.
 * 2.0: with all documents; nothing changed in this one. ``schemas/check-2.json``.
+* 2.1: ``causes`` of each metric.
 """
 
 
@@ -43,6 +44,7 @@ def document(result: CheckResult) -> dict[str, Any]:
 
 def _metric(metric: MetricResult) -> dict[str, Any]:
     found = fields_of(metric, _METRIC)
+    found["causes"] = [fields_of(cause, "text place") for cause in metric.causes]
     found["rows"] = None if metric.rows is None else [fields_of(row, _ROW) for row in metric.rows]
     return found
 

@@ -30,6 +30,7 @@ def check_sections(result: CheckResult, top: int = _ROWS) -> list[Section]:
     parts: list[Part] = []
     if result.cause and result.regressions:
         parts.append(Line(result.cause, "item", "first cause", code=True))
+        parts += [Line(text, "item", "next", code=True) for text in _next_causes(result)]
         parts += [Line(text, "item", "also", code=True) for text in _other_causes(result)]
     parts += [Line(text, "alert") for text in result.mismatches]
     level = None if result.ok else Level.ERROR
@@ -64,7 +65,7 @@ def job_summary(result: CheckResult) -> list[Section]:
 def verdict(result: CheckResult) -> str:
     """The outcome in one line."""
     if result.mismatches:
-        return "the baseline is of another environment: not compared with confidence"
+        return "the baseline is of another environment"
     if not result.regressions:
         return "memory is within the baseline"
     return f"{plural(len(result.regressions), 'metric')} above the baseline"
@@ -144,9 +145,17 @@ def _change_table(
     yield Section(title, (table,), name, f"By {by}")
 
 
+def _next_causes(result: CheckResult) -> list[str]:
+    """What to look at where the first cause is not it."""
+    first = next((item for item in result.regressions if item.cause == result.cause), None)
+    return [] if first is None else [cause.text for cause in first.causes[1:]]
+
+
 def _other_causes(result: CheckResult) -> list[str]:
     """What else grew, each for a reason of its own."""
-    known = {"", *(item.place for item in result.regressions if item.cause == result.cause)}
+    same = [item for item in result.regressions if item.cause == result.cause]
+    known = {"", *(cause.place for item in same for cause in item.causes)}
+    known |= {item.place for item in same}
     found = []
     for item in result.regressions:
         if item.place not in known:

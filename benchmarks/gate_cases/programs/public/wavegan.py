@@ -7,7 +7,11 @@ from torch import nn
 class Trainer:
     def __init__(self):
         self.generator = nn.Sequential(
-            nn.Conv1d(1, 32, 9, padding=4), nn.Tanh(), nn.Conv1d(32, 1, 9, padding=4)
+            nn.Conv1d(1, 32, 9, padding=4),
+            nn.Tanh(),
+            nn.Conv1d(32, 32, 9, padding=4),
+            nn.Tanh(),
+            nn.Conv1d(32, 1, 9, padding=4),
         ).to("cuda")
         self.optimizer = torch.optim.SGD(self.generator.parameters(), lr=0.1)
         self.total_eval_loss = 0.0

@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
     from gpuprobe.api.check import (
         baseline_path,
         ensure_writable,
-        read_baseline,
         read_project,
+        replaced_baseline,
         tolerances,
         write_baseline,
     )
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     accepted = tolerances(wanted.tolerance)
     project = read_project()
     path = baseline_path(wanted.baseline, project)
-    before = read_baseline(path) if path.exists() else None
+    before, _ = replaced_baseline(path)
     ensure_writable(path)
     plan = check.planned(wanted, before=before, project=project, writing=True)
     write_baseline(check.measured(plan), path, accepted)

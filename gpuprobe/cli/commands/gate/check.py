@@ -9,6 +9,7 @@ TARGET, what follows -- is added to what the project runs.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ SUPERVISED = True
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe check [RECORDING | SCRIPT | -m MODULE] [--baseline FILE] [--virtual GPU] "
-        "[--stop-after N] [--hazards] [--tolerance METRIC=AMOUNT] [--json | --markdown] [--] "
-        "[ARGS ...]"
+        "[--stop-after N] [--hazards] [--tolerance METRIC=AMOUNT] [--repeat N] "
+        "[--json | --markdown] [--] [ARGS ...]"
     )
     add_target(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -33,6 +34,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sarif", type=Path, metavar="FILE", help="also write SARIF 2.1.0")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="also write JUnit XML")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write an HTML page")
+    parser.add_argument(
+        "--repeat",
+        type=positive,
+        metavar="N",
+        help="run the script N times, and compare what all runs need (default: once, and once more "
+        "where memory grew)",
+    )
+    parser.add_argument(
+        "--accept-environment",
+        action="store_true",
+        help="compare with a baseline of another GPU, torch or allocator setting all the same",
+    )
     annotate.add_option(parser, "--annotations")
     add_script(parser)
 
@@ -46,6 +59,11 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         help="the baseline (JSON, kept in the repository)",
     )
     add_gpu(parser, "--virtual", "simulate this GPU: no real one is needed (list: those known)")
+    parser.add_argument(
+        "--compute",
+        choices=("real", "shapes"),
+        help="what the virtual GPU does: shapes computes no values, and large models cost little",
+    )
     parser.add_argument(
         "--stop-after",
         type=positive,
@@ -84,6 +102,7 @@ def planned(args: argparse.Namespace, *, before: Any, project: Any, **more: Any)
         gpu=args.virtual,
         steps=args.stop_after,
         hazards=args.hazards,
+        compute=args.compute,
         before=before,
         project=project,
         **more,
@@ -103,6 +122,7 @@ def run(args: argparse.Namespace) -> int:
         baseline_path,
         compare_as_planned,
         ensure_writable,
+        measure_apart,
         read_baseline,
         read_project,
         tolerances,
@@ -111,20 +131,36 @@ def run(args: argparse.Namespace) -> int:
     accepted = tolerances(args.tolerance)
     project = read_project()
     before = read_baseline(baseline_path(args.baseline, project))
-    plan = planned(args, before=before, project=project, accepted=accepted)
+    plan = planned(
+        args,
+        before=before,
+        project=project,
+        accepted=accepted,
+        accept_environment=args.accept_environment,
+        repeat=args.repeat,
+    )
     ensure_writable(args.sarif, args.junit, args.html)
-    result = compare_as_planned(before, measured(plan), plan)
+    result = compare_as_planned(before, measured(plan), plan, measure_apart)
     from gpuprobe.reporters.ci import junit, sarif
+    from gpuprobe.reporters.ci.annotations import checkout
     from gpuprobe.reporters.json import check as check_json
     from gpuprobe.reporters.sections.check import check_sections, job_summary
     from gpuprobe.reporters.text import draw as text
 
     found = check_json.findings(result)
+    root = project.root or str(Path.cwd())
     if args.sarif is not None:
         with args.sarif.open("w", encoding="utf-8") as stream:
-            sarif.write(found, stream, project.root or str(Path.cwd()))
+            sarif.write(
+                found,
+                stream,
+                root,
+                elsewhere=str(baseline_path(args.baseline, project).absolute()),
+                repository=checkout(os.environ, root),
+            )
     if args.junit is not None:
-        passed = [metric.name for metric in result.metrics if not metric.regressed]
+        every = (*result.metrics, *result.phases)
+        passed = [metric.name for metric in every if not metric.regressed]
         with args.junit.open("w", encoding="utf-8") as stream:
             junit.write(found, stream, suite="memory", passed=passed)
     if args.html is not None:

@@ -222,13 +222,20 @@ def _write_hazards(args: argparse.Namespace, found: Hazards) -> None:
     """The files, each whole or not at all: ranks write the same ones."""
     from gpuprobe.model.io.files import new_file
     from gpuprobe.reporters.ci import junit, sarif
+    from gpuprobe.reporters.ci.annotations import checkout
     from gpuprobe.reporters.json import hazards as hazards_json
 
     known = None if found.comparison is None else found.comparison.known
     new = found.races if found.comparison is None else found.comparison.new
     writers: dict[str, Callable[[TextIO], None]] = {
         "hazards_sarif": lambda stream: sarif.write(
-            found.findings, stream, str(Path.cwd()), known, found.failed
+            found.findings,
+            stream,
+            str(Path.cwd()),
+            known,
+            found.failed,
+            elsewhere="" if args.module is not None else args.script,
+            repository=checkout(os.environ, str(Path.cwd())),
         ),
         "hazards_junit": lambda stream: junit.write(
             new, stream, suite="hazards", known=known or (), failed=found.failed

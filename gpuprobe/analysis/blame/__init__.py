@@ -1,0 +1,1 @@
+"""Which changed line of a program made its memory grow."""

@@ -1,0 +1,171 @@
+"""What a test takes itself: the same alone and in any order, shown, kept, saved and compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuprobe.pytest_plugin.summary import dumps, lines
+
+TESTS = """\
+import pytest
+import torch
+
+SIZE = 1
+kept = []
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return torch.zeros(8 << 20, dtype=torch.uint8, device="cuda")
+
+
+@pytest.fixture
+def model():
+    return torch.nn.Linear(256, 256).cuda()
+
+
+def take(size):
+    return torch.zeros(size, dtype=torch.uint8, device="cuda")
+
+
+@pytest.mark.gpu_memory(group="leaving")
+def test_leaves_something():
+    kept.append(take(4 << 20))
+
+
+@pytest.mark.gpu_memory(max_peak="3 MiB", group="sharing")
+def test_first(shared):
+    take(2 << 20)
+
+
+@pytest.mark.gpu_memory(max_peak="3 MiB", group="sharing")
+def test_second(shared):
+    take(SIZE << 20)
+
+
+@pytest.mark.gpu_memory(leaks=False)
+def test_gradients_of_a_fixture(model):
+    model(torch.ones(8, 256, device="cuda")).sum().backward()
+
+
+@pytest.mark.gpu_memory
+def test_fails():
+    x = take(6 << 20)
+    assert x is None
+"""
+
+
+def run(folder: Path, *options: str) -> str:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "-q",
+            "--rootdir",
+            ".",
+            *options,
+        ],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+def figures(path: Path) -> dict[str, int]:
+    tests = json.loads(path.read_text(encoding="utf-8"))["tests"]
+    return {nodeid.partition("::")[2]: row["peak_allocated"] for nodeid, row in tests.items()}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "test_own.py").write_text(TESTS, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(project: Path) -> str:
+    return run(project, "--gpuprobe-save", "all.json", "--gpuprobe-keep", "kept")
+
+
+def test_a_test_has_the_same_figures_in_any_company(project: Path, whole: str) -> None:
+    together = figures(project / "all.json")
+    assert together["test_first"] == 2 << 20
+    assert together["test_second"] == 1 << 20
+    run(project, "--gpuprobe-save", "one.json", "-k", "test_second or test_fails")
+    alone = figures(project / "one.json")
+    assert set(alone) == {"test_second", "test_fails"}
+    assert alone == {name: together[name] for name in alone}
+
+
+def test_outcomes_and_groups(whole: str) -> None:
+    assert "4 passed" in whole
+    assert "1 failed" in whole
+    section = whole[whole.rindex("= GPU memory =") :]
+    assert section.index("\nleaving:\n") < section.index("\nsharing:\n")
+
+
+def test_every_failure_has_its_top_allocators(whole: str) -> None:
+    report = whole[whole.index("gpuprobe: most GPU memory, at the peak") :]
+    assert "6.0 MiB  test_own.py:19 in take" in report
+
+
+def test_recordings_are_kept(project: Path, whole: str) -> None:
+    import gpuprobe
+
+    kept = sorted(path.name for path in (project / "kept").iterdir())
+    assert len(kept) == 5
+    assert gpuprobe.load(project / "kept" / "test_own.py-test_first.gpuprobe").ranks
+
+
+def test_the_highest_only_and_compared(project: Path, whole: str) -> None:
+    text = (project / "test_own.py").read_text(encoding="utf-8")
+    (project / "test_own.py").write_text(text.replace("SIZE = 1", "SIZE = 2"), encoding="utf-8")
+    told = run(
+        project, "--gpuprobe-most", "1", "--gpuprobe-compare", "all.json", "-k", "test_second"
+    )
+    section = told[told.rindex("= GPU memory =") :]
+    assert "+1.0 MiB  peak    2.0 MiB" in section
+    told = run(project, "--gpuprobe-compare", "nothing.json", "-k", "test_second")
+    assert "nothing.json is not compared with" in told
+
+
+ROW = {"peak_allocated": 5, "peak_reserved": 9, "left": 0, "group": ""}
+
+
+def test_lines_of_a_summary() -> None:
+    found = [("b", ROW), ("a", {**ROW, "peak_allocated": 7})]
+    assert [line.split()[-1] for line in lines(found)] == ["a", "b"]
+    assert [line.split()[-1] for line in lines(found, 1)] == ["a"]
+    first, second = lines(found, None, {"a": ROW})
+    assert first.split()[0] == "+2"
+    assert second.split()[0] == "new"
+    assert json.loads(dumps(found))["tests"]["b"] == ROW
+
+
+def test_every_row_of_the_comparison_is_one_of_these() -> None:
+    """The column of gpuprobe names options and limits that the plugin has."""
+    from gpuprobe.pytest_plugin import _MARKER
+    from gpuprobe.pytest_plugin import __file__ as plugin
+
+    page = Path(__file__).parents[2] / "docs/how-to/gate-memory-in-ci.md"
+    table = page.read_text(encoding="utf-8").partition("## Next to other plugins")[2]
+    rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("| ")]
+    ours = re.findall(r"`([\w-]+)", "".join(rows))
+    assert len(ours) >= 9
+    known = _MARKER + Path(plugin).read_text(encoding="utf-8")
+    assert [word for word in ours if word not in known] == []
