@@ -148,8 +148,10 @@ def test_arguments_for_what_the_project_runs(
         assert f"{run} --lr 1 --epochs 1 --stop-after=9" in " ".join((out + err).split())
     # Where the project runs nothing, it is the script that follows, as with other commands.
     (here / "pyproject.toml").unlink()
-    assert main(["check", *TO_FILE, *options, "--virtual", "t4", "--", "train.py", "--x"]) == 0
-    assert "['--x']" in capfd.readouterr().err
+    for command in (["baseline", "update"], ["check"]):
+        line = [*command, *TO_FILE, *options, "--virtual", "t4", "--", "train.py", "--x"]
+        assert main(line) == 0
+        assert "['--x']" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["check", "train.py"], ["baseline", "update", "stop.py"]])
