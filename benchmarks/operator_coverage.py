@@ -387,7 +387,7 @@ def follow(state: Path, todo: dict[int, list[str]], samples: int) -> None:
                 now = path.stat().st_size
                 if now != size:
                     size, since = now, time.monotonic()
-                elif ended is None and time.monotonic() - since > LIMIT:
+                elif ended is None and time.monotonic() - since > LIMIT * (1 if size else 5):
                     worker.kill()
                     worker.wait()
                     ended = 0
