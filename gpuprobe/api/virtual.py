@@ -88,7 +88,8 @@ def estimate(
 
     ``compute``: ``"shapes"`` computes no values, ``"real"`` all of them. ``"auto"`` computes none
     at first; where ``step`` needs one, it is called a second time from the beginning, on a new
-    device that computes all, unless that takes more than 4 GiB or 5e12 floating-point operations.
+    device that computes all, unless that takes more than 16 GiB (or half of the memory that is
+    available here) or 2e13 floating-point operations.
     ``assume``: values to be taken where they are read, as ``"FILE:LINE=VALUE"``
     (``"train.py:12=false"``). ``conf``: allocator settings as in ``PYTORCH_CUDA_ALLOC_CONF``.
     ``ranks``: pretend to be one of so many processes.

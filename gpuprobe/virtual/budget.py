@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import psutil
 import torch
 from torch.utils import flop_counter
 
@@ -11,11 +12,12 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.torch_support.tensors import tensors_in
 from gpuprobe.virtual.machine import Machine
 
-MEMORY: Final = 4 << 30
-"""Bytes that tensors may take on the device at a time: they lie in the host's memory."""
+MEMORY: Final = 16 << 30
+"""Bytes that tensors may take on the device at a time, or half of what this machine has available:
+they lie in its memory."""
 
-OPERATIONS: Final = 5e12
-"""Floating-point operations of a whole run: one to two minutes on two cores, at the 30 to 80
+OPERATIONS: Final = 2e13
+"""Floating-point operations of a whole run: about five minutes on two cores, at the 30 to 80
 billion a second that fp32 matrix products reach there."""
 
 _OF_ONE_ELEMENT: Final = 10
@@ -31,8 +33,10 @@ class Budget:
     """Raises `TooLarge` in the program once a machine has done more than it may."""
 
     def __init__(
-        self, machine: Machine, memory: int = MEMORY, operations: float = OPERATIONS
+        self, machine: Machine, memory: int | None = None, operations: float = OPERATIONS
     ) -> None:
+        if memory is None:
+            memory = min(MEMORY, psutil.virtual_memory().available // 2)
         self._operations = operations
         self._done = 0.0
         machine.meter = self._count
