@@ -167,6 +167,8 @@ def main() -> None:
             killed(options, world, folder, rng)
             found, state = problems(folder, world)
         states[name][state] += 1
+        if (number + 1) % 10 == 0:
+            print(f"  {number + 1} runs, {wrong} problems", flush=True)
         for problem in found:
             wrong += 1
             print(f"  run {number} ({name}): {problem[-400:]}", flush=True)
