@@ -108,7 +108,6 @@ def torchrl_dqn(device: str) -> Any:
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(32, device=device),
         batch_size=8,
-        generator=torch.Generator().manual_seed(0),
     )
     rows = TensorDict(
         {
@@ -142,7 +141,7 @@ def torchrl_dqn(device: str) -> Any:
 @program("torchrl/collector-cartpole", "torchrl.envs", "torchrl.collectors", "torchrl.modules")
 def collector(device: str) -> Any:
     from torch import nn
-    from torchrl.collectors import SyncDataCollector
+    from torchrl.collectors import Collector
     from torchrl.envs import GymEnv
     from torchrl.modules import QValueActor
 
@@ -151,9 +150,7 @@ def collector(device: str) -> Any:
     net = nn.Linear(4, 2).to(device)
     actor = QValueActor(net, in_keys=["observation"], spec=environment.action_spec)
     found = []
-    for data in SyncDataCollector(
-        environment, actor, frames_per_batch=8, total_frames=16, device=device
-    ):
+    for data in Collector(environment, actor, frames_per_batch=8, total_frames=16, device=device):
         loss = (net(data["observation"]).max(-1).values - 1).square().mean()
         loss.backward()
         found.append(loss.item())
