@@ -93,6 +93,14 @@ def cross_entropy_loss(
     return elementwise_loss(given, given, reduction, **options)
 
 
+def masked_fill(given: Any, mask: Any, value: Any) -> Any:
+    """``masked_fill`` by a number that is a tensor on the host, which CUDA allows and torch's rule
+    for tensors without memory refuses (``masked_fill`` in ``torch/_refs/__init__.py``).
+    """
+    number = 0 if isinstance(value, torch.Tensor) else value
+    return torch.ops.aten.masked_fill.Scalar(given, mask, number)
+
+
 def like_second(grad: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
     """Backward kernels that make a gradient like the input."""
     return torch.empty_like(given, memory_format=torch.contiguous_format)
@@ -219,6 +227,7 @@ def efficient_attention_backward(
 BY_SHAPE: Final[dict[str, Callable[..., Any]]] = {
     "_pack_padded_sequence": packed,
     "_ctc_loss": ctc,
+    "masked_fill": masked_fill,
     "_ctc_loss_backward": like_second,
     "fractional_max_pool3d_backward": like_second,
     "geqrf": geqrf,

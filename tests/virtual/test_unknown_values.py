@@ -225,3 +225,13 @@ def test_without_an_estimate_no_number_is_made_up(session: VirtualSession) -> No
     with pytest.raises(ValueNeeded):
         assert (values > 0).all()
     validated_distributions()
+
+
+def test_a_number_on_the_host_fills_a_tensor_on_the_device() -> None:
+    with gpuprobe.virtual_gpu("t4", compute="shapes"):
+        given = torch.randn(3, 4, device="cuda", requires_grad=True)
+        mask = torch.ones(4, dtype=torch.bool, device="cuda")
+        filled = given.masked_fill(mask, torch.tensor(-1e9))
+        filled.square().sum().backward()
+        assert (filled.shape, filled.device.type, filled.dtype) == ((3, 4), "cuda", torch.float32)
+        assert given.grad.is_cuda
