@@ -7,8 +7,20 @@ from typing import Any, Final
 
 import torch
 
-is_meta = torch._C.TensorBase.is_meta.__get__
-"""Whether a tensor truly has no memory: ``Tensor.is_meta`` itself is replaced by a virtual GPU."""
+_keys = torch._C._dispatch_keys
+# The bit of a tensor's dispatch keys by which one without memory differs from one on the host.
+_WITHOUT_MEMORY: Final = (
+    _keys(torch.empty(0, device="meta")).raw_repr()
+    & ~_keys(torch.empty(0, device="cpu")).raw_repr()
+)
+
+
+def is_meta(tensor: Any) -> bool:
+    """Whether a tensor truly has no memory. A virtual GPU replaces ``Tensor.is_meta``, and torch
+    asks that where a mode (``with torch.device(...)``) or a subclass handles torch's functions.
+    """
+    return bool(_keys(tensor).raw_repr() & _WITHOUT_MEMORY)
+
 
 _functorch: Any = torch._C._functorch
 _COMPRESSED: Final = {

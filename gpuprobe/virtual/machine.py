@@ -1,15 +1,18 @@
 """The virtual machine: its devices, which storage lies where, and what each thread has current.
 
 A *tag* says where a storage is supposed to lie. The storage itself is ordinary CPU memory
-(``compute="real"``) or has no memory at all (``"shapes"``: a meta tensor). A tag is the weak
-reference to its storage: when the storage is gone, its block goes back to the allocator.
+(``compute="real"``) or has no memory at all (``"shapes"``: a meta tensor, whose values may be
+`known`). A tag is the weak reference to its storage: when the storage is gone, its block goes back
+to the allocator.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -18,7 +21,7 @@ from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.hazards.observer import HOST, PINNED, Observer
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.trace import AllocatorSettings
-from gpuprobe.torch_support.tensors import is_meta, parts
+from gpuprobe.torch_support.tensors import is_meta, parts, storage_key
 from gpuprobe.virtual.catalogue.gpus import GpuModel
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.generators import Generators
@@ -26,19 +29,39 @@ from gpuprobe.virtual.node_streams import NodeStreams
 
 __all__ = ["HOST", "PINNED", "Local", "Machine", "Tag", "is_meta", "parts"]
 
+_MIB: Final = 2**20
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _NO_NODE: Final = object()
 """The node at work before the first one of a backward pass."""
+
+
+@dataclass(slots=True)
+class Limits:
+    """The most bytes of one storage whose values are computed. Floating point weighs, and seldom
+    decides; whole numbers and masks decide, and are small.
+    """
+
+    floating: float = _MIB
+    others: float = 256 * _MIB
+
+    def allow(self, dtype: torch.dtype, nbytes: int) -> bool:
+        if dtype.is_floating_point or dtype.is_complex:
+            return nbytes <= self.floating
+        return nbytes <= self.others
 
 
 class Tag(weakref.ref[Any]):
     """Where a live storage lies. ``block`` is None for host memory and empty storages.
 
     ``zeroed`` numbers the node of the backward pass that made it as zeros, None for all others.
+
     ``held`` is the storage that this one stands for and keeps alive: see `compiled.graph`.
+
+    ``values`` is the host memory with the values of a storage without memory, None where they are
+    unknown; ``lost`` says of a storage with memory that its contents are unknown (`known`).
     """
 
-    __slots__ = ("block", "held", "key", "nbytes", "place", "stream", "zeroed")
+    __slots__ = ("block", "held", "key", "lost", "nbytes", "place", "stream", "values", "zeroed")
 
     key: int
     place: int
@@ -47,6 +70,8 @@ class Tag(weakref.ref[Any]):
     block: PoolBlock | None
     held: Any
     zeroed: int | None
+    values: Any
+    lost: bool
 
 
 class Local(threading.local):
@@ -78,8 +103,8 @@ class Local(threading.local):
 class Machine:
     """All of a virtual machine's state.
 
-    ``compute`` is ``"real"`` (values on the CPU) or ``"shapes"`` (none). ``observer`` is
-    notified where hazards are looked for.
+    ``compute`` is ``"real"`` (values on the CPU) or ``"shapes"`` (those of small tensors only, as
+    `limits` say). ``observer`` is notified where hazards are looked for.
     """
 
     def __init__(
@@ -93,6 +118,7 @@ class Machine:
         endless: bool = False,
     ) -> None:
         self.shapes = compute == "shapes"
+        self.limits = Limits()
         self.devices = [
             VirtualDevice(
                 index,
@@ -107,6 +133,7 @@ class Machine:
         self.settings = settings
         self.local = Local()
         self.tags: dict[int, Tag] = {}
+        self.untagged: dict[int, Tag] = {}  # values of storages that have no place yet
         self.generators = Generators(len(models))
         self.observer: Observer | None = None
         self.meter: Callable[..., None] | None = None  # is given each operator of a device
@@ -115,6 +142,7 @@ class Machine:
         self.many_streams = False
         self.nodes = NodeStreams()
         self.closed = False
+        self._pid = os.getpid()
         self.unknown_as_nan = False
         self.given_nan = ""  # where the program was first given NaN for a value
         self.assumptions = Assumptions()  # what the user said of unknown values
@@ -199,10 +227,42 @@ class Machine:
         tag.block = block
         tag.held = None
         tag.zeroed = None
+        without_place = self.untagged.pop(tag.key, None)
+        tag.values = None if without_place is None else without_place.values
+        tag.lost = False
         self.tags[tag.key] = tag
         if self.observer is not None:
             self.observer.allocated(tag)
         return tag
+
+    def keeper_of(self, tensor: Any) -> Tag | None:
+        """The tag that keeps a tensor's values: its own, or one that only does that."""
+        tag = self.tag_of(tensor)
+        if tag is None and self.untagged and is_meta(tensor):
+            return self.untagged.get(storage_key(tensor))
+        return tag
+
+    def keep_values(self, storage: Any, values: Any) -> None:
+        """Keep the values of a storage that has no place yet: `track` takes them over."""
+        tag = Tag(storage, self._forgotten)
+        tag.key, tag.values, tag.nbytes = storage._cdata, values, storage.nbytes()
+        self.untagged[tag.key] = tag
+
+    def moved(self, tensor: Any) -> None:
+        """A tensor that has no place yet has another storage, or one of another size."""
+        tag = self.untagged.get(storage_key(tensor))
+        if tag is not None and tag.nbytes != tensor.untyped_storage().nbytes():
+            del self.untagged[tag.key]
+
+    def _forgotten(self, tag: Tag) -> None:
+        if self.untagged.get(tag.key) is tag:
+            del self.untagged[tag.key]
+
+    def in_child(self) -> bool:
+        """Whether this is a process that was forked off: a worker that makes samples, say. There,
+        host tensors are whole, since they are sent on as bytes.
+        """
+        return os.getpid() != self._pid
 
     def made_on_host(self, key: int, instruction: tuple[int, int]) -> None:
         """A factory made a host storage while Python was at ``instruction`` (frame id, offset).
@@ -227,6 +287,8 @@ class Machine:
         """
         old, nbytes = tag.block, storage.nbytes()
         tag.nbytes = nbytes
+        if tag.values is not None:
+            tag.values.resize_(nbytes)
         if tag.place < 0:
             return
         device = self.devices[tag.place]
@@ -334,3 +396,4 @@ class Machine:
         """Storages that outlive the virtual machine no longer count."""
         self.closed = True
         self.tags.clear()
+        self.untagged.clear()

@@ -19,7 +19,7 @@ from gpuprobe.virtual.dispatch.mode import DispatchMode
 from gpuprobe.virtual.kernels import attention, fourier, host, jiterator
 from gpuprobe.virtual.lowering import functions, recurrent, rows
 from gpuprobe.virtual.machine import Machine
-from gpuprobe.virtual.torch_patches import autocast, collectives, tensors, uninitialized
+from gpuprobe.virtual.torch_patches import autocast, collectives, parameters, tensors
 from gpuprobe.virtual.torch_patches.intercept import Intercept
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, exclude, include, pass_by
 
@@ -64,7 +64,7 @@ class VirtualSession:
             cuda_api.install(self.machine, self._patches)
             collectives.install(self.machine, self._patches)
             tensors.install(self.machine, self.intercept, self._patches)
-            uninitialized.install(self.machine, self._patches)
+            parameters.install(self.machine, self._patches)
             compiler.install(self.machine, self._patches)
             boundary.install(self.machine, self._patches)
             saving.install(self.machine, self._patches)

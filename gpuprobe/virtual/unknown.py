@@ -21,7 +21,8 @@ from gpuprobe.virtual.frames import (
     program_line,
     where,
 )
-from gpuprobe.virtual.machine import Machine, is_meta
+from gpuprobe.virtual.known import is_known
+from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.reads import branches
 from gpuprobe.virtual.reads.numbers import UnknownNumber
 
@@ -88,13 +89,13 @@ def answer(machine: Machine, func: Any, args: tuple[Any, ...]) -> Any:
             for item in args[1]
             if isinstance(item, torch.Tensor)
             and item.dtype in (torch.bool, torch.uint8)
-            and is_meta(item)
+            and not is_known(machine, item)
         ]
         if not masks or (name != "index" and args[2].numel() == 1 and len(args[1]) == 1):
             return NO_ANSWER  # a fixed shape; masked_fill
         raise refuse("how many elements a mask selects")
     if name in ("equal", "allclose"):
-        if not (is_meta(tensor) or is_meta(args[1])):
+        if is_known(machine, tensor) and is_known(machine, args[1]):
             return NO_ANSWER
         if name == "allclose":
             if in_engine():  # ``svd_backward`` in FunctionsManual.cpp, of complex matrices
@@ -102,7 +103,7 @@ def answer(machine: Machine, func: Any, args: tuple[Any, ...]) -> Any:
                 return True
             return _truth(machine, "whether two tensors are close")
         return tensor.shape == args[1].shape and _truth(machine, "whether two tensors are equal")
-    if not is_meta(tensor):
+    if is_known(machine, tensor):
         return NO_ANSWER
     if name == "_local_scalar_dense":
         return _scalar(machine, tensor)

@@ -250,17 +250,20 @@ whose arguments keep their values: what they return.
 """
 
 
-def without_values(value: Any) -> Any:
-    """The arguments of one call with every host tensor that has values replaced by one that has
-    none: torch refuses to mix them. Scalars stay, torch allows those.
+def shape_of(tensor: Any) -> Any:
+    """A tensor of the same shape without memory."""
+    return _empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def without_values(value: Any, numbers: bool = False) -> Any:
+    """One argument of a call with every host tensor that has values replaced by one that has none:
+    torch refuses to mix them. A tensor without dimensions stays, as torch allows, unless it is in
+    a list (``numbers``).
     """
     if isinstance(value, torch.Tensor):
-        if is_meta(value) or not value.dim() or value.layout is not torch.strided:
+        if is_meta(value) or not (numbers or value.dim()) or value.layout is not torch.strided:
             return value
-        return _empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+        return shape_of(value)
     if type(value) is list or type(value) is tuple:
-        made = [without_values(item) for item in value]
-        # The same object where nothing changed: who holds a tensor is counted elsewhere.
-        if any(one is not other for one, other in zip(made, value, strict=True)):
-            return type(value)(made)
+        return type(value)([without_values(item, numbers=True) for item in value])
     return value

@@ -248,11 +248,20 @@ def optimizers() -> None:
         _train(model, lambda: torch.randn(2, 4, device="cuda"), optimizer)
 
 
-@needs_values
+@program
 def closures() -> None:
-    model = nn.Linear(4, 1).cuda()
+    _minimize(4)
+
+
+@needs_values
+def closures_of_many_weights() -> None:
+    _minimize(2**18 + 1)  # more floating point than is computed
+
+
+def _minimize(size: int) -> None:
+    model = nn.Linear(size, 1).cuda()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
-    batch = torch.randn(8, 4, device="cuda")
+    batch = torch.randn(8, size, device="cuda")
 
     def closure() -> Any:
         optimizer.zero_grad()

@@ -129,7 +129,7 @@ def test_what_cannot_be_estimated() -> None:
         gpuprobe.estimate(build(), gpu="h1000")
 
     def needs_a_value() -> None:
-        torch.zeros(3, device="cuda").nonzero()
+        torch.zeros(MIB, device="cuda").nonzero()  # more than is computed
 
     with pytest.raises(ValueNeeded, match=r"test_estimate\.py:\d+ needs the value"):
         gpuprobe.estimate(needs_a_value)
@@ -214,7 +214,7 @@ def test_a_script_that_fails(tmp_path: Path) -> None:
     assert done.returncode == 5
     assert "bad.py" in done.stderr
     assert "TypeError" in done.stderr
-    script.write_text("import torch\nx = torch.zeros(3, device='cuda')\nx[x > 0].sum()\n")
+    script.write_text("import torch\nx = torch.zeros(2**20, device='cuda')\nx[x > 0].sum()\n")
     done = run(script)
     assert done.returncode == 5
     assert "bad.py:3 needs the value of a tensor" in done.stderr
@@ -226,7 +226,7 @@ def test_a_script_that_fails(tmp_path: Path) -> None:
 def test_nan_stands_for_numbers_and_for_nothing_that_decides() -> None:
     with gpuprobe.virtual_gpu("t4", "shapes") as session:
         session.machine.unknown_as_nan = True
-        flags = torch.zeros(8, device="cuda") == 0
+        flags = torch.zeros(MIB, device="cuda") == 0
         right = flags.sum()
         assert right.dtype is torch.int64
         for read in (right.item(), float(right), 3 + right.item(), right.float().mean().item()):
@@ -253,7 +253,7 @@ def test_a_size_that_is_not_known_is_not_made_up(tmp_path: Path) -> None:
     script = tmp_path / "sized.py"
     script.write_text(
         "import torch\n"
-        "count = torch.zeros(8, dtype=torch.long, device='cuda').sum().item()\n"
+        "count = (torch.zeros(2**20, device='cuda') > 0).sum().item()\n"
         "torch.empty(count, device='cuda')\n"
     )
     done = run(script)

@@ -18,10 +18,7 @@ from gpuprobe.virtual.machine import Machine
 
 @dataclass(slots=True)
 class Call:
-    """One call of ``func`` on a device. ``result`` is None before it ran.
-
-    ``copied``: ``args`` is a copy of the tuple that the caller still holds.
-    """
+    """One call of ``func`` on a device. ``result`` is None before it ran."""
 
     machine: Machine
     device: VirtualDevice
@@ -29,7 +26,6 @@ class Call:
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    copied: bool = False
     result: Any = None
     _held: list[PoolBlock] = field(default_factory=list)
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 
+from gpuprobe.hazards.rules import ALSO_WRITTEN
 from gpuprobe.virtual import values
 from gpuprobe.virtual.dispatch.calls import OperatorRow
 from gpuprobe.virtual.dispatch.refusals import refusal
@@ -51,10 +52,49 @@ _HOST_RESULTS: Final = {
 }
 
 
+# In-place operators that do not look at what they overwrite.
+_OVERWRITES: Final = frozenset(
+    {
+        "bernoulli_",
+        "cauchy_",
+        "copy_",
+        "exponential_",
+        "fill_",
+        "geometric_",
+        "log_normal_",
+        "normal_",
+        "random_",
+        "uniform_",
+        "zero_",
+        "_foreach_copy_",
+        "_foreach_zero_",
+    }
+)
+
+# Operators that look at a tensor's shape, and not at its values.
+_LIKE: Final = frozenset(
+    {
+        "empty_like",
+        "full_like",
+        "ones_like",
+        "rand_like",
+        "randint_like",
+        "randn_like",
+        "zeros_like",
+        "new_empty",
+        "new_empty_strided",
+        "new_full",
+        "new_ones",
+        "new_zeros",
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorFacts:
     """Looked up once for each operator."""
 
+    name: str
     row: OperatorRow | None
     mixed: bool
     """It takes host tensors next to device ones."""
@@ -66,7 +106,22 @@ class OperatorFacts:
     in_place: bool
     """What it returns is what it was given."""
     writes: bool
+    written: tuple[tuple[int, str], ...]
+    """Positions and names of the arguments whose memory it writes to."""
+    moves: bool
+    """It changes which memory its argument lies in, or the window on it, and no values."""
+    overwrites: bool
+    """What it writes to is not read."""
+    like: bool
+    """It reads shapes, and no values."""
+    each: bool
+    """It does the same to each entry of its lists (``foreach``)."""
+    pointwise: bool
+    """Numbers among its arguments do not change the shape of its result."""
+    remembered: bool
+    """Its result is new memory, or its first argument, and depends on the arguments' shapes."""
     by_shape: Callable[..., Any] | None
+    collective: bool
     needs_values: bool
     host_results: tuple[int, ...]
 
@@ -77,6 +132,7 @@ def facts_of(func: Any, rows: Mapping[str, OperatorRow]) -> OperatorFacts:
     name = schema.name.removeprefix("aten::")
     row = rows.get(f"{name}.{schema.overload_name or 'default'}") or rows.get(name)
     return OperatorFacts(
+        name=name,
         row=row if schema.name.startswith("aten::") else None,
         mixed=name in _MIXED or name.startswith("_foreach_"),
         fills=name == "copy_",
@@ -85,10 +141,52 @@ def facts_of(func: Any, rows: Mapping[str, OperatorRow]) -> OperatorFacts:
         draws=torch.Tag.nondeterministic_seeded in func.tags,
         in_place=bool(schema.returns) and all(map(_written, schema.returns)),
         writes=any(map(_written, schema.arguments)),
+        written=()
+        if torch.Tag.inplace_view in func.tags
+        else tuple(
+            (at, argument.name)
+            for at, argument in enumerate(schema.arguments)
+            if _written(argument) or argument.name in ALSO_WRITTEN.get(name, ())
+        ),
+        moves=torch.Tag.inplace_view in func.tags,
+        overwrites=name in _OVERWRITES or _returns_only_out(schema),
+        like=name in _LIKE,
+        each=name.startswith("_foreach_"),
+        pointwise=torch.Tag.pointwise in func.tags or name.startswith("_foreach_"),
+        remembered=_remembered(func, name),
         by_shape=values.BY_SHAPE.get(name),
+        collective=schema.name.startswith("c10d::"),
         needs_values=name in values.NEED_VALUES,
         host_results=_HOST_RESULTS.get(name, ()),
     )
+
+
+def _remembered(func: Any, name: str) -> bool:
+    schema = func._schema
+    if (
+        not schema.name.startswith("aten::")
+        or torch.Tag.inplace_view in func.tags
+        or torch.Tag.dynamic_output_shape in func.tags
+        or name in values.BY_SHAPE
+        or name in values.NEED_VALUES
+        or not any("Tensor" in str(argument.type) for argument in schema.arguments)
+    ):
+        return False
+    written = [at for at, argument in enumerate(schema.arguments) if _written(argument)]
+    if written:  # it returns what it writes to, and that is the first argument, or nothing
+        return written == [0] and (
+            not schema.returns or (len(schema.returns) == 1 and _written(schema.returns[0]))
+        )
+    return all(
+        returned.alias_info is None and str(returned.type) in ("Tensor", "List[Tensor]")
+        for returned in schema.returns
+    )
+
+
+def _returns_only_out(schema: Any) -> bool:
+    """Whether all that is written to are ``out=`` arguments."""
+    written = [argument for argument in schema.arguments if _written(argument)]
+    return bool(written) and all(argument.is_out for argument in written)
 
 
 def _written(argument: Any) -> bool:

@@ -8,18 +8,20 @@ the lowering table (`gpuprobe.virtual.lowering`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuprobe.torch_support.tensors import storage_key, tensors_in
-from gpuprobe.virtual import boundary, frames, unknown, values
+from gpuprobe.virtual import boundary, frames, known, unknown
 from gpuprobe.virtual.dispatch import available
 from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 from gpuprobe.virtual.dispatch.facts import OperatorFacts, facts_of
 from gpuprobe.virtual.dispatch.refusals import two_places
+from gpuprobe.virtual.dispatch.shapes import OnShapes
 from gpuprobe.virtual.generators import drawn_by
 from gpuprobe.virtual.kernels import host, nearest
 from gpuprobe.virtual.machine import HOST, Machine, is_meta, parts
@@ -49,6 +51,7 @@ class DispatchMode(TorchDispatchMode):
         self.machine = machine
         self._rows = rows
         self._facts: dict[Any, OperatorFacts] = {}
+        self._shapes = OnShapes(self)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -68,53 +71,43 @@ class DispatchMode(TorchDispatchMode):
             machine.leaves_used(args, kwargs)
         if types and _unwraps_first(types):
             return NotImplemented  # its parts come back here
-        if local.paused:
-            return self._uncharged(facts, func, args, kwargs)
+        if local.paused:  # a part of something that is charged as a whole
+            if not machine.shapes:
+                return self.for_device(func, args, kwargs)
+            _, _, *kinds = self._places(args, kwargs)
+            return self._shapes.run(facts, func, args, kwargs, (HOST, HOST), kinds)
         if facts.composite:  # inference mode hands composite operators over whole
             with self, keys.above():
                 return func.decompose(*args, **kwargs)
 
-        device, host, meta = self._places(args, kwargs)
+        device, host, *kinds = self._places(args, kwargs)
         place = local.new_place
         if place is None:
             if device >= 0:
                 self._check_places(facts, func, args, kwargs, device, host)
             place = device
-        given = args
-        if meta and (machine.shapes or local.standing_in):
-            if facts.needs_values:
-                answer = unknown.answer(machine, func, args)
-                if answer is not unknown.NO_ANSWER:
-                    if machine.observer is not None and device >= 0:
-                        machine.observer.device_op(func, args, kwargs, answer, device)
-                    return answer
-            if facts.by_shape is not None:
-                func = facts.by_shape
-            else:
-                args = values.without_values(args)
-            kwargs = {name: values.without_values(value) for name, value in kwargs.items()}
+        if machine.shapes or (local.standing_in and kinds[0]):
+            return self._shapes.run(facts, func, args, kwargs, (device, place), kinds)
         if device >= 0 or place >= 0:
-            return self._on_device(facts, func, args, kwargs, device, place, given is not args)
-        return self._on_host(facts, func, args, kwargs)
+            return self.on_device(facts, func, args, kwargs, device, place)
+        return self.on_host(facts, func, args, kwargs)
 
-    def _uncharged(
-        self, facts: OperatorFacts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    def on_host(
+        self,
+        facts: OperatorFacts,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        make: Callable[[], Any] | None = None,
     ) -> Any:
-        """A part of something that is charged as a whole."""
-        if self.machine.shapes:
-            if facts.by_shape is not None:
-                func = facts.by_shape
-            elif any(is_meta(item) for item in tensors_in(args)):
-                args = values.without_values(args)
-        return self._for_device(func, args, kwargs)
-
-    def _on_host(
-        self, facts: OperatorFacts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+        """Run an operator on host tensors. ``make``: makes the result instead of the kernel."""
         machine = self.machine
         local = machine.local
-        run = functools.partial(self._draw, HOST) if facts.draws else self._run
-        result = run(func, args, kwargs)
+        if make is not None:
+            result = make()
+        else:
+            run = functools.partial(self._draw, HOST) if facts.draws else self.run
+            result = run(func, args, kwargs)
         if local.new_place is not None:
             self._track_results(result, local.new_place, facts, None)
         elif machine.shapes:
@@ -139,7 +132,7 @@ class DispatchMode(TorchDispatchMode):
         with self, keys.above():
             return kernel(*args, **kwargs)
 
-    def _on_device(
+    def on_device(
         self,
         facts: OperatorFacts,
         func: Callable[..., Any],
@@ -147,25 +140,29 @@ class DispatchMode(TorchDispatchMode):
         kwargs: dict[str, Any],
         device: int,
         place: int,
-        copied: bool,
+        make: Callable[[], Any] | None = None,
     ) -> Any:
+        """Run an operator of which arguments or results lie on a device, with what it takes of
+        memory. ``make``: what makes the result instead of the kernel.
+        """
         machine = self.machine
         row = facts.row
         index = place if place >= 0 else device
         if machine.capture is not None:
             machine.capture.about_to_run(func, args, kwargs)
         if row is None:
-            result = self._made(facts, func, args, kwargs, place, index)
+            result = self._made(facts, func, args, kwargs, place, index, make)
             self._track_results(result, place, facts, None)
         else:
             stream = machine.stream(index)
-            call = Call(machine, machine.devices[index], stream, func, args, kwargs, copied)
+            call = Call(machine, machine.devices[index], stream, func, args, kwargs)
             try:
                 if row.before is not None:
                     row.before(call)
                 source = row.reuse(call) if row.reuse is not None else None
                 there = place if source is None else HOST  # memory that is reused is there
-                result = call.result = self._made(facts, func, args, kwargs, there, index)
+                result = self._made(facts, func, args, kwargs, there, index, make)
+                call.result = result
                 self._track_results(result, place, facts, source)
                 if row.after is not None:
                     row.after(call)
@@ -187,71 +184,79 @@ class DispatchMode(TorchDispatchMode):
         kwargs: dict[str, Any],
         place: int,
         index: int,
+        make: Callable[[], Any] | None,
     ) -> Any:
         """What the host's kernel makes for ``place``. Raises torch.OutOfMemoryError where it is
         more than that device has left, if possible before the host is asked for it.
         """
         machine = self.machine
-        if not machine.shapes and func in host.TABLE:
+        if make is not None:
+            return make()
+        if func in host.TABLE:
             func = functools.partial(host.TABLE[func], func)
-        run = functools.partial(self._draw, index) if facts.draws else self._for_device
-        if place < 0 or machine.shapes or facts.writes:
+        run = functools.partial(self._draw, index) if facts.draws else self.for_device
+        if place < 0 or facts.writes:
             return run(func, args, kwargs)
         device = machine.devices[place]
         if available.may_not_fit(device, args):
-            available.require(device, machine.stream(place), self._run, func, args, kwargs)
+            available.require(device, machine.stream(place), self.run, func, args, kwargs)
         try:
             return run(func, args, kwargs)
         except RuntimeError as error:
             if available.HOST_FULL not in str(error):
                 raise
             failure = error
-        available.require(device, machine.stream(place), self._run, func, args, kwargs)
+        available.require(device, machine.stream(place), self.run, func, args, kwargs)
         raise failure
 
     def _draw(self, place: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """`_run`, with random numbers from the generator of ``place``."""
+        """`run`, with random numbers from the generator of ``place``."""
         if place < 0:
             with self.machine.generators.draw(place, (*args, *kwargs.values())):
-                return self._run(func, args, kwargs)
+                return self.run(func, args, kwargs)
         generators = self.machine.generators
         given = (*args, *kwargs.values())
         with generators.draw(place, given):
-            result = self._for_device(func, args, kwargs)
+            result = self.for_device(func, args, kwargs)
         model = self.machine.devices[place].model
         generators.advance(place, given, drawn_by(func, args, result, model))
         return result
 
-    def _for_device(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """`_run`, with what CUDA has and the host lacks."""
+    def for_device(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`run`, with what CUDA has and the host lacks."""
         try:
-            return self._run(func, args, kwargs)
+            return self.run(func, args, kwargs)
         except RuntimeError as error:
             failure = error
         try:
-            if self.machine.shapes:
-                raise failure
-            return self._run(functools.partial(nearest.instead, func, failure), args, kwargs)
+            return self.run(functools.partial(nearest.instead, func, failure), args, kwargs)
         except RuntimeError as error:
             lacking = boundary.of_kernel(func, error)
             if lacking is None:
                 raise
         raise lacking
 
-    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The host's kernel. Meta kernels are often Python code: what they ask of tensors must
-        be answered as if there were no virtual device.
-        """
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The host's kernel."""
         local = self.machine.local
         before, local.inside = local.inside, True
         try:
             given = [item.dtype.is_complex for item in args if isinstance(item, _Tensor)]
             with keys.for_kernel() if True in given else keys.below():
                 return func(*args, **kwargs)
-        except NotImplementedError as error:
-            if self.machine.shapes and "Meta" in str(error):
-                raise unknown.no_shape_rule(func) from None
-            raise
+        finally:
+            local.inside = before
+
+    @contextmanager
+    def below(self) -> Iterator[None]:
+        """What torch does within is not the program's. Meta kernels are often Python code: what
+        they ask of tensors must be answered as if there were no virtual device.
+        """
+        local = self.machine.local
+        before, local.inside = local.inside, True
+        try:
+            with keys.below():
+                yield
         finally:
             local.inside = before
 
@@ -259,13 +264,13 @@ class DispatchMode(TorchDispatchMode):
 
     def _places(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[int, Any | None, bool]:
-        """The device of the arguments (-1: none), one host tensor that is not a scalar, and
-        whether any has no values.
+    ) -> tuple[int, Any | None, bool, bool]:
+        """The device of the arguments (-1: none), one host tensor that is not a scalar, whether
+        any has no memory, and whether the values of any are unknown.
         """
         device = -1
         host = None
-        meta = False
+        meta = some_unknown = False
         tag_of = self.machine.tag_of
         for value in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(value, _Tensor):
@@ -280,6 +285,10 @@ class DispatchMode(TorchDispatchMode):
                 tag = tag_of(tensor)
                 if is_meta(tensor):
                     meta = True
+                    if tag is None or tag.values is None:
+                        some_unknown = some_unknown or not known.is_known(self.machine, tensor)
+                elif tag is not None and tag.lost:
+                    some_unknown = True
                 if tag is None or tag.place < 0:
                     if host is None and tensor.dim():
                         host = tensor
@@ -287,7 +296,7 @@ class DispatchMode(TorchDispatchMode):
                     device = tag.place
                 elif device != tag.place and host is None:
                     host = tensor  # on another device: as wrong as on the host
-        return device, host, meta
+        return device, host, meta, some_unknown
 
     def _check_places(
         self,

@@ -48,9 +48,7 @@ class Problem(NamedTuple):
 
 
 def install(machine: Machine, kernels: Kernels) -> None:
-    """Register the kernels; nothing without values."""
-    if machine.shapes:
-        return
+    """Register the kernels."""
     made = _Kernels(machine)
     for name, kernel in (
         ("_scaled_dot_product_flash_attention", made.flash),

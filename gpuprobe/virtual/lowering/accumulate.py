@@ -26,7 +26,7 @@ def at_its_end(call: Call, tensor: Any, references: int) -> bool:
     if torch._C._storage_Use_Count(storage._cdata) > 2:
         return False
     # Python code of the program's own may still hold the tensor itself.
-    if sys.getrefcount(tensor) > references + call.copied:
+    if sys.getrefcount(tensor) > references:
         return False
     return bool(tensor.numel() * tensor.element_size() == storage.nbytes())
 

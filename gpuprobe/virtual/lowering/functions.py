@@ -82,7 +82,7 @@ def _one_hot(machine: Machine) -> Callable[..., Any]:
             machine.place_of(tensor) < 0
             or tensor.dtype != torch.long
             or not tensor.numel()
-            or (unknown and (machine.shapes or num_classes != -1))
+            or (unknown and num_classes != -1)
             or transformed()
         ):
             with below():

@@ -14,11 +14,13 @@ import torch
 import torch.backends.cudnn.rnn
 
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support.tensors import tensors_in
 from gpuprobe.virtual.dispatch import refusals
 from gpuprobe.virtual.generators import drawing_from
 from gpuprobe.virtual.lowering.functions import APART, charge, notify_kernel, uncharged
-from gpuprobe.virtual.machine import Machine
+from gpuprobe.virtual.machine import Machine, is_meta
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, transformed
+from gpuprobe.virtual.torch_patches.parameters import as_parameters
 
 _aten = torch.ops.aten
 
@@ -71,6 +73,8 @@ def _recurrent(machine: Machine, kind: str, operator: Any) -> Callable[..., Any]
     def network(*args: Any) -> Any:
         place = machine.place_of(args[0])
         if place < 0 or machine.local.paused:
+            if machine.shapes and any(map(is_meta, tensors_in(args))):
+                args = as_parameters(machine, args)
             with below():
                 return operator(*args)
         refusals.recurrent(machine.place_of, args)

@@ -12,10 +12,12 @@ import torch
 from torch.utils._device import DeviceContext, _device_constructors
 
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support.tensors import tensors_in
 from gpuprobe.virtual.machine import HOST, PINNED, Machine
 from gpuprobe.virtual.torch_patches.indices import device_named
 from gpuprobe.virtual.torch_patches.intercept import Intercept, placed_on
 from gpuprobe.virtual.torch_patches.keys import below
+from gpuprobe.virtual.torch_patches.parameters import leaf
 
 
 def install(machine: Machine, intercept: Intercept, patches: Patches) -> None:
@@ -126,6 +128,9 @@ def _then_move(
             if not options.get("pin_memory"):
                 if is_tensor and machine.place_of(data) >= 0 and original.__name__ == "tensor":
                     return _copy_of(data, device, options)
+                if machine.shapes and options.get("requires_grad"):
+                    options["requires_grad"] = False
+                    return leaf(machine, original(data, *args, **options))
                 return original(data, *args, **options)
         elif device.type != "cuda":
             return original(data, *args, **options)
@@ -168,7 +173,7 @@ def _default_device() -> torch.device | None:
     return None
 
 
-# Factories whose result carries no information but its shape; others keep their values.
+# Factories of what a model is made of. Others keep their values, whatever their size.
 _VALUELESS = (
     "empty",
     "zeros",
@@ -182,15 +187,19 @@ _VALUELESS = (
 
 
 def _valueless(machine: Machine, patches: Patches) -> None:
-    """Host tensors of floating point have no values either: a model is built on the host first,
-    and would need its memory there.
+    """Large host tensors of floating point have no values either: a model is built on the host
+    first, and would need its memory there.
     """
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(name: str) -> Callable[..., Any]:
+        original = getattr(torch, name)
+
         @functools.wraps(original)
         def build(*args: Any, **options: Any) -> Any:
             if machine.local.inside:
                 return original(*args, **options)
+            if name == "normal" and any(True for _ in tensors_in((args, options))):
+                return original(*args, **options)  # like its arguments
             device = options.get("device")
             if device is None:
                 device = _default_device()
@@ -198,23 +207,24 @@ def _valueless(machine: Machine, patches: Patches) -> None:
                 return original(*args, **options)
             dtype = options.get("dtype")
             if dtype is None:
-                dtype = _implied(original.__name__, args, options)
+                dtype = _implied(name, args, options)
             if not (dtype.is_floating_point or dtype.is_complex):
                 return original(*args, **options)
+            given, options = options, {**options, "device": "meta"}
             place = PINNED if options.pop("pin_memory", False) else HOST
-            options["device"] = "meta"
             options.pop("generator", None)
+            with below(), torch._C._DisableTorchDispatch():
+                nbytes = original(*args, **options).untyped_storage().nbytes()
+            if machine.in_child() or machine.limits.allow(dtype, nbytes):
+                made = original(*args, **{**given, "requires_grad": False})
+                return leaf(machine, made) if given.get("requires_grad") else made
             with placed_on(machine, place), below():
-                result = original(*args, **options)
-            if result.numel() <= 1 and place == HOST:  # counters and such: they have values
-                options["device"] = "cpu"
                 return original(*args, **options)
-            return result
 
         return build
 
     for name in _VALUELESS:
-        patches.set(torch, name, wrap(getattr(torch, name)))
+        patches.set(torch, name, wrap(name))
 
 
 def _implied(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> torch.dtype:

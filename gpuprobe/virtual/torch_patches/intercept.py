@@ -17,16 +17,16 @@ from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from gpuprobe.code_origin import folder_of
 from gpuprobe.torch_support.tensors import storage_key
 from gpuprobe.virtual import frames
+from gpuprobe.virtual.known import is_known
 from gpuprobe.virtual.machine import HOST, PINNED, Machine, is_meta
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, single_level, transformed
+from gpuprobe.virtual.torch_patches.parameters import of_kind
 
 _DDP = f"{folder_of(torch)}nn/parallel/distributed.py"
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
 _COPIES = frozenset({"to", "_to_copy"})
 _PINS = frozenset({"pin_memory", "_pin_memory", "is_pinned"})
-# The real device of a tensor: ``Tensor.device`` itself is replaced.
-_real_device = torch._C.TensorBase.device.__get__
 
 
 @contextmanager
@@ -181,7 +181,7 @@ class Intercept:
                         return operator(*args, **kwargs)
                 if place == source:
                     if device is not None:
-                        given["device"] = _real_device(tensor)
+                        given["device"] = _META if is_meta(tensor) else _CPU
                     if given.get("pin_memory"):
                         given["pin_memory"] = None
                     with below():
@@ -225,11 +225,14 @@ class Intercept:
         layout: Any = None,
         memory_format: Any = None,
         non_blocking: bool = False,
+        meta: bool | None = None,
     ) -> Any:
-        """A copy of ``tensor`` in another place, differentiable."""
-        if place < 0 and non_blocking and not is_meta(tensor):
+        """A copy of ``tensor`` in another place, differentiable. ``meta``: whether it is to have
+        no memory, whatever is known of its values.
+        """
+        if place < 0 and non_blocking and is_known(self.machine, tensor):
             place = PINNED  # as `_to_copy` does for copies that are not waited for
-        copy = (place, dtype, layout, memory_format, non_blocking)
+        copy = (place, dtype, layout, memory_format, non_blocking, meta)
         if torch.is_grad_enabled() and tensor.requires_grad:
             with single_level():
                 return _ToCopy.apply(tensor, self, copy)
@@ -243,12 +246,15 @@ class Intercept:
         layout: Any,
         memory_format: Any,
         non_blocking: bool,
+        meta: bool | None,
     ) -> Any:
         """What `move` does once autograd has been taken care of."""
         machine = self.machine
-        host = _META if machine.valueless and (place >= 0 or is_meta(tensor)) else _CPU
+        host = _CPU
+        if machine.valueless and (place >= 0 or not is_known(machine, tensor)):
+            host = _META
         with placed_on(machine, place), below():
-            return torch.ops.aten._to_copy.default(
+            made = torch.ops.aten._to_copy.default(
                 tensor,
                 dtype=dtype,
                 layout=layout,
@@ -256,6 +262,7 @@ class Intercept:
                 non_blocking=non_blocking,
                 memory_format=memory_format,
             )
+        return made if meta is None else of_kind(machine, made, meta)
 
     def pin(self, tensor: Any) -> Any:
         """``Tensor.pin_memory``."""
@@ -278,6 +285,7 @@ class _ToCopy(torch.autograd.function._SingleLevelFunction):
     def forward(ctx: Any, tensor: Any, intercept: Any, copy: Any) -> Any:
         ctx.intercept, ctx.copy = intercept, copy
         ctx.back = (intercept.machine.place_of(tensor), tensor.dtype)
+        ctx.meta = is_meta(tensor) if intercept.machine.shapes else None
         if not transformed():
             return intercept.copy(tensor, *copy)
         with torch.enable_grad(), _set_fwd_grad_enabled(True):  # for the transforms further out
@@ -286,7 +294,7 @@ class _ToCopy(torch.autograd.function._SingleLevelFunction):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         place, dtype = ctx.back
-        return ctx.intercept.move(grad, place, dtype=dtype), None, None
+        return ctx.intercept.move(grad, place, dtype=dtype, meta=ctx.meta), None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Any, *rest: Any) -> Any:

@@ -11,10 +11,12 @@ import torch.utils.dlpack as dlpack
 
 from gpuprobe.patching import Patches
 from gpuprobe.virtual import unknown
+from gpuprobe.virtual.known import is_known
 from gpuprobe.virtual.machine import PINNED, Machine, is_meta
 from gpuprobe.virtual.reads import numbers
 from gpuprobe.virtual.torch_patches.indices import device_named
 from gpuprobe.virtual.torch_patches.keys import transformed
+from gpuprobe.virtual.torch_patches.parameters import host_values
 
 _Base = torch._C.TensorBase
 _CPU = torch.device("cpu")
@@ -117,9 +119,13 @@ def _python_values(machine: Machine, patches: Patches) -> None:
                     "copy the tensor to host memory first."
                 )
             return tensor.detach().cpu().resolve_conj().resolve_neg().numpy()
-        if is_meta(tensor) and machine.tag_of(tensor) is not None:
-            return unknown.array_of(machine, tensor)
-        array = _Base.numpy(tensor, force=force)
+        if machine.shapes:
+            if not is_known(machine, tensor) and machine.tag_of(tensor) is not None:
+                return unknown.array_of(machine, tensor)
+            whole = host_values(machine, tensor)
+            array = _Base.numpy(whole.requires_grad_(tensor.requires_grad), force=force)
+        else:
+            array = _Base.numpy(tensor, force=force)
         if index == PINNED and machine.observer is not None:
             return machine.observer.aliased(tensor, array)
         return array
@@ -129,8 +135,10 @@ def _python_values(machine: Machine, patches: Patches) -> None:
     def tolist(tensor: Any) -> Any:
         if place(tensor) >= 0:
             return tensor.cpu().tolist() if tensor.dim() else tensor.item()
-        if is_meta(tensor) and machine.tag_of(tensor) is not None:
-            return unknown.list_of(machine, tensor)
+        if machine.shapes and machine.tag_of(tensor) is not None:
+            if not is_known(machine, tensor):
+                return unknown.list_of(machine, tensor)
+            tensor = host_values(machine, tensor)
         if machine.observer is not None and place(tensor) == PINNED:
             machine.observer.host_use(tensor, False, "tolist")
         return _Base.tolist(tensor)
@@ -200,6 +208,16 @@ def _deepcopy_and_repr(machine: Machine, patches: Patches) -> None:
     def representation(tensor: Any, **kwargs: Any) -> str:
         if not is_meta(tensor) or machine.tag_of(tensor) is None:
             return original_repr(tensor, **kwargs)
+        if is_known(machine, tensor):
+            text = original_repr(host_values(machine, tensor), **kwargs).removesuffix(")")
+            at = text.rfind(", dtype=") % (len(text) + 1)
+            device = f", device='{tensor.device}'" if tensor.is_cuda else ""
+            grad = ""
+            if tensor.grad_fn is not None:
+                grad = f", grad_fn=<{tensor.grad_fn.name()}>"
+            elif tensor.requires_grad:
+                grad = ", requires_grad=True"
+            return f"{text[:at]}{device}{text[at:]}{grad})"
         dtype = f", dtype={tensor.dtype}" if tensor.dtype != torch.get_default_dtype() else ""
         return f"tensor(..., device='{tensor.device}', size={tuple(tensor.shape)}{dtype})"
 

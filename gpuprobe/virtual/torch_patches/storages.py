@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import reduce_tensor
 
 from gpuprobe.patching import Patches
-from gpuprobe.virtual.machine import Machine, Tag
+from gpuprobe.virtual.known import is_known
+from gpuprobe.virtual.machine import HOST, Machine, Tag, is_meta
 from gpuprobe.virtual.torch_patches.indices import device_named
 from gpuprobe.virtual.torch_patches.keys import below
+from gpuprobe.virtual.torch_patches.parameters import host_values
 
 _CPU = torch.device("cpu")
+_device_of = torch._C.StorageBase.device.__get__
+
+
+_machines: list[Machine] = []
+"""The one that is in use, for what pickle calls by name."""
 
 
 def install(machine: Machine, patches: Patches) -> None:
     _attributes(machine, patches)
     _copies(machine, patches)
     _serialization(machine, patches)
+    if machine.shapes:
+        _pickles(machine, patches)
 
 
 def _attributes(machine: Machine, patches: Patches) -> None:
@@ -28,7 +39,6 @@ def _attributes(machine: Machine, patches: Patches) -> None:
     def tag_of(storage: Any) -> Tag | None:
         return tags.get(storage._cdata)
 
-    original_device = base.device.__get__
     original_new = Storage.__new__
 
     def new(cls: Any, *args: Any, device: Any = None, **options: Any) -> Any:
@@ -49,7 +59,7 @@ def _attributes(machine: Machine, patches: Patches) -> None:
     def device(storage: Any) -> torch.device:
         tag = tag_of(storage)
         if tag is None:
-            return original_device(storage)
+            return _device_of(storage)
         return torch.device("cuda", tag.place) if tag.place >= 0 else _CPU
 
     patches.set(Storage, "device", property(device))
@@ -80,10 +90,9 @@ def _attributes(machine: Machine, patches: Patches) -> None:
 
 def _copies(machine: Machine, patches: Patches) -> None:
     Storage = torch.UntypedStorage
-    original_device = torch._C.StorageBase.device.__get__
 
     def as_tensor(storage: Any) -> Any:
-        return torch.empty(0, dtype=torch.uint8, device=original_device(storage)).set_(storage)
+        return torch.empty(0, dtype=torch.uint8, device=_device_of(storage)).set_(storage)
 
     def cpu(storage: Any) -> Any:
         if storage.is_cuda:
@@ -122,12 +131,17 @@ def _serialization(machine: Machine, patches: Patches) -> None:
                 "with map_location to map your storages to an existing device."
             )
         untyped = storage if isinstance(storage, torch.UntypedStorage) else storage._untyped_storage
+        if not machine.shapes:
+            if machine.tags.get(untyped._cdata) is None:
+                machine.track(untyped, index)
+            return untyped
         with below():
-            if machine.shapes:
-                untyped = torch.UntypedStorage(untyped.nbytes(), device="meta")
-        if machine.tags.get(untyped._cdata) is None:
-            machine.track(untyped, index)
-        return untyped
+            made = torch.UntypedStorage(untyped.nbytes(), device="meta")
+        tag = machine.track(made, index)
+        # Of which type its elements are is not known yet.
+        if _device_of(untyped).type == "cpu" and untyped.nbytes() <= machine.limits.floating:
+            tag.values = untyped
+        return made
 
     before = list(serialization._package_registry)
     serialization.register_package(-1, tag, deserialize)
@@ -136,3 +150,46 @@ def _serialization(machine: Machine, patches: Patches) -> None:
         serialization._package_registry[:] = before
 
     patches.add(undo)
+
+
+def _pickles(machine: Machine, patches: Patches) -> None:
+    """Host tensors without memory are pickled as their values, where those are known. What goes
+    to another process (samples that a worker of a DataLoader has made) may be unknown there too.
+    """
+    original = torch.Tensor._reduce_ex_internal
+
+    def reduce_ex(tensor: Any, protocol: Any) -> Any:
+        if is_meta(tensor) and machine.place_of(tensor) < 0 and is_known(machine, tensor):
+            values = host_values(machine, tensor)
+            return original(values.requires_grad_(tensor.requires_grad), protocol)
+        return original(tensor, protocol)
+
+    patches.set(torch.Tensor, "_reduce_ex_internal", reduce_ex)
+
+    def reduce_to_process(tensor: Any) -> Any:
+        if tensor.layout is torch.strided and machine.place_of(tensor) < 0:
+            if is_known(machine, tensor):
+                values = host_values(machine, tensor)
+                return reduce_tensor(values.requires_grad_(tensor.requires_grad))
+            if machine.tag_of(tensor) is not None:
+                shape = (tensor.size(), tensor.stride(), tensor.storage_offset())
+                size = tensor.untyped_storage().nbytes()
+                return _unknown, (shape, size, tensor.dtype, tensor.requires_grad)
+        return reduce_tensor(tensor)
+
+    _machines.append(machine)
+    patches.add(_machines.clear)
+    before = getattr(ForkingPickler, "_extra_reducers")[torch.Tensor]  # noqa: B009 - untyped
+    ForkingPickler.register(torch.Tensor, reduce_to_process)
+    patches.add(lambda: ForkingPickler.register(torch.Tensor, before))
+
+
+def _unknown(shape: tuple[Any, ...], nbytes: int, dtype: torch.dtype, grad: bool) -> Any:
+    """A host tensor whose values another process does not know either."""
+    with below():
+        made = torch.empty(0, dtype=dtype, device="meta")
+        size, stride, offset = shape
+        made.set_(torch.UntypedStorage(nbytes, device="meta"), offset, size, stride)
+    for machine in _machines:
+        machine.track(made.untyped_storage(), HOST)
+    return made.requires_grad_(grad)

@@ -12,8 +12,15 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gpuprobe.patching import Patches
-from gpuprobe.virtual.machine import Machine, Tag
-from gpuprobe.virtual.torch_patches import constructors, indices, legacy, methods, storages
+from gpuprobe.virtual.machine import Machine, Tag, is_meta
+from gpuprobe.virtual.torch_patches import (
+    constructors,
+    indices,
+    legacy,
+    methods,
+    parameters,
+    storages,
+)
 from gpuprobe.virtual.torch_patches.intercept import Intercept
 
 _Base = torch._C.TensorBase
@@ -107,6 +114,8 @@ def _gradient(machine: Machine, patches: Patches) -> None:
             mine, other = machine.place_of(tensor), machine.place_of(value)
             if mine != other and max(mine, other) >= 0:
                 raise RuntimeError("assigned grad has data located on a different device")
+            if machine.shapes:
+                value = parameters.of_kind(machine, value, is_meta(tensor))
         grad.__set__(tensor, value)
 
     patches.set(
