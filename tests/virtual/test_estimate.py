@@ -132,7 +132,7 @@ def test_what_cannot_be_estimated() -> None:
         torch.zeros(MIB, device="cuda").nonzero()  # more than is computed
 
     with pytest.raises(ValueNeeded, match=r"test_estimate\.py:\d+ needs the value"):
-        gpuprobe.estimate(needs_a_value)
+        gpuprobe.estimate(needs_a_value, compute="shapes")
     assert not torch.cuda.is_available()
 
 
@@ -215,7 +215,7 @@ def test_a_script_that_fails(tmp_path: Path) -> None:
     assert "bad.py" in done.stderr
     assert "TypeError" in done.stderr
     script.write_text("import torch\nx = torch.zeros(2**20, device='cuda')\nx[x > 0].sum()\n")
-    done = run(script)
+    done = run("--compute", "shapes", script)
     assert done.returncode == 5
     assert "bad.py:3 needs the value of a tensor" in done.stderr
     assert "compute='real'" in done.stderr
@@ -256,7 +256,7 @@ def test_a_size_that_is_not_known_is_not_made_up(tmp_path: Path) -> None:
         "count = (torch.zeros(2**20, device='cuda') > 0).sum().item()\n"
         "torch.empty(count, device='cuda')\n"
     )
-    done = run(script)
+    done = run("--compute", "shapes", script)
     assert done.returncode == 5
     assert "sized.py:2" in done.stderr
     assert "--compute real" in done.stderr
