@@ -21,9 +21,9 @@ from gpuprobe.virtual.frames import (
     program_line,
     where,
 )
-from gpuprobe.virtual.known import is_known
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.reads import branches
+from gpuprobe.virtual.reads.known import is_known
 from gpuprobe.virtual.reads.numbers import UnknownNumber
 
 NO_ANSWER: Final = object()

@@ -215,7 +215,7 @@ def session() -> Iterator[VirtualSession]:
 
 
 def known(session: VirtualSession, tensor: torch.Tensor) -> bool:
-    from gpuprobe.virtual.known import is_known
+    from gpuprobe.virtual.reads.known import is_known
 
     return is_known(session.machine, tensor)
 

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuprobe.torch_support.tensors import storage_key, tensors_in
-from gpuprobe.virtual import boundary, frames, known, unknown
+from gpuprobe.virtual import boundary, frames, unknown
 from gpuprobe.virtual.dispatch import available
 from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 from gpuprobe.virtual.dispatch.facts import OperatorFacts, facts_of
@@ -25,6 +25,7 @@ from gpuprobe.virtual.dispatch.shapes import OnShapes
 from gpuprobe.virtual.generators import drawn_by
 from gpuprobe.virtual.kernels import host, nearest
 from gpuprobe.virtual.machine import HOST, Machine, is_meta, parts
+from gpuprobe.virtual.reads import known
 from gpuprobe.virtual.torch_patches import keys
 
 _Tensor = torch.Tensor

@@ -11,12 +11,13 @@ import torch
 
 from gpuprobe.errors import NotModelled
 from gpuprobe.torch_support.tensors import tensors_in
-from gpuprobe.virtual import known, unknown, values
+from gpuprobe.virtual import unknown, values
 from gpuprobe.virtual.dispatch.facts import OperatorFacts
 from gpuprobe.virtual.dispatch.shape_cache import ShapeCache
 from gpuprobe.virtual.generators import drawn_by
 from gpuprobe.virtual.kernels import host
 from gpuprobe.virtual.machine import Machine, is_meta
+from gpuprobe.virtual.reads import known
 
 _Tensor = torch.Tensor
 _NOTHING: Final = object()

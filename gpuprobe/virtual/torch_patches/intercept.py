@@ -17,8 +17,8 @@ from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from gpuprobe.code_origin import folder_of
 from gpuprobe.torch_support.tensors import storage_key
 from gpuprobe.virtual import frames
-from gpuprobe.virtual.known import is_known
 from gpuprobe.virtual.machine import HOST, PINNED, Machine, is_meta
+from gpuprobe.virtual.reads.known import is_known
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, single_level, transformed
 from gpuprobe.virtual.torch_patches.parameters import of_kind
 

@@ -11,9 +11,9 @@ import torch.utils.dlpack as dlpack
 
 from gpuprobe.patching import Patches
 from gpuprobe.virtual import unknown
-from gpuprobe.virtual.known import is_known
 from gpuprobe.virtual.machine import PINNED, Machine, is_meta
 from gpuprobe.virtual.reads import numbers
+from gpuprobe.virtual.reads.known import is_known
 from gpuprobe.virtual.torch_patches.indices import device_named
 from gpuprobe.virtual.torch_patches.keys import transformed
 from gpuprobe.virtual.torch_patches.parameters import host_values

@@ -16,8 +16,8 @@ import torch
 import torch.nn.parameter
 
 from gpuprobe.patching import Patches
-from gpuprobe.virtual.known import is_known, values_of, with_memory, without_memory
 from gpuprobe.virtual.machine import Machine, is_meta
+from gpuprobe.virtual.reads.known import is_known, values_of, with_memory, without_memory
 from gpuprobe.virtual.torch_patches.keys import below
 
 _Base = torch._C.TensorBase

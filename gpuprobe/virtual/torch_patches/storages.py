@@ -9,8 +9,8 @@ import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
 from gpuprobe.patching import Patches
-from gpuprobe.virtual.known import is_known
 from gpuprobe.virtual.machine import HOST, Machine, Tag, is_meta
+from gpuprobe.virtual.reads.known import is_known
 from gpuprobe.virtual.torch_patches.indices import device_named
 from gpuprobe.virtual.torch_patches.keys import below
 from gpuprobe.virtual.torch_patches.parameters import host_values
