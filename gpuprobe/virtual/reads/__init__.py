@@ -1,1 +1,1 @@
-"""What a program does with a value that it reads, found in its source."""
+"""Values that a program reads: which are known, and what it does with those that are not."""
