@@ -69,8 +69,11 @@ class Reader:
     def finite(self) -> None:
         self._machine.assume(f"{where()}: numbers are finite")
 
-    def whole(self) -> Exception:
-        return refuse("a whole number")
+    def whole(self) -> int:
+        given = _given(self._machine)
+        if given is None:
+            raise refuse("a whole number", assumable=True)
+        return int(given)
 
 
 def answer(machine: Machine, func: Any, args: tuple[Any, ...]) -> Any:
@@ -126,7 +129,7 @@ def _scalar(machine: Machine, tensor: Any) -> Any:
     if machine.unknown_as_nan and _may_be_nan(tensor, reading):
         give_nan(machine)
         return math.nan
-    raise refuse("a number")
+    raise refuse("a number", assumable=True)
 
 
 def _truth(machine: Machine, what: str) -> bool:
@@ -140,7 +143,7 @@ def _truth(machine: Machine, what: str) -> bool:
     verdict = _verdict(machine, caller())
     if verdict is None or not (machine.unknown_as_nan or installed(verdict.file)):
         # Where no result tells of it, only checks of libraries pass, and no test's assertions.
-        raise refuse(what)
+        raise refuse(what, assumable=True)
     return _as_decided(machine, verdict)
 
 
@@ -241,7 +244,7 @@ def array_of(machine: Machine, tensor: Any) -> Any:
     given = _given(machine)
     if given is None:
         if not (machine.unknown_as_nan and (tensor.is_floating_point() or tensor.is_complex())):
-            raise refuse("numpy()")
+            raise refuse("numpy()", assumable=True)
         give_nan(machine)
         given = math.nan
     shape = tuple(tensor.shape)
@@ -255,7 +258,7 @@ def list_of(machine: Machine, tensor: Any) -> Any:
     value: Any = _given(machine)
     if value is None:
         if not machine.unknown_as_nan or tensor.is_complex() or tensor.dtype is torch.bool:
-            raise refuse("tolist()")
+            raise refuse("tolist()", assumable=True)
         value = give_nan(machine)
     elif not isinstance(value, bool):
         value = float(value) if tensor.is_floating_point() else int(value)
@@ -283,22 +286,24 @@ def _known_reader() -> tuple[str, float] | None:
     return None
 
 
-def refuse(what: str) -> ValueNeeded:
-    """The error for a value that does not exist, with the program's line that needs it."""
+def refuse(what: str, *, assumable: bool = False) -> ValueNeeded:
+    """The error for a value that does not exist, with the program's line that needs it.
+    ``assumable``: the user may give it (``--assume``).
+    """
     place = where()
     return ValueNeeded(
         f"{place} needs the value of a tensor ({what}), which compute='shapes' has not computed",
-        hint=hint_of(place),
+        hint=hint_of(place) if assumable else _ALL,
         place=place,
     )
 
 
+_ALL: Final = "compute all values (--compute real, compute='real')"
+
+
 def hint_of(place: str) -> str:
-    """What to do where a line needs a value."""
-    return (
-        "compute all values (--compute real, compute='real'), or give this one: --assume "
-        f"{place}=false (or true, or a number)"
-    )
+    """What to do where a line needs a value that the user may know."""
+    return f"{_ALL}, or give this one: --assume {place}=false (or true, or a number)"
 
 
 def no_shape_rule(func: Any) -> ValueNeeded:

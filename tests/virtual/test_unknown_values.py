@@ -143,6 +143,14 @@ def test_a_branch_that_works_on_both_sides_needs_its_value(session: VirtualSessi
     assert f"--assume {place}=false" in caught.value.hint
 
 
+def test_how_many_a_mask_selects_cannot_be_given(session: VirtualSession) -> None:
+    values = unknown()
+    with pytest.raises(ValueNeeded, match="needs the value of a tensor") as caught:
+        print(values[values > 0].shape)
+    assert "--compute real" in caught.value.hint
+    assert "--assume" not in caught.value.hint
+
+
 # -- numbers
 
 

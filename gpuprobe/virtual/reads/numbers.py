@@ -22,8 +22,8 @@ class Reader(Protocol):
     def finite(self) -> None:
         """The program asks whether a number is finite."""
 
-    def whole(self) -> Exception:
-        """The error for a whole number that is needed."""
+    def whole(self) -> int:
+        """The whole number that the program needs now. Raises ValueNeeded where nobody knows."""
 
 
 class UnknownTruth(int):
@@ -85,20 +85,20 @@ class UnknownNumber(float):
         return self._reader.truth(True)
 
     def __int__(self) -> int:
-        raise self._reader.whole()
+        return self._reader.whole()
 
     def __trunc__(self) -> int:
-        raise self._reader.whole()
+        return self._reader.whole()
 
     def __floor__(self) -> int:
-        raise self._reader.whole()
+        return self._reader.whole()
 
     def __ceil__(self) -> int:
-        raise self._reader.whole()
+        return self._reader.whole()
 
     def __round__(self, ndigits: SupportsIndex | None = None) -> Any:
         if ndigits is None:
-            raise self._reader.whole()
+            return self._reader.whole()
         return self
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
