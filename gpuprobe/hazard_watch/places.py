@@ -14,6 +14,7 @@ import typing_extensions
 
 from gpuprobe.code_origin import PACKAGE, folder_of, line_of
 from gpuprobe.model.place import Place
+from gpuprobe.torch_support.compiled_lines import lines_of
 
 _SKIP: Final = (
     folder_of(torch),
@@ -50,5 +51,8 @@ def place(site: Any) -> Place | None:
     if site is None:
         return None
     code, instruction = site
+    line = line_of(code, instruction)
+    if origins := lines_of(code.co_filename, line):  # of code that torch's compiler wrote
+        return Place(*origins[0])
     name = getattr(code, "co_qualname", code.co_name)
-    return Place(code.co_filename, line_of(code, instruction), name)
+    return Place(code.co_filename, line, name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gpuprobe.allocator.replays.replay import replay_trace
 from gpuprobe.allocator.replays.whatif import what_if
 from gpuprobe.model.plans.estimate import FITS, NOT, WITHIN_MARGIN, Estimate, EstimateShare
@@ -83,16 +85,18 @@ def estimate_of(
         by_category=_shares(report.categories),
         by_module=_shares(report.top_modules),
         by_line=_shares(report.top_lines),
-        assumed=tuple(
-            text if count == 1 else f"{text} ({count} times)"
-            for text, count in machine.assumed.items()
-        ),
+        assumed=_counted(machine.assumed),
         not_modelled=_NOT_MODELLED,
         settings=machine.settings.conf,
         ranks=machine.ranks,
         compute="shapes" if machine.shapes else "real",
         compute_why=why,
+        compiled=_counted(machine.compiler_notes),
     )
+
+
+def _counted(texts: Mapping[str, int]) -> tuple[str, ...]:
+    return tuple(text if count == 1 else f"{text} ({count} times)" for text, count in texts.items())
 
 
 def _traced(report: Report) -> int:

@@ -151,12 +151,17 @@ class Machine:
         self.ranks = 1  # of a pretended cluster
         self.assumed: dict[str, int] = {}
         self.compiled: dict[str, None] = {}  # names of what torch.compile was asked to compile
+        self.compiler_notes: dict[str, int] = {}  # what torch.compile made of the program
         self.dispatch: Any = None  # the dispatch mode of a session
         self.tracing: Any = None  # while compilers may trace: see compiled.tracing
 
     def assume(self, what: str) -> None:
         """Count something that was taken for granted; reports say so."""
         self.assumed[what] = self.assumed.get(what, 0) + 1
+
+    def note_compiled(self, what: str) -> None:
+        """Count something that torch's compiler did: a graph, a graph break, a recompilation."""
+        self.compiler_notes[what] = self.compiler_notes.get(what, 0) + 1
 
     # -- storages
 

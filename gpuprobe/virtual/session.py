@@ -14,7 +14,7 @@ from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.patching import Patches
 from gpuprobe.virtual import boundary, cuda_api, saving
 from gpuprobe.virtual.catalogue.gpus import GpuModel, parse_spec
-from gpuprobe.virtual.compiled import compiler
+from gpuprobe.virtual.compiled import compiler, triton_kernels
 from gpuprobe.virtual.dispatch.mode import DispatchMode
 from gpuprobe.virtual.kernels import attention, fourier, host, jiterator
 from gpuprobe.virtual.lowering import functions, recurrent, rows
@@ -66,6 +66,7 @@ class VirtualSession:
             tensors.install(self.machine, self.intercept, self._patches)
             parameters.install(self.machine, self._patches)
             compiler.install(self.machine, self._patches)
+            triton_kernels.install(self.machine, self._patches)
             boundary.install(self.machine, self._patches)
             saving.install(self.machine, self._patches)
             _threads(self, self._patches)

@@ -34,7 +34,8 @@ class Estimate:
     bytes at the highest instant that was traced: the peak, where they are ``peak_allocated``.
     ``compute`` is ``"shapes"`` where only values that decide were computed, ``"real"`` where all
     were; ``compute_why`` is the reason. ``assumed`` says what was taken for granted on the way,
-    ``not_modelled`` what no virtual GPU knows.
+    ``not_modelled`` what no virtual GPU knows, ``compiled`` what torch.compile did: its graphs,
+    graph breaks and recompilations, with their lines and reasons.
     """
 
     gpu: str
@@ -58,6 +59,7 @@ class Estimate:
     ranks: int = 1
     compute: str = "shapes"
     compute_why: str = ""
+    compiled: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:

@@ -12,13 +12,14 @@ from gpuprobe.model.values import Bytes
 from gpuprobe.reporters.json import fields_of
 
 SCHEMA: Final = "gpuprobe.estimate"
-VERSION: Final = (2, 1)
+VERSION: Final = (2, 2)
 """(major, minor); a minor version only adds keys.
 
 History:
 * 1.0: first version.
 * 2.0: with all documents; nothing changed in this one. ``schemas/estimate-2.json``.
 * 2.1: ``compute`` and ``compute_why``.
+* 2.2: ``compiled``.
 """
 
 
@@ -37,6 +38,7 @@ def document(estimate: Estimate) -> dict[str, Any]:
         "by_line": _rows(estimate.by_line),
         "assumed": list(estimate.assumed),
         "not_modelled": list(estimate.not_modelled),
+        "compiled": list(estimate.compiled),
     }
 
 
@@ -65,6 +67,7 @@ def estimate_of(document: Mapping[str, Any]) -> Estimate:
         ranks=document["ranks"],
         compute=document["compute"],
         compute_why=document["compute_why"],
+        compiled=tuple(document["compiled"]),
     )
 
 

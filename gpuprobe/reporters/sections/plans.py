@@ -68,7 +68,11 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
             ("Modules", estimate.by_module),
         )
     ]
-    listed = (("Assumed", estimate.assumed), ("Not modelled", estimate.not_modelled))
+    listed = (
+        ("Compiled", estimate.compiled),
+        ("Assumed", estimate.assumed),
+        ("Not modelled", estimate.not_modelled),
+    )
     return [head, *tables, *(Section(name, bulleted(texts)) for name, texts in listed if texts)]
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch._functorch.aot_autograd import make_boxed_func
 
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support import compiled_lines
 from gpuprobe.virtual.compiled import graphs
 from gpuprobe.virtual.compiled.graph import Graph
 from gpuprobe.virtual.compiled.values import Values
@@ -89,6 +91,7 @@ def install(machine: Machine, patches: Patches) -> None:
     patches.set(interface, "Event", torch.cuda.Event)
     patches.set(interface, "Stream", torch.cuda.Stream)
     _compile_fx(machine, patches)
+    _origins(patches)
     # Answers that were kept from before, and these when they are over.
     kept = (
         _triton.has_triton,
@@ -149,6 +152,23 @@ def _compile_fx(machine: Machine, patches: Patches) -> None:
     _padding(machine, patches)
 
 
+def _origins(patches: Patches) -> None:
+    """Remember which lines of the program the lines of each wrapper belong to."""
+    from torch._inductor.graph import GraphLowering
+
+    lowering: Any = GraphLowering
+    original = lowering._compile_to_module
+
+    def compile_to_module(graph: Any) -> Any:
+        module = original(graph)
+        file = getattr(module, "__file__", None)
+        if file:
+            compiled_lines.remember(graph, file, Path(file).read_text(encoding="utf-8"))
+        return module
+
+    patches.set(lowering, "_compile_to_module", compile_to_module)
+
+
 def _padding(machine: Machine, patches: Patches) -> None:
     """Matrix products with odd sizes: Inductor times whether padding pays, where its estimate does
     not rule it out (``_should_pad`` in ``torch/_inductor/fx_passes/pad_mm.py``).
@@ -181,6 +201,16 @@ def _without_timing(machine: Machine, patched: dict[str, Any]) -> dict[str, Any]
     return {name: value for name, value in patched.items() if name not in _TIMED}
 
 
+def _note(machine: Machine, made: Any, *, backward: bool) -> None:
+    """What a graph's wrapper allocates."""
+    source = getattr(made, "source_code", "")
+    allocated, reused = source.count(" = empty_strided_cuda("), source.count("# reuse")
+    kind = "backward" if backward else "forward"
+    machine.note_compiled(
+        f"{kind} graph: {allocated} buffers allocated, {reused} in the memory of others"
+    )
+
+
 def _runs_eagerly(machine: Machine, error: Exception) -> None:
     line = str(error).strip().partition("\n")[0]
     machine.assume(
@@ -200,6 +230,7 @@ def _compile_graph(
         except Exception as error:  # noqa: BLE001 - it is said, and the program goes on
             _runs_eagerly(machine, error)
             return make_boxed_func(module.forward)
+        _note(machine, made, backward=bool(options.get("is_backward")))
         made.current_callable = Graph(machine, values, made.current_callable)
         return made
 

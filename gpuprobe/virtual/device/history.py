@@ -16,6 +16,7 @@ from gpuprobe.allocator.layout import segments
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.code_origin import PACKAGE, line_of
 from gpuprobe.model.memory import BlockState, TraceAction
+from gpuprobe.torch_support.compiled_lines import lines_of
 
 _ACTIONS: Final = {action.code: action.value for action in TraceAction}
 _ALLOC: Final = TraceAction.ALLOC.code
@@ -140,11 +141,13 @@ class History:
 def _describe(key: list[Any]) -> list[dict[str, Any]]:
     frames = []
     for code, instruction in zip(key[::2], key[1::2], strict=True):
-        frames.append(
-            {
-                "filename": code.co_filename,
-                "line": line_of(code, instruction),
-                "name": code.co_name,
-            }
-        )
+        line = line_of(code, instruction)
+        origins = lines_of(code.co_filename, line)
+        if origins is None:
+            frames.append({"filename": code.co_filename, "line": line, "name": code.co_name})
+        else:  # code that torch's compiler wrote: the program's lines that it is made of
+            frames += [
+                {"filename": item.file, "line": item.line, "name": item.function}
+                for item in origins
+            ]
     return frames

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,3 +132,60 @@ def test_a_race_between_compiled_kernels_is_found() -> None:
             compiled(first)
         torch.cuda.synchronize()
     assert [finding.kind for finding in watch.findings] == ["read-after-write"]
+
+
+def test_blocks_of_compiled_code_are_laid_to_lines_of_the_program() -> None:
+    with gpuprobe.virtual_gpu("a100-40gb", compute="shapes"):
+        torch.cuda.memory._record_memory_history()
+        losses("cuda", torch.compile, Block(), steps=1, rows=1 << 15)
+        (trace,) = torch.cuda.memory._snapshot()["device_traces"]
+    # The output of `wide` (32768 rows of 256 floats): each of its blocks is made in Block.forward.
+    made = [e for e in trace if e["action"] == "alloc" and e["size"] == (1 << 15) * 4 * WIDTH * 4]
+    assert made
+    code = Block.forward.__code__
+    for event in made:
+        own = [f for f in event["frames"] if f["filename"] == __file__]
+        assert own[0]["name"] == "forward"
+        first, last = code.co_firstlineno, max(line for *_, line in code.co_lines() if line)
+        assert first < own[0]["line"] <= last
+    assert not any("torchinductor" in f["filename"] for e in trace for f in e["frames"])
+
+
+def test_graphs_graph_breaks_and_recompilations_are_noted_with_their_lines() -> None:
+    with gpuprobe.virtual_gpu("a100-40gb", compute="shapes"):
+        compiled = torch.compile(Block(breaks=True).cuda(), dynamic=False)
+        for rows in (8, 16):
+            compiled(torch.ones(rows, WIDTH, device="cuda"))
+        current = session.current()
+        assert current is not None
+        notes = list(current.machine.compiler_notes)
+    assert any(note.startswith("forward graph: ") for note in notes)
+    (broken,) = [note for note in notes if note.startswith("graph break at ")]
+    line = next(
+        number
+        for number, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if text.strip() == "torch._dynamo.graph_break()"
+    )
+    assert f"{Path(__file__).name}:{line}: " in broken
+    again = [note for note in notes if "compiled again" in note]
+    assert again
+    assert all("size mismatch" in note for note in again)
+
+
+def test_what_inductor_cannot_compile_runs_eagerly_and_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._inductor.graph import GraphLowering
+
+    def refuse(*args: Any) -> None:
+        raise RuntimeError("no lowering today")
+
+    monkeypatch.setattr(GraphLowering, "run", refuse)
+    with gpuprobe.virtual_gpu("a100-40gb", compute="real"):
+        found = torch.compile(lambda x: x * 2)(torch.ones(3, device="cuda"))
+        current = session.current()
+        assert current is not None
+        (assumed,) = current.machine.assumed
+    assert found.tolist() == [2.0, 2.0, 2.0]
+    assert assumed.startswith("what torch.compile cannot compile here runs eagerly: ")
+    assert "no lowering today" in assumed

@@ -1,0 +1,242 @@
+"""Triton kernels that the program launches itself, on a virtual device.
+
+A kernel allocates nothing; its Python caller does. Without values a launch does nothing, with
+values Triton's interpreter runs it on the host. What it reads and writes is found as torch's
+compiler finds it, in the kernel's TTIR (``torch/_higher_order_ops/triton_kernel_wrap.py``).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gpuprobe.errors import GpuprobeError
+from gpuprobe.patching import Patches
+from gpuprobe.virtual.lowering.functions import uncharged
+from gpuprobe.virtual.machine import Machine
+from gpuprobe.virtual.unknown import not_modelled
+
+_JIT = "triton.runtime.jit"
+_AUTOTUNER = "triton.runtime.autotuner"
+
+
+def install(machine: Machine, patches: Patches) -> None:
+    """Replace what launches kernels, now or when the program imports Triton."""
+    for name, replace in ((_JIT, _kernels), (_AUTOTUNER, _autotuned)):
+        if name in sys.modules:
+            replace(machine, patches)
+        else:
+            finder = _WhenImported(name, functools.partial(replace, machine, patches))
+            sys.meta_path.insert(0, finder)
+            patches.add(finder.close)
+
+
+class _WhenImported(importlib.abc.MetaPathFinder):
+    """Calls back once a module has been imported."""
+
+    def __init__(self, name: str, done: Callable[[], None]) -> None:
+        self._name = name
+        self._done = done
+
+    def close(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != self._name:
+            return None
+        self.close()
+        found = importlib.util.find_spec(name)
+        if found is None or found.loader is None:
+            return found
+        loader: Any = found.loader
+        run = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            self._done()
+
+        loader.exec_module = exec_module
+        return found
+
+
+def _kernels(machine: Machine, patches: Patches) -> None:
+    jit: Any = sys.modules[_JIT]
+    launches = _Launches(machine)
+    patches.set(jit.JITFunction, "run", launches.method())
+    call = jit.JITFunction.__call__
+
+    def called(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        """A kernel's helper, within one that is interpreted."""
+        if not launches.interpreting:
+            return call(kernel, *args, **kwargs)
+        from triton.runtime.interpreter import InterpretedFunction
+
+        return InterpretedFunction(kernel.fn)(*args, **kwargs)
+
+    patches.set(jit.JITFunction, "__call__", called)
+    driver: Any = sys.modules["triton.runtime.driver"].driver  # that module has imported it
+    before = driver._active
+    driver.set_active(_Driver(machine))
+    patches.add(lambda: setattr(driver, "_active", before))
+
+
+def _autotuned(machine: Machine, patches: Patches) -> None:
+    def run(tuner: Any, *args: Any, **kwargs: Any) -> None:
+        # Its configurations are timed on a GPU; none of them changes what is allocated.
+        tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+        tuner.fn.run(*args, **{**kwargs, **tuner.configs[0].all_kwargs()})
+        tuner.nargs = None
+
+    patches.set(sys.modules[_AUTOTUNER].Autotuner, "run", run)
+
+
+class _Driver:
+    """What kernels and their callers ask Triton's driver."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    @staticmethod
+    def is_active() -> bool:
+        return True
+
+    def get_current_device(self) -> int:
+        return self._machine.local.device
+
+    def set_current_device(self, device: int) -> None:
+        torch.cuda.set_device(device)
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cuda", self._machine.local.device)
+
+    def get_device_interface(self) -> Any:
+        return torch.cuda
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        major, minor = torch.cuda.get_device_capability()
+        return GPUTarget("cuda", major * 10 + minor, 32)
+
+    @property
+    def utils(self) -> Any:
+        return self
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        found = torch.cuda.get_device_properties(device)
+        return {
+            "max_shared_mem": found.shared_memory_per_block_optin,
+            "max_num_regs": found.regs_per_multiprocessor,
+            "multiprocessor_count": found.multi_processor_count,
+            "warpSize": found.warp_size,
+            "sm_clock_rate": found.clock_rate,
+            "mem_clock_rate": found.memory_clock_rate,
+            "mem_bus_width": found.memory_bus_width,
+        }
+
+
+class _Launches:
+    """One machine's launches."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.interpreting = False
+        self._written: dict[Any, list[str] | None] = {}
+
+    def method(self) -> Callable[..., None]:
+        """What is put in the place of ``JITFunction.run``."""
+
+        def run(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
+            if not warmup:
+                self._launch(kernel, grid, args, kwargs)
+
+        return run
+
+    def _launch(
+        self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        machine = self._machine
+        names = [parameter.name for parameter in kernel.params]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+        if not machine.shapes:
+            self._interpret(kernel, grid, {name: given[name] for name in names if name in given})
+        if machine.observer is not None and tensors:
+            name = kernel.fn.__name__
+            place = max(machine.place_of(tensor) for tensor in tensors.values())
+            if place < 0:
+                return
+            found = self._writes(kernel, given)
+            written = [v for key, v in tensors.items() if found is None or key in found]
+            if found is None:
+                machine.assume(f"the Triton kernel {name} reads and writes all its tensors")
+            machine.observer.fused(name, place, list(tensors.values()), written)
+
+    def _interpret(self, kernel: Any, grid: Any, given: dict[str, Any]) -> None:
+        """The kernel on the host. Raises NotModelled where Triton's interpreter cannot."""
+        from triton.runtime.interpreter import InterpretedFunction
+
+        local = self._machine.local
+        before, local.inside = local.inside, True
+        self.interpreting = True
+        try:
+            with uncharged(self._machine):
+                InterpretedFunction(kernel.fn).run(grid=grid, warmup=False, **given)
+        except GpuprobeError:
+            raise
+        except Exception as error:
+            raise not_modelled(
+                f"the Triton kernel {kernel.fn.__name__} with values: Triton's interpreter gives "
+                f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            ) from error
+        finally:
+            self.interpreting = False
+            local.inside = before
+
+    def _writes(self, kernel: Any, given: dict[str, Any]) -> list[str] | None:
+        """The names of the tensors that a kernel writes to; None where that is not known."""
+        constants = tuple(
+            sorted((k, repr(v)) for k, v in given.items() if not isinstance(v, torch.Tensor))
+        )
+        key = (id(kernel), constants)
+        if key not in self._written:
+            self._written[key] = _written_by(kernel, given)
+        return self._written[key]
+
+
+def _written_by(kernel: Any, given: dict[str, Any]) -> list[str] | None:
+    from torch._higher_order_ops import triton_kernel_wrap as wrap
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    known = {name: given[name] for name in given if name in kernel.arg_names}
+    try:
+        with FakeTensorMode():
+            stand_ins = {
+                name: torch.empty(value.shape, dtype=value.dtype)
+                if isinstance(value, torch.Tensor)
+                else value
+                for name, value in known.items()
+            }
+        module, names = wrap.generate_ttir(kernel, stand_ins, {})
+        functions = wrap.ttir_to_functions(module)
+        wrap.analyze_kernel_access.reset()
+        wrap.get_tma_stores.reset()
+        tensors = frozenset(
+            at for at, name in enumerate(names) if isinstance(known.get(name), torch.Tensor)
+        )
+        found = wrap.analyze_kernel_access(
+            functions, next(iter(functions)), len(names), tuple(names), tensors
+        )
+        return [dependency.name for dependency in found.read_writes.writes]
+    except Exception:  # noqa: BLE001 - said by the caller: every tensor counts as written
+        return None

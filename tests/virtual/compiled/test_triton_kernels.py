@@ -1,0 +1,85 @@
+"""Triton kernels of the program's own, on the virtual GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gpuprobe
+from gpuprobe.errors import NotModelled
+
+triton = pytest.importorskip("triton", reason="the kernels are Triton's: gpuprobe[compile]")
+import triton.language as tl  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@triton.jit
+def half(x):
+    return x * 0.5
+
+
+@triton.jit
+def add(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, at < n) + half(tl.load(y + at, at < n)), at < n)
+
+
+@triton.autotune([triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 64})], key=["n"])
+@triton.jit
+def tuned(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, at < n) * tl.load(y + at, at < n), at < n)
+
+
+@triton.jit
+def assembly(x):
+    tl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [tl.load(x)], tl.int32, True, 1)
+
+
+def added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    add[(triton.cdiv(x.numel(), 64),)](x, y, out, x.numel(), BLOCK=64)
+    return out
+
+
+def test_with_values_the_interpreter_computes_them() -> None:
+    with gpuprobe.virtual_gpu("a100-40gb", compute="real"):
+        x = torch.arange(100.0, device="cuda")
+        assert torch.equal(added(x, x).cpu(), torch.arange(100.0) * 1.5)
+        out = torch.empty_like(x)
+        tuned[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, x, out, 100)
+        assert torch.equal(out.cpu(), torch.arange(100.0) ** 2)
+
+
+def test_what_the_interpreter_cannot_do_is_said() -> None:
+    with (
+        gpuprobe.virtual_gpu("a100-40gb", compute="real"),
+        pytest.raises(NotModelled, match="the Triton kernel assembly with values"),
+    ):
+        assembly[(1,)](torch.ones(1, dtype=torch.int32, device="cuda"))
+
+
+def test_without_values_a_launch_allocates_nothing() -> None:
+    with gpuprobe.virtual_gpu("a100-40gb", compute="shapes"):
+        x = torch.empty(1 << 20, device="cuda")
+        before = torch.cuda.memory_allocated()
+        found = added(x, x)
+        assert torch.cuda.max_memory_allocated() == before + found.nbytes
+
+
+@pytest.mark.parametrize("compute", ["shapes", "real"])
+def test_a_launch_reads_and_writes_what_its_code_does(compute: str) -> None:
+    with gpuprobe.virtual_gpu("a100-40gb", compute=compute):
+        x, y = torch.ones(2, 200, device="cuda").unbind()
+        torch.cuda.synchronize()
+        with gpuprobe.detect_hazards() as watch:
+            out = added(x, y)
+            with torch.cuda.stream(torch.cuda.Stream()):
+                added(x, y)  # reads what the first reads: no race
+        assert watch.findings == []
+        with gpuprobe.detect_hazards() as watch:
+            out = added(x, y)
+            with torch.cuda.stream(torch.cuda.Stream()):
+                added(x, out)
+        assert [finding.kind for finding in watch.findings] == ["read-after-write"]
