@@ -204,9 +204,15 @@ def differs(found: Any, wanted: Any) -> str:
     if tuple(found.shape) != tuple(wanted.shape):
         return f"shape {tuple(found.shape)}, on the host {tuple(wanted.shape)}"
     same = found.dtype is wanted.dtype
-    if not same and (found.is_floating_point(), found.is_complex()) != (
-        wanted.is_floating_point(),
-        wanted.is_complex(),
+    whole = not (found.is_floating_point() or found.is_complex())
+    if (
+        not same
+        and not (whole and wanted.is_floating_point())
+        and (found.is_floating_point(), found.is_complex())
+        != (
+            wanted.is_floating_point(),
+            wanted.is_complex(),
+        )
     ):
         return f"dtype {found.dtype}, on the host {wanted.dtype}"
     wide = torch.complex128 if found.is_complex() else torch.float64

@@ -74,7 +74,9 @@ def _nansum(func: Any, *args: Any, **kwargs: Any) -> Any:
     if not given.is_complex():
         return func(*args, **kwargs)
     dims = args[1] if len(args) > 1 and args[1] else tuple(range(given.dim()))
-    return torch.where(given.isnan(), 0, given).sum(dims, *args[2:], **kwargs)
+    wide = given.to(torch.complex64) if given.dtype is torch.complex32 else given
+    result = torch.where(wide.isnan(), 0, wide).sum(dims, *args[2:], **kwargs)
+    return result if kwargs.get("dtype") is not None else result.to(given.dtype)
 
 
 def _least_squares(

@@ -179,7 +179,9 @@ def install(machine: Machine, patches: Patches) -> None:
             before, machine.local.paused = machine.local.paused, True
             try:
                 with torch.no_grad():
-                    given = [tensor.to(dtype).expand(shape) for tensor in tensors]
+                    # C++ calculates with whole numbers where it is given truth values.
+                    wide = torch.int32 if dtype is torch.bool else dtype
+                    given = [tensor.to(dtype).to(wide).expand(shape) for tensor in tensors]
                     results = evaluated(code, given, dict(numbers), outputs)
                     for target, result in zip(made, results, strict=True):
                         target.copy_(result)
