@@ -139,6 +139,7 @@ class CudaSource(EventSource):
             patches.add(_remover(registry, callback))
         host_watch.install(self, patches)
         self.collectives.install(patches)
+        self.blocks.install(patches)
         self._methods(patches)
         mode = _Watch(self)
         mode.__enter__()

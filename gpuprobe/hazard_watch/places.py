@@ -32,6 +32,14 @@ _SKIP: Final = (
 _skipped: dict[str, bool] = {}  # by file name: whether it is torch's, Python's or ours
 
 
+def is_users(file: str) -> bool:
+    """Whether a file is the program's, and none of torch's, Python's or ours."""
+    skipped = _skipped.get(file)
+    if skipped is None:
+        skipped = _skipped[file] = file.startswith(_SKIP)
+    return not skipped
+
+
 def site_at_hand() -> Any:
     """The innermost frame of the program: its code and instruction, resolved by `place`."""
     frame: Any = sys._getframe(2)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from gpuprobe.hazard_watch.places import place
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards import rules
-from gpuprobe.hazards.findings.explain import finding, source_of
+from gpuprobe.hazards.findings.explain import finding, findings, source_of
 from gpuprobe.hazards.findings.known import fingerprint
 from gpuprobe.hazards.findings.results import Hazards, SyncRow
 from gpuprobe.hazards.ledger import REPLACEMENTS, SyncEntry
@@ -24,8 +24,9 @@ def fill(found: Hazards, source: EventSource) -> None:
     """Put what the engines found into words, when the watch has ended."""
     engine = source.engine
     found.operations = engine.operations
+    engine.at_end()
     for one in (engine, *source.captures):
-        items = (finding(one, race, place) for race in one.races)
+        items = findings(one, place)
         found.findings += [item for item in items if not _allowed(item.location)]
     # Waiting for the default stream on itself is what single-stream code does.
     waits = [sync.site for sync in engine.self_waits if engine.names[sync.waiter][1] != 0]

@@ -19,6 +19,7 @@ from gpuprobe.hazard_watch.order.collectives import Collectives
 from gpuprobe.hazard_watch.order.processes import Processes
 from gpuprobe.hazard_watch.places import site_at_hand
 from gpuprobe.hazard_watch.streams import PINNED_SPACE, StreamSource
+from gpuprobe.hazards.findings.repairs import FUNCTIONAL
 from gpuprobe.hazards.footprint import Footprint
 from gpuprobe.hazards.observer import PINNED
 from gpuprobe.patching import Patches
@@ -61,6 +62,7 @@ class EventSource(StreamSource):
         host_watch.install(self, patches)
         self.collectives.install(patches)
         self.processes.install(patches)
+        self.blocks.install(patches)
         # What exists already was made before the watch.
         for tag in list(self.machine.tags.values()):
             self.earlier = self.earlier or tag.place >= 0
@@ -114,8 +116,8 @@ class EventSource(StreamSource):
             self._copies(plan, args, kwargs, result, index)
             return
         if not plan.kernel:
-            if plan.uninitialized and fills_uninitialized():
-                self._filled(plan, result, index)
+            if plan.uninitialized:
+                self._uninitialized(plan, result, index)
             return
         if plan.functional:
             self._functional(plan, func, args, kwargs, result, index)
@@ -143,8 +145,14 @@ class EventSource(StreamSource):
         if reason is not None and reason not in SYNCS_FIRST:
             self._sync(reason, site, index)
 
-    def _filled(self, plan: Plan, result: Any, index: int) -> None:
-        """Memory without values is filled on the current stream."""
+    def _uninitialized(self, plan: Plan, result: Any, index: int) -> None:
+        """Memory without values: deterministic algorithms fill it, on the current stream."""
+        if self.active.many_streams and isinstance(result, torch.Tensor):
+            found = self._touch(result)
+            if found is not None:
+                self.active.made(found[0], site_at_hand())
+        if not fills_uninitialized():
+            return
         accesses: _Accesses = []
         self._add(accesses, result, True)
         if accesses:
@@ -160,7 +168,7 @@ class EventSource(StreamSource):
         accesses, shapes = self._accesses(plan, func, args, kwargs, result)
         number = self.collectives.group_number(next(reversed(args), None))
         site = site_at_hand()
-        self._on_group(index, number, (plan.name, shapes), accesses, site)
+        self._on_group(index, number, (plan.name, shapes), accesses, site, FUNCTIONAL)
         self.collectives.results_pending(self.active.stream(index, number), result, site)
 
     def _accesses(
@@ -239,7 +247,9 @@ class EventSource(StreamSource):
         addresses = [address for address, _, _ in accesses]
         self.collectives.started(actor, index, result, addresses, site)
 
-    def _on_group(self, index: int, number: int, op: Any, accesses: Any, site: Any) -> int:
+    def _on_group(
+        self, index: int, number: int, op: Any, accesses: Any, site: Any, note: str = ""
+    ) -> int:
         """Launch on a stream of a process group, which waits for the current one first."""
         engine = self.active
         if self._capture is not None:
@@ -248,7 +258,8 @@ class EventSource(StreamSource):
         engine.stream_wait(actor, self._actor(index), site)
         for address, _, _ in accesses:
             engine.record_stream(address, actor)
-        engine.launch(actor, op, accesses, site)
+        engine.launch(actor, op, accesses, site, note)
+        self._call_by_name(actor, accesses, site)
         return actor
 
     def _taken(self, accesses: _Accesses, op: str, site: Any) -> _Accesses:

@@ -9,8 +9,10 @@ import torch
 
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.hazard_watch.base import DeviceModel
+from gpuprobe.hazard_watch.names import Blocks, context_at_hand, names_at_hand
 from gpuprobe.hazard_watch.order.backward import BackwardPass
 from gpuprobe.hazard_watch.places import site_at_hand
+from gpuprobe.hazards.accesses import Context
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.footprint import Footprint, of_tensor, whole
 from gpuprobe.hazards.ledger import SyncLedger
@@ -51,8 +53,30 @@ class StreamSource:
         self._capture: _Capture | None = None
         self.captures: list[Engine] = []
         self._backward: list[BackwardPass] = []
+        self.blocks = Blocks()
+        self._captured_names: dict[int, tuple[str, ...]] = {}  # by address
+        self.engine.context = self._context
 
     # -- places
+
+    def _context(self, first: int, second: int, address: int) -> Context:
+        """What the program calls what races, and where it is."""
+        names = self.active.names
+        actors = {names[actor]: actor for actor in range(1, len(names)) if names[actor][1] >= 0}
+        return context_at_hand(self, actors, address)
+
+    def _call_by_name(self, actor: int, accesses: Any, site: Any) -> None:
+        """Remember what a place calls the tensors of other streams that it uses."""
+        engine = self.active
+        if site is None or site in engine.called:
+            return
+        foreign = [address for address, _, _ in accesses if engine.foreign(address, actor)]
+        if self._capture is not None:  # what a graph uses is not to be dropped
+            foreign = [address for address, _, _ in accesses]
+            for address in foreign:
+                self._captured_names[address] = names_at_hand(self, [address])
+        if foreign:
+            engine.called[site] = names_at_hand(self, foreign)
 
     def _actor(self, index: int) -> int:
         return self.active.stream(index, self.machine.stream(index))
@@ -114,7 +138,11 @@ class StreamSource:
             self._freed(address, waits=tag.place == PINNED)
 
     def _freed(self, address: int, *, waits: bool = False) -> None:
-        site = site_at_hand() if self.engine.in_graph(address) else None
+        engine = self.engine
+        known = engine.in_graph(address) or (engine.many_streams and engine.unsettled(address))
+        site = site_at_hand() if known else None
+        if site is not None and address in self._captured_names:
+            engine.called.setdefault(site, self._captured_names[address])
         self.engine.free(address, site, waits=waits)
         if self._capture is not None:
             self._capture.engine.free(address)
@@ -164,6 +192,8 @@ class StreamSource:
         if self._backward and torch._C._current_autograd_node() is not None:
             actor, note = self._in_backward(actor, index, op, accesses, note)
         self.active.launch(actor, op, accesses, site, note)
+        if self.active.many_streams or self._capture is not None:
+            self._call_by_name(actor, accesses, site)
 
     def _in_backward(
         self, actor: int, index: int, op: Any, accesses: Any, note: str
@@ -227,6 +257,7 @@ class StreamSource:
 
     def capture_begin(self, index: int, number: int) -> None:
         self._capture = _Capture(len(self.captures))
+        self._capture.engine.context = self._context
         self.active = self._capture.engine
         self.captures.append(self._capture.engine)
 

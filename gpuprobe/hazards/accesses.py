@@ -23,6 +23,7 @@ class Access(NamedTuple):
     op: Any  # a name, or a name and a shape
     site: Any
     note: str = ""  # "graph", "gradient", "numpy": what else is known of it
+    history: Any = None  # of the block, once it was freed
 
 
 class Sync(NamedTuple):
@@ -35,11 +36,46 @@ class Sync(NamedTuple):
     site: Any
     event: int = 0
     order: int = 0
+    mine: int = 0  # of the waiter, when it waited
+
+
+class Scope(NamedTuple):
+    """A frame of the program when a race was found. ``streams``: expressions by actor;
+    ``tensors``: those of the tensors that the race is about.
+    """
+
+    file: str
+    line: int
+    code: Any
+    streams: dict[int, tuple[str, ...]]
+    tensors: tuple[str, ...]
+
+
+class Context(NamedTuple):
+    """Where a race was found. ``scopes``: innermost first; ``current``: the actors whose streams
+    were current; ``blocks``: (stream, stream before) of each open ``with torch.cuda.stream(...)``,
+    innermost first, -1 for other streams than the race's.
+    """
+
+    scopes: tuple[Scope, ...]
+    current: tuple[int, ...]
+    blocks: tuple[tuple[int, int], ...]
+
+
+class History(NamedTuple):
+    """What is known of the life of a block that was freed: places where it was allocated and
+    freed, and what the program called it where another stream used it.
+    """
+
+    allocated: Any = None
+    freed: Any = None
+    names: tuple[str, ...] = ()
 
 
 class Race(NamedTuple):
     """Two accesses in no order. ``syncs``: the last synchronisations between the two actors.
-    ``owner``: the stream that the block was allocated on, -1 where that is not known.
+    ``owner``: the stream that the block was allocated on, -1 where that is not known. ``later``:
+    operations that the first access's stream was given after it.
     """
 
     rule: Rule
@@ -49,6 +85,9 @@ class Race(NamedTuple):
     log_index: int
     syncs: tuple[Sync, ...]
     owner: int = -1
+    later: int = 0
+    context: Context | None = None
+    history: History | None = None
 
 
 class TrackedBlock:
@@ -58,6 +97,8 @@ class TrackedBlock:
         "address",
         "graphs",
         "inherited",
+        "made",
+        "maybe",
         "most_reads",
         "most_writes",
         "owner",
@@ -75,6 +116,8 @@ class TrackedBlock:
         self.writes: list[Access] = []
         self.reads: list[Access] = []
         self.inherited: list[Access] = []
+        self.maybe: tuple[Access, ...] = ()  # of memory that this block could have been given
+        self.made: Any = None  # where it was allocated
         self.most_reads = self.most_writes = FEW  # before they are pruned
         self.touched = False
         self.uses: set[int] = set()  # actors that record_stream named

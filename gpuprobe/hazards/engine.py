@@ -18,25 +18,27 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gpuprobe.hazards import rules
-from gpuprobe.hazards.accesses import FEW, HOST, Access, Race, Sync, TrackedBlock, coarser
+from gpuprobe.hazards.accesses import (
+    FEW,
+    HOST,
+    Access,
+    Context,
+    History,
+    Race,
+    Sync,
+    TrackedBlock,
+    coarser,
+)
 from gpuprobe.hazards.footprint import Footprint, overlap
 from gpuprobe.hazards.freed import FreedBytes
+from gpuprobe.hazards.latent import Loose
+from gpuprobe.hazards.log import ADDED, Edit, LogEntry, identity
 from gpuprobe.model.rules import Rule
-
-ADDED: Final = "added by a fix"
-"""The operator of accesses that an `Edit` adds."""
 
 _LOG: Final = 50_000
 _PLACES: Final = 2048
 """Places of one block that are remembered one by one; beyond, neighbours are one."""
 _new: Final = tuple.__new__  # half the time of calling a named tuple's class
-
-
-LogEntry = tuple[Any, ...]
-"""A call of one of the engine's methods: its name, and its arguments."""
-Edit = Callable[["Engine", int, LogEntry], bool]
-"""A fix as a change of the log: called before each entry with the engine that does the log again
-and the entry's index. It may call that engine itself; False leaves the entry out."""
 
 
 class Engine:
@@ -54,6 +56,7 @@ class Engine:
         self._freed = FreedBytes()
         self._events: dict[int, tuple[list[int], Sync]] = {}
         self._signals: dict[int, list[int]] = {}  # events that libraries record by themselves
+        self._loose = Loose()
         self._lost: dict[tuple[int, int], Any] = {}  # (graph, address) -> where it was freed
         self._syncs: deque[Sync] = deque(maxlen=256)
         self._seen: set[tuple[Any, ...]] = set()
@@ -67,6 +70,9 @@ class Engine:
         self._log: list[LogEntry] = []
         self.log_complete = True
         self._every = False  # report each race, not each pair of sites
+        # What the program calls the tensors that a place uses on another stream than their own.
+        self.called: dict[Any, tuple[str, ...]] = {}
+        self.context: Callable[[int, int, int], Context] | None = None  # asked at each race
 
     # -- actors and clocks
 
@@ -111,10 +117,8 @@ class Engine:
         self._note("alloc", address, size, owner)
         block = self._blocks[address] = TrackedBlock(address, size, owner)
         block.inherited = self._freed.take(address, size)
-
-    def has_stream(self, device: int, number: int) -> bool:
-        """Whether the stream has done something."""
-        return (device, number) in self._actors
+        if self._loose and owner > 0:
+            block.maybe = self._loose.could_be(block, self._clocks[owner])
 
     def knows(self, address: int) -> bool:
         """Whether a live block begins at ``address``."""
@@ -124,6 +128,26 @@ class Engine:
         """Whether a captured graph uses the block that begins at ``address``."""
         block = self._blocks.get(address)
         return block is not None and bool(block.graphs)
+
+    def foreign(self, address: int, actor: int) -> bool:
+        """Whether a block was allocated on another stream than ``actor``."""
+        block = self._blocks.get(address)
+        return block is not None and block.owner not in (-1, actor)
+
+    def made(self, address: int, site: Any) -> None:
+        """Where a block was allocated, if nothing is launched for that."""
+        if address in self._blocks:
+            self._blocks[address].made = site
+
+    def unsettled(self, address: int) -> bool:
+        """Whether the host has not waited for all that another stream than the block's own does
+        with it.
+        """
+        block, host = self._blocks.get(address), self._clocks[HOST]
+        return block is not None and any(
+            host[access[0]] < access[1] and access[0] != block.owner
+            for access in block.writes + block.reads
+        )
 
     def free(self, address: int, site: Any = None, waits: bool = False) -> None:
         """A block ends. Streams named by `record_stream` hold it until they are done. ``site``:
@@ -139,15 +163,30 @@ class Engine:
         if waits:
             return
         host = self._clocks[HOST]
-        uses = block.uses
+        uses = [self._clocks[actor] for actor in block.uses]
         # A block that was never touched hands on what it had inherited itself.
         kept = [
             access
             for access in block.writes + block.reads + block.inherited
-            if host[access[0]] < access[1] and access[0] not in uses
+            if host[access[0]] < access[1]
+            and not any(clock[access[0]] >= access[1] for clock in uses)
         ]
         if kept:
+            history = History(block.made, site)
+            kept = [access._replace(history=access.history or history) for access in kept]
             self._freed.add(address, block.size, kept)
+            if block.owner > 0:
+                self._loose.add(block, kept, self._clocks[block.owner])
+
+    def at_end(self) -> None:
+        """The watch ends: what is still latent is found (see `Loose`)."""
+        self.context = None
+        host = self._clocks[HOST]
+        for block, access in self._loose.left(host, self._clocks):
+            freed = None if access.history is None else access.history.freed
+            time = self._clocks[block.owner][block.owner]
+            owner = Access(block.owner, time, access.where, True, "free", freed)
+            self._race(rules.LATENT, access, owner, block)
 
     def record_stream(self, address: int, actor: int) -> None:
         """The allocator will not hand the block on before this stream's work is done. It ignores
@@ -165,6 +204,10 @@ class Engine:
         block = self._blocks.get(address)
         if block is not None:
             block.uses.discard(actor)
+
+    def has_stream(self, device: int, number: int) -> bool:
+        """Whether the stream has done something."""
+        return (device, number) in self._actors
 
     @property
     def many_streams(self) -> bool:
@@ -205,15 +248,13 @@ class Engine:
                 clock[at] = seen
         time = clock[actor] = clock[actor] + 1
         for address, where, write in accesses:
-            access = _new(Access, (actor, time, where, write, op, site, note))
+            access = _new(Access, (actor, time, where, write, op, site, note, None))
             self._access(address, access, clock)
 
     def published(
         self, actor: int, op: Any, accesses: Sequence[tuple[int, Footprint, bool]], site: Any
     ) -> None:
-        """From now on these bytes count as written on this stream, whose users have to wait for
-        it; what was done to them before is not compared with it.
-        """
+        """These bytes count as written on this stream now, whatever was done to them before."""
         self._note("published", actor, op, accesses, site)
         clock = self._clocks[actor]
         time = clock[actor] = clock[actor] + 1
@@ -264,6 +305,11 @@ class Engine:
         block = self._blocks.get(address)
         if block is None:  # memory from before the watch: nothing is known of it
             block = self._blocks[address] = TrackedBlock(address, 0)
+        if block.made is None:
+            block.made = access[5]
+        if block.maybe:
+            for other in self._loose.used(block, access, clock):
+                self._race(rules.LATENT, other, access, block)
         if block.inherited:
             block.inherited = self._check_inherited(block, access, clock)
         actor, _, where, write = access[:4]
@@ -339,7 +385,9 @@ class Engine:
         return rest
 
     def _race(self, rule: Rule, first: Access, second: Access, block: TrackedBlock) -> None:
-        if rule is rules.GRAPH_FREED:
+        if rule is rules.USE_AFTER_FREE:
+            self._loose.safe.add(first.site)  # found: not only latent
+        if rule is rules.GRAPH_FREED or rule is rules.LATENT:
             pass
         elif first.note == "process" and rule is rules.WRITE_AFTER_READ:
             rule = rules.SHARED
@@ -363,8 +411,23 @@ class Engine:
         pair = {first.actor, second.actor}
         near = [sync for sync in self._syncs if sync.source in pair or sync.waiter in pair]
         index = len(self._log) - 1 if self._keep_log else -1
+        later = self._clocks[first.actor][first.actor] - first.time
+        context = None
+        if self.context is not None:
+            context = self.context(first.actor, second.actor, block.address)
         self.races.append(
-            Race(rule, first, second, block.address, index, tuple(near[-8:]), block.owner)
+            Race(
+                rule,
+                first,
+                second,
+                block.address,
+                index,
+                tuple(near[-8:]),
+                block.owner,
+                later,
+                context,
+                first.history,
+            )
         )
 
     # -- synchronisation
@@ -389,7 +452,8 @@ class Engine:
         clock, recorded = found
         own = recorded.source == actor
         kind = "self-wait" if own else "wait"
-        sync = Sync(kind, actor, recorded.source, recorded.time, site, event, self.operations)
+        mine = self._clocks[actor][actor]
+        sync = Sync(kind, actor, recorded.source, recorded.time, site, event, self.operations, mine)
         self._syncs.append(sync)
         if own:
             self.self_waits.append(sync)
@@ -404,7 +468,8 @@ class Engine:
         self._merge(source, self._clocks[HOST])
         self._merge(waiter, self._clocks[source])
         time = self._clocks[source][source]
-        self._syncs.append(Sync("wait", waiter, source, time, site, 0, self.operations))
+        mine = self._clocks[waiter][waiter]
+        self._syncs.append(Sync("wait", waiter, source, time, site, 0, self.operations, mine))
 
     def order(self, waiter: int, source: int) -> None:
         """An edge that a library makes by itself, and no line of the program asked for."""
@@ -412,9 +477,7 @@ class Engine:
         self._merge(waiter, self._clocks[source])
 
     def signal(self, key: int, actor: int) -> None:
-        """A library records an event of its own: `await_signal` waits for what the stream has
-        queued by now.
-        """
+        """A library records an event of its own, for `await_signal`."""
         self._note("signal", key, actor)
         self._merge(actor, self._clocks[HOST])
         self._signals[key] = list(self._clocks[actor])
@@ -478,25 +541,46 @@ class Engine:
             return ()
         return self._log[: race.log_index + 1]
 
-    def without(self, race: Race, edit: Edit) -> bool | None:
-        """Whether the race is gone when the log is done again with an edit, and none that the
-        edit adds took its place. None: the log does not reach that far.
-        """
-        log = self.log_before(race)
-        if not log:
-            return None
+    def done_again(self, edit: Edit, last: int) -> Engine:
+        """Another engine that was given the log up to entry ``last``, with an edit."""
         other = Engine(keep_log=False)
         other._every = True
         for device, number in self.names[1:]:
             other.stream(device, number)
-        for at, entry in enumerate(log):
+        for at, entry in enumerate(self._log[: last + 1]):
             if edit(other, at, entry):
                 getattr(other, entry[0])(*entry[1:])
-        wanted = (race.rule.id, race.first.actor, race.first.time, race.block, race.second.site)
+        return other
+
+    def cured(self, race: Race, edit: Edit, races: Sequence[Race]) -> list[Race]:
+        """Which of ``races`` are gone, too, when the log is done again with what mends ``race``
+        at each use of its second access's place. ``edit`` says what that is for one of them.
+        """
+        if race.log_index < 0 or not self.log_complete:
+            return []
+
+        def everywhere(replay: Engine, at: int, entry: LogEntry) -> bool:
+            again = entry[0] == "launch" and entry[4] == race.second.site
+            if again and at != race.log_index:
+                replay.stream_wait(entry[1], race.first.actor)
+            return edit(replay, at, entry)
+
+        other = self.done_again(everywhere, max(one.log_index for one in races))
+        left = {identity(found) for found in other.races}
+        return [one for one in races if identity(one) not in left]
+
+    def without(self, race: Race, edit: Edit) -> bool | None:
+        """Whether the race is gone when the log is done again with an edit, and none that the
+        edit adds took its place. None: the log does not reach that far.
+        """
+        if not self.log_before(race):
+            return None
+        other = self.done_again(edit, race.log_index)
+        if race.rule is rules.LATENT:
+            other.at_end()
+        wanted = identity(race)
         return not any(
-            ADDED in (found.first.op, found.second.op)
-            or wanted
-            == (found.rule.id, found.first.actor, found.first.time, found.block, found.second.site)
+            ADDED in (found.first.op, found.second.op) or wanted == identity(found)
             for found in other.races
         )
 

@@ -83,6 +83,15 @@ SELF_WAIT: Final = define(
     remedy="capture the outer stream before entering `with torch.cuda.stream(...)`, and wait for "
     "that",
 )
+LATENT: Final = define(
+    "GP213",
+    "use-after-free",
+    Level.WARNING,
+    "freed while another stream may still be using it: its memory could have been given to "
+    "another tensor, which did not happen in this run",
+    remedy="call record_stream on the tensor for the stream that uses it, or wait before it is "
+    "dropped",
+)
 GRAPH_FREED: Final = define(
     "GP211",
     "use-after-free",
@@ -119,6 +128,7 @@ RULES: Final = (
     SELF_WAIT,
     GRAPH_FREED,
     SHARED,
+    LATENT,
     IMPLICIT_SYNC,
 )
 

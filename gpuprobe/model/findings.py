@@ -20,11 +20,28 @@ class Level(str, Enum):
 
 
 @record(frozen=True, slots=True)
+class Insertion:
+    """Lines for a source file: ``text`` goes before line ``line`` (from 1), in place of that many
+    lines as ``replaces`` says.
+    """
+
+    file: str
+    line: int
+    text: str
+    replaces: int = 0
+
+
+@record(frozen=True, slots=True)
 class Fix:
-    """What to do: one sentence, and the code or command where there is one."""
+    """What to do: one sentence, and the code or command where there is one. ``insertions`` are
+    the change of the program's source, where its lines are known; ``diff`` is the same change as a
+    unified diff.
+    """
 
     text: str
     code: str = ""
+    insertions: tuple[Insertion, ...] = ()
+    diff: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +76,9 @@ class Finding:
 
 
 def to_document(finding: Finding) -> dict[str, Any]:
-    """A finding as every JSON document and recording has it. Every key is always there."""
+    """A finding as every JSON document and recording has it. Every key is always there, but a fix
+    has ``insertions`` and ``diff`` only where it changes known lines of the program.
+    """
     fix = finding.fix
     return {
         "rule": finding.rule,
@@ -70,10 +89,21 @@ def to_document(finding: Finding) -> dict[str, Any]:
         "location": place_document(finding.location),
         "related": [place_document(place) for place in finding.related],
         "evidence": [{"name": name, "value": value} for name, value in finding.evidence],
-        "fix": None if fix is None else {"text": fix.text, "code": fix.code},
+        "fix": None if fix is None else _fix_document(fix),
         "count": finding.count,
         "fingerprint": finding.fingerprint,
     }
+
+
+def _fix_document(fix: Fix) -> dict[str, Any]:
+    found: dict[str, Any] = {"text": fix.text, "code": fix.code}
+    if fix.insertions:
+        found["insertions"] = [
+            {"file": one.file, "line": one.line, "text": one.text, "replaces": one.replaces}
+            for one in fix.insertions
+        ]
+        found["diff"] = fix.diff
+    return found
 
 
 def place_document(place: Place | None) -> dict[str, Any] | None:

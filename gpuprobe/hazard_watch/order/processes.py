@@ -94,7 +94,9 @@ class Processes:
             engine.order(actor, engine.stream(index, source.machine.stream(index)))
         for address, _, _ in accesses:
             engine.record_stream(address, actor)  # its memory is kept
-        engine.launch(actor, "receiver", accesses, source.site(), "process")
+        site = source.site()
+        engine.launch(actor, "receiver", accesses, site, "process")
+        source._call_by_name(actor, accesses, site)
 
     def _answered(self) -> None:
         """Another process gave a sign: it is taken to be done with what it was sent."""

@@ -3,29 +3,66 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Final
 
 from gpuprobe.hazards import rules
-from gpuprobe.hazards.accesses import Access, Race, Sync
+from gpuprobe.hazards.accesses import HOST, Access, Race, Sync
 from gpuprobe.hazards.engine import Engine
-from gpuprobe.hazards.findings.fixes import repair, stream_name
+from gpuprobe.hazards.findings.fixes import Repair, repair, stream_name
 from gpuprobe.hazards.findings.known import fingerprint
-from gpuprobe.model.findings import Finding, Fix
+from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place
 
 PlaceOf = Callable[[Any], Place | None]
 """What a front end's opaque site means: a file and a line, or None."""
 
 
+_MOST: Final = 24
+"""Races among which those are looked for that one fix cures."""
+
+
+def findings(engine: Engine, place: PlaceOf) -> list[Finding]:
+    """The findings of an engine's races: of those of one kind that the same fix cures, one is
+    reported, that of the fix that cures most, and it names the others.
+    """
+    races = engine.races
+    repaired = {id(race): repair(engine, race, place) for race in races}
+    left = list(races)
+    chosen: list[tuple[Race, list[Race]]] = []
+    while left:
+        candidates = []
+        for race in left if 1 < len(left) <= _MOST else []:
+            _, edit, proof, how = repaired[id(race)]
+            cured = engine.cured(race, edit, left) if proof and how == "wait" else [race]
+            cured = [one for one in cured if one.rule.id == race.rule.id]
+            cured = [one for one in cured if one.rule.kind == race.rule.kind]
+            candidates.append((race, cured if race in cured else [race]))
+        race, cured = max(candidates, key=lambda pair: len(pair[1]), default=(left[0], [left[0]]))
+        cured = [one for one in left if any(one is other for other in cured)]
+        chosen.append((race, [one for one in cured if one is not race]))
+        left = [one for one in left if one is not race and not any(one is c for c in cured)]
+    order = {id(race): at for at, race in enumerate(races)}
+    chosen.sort(key=lambda pair: order[id(pair[0])])
+    return [_finding(engine, race, place, repaired[id(race)], others) for race, others in chosen]
+
+
 def finding(engine: Engine, race: Race, place: PlaceOf, *, verify: bool = True) -> Finding:
     """The finding of one race. ``verify`` proves the fix by doing the log again with it."""
+    return _finding(engine, race, place, repair(engine, race, place, verify=verify), ())
+
+
+def _finding(
+    engine: Engine, race: Race, place: PlaceOf, repaired: Repair, others: Sequence[Race]
+) -> Finding:
     first, second = race.first, race.second
     here, there = place(second.site), place(first.site)
-    one, other = stream_name(engine, first.actor), stream_name(engine, second.actor)
+    one, other = _stream(engine, race, first.actor), _stream(engine, race, second.actor)
+    name = _called(race)
+    about = f"{name}, " if name else ""
     message = (
-        f"{race.rule.title}: {_what(second)} on {other}, {_what(first)} on {one}"
+        f"{race.rule.title}: {about}{_what(second)} on {other}, {_what(first)} on {one}"
         f"{_near(there, here)}, in no order. {why_not_ordered(engine, race, place)}"
     )
     if race.rule is rules.GRAPH_FREED:
@@ -33,34 +70,80 @@ def finding(engine: Engine, race: Race, place: PlaceOf, *, verify: bool = True) 
             f"{race.rule.title}: {_what(second)} on {other}, {_size(second)} bytes"
             f"{', freed' + _near(there, here) if there is not None else ', freed since'}."
         )
-    fix = repair(engine, race)
-    proof = engine.without(race, fix.edit) if verify else None
+    elif race.rule in (rules.USE_AFTER_FREE, rules.LATENT):
+        message = f"{race.rule.title}: {_life(engine, race, place, here, one, other)}"
     subject = f"{_name(first)} -> {_name(second)}"
+    evidence = [
+        ("first", f"{_what(first)} on {one}{_at(there)}"),
+        ("second", f"{_what(second)} on {other}{_at(here)}"),
+        ("fix verified", _PROOFS[repaired.proof]),
+    ]
+    for race_too in others:
+        places = (place(race_too.first.site), place(race_too.second.site))
+        evidence.append(("cured by the same fix", " and ".join(_at(p)[4:] for p in places if p)))
     return Finding(
         rule=race.rule.id,
         kind=race.rule.kind,
         level=race.rule.level,
         message=message,
-        evidence=(
-            ("first", f"{_what(first)} on {one}{_at(there)}"),
-            ("second", f"{_what(second)} on {other}{_at(here)}"),
-            (
-                "fix verified",
-                "not verified: the log does not reach that far"
-                if proof is None
-                else "yes: with it the same run has no such race"
-                if proof
-                else "no",
-            ),
-        ),
+        evidence=tuple(evidence),
         location=here,
         related=() if there is None else (there,),
-        fix=Fix(fix.text, fix.code),
+        fix=repaired.fix,
+        count=1 + len(others),
         subject=subject,
         fingerprint=fingerprint(
             race.rule.id, race.rule.kind, subject, [source_of(there), source_of(here)]
         ),
     )
+
+
+_PROOFS: Final = {
+    True: "yes: with it the same run has no such race",
+    False: "no",
+    None: "not checked: the run was too long to be done again",
+}
+
+
+def _stream(engine: Engine, race: Race, actor: int) -> str:
+    """A stream, with what the program calls it."""
+    name = stream_name(engine, actor)
+    if race.context is not None and actor != HOST:
+        for scope in race.context.scopes:
+            if scope.streams.get(actor):
+                return f"{name} ({scope.streams[actor][0]})"
+    return name
+
+
+def _called(race: Race) -> str:
+    """What the program calls the tensor of a race."""
+    if race.context is not None:
+        for scope in race.context.scopes:
+            if scope.tensors:
+                return scope.tensors[0]
+    return ""
+
+
+def _life(
+    engine: Engine, race: Race, place: PlaceOf, here: Place | None, one: str, other: str
+) -> str:
+    """What was freed, where, and who has its memory now."""
+    first, second = race.first, race.second
+    names = engine.called.get(first.site, ())
+    freed = names[0] if len(names) == 1 else "a tensor"
+    history = race.history
+    made = place(history.allocated) if history is not None else None
+    gone = place(history.freed) if history is not None else None
+    text = f"{freed}{', allocated' + _near(made, here) + ',' if made is not None else ''} was freed"
+    text += f"{_near(gone, here)} while {one} may still be using it "
+    text += f"({_what(first)}{_near(place(first.site), here)})"
+    if second.op != "free":
+        text += f"; {_what(second)} on {other}"
+        if race.rule is rules.LATENT:
+            text += f" uses memory{_near(here, None)} that could have been the same"
+        else:
+            text += f"{_near(here, None)} is of a tensor that has its memory now"
+    return f"{text}. {why_not_ordered(engine, race, place)}"
 
 
 def source_of(place: Place | None) -> tuple[str, str, str]:
@@ -132,7 +215,8 @@ def why_not_ordered(engine: Engine, race: Race, place: PlaceOf) -> str:
         return f"The wait at {at(wait)} is for what was queued before the {what} at {where}."
     if wait := newest("self-wait", waiter=second.actor):
         return f"The wait at {at(wait)} is of a stream for itself, which orders nothing."
-    if wait := newest("wait", "host-wait", waiter=first.actor, source=second.actor):
+    wait = newest("wait", "host-wait", waiter=first.actor, source=second.actor)
+    if wait and (first.actor == HOST or wait.mine >= first.time):  # else it is for its input
         return f"The wait at {at(wait)} goes the other way: {one} waits for {other}."
     if wait := newest("wait-unrecorded", waiter=second.actor):
         return f"The event waited for at {at(wait)} was never recorded, so the wait does nothing."

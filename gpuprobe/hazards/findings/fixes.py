@@ -1,26 +1,37 @@
-"""The smallest fix of a race: code for the program, and the same change of the engine's log.
+"""The smallest fix of a race: a change of the program's source, and the same of the engine's log.
 
 A fix counts as verified when the race is gone after the log was done again with exactly what the
-code does, where it says that it goes: nothing else is tried in its place.
+code does, where it says that it goes. Of several ways to mend a race, the first is taken that does.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
 
 from gpuprobe.hazards import rules
-from gpuprobe.hazards.accesses import HOST, Access, Race
-from gpuprobe.hazards.engine import ADDED, Edit, Engine, LogEntry
+from gpuprobe.hazards.accesses import HOST, Race
+from gpuprobe.hazards.engine import Engine
+from gpuprobe.hazards.findings import repairs
+from gpuprobe.hazards.findings.code import unified_diff
+from gpuprobe.hazards.findings.repairs import Change, Sites
+from gpuprobe.hazards.log import ADDED, Edit, LogEntry
+from gpuprobe.model.findings import Fix
+from gpuprobe.model.place import Place
 
 _EVENT: Final = 1 << 62  # of a fix: a number that no event of the program has
 
 
 class Repair(NamedTuple):
-    """``text``: one sentence. ``code``: for before the second access, unless it says otherwise."""
+    """``proof``: whether the race is gone with it; None where the log does not reach that far."""
 
-    text: str
-    code: str
+    fix: Fix
     edit: Edit
+    proof: bool | None
+    how: str
+
+
+PlaceOf = Callable[[Any], "Place | None"]
 
 
 def stream_name(engine: Engine, actor: int) -> str:
@@ -39,72 +50,148 @@ def stream_name(engine: Engine, actor: int) -> str:
     return name if device == 0 else f"{name} of cuda:{device}"
 
 
-def repair(engine: Engine, race: Race) -> Repair:
-    """The fix of a race."""
+def repair(engine: Engine, race: Race, place: PlaceOf, *, verify: bool = True) -> Repair:
+    """The fix of a race. ``verify`` proves it by doing the log again with it."""
+    at = repairs.sites(place(race.first.site), place(race.second.site))
+    first: tuple[Change, Edit] | None = None
+    for change in (*_changes(engine, race, at, place), _in_words(engine, race)):
+        edit = _edit(engine, race, change.how)
+        first = first or (change, edit)
+        proof = engine.without(race, edit) if verify else None
+        if proof is not False:
+            return Repair(_fix(race, change), edit, proof, change.how)
+    assert first is not None
+    return Repair(_fix(race, first[0]), first[1], False, first[0].how)
+
+
+def _fix(race: Race, change: Change) -> Fix:
+    text = _TEXTS.get(change.how, race.rule.remedy)
+    if change.how == "wait" and race.later and race.rule is not rules.USE_AFTER_FREE:
+        text += (
+            ". It waits for what that stream was given since, too: where that costs the overlap, "
+            "record an event right after the first access, and wait for that"
+        )
+    return Fix(f"{text}.", change.code, change.insertions, unified_diff(change.insertions))
+
+
+_UNSAFE: Final = (rules.USE_AFTER_FREE.id, rules.LATENT.id)
+_TEXTS: Final = {
+    "wait": "make the second stream wait for the first",
+    "event": "record an event after the first access, and make the second stream wait for it",
+    "host event": "record an event after the copy, and wait for it before the host uses the memory",
+    "host wait": "wait for the stream of the copy before the host uses the memory",
+    "device": "wait for the device; an event for the first access would keep the overlap, where "
+    "the code can hand one over",
+    "record": "call record_stream on the tensor where another stream uses it",
+    "work": "wait for what the collective returned",
+}
+
+
+def _changes(engine: Engine, race: Race, at: Sites, place: PlaceOf) -> Iterator[Change]:
+    """Ways to mend a race in the program's source, the best first."""
+    for found in _candidates(engine, race, at, place):
+        if found is not None:
+            yield found
+
+
+def _candidates(engine: Engine, race: Race, at: Sites, place: PlaceOf) -> Iterator[Change | None]:
     first, second = race.first, race.second
-    text = f"{race.rule.remedy}."
-    if engine.names[first.actor][1] < 0 and first.actor != HOST:
-        edit = _host_wait(race) if second.actor == HOST else _wait(race)
-        if second.actor != HOST and _is_collective(engine, second):
-            edit = _wait_before_collective(engine, race)
-        return Repair(text, "work.wait()  # work: what the collective returned", edit)
+    names = engine.called.get(first.site, ())
+    if race.context is not None and race.context.scopes:
+        names = names or race.context.scopes[0].tensors
+    if race.rule is rules.GRAPH_FREED:
+        yield repairs.kept_alive(place(first.site), engine.called.get(first.site, ()))
+        return
     if race.rule.id == rules.SHARED.id:
-        code = "queue.put(tensor.clone())  # or wait for an answer before the tensor is written"
-        return Repair(text, code, _clone(engine, race))
+        yield repairs.cloned(at, engine.called.get(first.site, ()))
+        return
+    unsafe = race.rule.id in _UNSAFE
+    if first.actor != HOST and _is_collective(engine, first.actor) and not unsafe:
+        yield repairs.awaited_handle(race, at)
+    if unsafe and first.actor != race.owner:
+        yield repairs.recorded(at, names)
+    if second.actor == HOST:
+        yield repairs.ordered_by_event(race, at, host=True)
+        yield repairs.host_wait(race, at)
+    elif first.actor != HOST:
+        waiter = _caller(engine, race)
+        if race.later:
+            yield repairs.ordered_by_event(race, at, host=False)
+        yield repairs.wait_by_name(race, waiter, first.actor)
+        yield repairs.ordered_by_event(race, at, host=False)
+    several = engine.names[first.actor][0] not in (0, -1)
+    yield repairs.whole_device(at, several=several)
+
+
+def _caller(engine: Engine, race: Race) -> int:
+    """The stream that has to wait before the second access: for a collective, that which it is
+    called on.
+    """
+    actor = race.second.actor
+    if not _is_collective(engine, actor) or race.context is None:
+        return actor
+    return race.context.current[0] if race.context.current else actor
+
+
+def _is_collective(engine: Engine, actor: int) -> bool:
+    return engine.names[actor][1] < 0
+
+
+def _in_words(engine: Engine, race: Race) -> Change:
+    """The fix where the program's source is not known."""
+    first, second = race.first, race.second
     if race.rule is rules.GRAPH_FREED:
         code = "static_input = tensor  # kept as long as the graph; refill it with copy_()"
-        return Repair(text, code, _keep_alive(race))
-    if race.rule.id == rules.USE_AFTER_FREE.id:
-        if first.actor != race.owner:
-            stream, note = _stream(engine, first.actor, notes=("before it is dropped",))
-            return Repair(text, f"tensor.record_stream({stream}){note}", _record_stream(race))
-        # The allocator ignores record_stream for the stream that the block belongs to.
-        text = "make the stream that uses the new tensor wait for the one that used the freed one."
-    elif second.actor == HOST:
-        stream, note = _stream(engine, first.actor, notes=("after the copy",))
-        code = f"event = {stream}.record_event(){note}\nevent.synchronize()"
-        return Repair(text, code, _host_wait(race))
-    several = engine.names[first.actor][0] != engine.names[second.actor][0]
-    if _is_collective(engine, second):
-        notes = ("before the collective is called",)
-        stream, note = _stream(engine, first.actor, several, notes)
-        note = note if stream == "side" else ""
-        code = f"torch.cuda.current_stream().wait_stream({stream}){note}"
-        return Repair(text, code, _wait_before_collective(engine, race))
-    waiter = _expression(engine, second.actor, several, "side")
-    source = _expression(engine, first.actor, several, "other" if waiter == "side" else "side")
-    named = [
-        f"{name}: {stream_name(engine, actor)}"
-        for name, actor in ((waiter, second.actor), (source, first.actor))
-        if name in ("side", "other")
-    ]
-    note = f"  # {', '.join(named)}" if named else ""
-    return Repair(text, f"{waiter}.wait_stream({source}){note}", _wait(race))
+        return Change("keep", code)
+    if race.rule.id == rules.SHARED.id:
+        code = "queue.put(tensor.clone())  # or wait for an answer before the tensor is written"
+        return Change("clone", code)
+    if first.actor != HOST and _is_collective(engine, first.actor):
+        return Change("work", "work.wait()  # work: what the collective returned")
+    stream = _expression(engine, race, first.actor, "side")
+    if race.rule.id in _UNSAFE and first.actor != race.owner:
+        return Change("record", f"tensor.record_stream({stream})  # before it is dropped")
+    if second.actor == HOST:
+        code = f"done = {stream}.record_event()  # after the copy\ndone.synchronize()"
+        return Change("host event", code)
+    if first.actor == HOST:
+        return Change("device", "torch.cuda.synchronize()")
+    waiter = _expression(engine, race, second.actor, "other" if stream == "side" else "side")
+    return Change("wait", f"{waiter}.wait_stream({stream})")
 
 
-def _is_collective(engine: Engine, access: Access) -> bool:
-    return engine.names[access.actor][1] < 0
+def _expression(engine: Engine, race: Race, actor: int, name: str) -> str:
+    """A stream as code, with the name that the innermost frame has for it."""
+    context = race.context
+    if context is not None:
+        for scope in context.scopes:
+            if scope.streams.get(actor):
+                return scope.streams[actor][0]
+        if actor in context.current:
+            return "torch.cuda.current_stream()"
+    return "torch.cuda.current_stream()" if engine.names[actor][1] == 0 else name
 
 
-# -- streams in code
-
-
-def _stream(
-    engine: Engine, actor: int, several: bool = False, notes: tuple[str, ...] = ()
-) -> tuple[str, str]:
-    """A stream as code, and a comment: which one it is, and ``notes``."""
-    stream = _expression(engine, actor, several, "side")
-    if stream == "side":
-        notes = (f"side: {stream_name(engine, actor)}", *notes)
-    return stream, f"  # {'; '.join(notes)}" if notes else ""
-
-
-def _expression(engine: Engine, actor: int, several: bool, name: str) -> str:
-    """A stream as code that says the same inside a `with torch.cuda.stream(...)` and outside."""
-    device, number = engine.names[actor]
-    if number:
-        return name
-    return f"torch.cuda.default_stream({device if several or device else ''})"
+def _edit(engine: Engine, race: Race, how: str) -> Edit:
+    """What a change of the source does to the log."""
+    second = race.second
+    if how == "work":
+        return _host_wait(race) if second.actor == HOST else _work_wait(engine, race)
+    if how == "wait":
+        if _is_collective(engine, second.actor):
+            return _wait_before_collective(engine, race)
+        return _wait(race)
+    if how == "event":
+        return _event_wait(engine, race)
+    made: dict[str, Callable[[], Edit]] = {
+        "host event": lambda: _host_wait(race),
+        "host wait": lambda: _synchronize(race),
+        "device": lambda: _device(engine, race),
+        "record": lambda: _record_stream(engine, race),
+        "keep": lambda: _keep_alive(race),
+        "clone": lambda: _clone(engine, race),
+    }
+    return made[how]()
 
 
 # -- the same as changes of the log
@@ -116,6 +203,51 @@ def _wait(race: Race) -> Edit:
     def edit(replay: Engine, at: int, entry: LogEntry) -> bool:
         if at == race.log_index:
             replay.stream_wait(race.second.actor, race.first.actor)
+        return True
+
+    return edit
+
+
+def _event_wait(engine: Engine, race: Race) -> Edit:
+    """An event is recorded right after the first access; the second's stream waits for it."""
+    recorded = False
+    waiter = _caller(engine, race)
+
+    def edit(replay: Engine, at: int, entry: LogEntry) -> bool:
+        nonlocal recorded
+        if not recorded and replay.passed(race.first.actor, race.first.time):
+            replay.event_record(_EVENT, race.first.actor)
+            recorded = True
+        if at == race.log_index:
+            replay.event_wait(_EVENT, race.second.actor)
+            replay.event_wait(_EVENT, waiter)
+        return True
+
+    return edit
+
+
+def _work_wait(engine: Engine, race: Race) -> Edit:
+    """The stream that is current before the second access waits for a collective."""
+    return _event_wait(engine, race)
+
+
+def _synchronize(race: Race) -> Edit:
+    """The host waits for the first access's stream before the second."""
+
+    def edit(replay: Engine, at: int, entry: LogEntry) -> bool:
+        if at == race.log_index:
+            replay.stream_synchronize(race.first.actor)
+        return True
+
+    return edit
+
+
+def _device(engine: Engine, race: Race) -> Edit:
+    """The host waits for all that was launched before the second access."""
+
+    def edit(replay: Engine, at: int, entry: LogEntry) -> bool:
+        if at == race.log_index:
+            replay.device_synchronize(engine.names[race.first.actor][0])
         return True
 
     return edit
@@ -137,12 +269,22 @@ def _host_wait(race: Race) -> Edit:
     return edit
 
 
-def _record_stream(race: Race) -> Edit:
-    """The tensor of the first access is recorded for its stream before it is freed."""
+def _record_stream(engine: Engine, race: Race) -> Edit:
+    """The tensor of the first access is recorded for its stream before it is freed; where that is
+    a collective's, for the stream that it was called on.
+    """
+    actor = race.first.actor
+    if _is_collective(engine, actor):
+        called = [
+            entry[2]
+            for entry in engine.log_before(race)
+            if entry[0] == "stream_wait" and entry[1] == actor
+        ]
+        actor = called[-1] if called else actor
 
     def edit(replay: Engine, at: int, entry: LogEntry) -> bool:
         if entry[0] == "free" and replay.used(entry[1], race.first):
-            replay.record_stream(entry[1], race.first.actor)
+            replay.record_stream(entry[1], actor)
         return True
 
     return edit

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpuprobe.hazards.findings.known import Comparison
+from gpuprobe.hazards.rules import LATENT
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place
 
@@ -55,5 +56,16 @@ class Hazards:
 
     @property
     def races(self) -> list[Finding]:
-        """The findings that are not implicit synchronisations."""
-        return [finding for finding in self.findings if finding.kind != "implicit-sync"]
+        """What was in no order in this run: the findings that are no implicit synchronisations
+        and not only latent.
+        """
+        return [
+            finding
+            for finding in self.findings
+            if finding.kind != "implicit-sync" and finding.rule != LATENT.id
+        ]
+
+    @property
+    def latent(self) -> list[Finding]:
+        """What would be a use-after-free had the allocator handed out the memory again."""
+        return [finding for finding in self.findings if finding.rule == LATENT.id]

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import gpuprobe.hazards.rules  # noqa: F401 (findings that were read are of its rules too)
 from gpuprobe._version import __version__
-from gpuprobe.model.findings import Finding
+from gpuprobe.model.findings import Finding, Fix
 from gpuprobe.model.place import Place
 from gpuprobe.model.rules import rule_of
 
@@ -72,6 +72,8 @@ def document(
             result["relatedLocations"] = [
                 {"id": at, **where.location(place)} for at, place in enumerate(finding.related, 1)
             ]
+        if finding.fix is not None and finding.fix.insertions:
+            result["fixes"] = [_fix(finding.fix, where)]
         results.append(result)
     driver = {"name": "gpuprobe", "version": __version__, "rules": list(rules.values())}
     run: dict[str, Any] = {"tool": {"driver": driver}, "results": results}
@@ -111,6 +113,25 @@ def _markdown(parts: Sequence[str]) -> str:
     return "\n\n".join([f"**{title}**", *rest])
 
 
+def _fix(fix: Fix, where: _Addresses) -> dict[str, Any]:
+    """A fix as changes of files (SARIF 3.55 to 3.57): whole lines go before a line, or in place
+    of some.
+    """
+    changes: dict[str, list[dict[str, Any]]] = {}
+    for one in fix.insertions:
+        region = {"startLine": one.line, "startColumn": 1, "endColumn": 1}
+        region["endLine"] = one.line + one.replaces
+        replacement = {"deletedRegion": region, "insertedContent": {"text": one.text}}
+        changes.setdefault(one.file, []).append(replacement)
+    return {
+        "description": {"text": fix.text},
+        "artifactChanges": [
+            {"artifactLocation": where.artifact(file), "replacements": replacements}
+            for file, replacements in changes.items()
+        ],
+    }
+
+
 class _Addresses:
     """How a file becomes a URI. ``packages``: whether one was of an installed package."""
 
@@ -122,7 +143,7 @@ class _Addresses:
     def location(self, place: Place) -> dict[str, Any]:
         found: dict[str, Any] = {
             "physicalLocation": {
-                "artifactLocation": self._artifact(place.file),
+                "artifactLocation": self.artifact(place.file),
                 "region": {"startLine": max(1, place.line)},
             }
         }
@@ -130,7 +151,7 @@ class _Addresses:
             found["logicalLocations"] = [{"name": place.function}]
         return found
 
-    def _artifact(self, file: str) -> dict[str, Any]:
+    def artifact(self, file: str) -> dict[str, Any]:
         package = _PACKAGE.search(file.replace("\\", "/"))
         if package is not None:
             self.packages = True

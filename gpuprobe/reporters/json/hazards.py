@@ -15,7 +15,7 @@ from gpuprobe.model.place import Place
 from gpuprobe.reporters.json import schema as load_schema
 
 SCHEMA: Final = "gpuprobe.hazards"
-VERSION: Final = (2, 1)
+VERSION: Final = (2, 2)
 """(major, minor); a minor version only adds keys.
 
 History:
@@ -23,6 +23,7 @@ History:
 * 1.1: ``self_waits`` and ``baseline``.
 * 2.0: a finding has ``subject``, as in every document. ``schemas/hazards-2.json``.
 * 2.1: ``failed`` and ``ranks``.
+* 2.2: a fix has ``insertions`` and ``diff`` where it changes known lines of the program.
 """
 
 

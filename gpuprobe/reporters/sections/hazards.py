@@ -35,6 +35,7 @@ def hazard_sections(hazards: Hazards, *, full: bool = False) -> list[Section]:
     comparison = hazards.comparison
     most = _MOST_FULL if full else _MOST
     found = [_races(hazards, most, full)]
+    found += _latent(hazards, most, full)
     if comparison is not None and comparison.gone:
         gone = [
             Line(f"{one.rule} {one.kind}  {one.where}  {one.about}")
@@ -108,9 +109,12 @@ def _finding(finding: Finding, full: bool, known: bool) -> Section:
         parts.append(Facts(finding.evidence))
     if finding.fix is not None:
         parts.append(Line(finding.fix.text, label="fix"))
-        parts.append(Code(finding.fix.code, indent=7))
+        parts.append(Code(finding.fix.diff or finding.fix.code, indent=7))
     if verified and not full:
-        parts.append(Line(f"verified: {verified.removeprefix('yes: ')}", indent=7))
+        parts.append(Line(_checked(verified), indent=7))
+        cured = sum(name == "cured by the same fix" for name, _ in finding.evidence)
+        if cured:
+            parts.append(Line(f"it cures {plural(cured, 'more race')} of this kind", indent=7))
     title = f"{finding.rule} {finding.kind}"
     if full and finding.count > 1:
         title += f" · {finding.count:,} times"
@@ -118,6 +122,28 @@ def _finding(finding: Finding, full: bool, known: bool) -> Section:
         title += " · in the baseline"
     place = "" if finding.location is None else _place(finding.location).text
     return Section(title, tuple(parts), level=finding.level, place="" if full else place)
+
+
+def _checked(verified: str) -> str:
+    """Whether a fix was tried, as a sentence."""
+    if verified.startswith("yes"):
+        return f"checked: {verified.removeprefix('yes: ')}"
+    return (
+        "this fix did not end the race when the run was done again"
+        if verified == "no"
+        else (verified)
+    )
+
+
+def _latent(hazards: Hazards, most: int, full: bool) -> list[Section]:
+    """What the allocator did not make a race of in this run."""
+    latent = hazards.latent
+    if not latent:
+        return []
+    old = {one.fingerprint for one in hazards.comparison.known} if hazards.comparison else set()
+    parts = tuple(_finding(one, full, one.fingerprint in old) for one in latent[:most])
+    title = f"Freed too early, without harm in this run: {len(latent)}"
+    return [Section(title, parts, "latent", "Latent")]
 
 
 def _syncs(

@@ -1,0 +1,235 @@
+"""The program's source around a line: statements, the contexts that they are in, and changes of it.
+
+A file is parsed as `linecache` has it. Where there is no source, or it is no Python, nothing is
+known of a line.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import linecache
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import NamedTuple
+
+from gpuprobe.model.findings import Insertion
+
+_parsed: dict[str, tuple[int, ast.Module | None]] = {}
+
+
+class StreamBlock(NamedTuple):
+    """A ``with torch.cuda.stream(...)``: its statement, and the stream's expression."""
+
+    statement: ast.stmt
+    stream: str
+
+
+@dataclass(frozen=True)
+class Statement:
+    """The innermost statement of a line that begins on a line of its own. ``around`` are the
+    statements that it lies in, innermost first, up to its function.
+    """
+
+    file: str
+    node: ast.stmt
+    around: tuple[ast.stmt, ...]
+    inner: tuple[ast.stmt, ...]
+    """Statements below ``node`` that the line belongs to: of one written in a single line."""
+
+    @property
+    def line(self) -> int:
+        decorators = getattr(self.node, "decorator_list", ())
+        return min((self.node.lineno, *(int(one.lineno) for one in decorators)))
+
+    @property
+    def end(self) -> int:
+        return self.node.end_lineno or self.node.lineno
+
+    @property
+    def indent(self) -> str:
+        text = linecache.getline(self.file, self.line)
+        return text[: len(text) - len(text.lstrip())]
+
+    @property
+    def blocks(self) -> list[StreamBlock]:
+        """Blocks of streams that it lies in, innermost first."""
+        return [block for node in self.around for block in _stream_blocks(node)]
+
+    @property
+    def inner_blocks(self) -> list[StreamBlock]:
+        """Blocks of streams that it begins itself, and the line lies in."""
+        return [block for node in (self.node, *self.inner) for block in _stream_blocks(node)]
+
+    def before(self, *code: str) -> Insertion:
+        """Lines to be inserted before it."""
+        return Insertion(self.file, self.line, "".join(f"{self.indent}{one}\n" for one in code))
+
+    def after(self, *code: str) -> Insertion:
+        """Lines to be inserted after it."""
+        return Insertion(self.file, self.end + 1, "".join(f"{self.indent}{one}\n" for one in code))
+
+    @property
+    def leaves(self) -> bool:
+        """Whether what follows it is not reached."""
+        return isinstance(self.node, (ast.Return, ast.Raise, ast.Break, ast.Continue))
+
+    @property
+    def branches(self) -> list[ast.stmt]:
+        """What it lies in that may be left out or done again."""
+        return [node for node in self.around if not isinstance(node, (ast.With, ast.AsyncWith))]
+
+
+def statement(file: str, line: int) -> Statement | None:
+    """The statement of a line; None where its source is not known."""
+    module = _module(file)
+    if module is None:
+        return None
+    chain = list(_chain(module.body, line))
+    while chain and isinstance(chain[-1], ast.ExceptHandler):
+        chain.pop()
+    inner: list[ast.stmt] = []
+    while chain and not _begins_a_line(file, chain[-1]):
+        inner.insert(0, chain.pop())
+    if not chain:
+        return None
+    around: list[ast.stmt] = []
+    for node in chain[-2::-1]:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            break
+        around.append(node)
+    return Statement(file, chain[-1], tuple(around), tuple(inner))
+
+
+def _module(file: str) -> ast.Module | None:
+    lines = linecache.getlines(file)
+    if not lines:
+        return None
+    text = "".join(lines)
+    key = hash(text)
+    known = _parsed.get(file)
+    if known is None or known[0] != key:
+        try:
+            tree: ast.Module | None = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError):
+            tree = None
+        _parsed[file] = known = (key, tree)
+    return known[1]
+
+
+def _chain(body: Sequence[ast.AST], line: int) -> Iterator[ast.stmt]:
+    """Statements that hold the line, outermost first."""
+    for node in body:
+        first = min(
+            (node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))),  # type: ignore[attr-defined]
+        )
+        if first <= line <= (node.end_lineno or node.lineno):  # type: ignore[attr-defined]
+            yield node  # type: ignore[misc]
+            for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+                yield from _chain(getattr(node, name, ()), line)
+            return
+
+
+def _begins_a_line(file: str, node: ast.AST) -> bool:
+    if not isinstance(node, ast.stmt):
+        return False  # a case of a match
+    text = linecache.getline(file, node.lineno)
+    before = text.encode()[: node.col_offset]
+    return not before.strip() and not text.lstrip().startswith(("elif ", "elif("))
+
+
+def _stream_blocks(node: ast.stmt) -> Iterator[StreamBlock]:
+    if not isinstance(node, (ast.With, ast.AsyncWith)):
+        return
+    for item in reversed(node.items):
+        call = item.context_expr
+        if (
+            isinstance(call, ast.Call)
+            and len(call.args) == 1
+            and ast.unparse(call.func).rpartition(".")[2] == "stream"
+        ):
+            yield StreamBlock(node, ast.unparse(call.args[0]))
+        elif isinstance(call, (ast.Name, ast.Attribute)):
+            yield StreamBlock(node, ast.unparse(call))
+
+
+def handle_of_call(found: Statement) -> str | None:
+    """The name that a call's result is assigned to; an empty one where it is thrown away; None
+    for anything else.
+    """
+    node = found.node
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        return ""
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        target = node.targets[0]
+        if isinstance(target, (ast.Name, ast.Attribute)) and isinstance(node.value, ast.Call):
+            return ast.unparse(target)
+    return None
+
+
+def is_name(expression: str) -> bool:
+    """Whether an expression is a name, or an attribute of one: it has no effects."""
+    return all(part.isidentifier() for part in expression.split("."))
+
+
+def torch_name(file: str) -> str:
+    """How the file calls ``torch.cuda``: as it imports it."""
+    module = _module(file)
+    for node in ast.walk(module) if module is not None else ():
+        if isinstance(node, ast.ImportFrom) and node.module == "torch":
+            for name in node.names:
+                if name.name == "cuda":
+                    return name.asname or name.name
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                if name.name == "torch" and name.asname:
+                    return f"{name.asname}.cuda"
+    return "torch.cuda"
+
+
+def applied(lines: Sequence[str], insertions: Iterable[Insertion]) -> list[str]:
+    """The lines of a file with others inserted: of one place in the order given, and what is the
+    same twice only once.
+    """
+    by_line: dict[int, list[Insertion]] = {}
+    for one in dict.fromkeys(insertions):
+        by_line.setdefault(one.line, []).append(one)
+    changed = list(lines)
+    for line in sorted(by_line, reverse=True):
+        places = by_line[line]
+        text = "".join(one.text for one in sorted(places, key=lambda one: one.replaces > 0))
+        start = line - 1
+        changed[start : start + max(one.replaces for one in places)] = text.splitlines(True)
+    return changed
+
+
+def unified_diff(insertions: Iterable[Insertion]) -> str:
+    """The changes as a unified diff, by file."""
+    text = ""
+    by_file: dict[str, list[Insertion]] = {}
+    for one in insertions:
+        by_file.setdefault(one.file, []).append(one)
+    for file, changes in by_file.items():
+        lines = _lines(file)
+        name = PurePath(file).as_posix().lstrip("/")
+        diff = difflib.unified_diff(lines, applied(lines, changes), f"a/{name}", f"b/{name}")
+        text += "".join(line if line.endswith("\n") else f"{line}{_NO_NEWLINE}" for line in diff)
+    return text
+
+
+_NO_NEWLINE = "\n\\ No newline at end of file\n"
+
+
+def _lines(file: str) -> list[str]:
+    """The lines as they are: `linecache` ends the last one, whether the file does or not."""
+    lines = linecache.getlines(file)
+    if lines:
+        try:
+            with open(file, "rb") as stream:
+                stream.seek(-1, 2)
+                if stream.read() not in (b"\n", b"\r"):
+                    lines = [*lines[:-1], lines[-1].removesuffix("\n")]
+        except (OSError, ValueError):
+            return lines  # no file: what was compiled from a string
+    return lines
