@@ -84,7 +84,7 @@ def _scope(frame: Any, source: Any, actors: Mapping[tuple[int, int], int], addre
         if isinstance(value, torch.Tensor):
             if len(tensors) < 4 and _begins_at(source, value, address):
                 tensors.append(name)
-        elif hasattr(value, "cuda_stream") and hasattr(value, "device_index"):
+        elif isinstance(value, torch.cuda.Stream):
             actor = actors.get(_key(value))
             if actor is not None:
                 streams.setdefault(actor, []).append(name)
@@ -105,14 +105,23 @@ def _variables(frame: Any) -> Iterator[tuple[str, Any]]:
     for name, value in list(local.items())[:_MOST_NAMES]:
         if isinstance(value, (torch.Tensor, ModuleType, type)) or not name.isidentifier():
             continue
-        attributes = getattr(value, "__dict__", None)
-        if isinstance(attributes, dict):
+        attributes = _attributes(value)
+        if attributes:
             for attribute, part in list(attributes.items())[:_MOST_NAMES]:
                 if isinstance(attribute, str) and attribute.isidentifier():
                     yield f"{name}.{attribute}", part
     if frame.f_globals is not local:
         for name, value in list(frame.f_globals.items())[:_MOST_NAMES]:
             yield name, value
+
+
+def _attributes(value: Any) -> dict[Any, Any]:
+    """What an object has of its own, without running any code of its class."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _begins_at(source: Any, tensor: torch.Tensor, address: int) -> bool:

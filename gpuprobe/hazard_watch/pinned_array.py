@@ -21,6 +21,7 @@ _READS: Final = (
     *("__contains__", "__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__"),
     *("__format__", "__str__", "__repr__"),
 )
+_WRITABLE: Final = 0x0001  # ``PyBUF_WRITABLE``
 _WRITES: Final = ("fill", "partition", "put", "setfield", "sort")
 _WRITING_FUNCTIONS: Final = frozenset({"copyto", "put", "place", "putmask", "fill_diagonal"})
 _OF_SHAPE: Final = frozenset(
@@ -67,6 +68,13 @@ class PinnedArray(np.ndarray):
         (part if view else self).notify(True, "numpy assignment")
         _plain(self)[key] = _plain(value)
 
+    def __buffer__(self, flags: int) -> memoryview:
+        """C code takes the memory (``readinto``, ``memoryview``): since Python 3.12 this is asked
+        for it (PEP 688). Who asks for a writable one is taken to write.
+        """
+        self.notify(bool(flags & _WRITABLE), "C code")
+        return memoryview(_plain(self))
+
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         name = f"numpy {ufunc.__name__}"
         outputs = kwargs.get("out", ())
@@ -112,9 +120,41 @@ for _name in _READS + _WRITES:
     setattr(PinnedArray, _name, _reporting(_name, _name in _WRITES))
 
 
+class _Flat:
+    """``array.flat``: an iterator whose elements can be read and assigned by position."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self._plain = _plain(array).flat
+
+    def __iter__(self) -> _Flat:
+        return self
+
+    def __next__(self) -> Any:
+        self._array.notify(False, "numpy flat")
+        return next(self._plain)
+
+    def __len__(self) -> int:
+        return len(self._plain)
+
+    def __getitem__(self, key: Any) -> Any:
+        self._array.notify(False, "numpy flat")
+        return self._plain[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._array.notify(True, "numpy flat")
+        self._plain[key] = _plain(value)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        self._array.notify(False, "numpy flat")
+        return self._plain.__array__(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+
 def _get_flat(array: Any) -> Any:
-    array.notify(False, "numpy flat")
-    return _plain(array).flat
+    return _Flat(array)
 
 
 def _set_flat(array: Any, value: Any) -> None:

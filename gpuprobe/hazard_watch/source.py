@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Final
 
 import torch
@@ -32,6 +33,14 @@ _NEVER_SEEN: Final = (
 )
 _Accesses = list[tuple[int, Footprint, bool]]
 """Address of the block, bytes, whether they are written."""
+
+
+def malloc_async() -> bool:
+    """Whether the program asks for CUDA's own stream-ordered allocator."""
+    settings = (
+        os.environ.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    )
+    return any("cudaMallocAsync" in text for text in settings)
 
 
 class EventSource(StreamSource):
@@ -86,6 +95,8 @@ class EventSource(StreamSource):
             "began": self.uncharged_graphs,
             "what was queued before watching began: a race with it is not found": self.earlier,
             f"what other processes do with {sent} tensors that were sent to them": sent,
+            "memory that is freed and given away as cudaMallocAsync does it: judged as torch's own "
+            "caching allocator would have": malloc_async(),
         }
         return [
             *_NEVER_SEEN,

@@ -166,7 +166,7 @@ class StreamSource:
         while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
             frame = frame.f_back
         outer = None if frame is None else frame.f_back  # below torch.cuda.empty_cache itself
-        if outer is not None and outer.f_code.co_filename.endswith("graphs.py"):
+        if outer is not None and outer.f_code.co_filename == torch.cuda.graphs.__file__:
             for device in range(len(self.machine.devices)):
                 self.engine.device_synchronize(device, None)
             return  # torch empties the cache before a capture; the program did not ask

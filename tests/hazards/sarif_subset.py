@@ -89,6 +89,29 @@ SCHEMA: dict[str, Any] = {
             baselineState={"enum": ["new", "unchanged", "updated", "absent"]},
             locations={"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/location"}},
             relatedLocations=_list("location"),
+            fixes=_list("fix"),
+        ),
+        # 3.55 fix, 3.56 artifactChange, 3.57 replacement
+        "fix": _object(
+            ("artifactChanges",),
+            description=_object(("text",), text=TEXT),
+            artifactChanges=_list("artifactChange"),
+        ),
+        "artifactChange": _object(
+            ("artifactLocation", "replacements"),
+            artifactLocation=_object(("uri",), uri=URI),
+            replacements=_list("replacement"),
+        ),
+        "replacement": _object(
+            ("deletedRegion",),
+            deletedRegion=_object(
+                ("startLine",),
+                startLine={"type": "integer", "minimum": 1},
+                startColumn={"type": "integer", "minimum": 1},
+                endLine={"type": "integer", "minimum": 1},
+                endColumn={"type": "integer", "minimum": 1},
+            ),
+            insertedContent=_object(("text",), text=TEXT),
         ),
         # 3.28 location
         "location": _object(

@@ -7,11 +7,12 @@ known of a line.
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import linecache
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from gpuprobe.model.findings import Insertion
@@ -155,17 +156,21 @@ def _stream_blocks(node: ast.stmt) -> Iterator[StreamBlock]:
 
 
 def handle_of_call(found: Statement) -> str | None:
-    """The name that a call's result is assigned to; an empty one where it is thrown away; None
-    for anything else.
+    """The name that the result of an asynchronous collective is assigned to, where the statement
+    is nothing else; an empty one where it is thrown away; None for anything else.
     """
     node = found.node
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+    if not isinstance(node, (ast.Expr, ast.Assign)) or not isinstance(node.value, ast.Call):
+        return None
+    call = node.value
+    functional = ast.unparse(call.func).startswith("torch.ops.")
+    if not functional and not any(keyword.arg == "async_op" for keyword in call.keywords):
+        return None
+    if isinstance(node, ast.Expr):
         return ""
-    if isinstance(node, ast.Assign) and len(node.targets) == 1:
-        target = node.targets[0]
-        if isinstance(target, (ast.Name, ast.Attribute)) and isinstance(node.value, ast.Call):
-            return ast.unparse(target)
-    return None
+    target = node.targets[0]
+    named = len(node.targets) == 1 and isinstance(target, (ast.Name, ast.Attribute))
+    return ast.unparse(target) if named else None
 
 
 def is_name(expression: str) -> bool:
@@ -205,14 +210,14 @@ def applied(lines: Sequence[str], insertions: Iterable[Insertion]) -> list[str]:
 
 
 def unified_diff(insertions: Iterable[Insertion]) -> str:
-    """The changes as a unified diff, by file."""
+    """The changes as a unified diff, by file; paths below the current folder are relative to it."""
     text = ""
     by_file: dict[str, list[Insertion]] = {}
     for one in insertions:
         by_file.setdefault(one.file, []).append(one)
     for file, changes in by_file.items():
         lines = _lines(file)
-        name = PurePath(file).as_posix().lstrip("/")
+        name = _relative(file)
         diff = difflib.unified_diff(lines, applied(lines, changes), f"a/{name}", f"b/{name}")
         text += "".join(line if line.endswith("\n") else f"{line}{_NO_NEWLINE}" for line in diff)
     return text
@@ -221,12 +226,21 @@ def unified_diff(insertions: Iterable[Insertion]) -> str:
 _NO_NEWLINE = "\n\\ No newline at end of file\n"
 
 
+def _relative(file: str) -> str:
+    """A path as `git apply` takes it: relative to the folder at hand, where it is in that."""
+    path = PurePath(file)
+    if path.is_absolute():
+        with contextlib.suppress(ValueError, OSError):
+            path = path.relative_to(Path.cwd())
+    return path.as_posix().lstrip("/")
+
+
 def _lines(file: str) -> list[str]:
     """The lines as they are: `linecache` ends the last one, whether the file does or not."""
     lines = linecache.getlines(file)
     if lines:
         try:
-            with open(file, "rb") as stream:
+            with Path(file).open("rb") as stream:
                 stream.seek(-1, 2)
                 if stream.read() not in (b"\n", b"\r"):
                     lines = [*lines[:-1], lines[-1].removesuffix("\n")]

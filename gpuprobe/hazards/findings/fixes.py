@@ -105,12 +105,16 @@ def _candidates(engine: Engine, race: Race, at: Sites, place: PlaceOf) -> Iterat
     if race.rule.id == rules.SHARED.id:
         yield repairs.cloned(at, engine.called.get(first.site, ()))
         return
+    if _within_one_statement(race, at):
+        return  # nothing can go between the two
     unsafe = race.rule.id in _UNSAFE
     if first.actor != HOST and _is_collective(engine, first.actor) and not unsafe:
         yield repairs.awaited_handle(race, at)
     if unsafe and first.actor != race.owner:
         yield repairs.recorded(at, names)
-    if second.actor == HOST:
+    if first.actor != HOST and _is_collective(engine, first.actor):
+        pass  # the program has no name for its stream, and no event of it
+    elif second.actor == HOST:
         yield repairs.ordered_by_event(race, at, host=True)
         yield repairs.host_wait(race, at)
     elif first.actor != HOST:
@@ -121,6 +125,18 @@ def _candidates(engine: Engine, race: Race, at: Sites, place: PlaceOf) -> Iterat
         yield repairs.ordered_by_event(race, at, host=False)
     several = engine.names[first.actor][0] not in (0, -1)
     yield repairs.whole_device(at, several=several)
+
+
+def _within_one_statement(race: Race, at: Sites) -> bool:
+    """Whether both accesses are of one statement, and of one time that it was run."""
+    one, other = race.first.site, race.second.site
+    return (
+        at.first is not None
+        and at.second is not None
+        and at.first.node is at.second.node
+        and one[0] is other[0]
+        and bool(one[1] < other[1])
+    )
 
 
 def _caller(engine: Engine, race: Race) -> int:

@@ -92,10 +92,10 @@ def wait_by_name(race: Race, waiter: int, source: int) -> Change | None:
         return None
     crossed: str | None = ""  # the stream of a block between this place and the access
     blocks = list(context.blocks)
-    for depth, scope in enumerate(context.scopes):
+    for scope in context.scopes:
         found = statement(scope.file, scope.line)
-        if found is None:
-            return None
+        if found is None or scope.code.co_name.startswith("<l"):
+            return None  # a lambda is not run where its statement is
         cuda = torch_name(scope.file)
         current = f"{cuda}.current_stream()"
         # Before the statement itself.
@@ -118,7 +118,6 @@ def wait_by_name(race: Race, waiter: int, source: int) -> Change | None:
                     return Change("wait", _listing((insertion,)), (insertion,))
             crossed = block.stream
             blocks = blocks[1:]
-        del depth
     return None
 
 
