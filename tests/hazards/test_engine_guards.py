@@ -406,7 +406,7 @@ def test_the_owner_is_waited_for() -> None:
     run.engine.record_stream(0, run.side)
     run.reuse()
     run.write(run.main)
-    assert fixed(run) == ("torch.cuda.default_stream().wait_stream(side)", True)
+    assert fixed(run) == ("torch.cuda.current_stream().wait_stream(side)", True)
 
 
 def test_a_fix_that_does_nothing_is_not_verified(run: Run) -> None:

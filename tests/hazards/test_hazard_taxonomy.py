@@ -114,6 +114,7 @@ BY_RULE = {
     "GP208": "graph_output_read",
     "GP209": "backward_on_side_stream",
     "GP211": "graph_input_dropped_after_capture",
+    "GP213": "dropped_not_reused",
 }
 
 

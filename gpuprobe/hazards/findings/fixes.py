@@ -30,6 +30,16 @@ class Repair(NamedTuple):
     proof: bool | None
     how: str
 
+    @property
+    def text(self) -> str:
+        """What to do, as a sentence."""
+        return self.fix.text
+
+    @property
+    def code(self) -> str:
+        """What to do, as code."""
+        return self.fix.code
+
 
 PlaceOf = Callable[[Any], "Place | None"]
 
@@ -50,18 +60,25 @@ def stream_name(engine: Engine, actor: int) -> str:
     return name if device == 0 else f"{name} of cuda:{device}"
 
 
-def repair(engine: Engine, race: Race, place: PlaceOf, *, verify: bool = True) -> Repair:
+def nowhere(site: Any) -> Place | None:
+    """For sites that mean no line of a program."""
+    return None
+
+
+def repair(engine: Engine, race: Race, place: PlaceOf = nowhere, *, verify: bool = True) -> Repair:
     """The fix of a race. ``verify`` proves it by doing the log again with it."""
     at = repairs.sites(place(race.first.site), place(race.second.site))
-    first: tuple[Change, Edit] | None = None
+    first: Change | None = None
     for change in (*_changes(engine, race, at, place), _in_words(engine, race)):
-        edit = _edit(engine, race, change.how)
-        first = first or (change, edit)
-        proof = engine.without(race, edit) if verify else None
+        first = first or change
+        proof = engine.without(race, _edit(engine, race, change.how)) if verify else None
         if proof is not False:
-            return Repair(_fix(race, change), edit, proof, change.how)
-    assert first is not None
-    return Repair(_fix(race, first[0]), first[1], False, first[0].how)
+            break
+    else:
+        assert first is not None
+        change = first
+    # An edit is good for one time that the log is done again.
+    return Repair(_fix(race, change), _edit(engine, race, change.how), proof, change.how)
 
 
 def _fix(race: Race, change: Change) -> Fix:
