@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -33,15 +34,41 @@ class Insertion:
 
 @record(frozen=True, slots=True)
 class Fix:
-    """What to do: one sentence, and the code or command where there is one. ``insertions`` are
-    the change of the program's source, where its lines are known; ``diff`` is the same change as a
-    unified diff.
+    """What to do: one sentence, and the code or command where there is one. ``diff`` is the change
+    of the program's source as a unified diff, where its lines are known.
     """
 
     text: str
     code: str = ""
-    insertions: tuple[Insertion, ...] = ()
     diff: str = ""
+
+    @property
+    def insertions(self) -> tuple[Insertion, ...]:
+        """The changes of the diff, each relative to the source as it was."""
+        return tuple(_insertions(self.diff))
+
+
+def _insertions(diff: str) -> Iterator[Insertion]:
+    """What a unified diff changes: each series of lines that are taken out or put in."""
+    file, line, text, replaces = "", 0, "", 0
+    for row in [*diff.splitlines(keepends=True), " "]:
+        if row.startswith("+") and not row.startswith("+++ b/"):
+            text += row[1:]
+        elif row.startswith("-") and not row.startswith("--- a/"):
+            replaces += 1
+        elif row.startswith("\\"):  # no newline at the end of the file
+            text = text.removesuffix("\n")
+        else:
+            if text or replaces:
+                yield Insertion(file, line, text, replaces)
+                line, text, replaces = line + replaces, "", 0
+            if row.startswith("+++ b/"):
+                file = row[6:].rstrip("\n")
+            elif row.startswith("@@ -"):
+                start, _, count = row[4:].partition(" ")[0].partition(",")
+                line = int(start) + (count == "0")
+            elif row.startswith(" "):
+                line += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +104,7 @@ class Finding:
 
 def to_document(finding: Finding) -> dict[str, Any]:
     """A finding as every JSON document and recording has it. Every key is always there, but a fix
-    has ``insertions`` and ``diff`` only where it changes known lines of the program.
+    has ``diff`` only where it changes known lines of the program.
     """
     fix = finding.fix
     return {
@@ -97,11 +124,7 @@ def to_document(finding: Finding) -> dict[str, Any]:
 
 def _fix_document(fix: Fix) -> dict[str, Any]:
     found: dict[str, Any] = {"text": fix.text, "code": fix.code}
-    if fix.insertions:
-        found["insertions"] = [
-            {"file": one.file, "line": one.line, "text": one.text, "replaces": one.replaces}
-            for one in fix.insertions
-        ]
+    if fix.diff:
         found["diff"] = fix.diff
     return found
 

@@ -232,7 +232,7 @@ def _relative(file: str) -> str:
     if path.is_absolute():
         with contextlib.suppress(ValueError, OSError):
             path = path.relative_to(Path.cwd())
-    return path.as_posix().lstrip("/")
+    return path.as_posix()
 
 
 def _lines(file: str) -> list[str]:

@@ -27,7 +27,14 @@ def findings(engine: Engine, place: PlaceOf) -> list[Finding]:
     """The findings of an engine's races: of those of one kind that the same fix cures, one is
     reported, that of the fix that cures most, and it names the others.
     """
-    races = engine.races
+    sites = {race.first.site for race in engine.races if race.rule is not rules.LATENT}
+    sites |= {race.second.site for race in engine.races if race.rule is not rules.LATENT}
+    # What races already is mended first: it may be over then before its memory is freed.
+    races = [
+        race
+        for race in engine.races
+        if race.rule is not rules.LATENT or race.first.site not in sites
+    ]
     repaired = {id(race): repair(engine, race, place) for race in races}
     left = list(races)
     chosen: list[tuple[Race, list[Race]]] = []

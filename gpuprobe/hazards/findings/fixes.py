@@ -88,7 +88,7 @@ def _fix(race: Race, change: Change) -> Fix:
             ". It waits for what that stream was given since, too: where that costs the overlap, "
             "record an event right after the first access, and wait for that"
         )
-    return Fix(f"{text}.", change.code, change.insertions, unified_diff(change.insertions))
+    return Fix(f"{text}.", change.code, unified_diff(change.insertions))
 
 
 _UNSAFE: Final = (rules.USE_AFTER_FREE.id, rules.LATENT.id)

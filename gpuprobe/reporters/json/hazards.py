@@ -23,7 +23,7 @@ History:
 * 1.1: ``self_waits`` and ``baseline``.
 * 2.0: a finding has ``subject``, as in every document. ``schemas/hazards-2.json``.
 * 2.1: ``failed`` and ``ranks``.
-* 2.2: a fix has ``insertions`` and ``diff`` where it changes known lines of the program.
+* 2.2: a fix has ``diff`` where it changes known lines of the program.
 """
 
 

@@ -211,6 +211,8 @@ def _about(found: Finding) -> Iterator[Part]:
     if found.fix is not None:
         yield Line(found.fix.text, label="fix")
         yield Code(found.fix.code)
+        if found.fix.diff:
+            yield Code(found.fix.diff)
 
 
 def _blind_spots(report: Report, problems: Sequence[str]) -> list[Section]:
