@@ -39,6 +39,9 @@ def families(table: Table) -> str:
         )
         found = groups.setdefault(family, Counter())
         found["programs"] += 1
+        if not _tried(row):
+            continue
+        found["tried"] += 1
         found["real"] += row["real"] == "ran"
         found["shapes"] += row["shapes"] == "ran"
         found["losses"] += row["losses"] == "equal"
@@ -48,6 +51,7 @@ def families(table: Table) -> str:
             "library",
             "version",
             "programs",
+            "tried",
             "run with values",
             "in shapes",
             "losses equal",
@@ -57,7 +61,10 @@ def families(table: Table) -> str:
             (
                 family,
                 versions.get(family.split("/")[0], ""),
-                *(str(found[key]) for key in ("programs", "real", "shapes", "losses", "peaks")),
+                *(
+                    str(found[key])
+                    for key in ("programs", "tried", "real", "shapes", "losses", "peaks")
+                ),
             )
             for family, found in groups.items()
         ],
@@ -76,9 +83,8 @@ def exceptions(table: Table) -> str:
             _cell(row["note"]),
         )
         for row in _document()["rows"]
-        if (row["real"], row["shapes"]) != ("ran", "ran")
-        or row["losses"] == "differ"
-        or row["peaks"] != "equal"
+        if "not run" not in (row["real"], row["shapes"])
+        and (row["losses"] == "differ" or row["peaks"] != "equal")
     ]
     return table(("program", "with values", "in shapes", "losses", "peaks", "why"), rows)
 
@@ -91,6 +97,10 @@ def programs(table: Table) -> str:
         if row["peaks"] == "equal"
     ]
     return table(("program", "peak allocated", "peak reserved"), rows)
+
+
+def _tried(row: dict[str, Any]) -> bool:
+    return row["real"] != "-" and "not run" not in (row["real"], row["shapes"])
 
 
 def _cell(text: str) -> str:
