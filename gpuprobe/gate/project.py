@@ -144,12 +144,12 @@ def _command(value: str | list[str]) -> tuple[str, ...]:
     try:
         words = shlex.split(value) if isinstance(value, str) else list(value)
     except ValueError as error:
-        raise Malformed(f"{error}: {value!r}") from None
+        raise Malformed(f"{error}: {value!r:.80}") from None
     if words[:1] == ["python"]:
         words = words[1:]
     if not words or words == ["-m"]:
         raise Malformed(
-            f"it names nothing to run: {value!r}",
+            f"it names nothing to run: {value!r:.80}",
             hint='such as "train.py" or "-m package.train --fast"',
         )
     return tuple(words)
@@ -157,7 +157,7 @@ def _command(value: str | list[str]) -> tuple[str, ...]:
 
 def _compute(value: str) -> str:
     if value not in ("real", "shapes"):
-        raise Malformed(f"expected real or shapes, found {value!r}")
+        raise Malformed(f"expected real or shapes, found {value!r:.80}")
     return value
 
 
@@ -201,7 +201,7 @@ def tolerance_of(name: str, value: object, where: str = "") -> Tolerance:
     if found is None:
         prefix = f"{where}: " if where else ""
         raise ConfigError(
-            f"{prefix}expected an amount such as 2% or 64MiB for {name}, found {value!r}"
+            f"{prefix}expected an amount such as 2% or 64MiB for {name}, found {value!r:.80}"
         )
     return Tolerance(*found)
 

@@ -265,3 +265,12 @@ def test_a_newer_recording_is_refused(tmp_path: Path) -> None:
     (folder / "rank-00000.jsonl").write_bytes(b'{"no": "header"}\n')
     with pytest.raises(NotARecording):
         load(folder)
+
+
+def test_a_setting_of_five_thousand_digits_is_cut_in_the_message(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.gpuprobe.tolerance]\npeak_allocated = "' + "9" * 5000 + '%"\n'
+    )
+    with pytest.raises(ConfigError, match="expected an amount such as 2%") as caught:
+        read_project(tmp_path)
+    assert len(str(caught.value)) < 300
