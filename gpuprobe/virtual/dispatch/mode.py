@@ -235,6 +235,8 @@ class DispatchMode(TorchDispatchMode):
             lacking = boundary.of_kernel(func, error)
             if lacking is None:
                 raise
+        finally:
+            del failure  # its traceback has this frame: both would keep the tensors alive
         raise lacking
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
