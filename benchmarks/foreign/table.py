@@ -73,6 +73,8 @@ def row_of(name: str, found: Results) -> Row:
     cpu, real, shapes = (
         found.get((name, mode), {"status": "not run"}) for mode in ("cpu", "real", "shapes")
     )
+    if cpu["status"] == "not run":
+        return Row(name, "not run", "not run", "-", "-")
     if cpu["status"] != "ran":
         why = cpu.get("cause") or cpu.get("error", "")
         return Row(name, "-", "-", "-", "-", note=f"not on the CPU either: {why}"[:300])
