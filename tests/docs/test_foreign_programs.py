@@ -82,6 +82,7 @@ def test_the_published_results_are_those_of_the_corpus(foreign: Any) -> None:
     published = json.loads(table.PUBLISHED.read_text(encoding="utf-8"))
     assert [row["name"] for row in published["rows"]] == programs.names()
     rows = [table.Row(**row) for row in published["rows"]]
-    ran = sum(row.shapes == "ran" for row in rows)
+    tried = [row for row in rows if row.real != "-" and "not run" not in (row.real, row.shapes)]
+    ran = sum(row.shapes == "ran" for row in tried)
     assert published["counts"]["run_shapes"] == ran
     assert [list(pair) for pair in table.sentences(published["counts"])] == published["figures"]
