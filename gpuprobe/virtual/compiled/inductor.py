@@ -15,7 +15,7 @@ from gpuprobe.patching import Patches
 from gpuprobe.torch_support import compiled_lines
 from gpuprobe.virtual.compiled import graphs
 from gpuprobe.virtual.compiled.graph import Graph
-from gpuprobe.virtual.compiled.values import Values
+from gpuprobe.virtual.compiled.values import Eagerly, Values
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.torch_patches.intercept import placed_on
 from gpuprobe.virtual.torch_patches.keys import below
@@ -229,7 +229,7 @@ def _compile_graph(
             made = original(module, inputs, **options)
         except Exception as error:  # noqa: BLE001 - it is said, and the program goes on
             _runs_eagerly(machine, error)
-            return make_boxed_func(module.forward)
+            return make_boxed_func(Eagerly(machine, module).run)
         _note(machine, made, backward=bool(options.get("is_backward")))
         made.current_callable = Graph(machine, values, made.current_callable)
         return made

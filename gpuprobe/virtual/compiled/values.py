@@ -1,4 +1,4 @@
-"""The values of a compiled graph: what it was made from, run on the host operator by operator."""
+"""What a compiled graph was made from, run operator by operator: for values, or in its place."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from gpuprobe.virtual.compiled import kernels
 from gpuprobe.virtual.lowering.functions import uncharged
 from gpuprobe.virtual.machine import Machine
+from gpuprobe.virtual.torch_patches.intercept import placed_on
 
 _CPU = torch.device("cpu")
 
@@ -43,3 +44,32 @@ class Values:
         machine = self._machine
         with uncharged(machine), machine.generators.draw(place, ()), torch.no_grad():
             return torch.fx.Interpreter(self._module).run(*given)
+
+
+class Eagerly(torch.fx.Interpreter):
+    """A graph that could not be compiled. Its operators are charged like any others."""
+
+    def __init__(self, machine: Machine, module: Any) -> None:
+        super().__init__(module)
+        self._machine = machine
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """One operator. ATen's find their way to the device by themselves; those of ``prims``, such
+        as ``iota`` for an ``arange``, have no kernel for it.
+        """
+        if getattr(target, "namespace", "") != "prims":
+            return super().call_function(target, args, kwargs)
+        host = torch.device("meta") if self._machine.shapes else _CPU
+        named: list[Any] = []
+
+        def moved(item: Any) -> Any:
+            if isinstance(item, torch.device) and item.type == "cuda":
+                named.append(item.index or 0)
+                return host
+            return item
+
+        args, kwargs = torch.fx.node.map_aggregate((args, kwargs), moved)
+        if not named:
+            return super().call_function(target, args, kwargs)
+        with placed_on(self._machine, named[0]):
+            return super().call_function(target, args, kwargs)

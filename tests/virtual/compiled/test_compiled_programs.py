@@ -172,20 +172,31 @@ def test_graphs_graph_breaks_and_recompilations_are_noted_with_their_lines() -> 
     assert all("size mismatch" in note for note in again)
 
 
+@pytest.mark.parametrize("compute", ["real", "shapes"])
 def test_what_inductor_cannot_compile_runs_eagerly_and_is_said(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, compute: str
 ) -> None:
     from torch._inductor.graph import GraphLowering
 
     def refuse(*args: Any) -> None:
         raise RuntimeError("no lowering today")
 
+    @torch.compile
+    def loss_of(table: Any, tokens: Any) -> Any:  # with what AOTAutograd writes in prims
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        hidden = torch.nn.functional.dropout(table(tokens) + table(places), 0.5)
+        return hidden.float().logsumexp(-1).mean()
+
     monkeypatch.setattr(GraphLowering, "run", refuse)
-    with gpuprobe.virtual_gpu("a100-40gb", compute="real"):
+    with gpuprobe.virtual_gpu("a100-40gb", compute=compute):
         found = torch.compile(lambda x: x * 2)(torch.ones(3, device="cuda"))
+        values = found.tolist()
+        table = torch.nn.Embedding(10, 16).cuda()
+        loss_of(table, torch.randint(0, 10, (4, 8), device="cuda")).backward()
+        assert table.weight.grad.shape == (10, 16)
         current = session.current()
         assert current is not None
         (assumed,) = current.machine.assumed
-    assert found.tolist() == [2.0, 2.0, 2.0]
+    assert values == [2.0, 2.0, 2.0]
     assert assumed.startswith("what torch.compile cannot compile here runs eagerly: ")
     assert "no lowering today" in assumed
