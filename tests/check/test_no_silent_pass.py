@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -57,6 +58,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def changed(project: Path, tmp_path: Path) -> Path:
+    """The project, with a script of its own to write: a baseline is for one script."""
+    folder = tmp_path / "project"
+    shutil.copytree(project, folder)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("end", "how"),
     [
@@ -67,34 +76,30 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 @pytest.mark.parametrize("command", ["check", "baseline", "estimate"])
 def test_a_program_that_ends_the_process_is_an_error(
-    command: str, end: str, how: str, project: Path, tmp_path: Path
+    command: str, end: str, how: str, changed: Path
 ) -> None:
-    script = tmp_path / "ends.py"
-    script.write_text(end, encoding="utf-8")
-    before = (project / "b.json").read_bytes()
+    (changed / "train.py").write_text(end, encoding="utf-8")
+    before = (changed / "b.json").read_bytes()
     arguments = {
-        "check": ["check", str(script), "--baseline", "b.json", "--virtual", "t4"],
-        "baseline": ["baseline", "update", str(script), "--baseline", "b.json", "--virtual", "t4"],
-        "estimate": ["estimate", str(script), "--gpu", "t4"],
+        "check": ["check", "train.py", "--baseline", "b.json", "--virtual", "t4"],
+        "baseline": ["baseline", "update", "train.py", "--baseline", "b.json", "--virtual", "t4"],
+        "estimate": ["estimate", "train.py", "--gpu", "t4"],
     }
-    done = gpuprobe(project, *arguments[command])
+    done = gpuprobe(changed, *arguments[command])
     assert done.returncode == 5
     assert done.stdout == ""
     assert f"the program ended this process {how}, before anything was measured" in done.stderr
-    assert (project / "b.json").read_bytes() == before
+    assert (changed / "b.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(
     ("end", "code"),
     [("sys.exit(3)", 3), ("raise ValueError('child')", 1), ("pass; raise SystemExit", 0)],
 )
-def test_a_forked_child_that_exits_is_not_the_program(
-    end: str, code: int, project: Path, tmp_path: Path
-) -> None:
-    script = tmp_path / "forks.py"
-    script.write_text(TRAINING + FORKS.format(end=end), encoding="utf-8")
+def test_a_forked_child_that_exits_is_not_the_program(end: str, code: int, changed: Path) -> None:
+    (changed / "train.py").write_text(TRAINING + FORKS.format(end=end), encoding="utf-8")
     done = gpuprobe(
-        project, "check", str(script), "--baseline", "b.json", "--virtual", "t4", "--json"
+        changed, "check", "train.py", "--baseline", "b.json", "--virtual", "t4", "--json"
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ok"] is True  # one document, of the parent
@@ -115,17 +120,17 @@ def test_a_forked_child_writes_no_summary_of_a_run(tmp_path: Path) -> None:
     assert done.stderr.count("gpuprobe: recording:") == 1
 
 
-def test_a_signal_reaches_the_program(project: Path, tmp_path: Path) -> None:
+def test_a_signal_reaches_the_program(changed: Path, tmp_path: Path) -> None:
     """Who ends the command ends the program too, and sees the signal in the exit status."""
-    script = tmp_path / "waits.py"
+    script = changed / "train.py"
     ready = tmp_path / "ready"
     script.write_text(
         f"import os, time\nopen({str(ready)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n",
         encoding="utf-8",
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "gpuprobe", "check", str(script), "--baseline", "b.json"],
-        cwd=project,
+        [sys.executable, "-m", "gpuprobe", "check", "train.py", "--baseline", "b.json"],
+        cwd=changed,
         stdin=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
