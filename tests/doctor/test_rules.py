@@ -84,4 +84,5 @@ def test_sarif_describes_a_rule_as_the_registry_does() -> None:
     assert slow["shortDescription"] == {"text": stuck.title}
     assert slow["defaultConfiguration"] == {"level": "warning"}
     assert document["runs"][0]["results"][0]["level"] == "note"
-    assert first["help"] == {"text": race.remedy}
+    assert first["help"]["text"].endswith(race.remedy)
+    assert race.title in first["help"]["markdown"]

@@ -350,6 +350,23 @@ def test_a_branch_goes_where_no_error_and_no_warning_is(
 # Nothing decides between the two sides of these.
 
 
+def keeps_what_it_makes(x: Any) -> None:
+    if x.any():
+        cache = [0] * 1000  # noqa: F841 (memory that lives to the end of the function)
+
+
+def keeps_what_it_makes_and_says_so(x: Any) -> None:
+    if x.any():
+        cache = [0] * 1000  # noqa: F841
+        print("filled")
+
+
+def computes_without_a_word(x: Any) -> None:
+    if x.any():
+        first = [0] * 1000
+        second = first * 2  # noqa: F841
+
+
 def works_on_both(x: Any) -> int:
     if x.any():
         return 1
@@ -427,6 +444,9 @@ def filters(x: Any) -> list[int]:
 
 
 UNDECIDED: list[Callable[[Any], Any]] = [
+    keeps_what_it_makes,
+    keeps_what_it_makes_and_says_so,
+    computes_without_a_word,
     works_on_both,
     works_in_one_line,
     caught,

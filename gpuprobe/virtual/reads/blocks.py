@@ -41,7 +41,7 @@ def kind_of(statements: Sequence[ast.stmt], branch: ast.AST, source: Source) -> 
     """
     if raises(statements):
         return Block.RAISES
-    if statements and _only_reports(statements, branch, source):
+    if statements and _only_reports(statements, branch, source) and _says_something(statements):
         return Block.WARNS
     return Block.WORKS
 
@@ -126,6 +126,13 @@ def _false(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and not node.value
 
 
+def _says_something(statements: Sequence[ast.stmt]) -> bool:
+    """Whether a block has a report in it, or nothing at all: with assignments alone it works."""
+    nodes = [node for statement in statements for node in ast.walk(statement)]
+    assigns = any(isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) for node in nodes)
+    return not assigns or any(isinstance(node, ast.Call) and reports(node) for node in nodes)
+
+
 def _only_reports(statements: Sequence[ast.stmt], branch: ast.AST, source: Source) -> bool:
     return all(_is_report(statement, branch, source) for statement in statements)
 
@@ -157,7 +164,13 @@ def _of_the_message(target: ast.expr, branch: ast.AST, source: Source) -> bool:
         return True
     statements = (*getattr(branch, "body", ()), *getattr(branch, "orelse", ()))
     inside = {node for statement in statements for node in ast.walk(statement)}
+    if not any(_reads(node, target.id) for node in inside):
+        return False  # kept for its own sake: memory that lives on
     return not any(
         isinstance(node, ast.Name) and node.id == target.id and node not in inside
         for node in ast.walk(source.function_of(branch))
     )
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
