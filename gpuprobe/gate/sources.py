@@ -6,6 +6,7 @@ import ast
 import posixpath
 from collections.abc import Mapping
 from pathlib import Path
+from stat import S_ISREG
 from typing import Final
 
 from gpuprobe.analysis.blame.source import Source, source_of
@@ -43,12 +44,12 @@ def read_sources(
 def _text(path: Path, not_after: float | None) -> str | None:
     try:
         facts = path.stat()
-        if facts.st_size > _MOST_BYTES or path.suffix != ".py":
+        if not S_ISREG(facts.st_mode) or facts.st_size > _MOST_BYTES or path.suffix != ".py":
             return None
         if not_after is not None and facts.st_mtime > not_after:
             return None
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+    except (OSError, ValueError):  # not there; no text, or no name of a file (a null byte)
         return None
 
 
