@@ -93,7 +93,7 @@ BROKEN: dict[str, tuple[Callable[[str], bytes], str]] = {
     "cut off": (lambda text: text[: len(text) // 2].encode(), "is damaged"),
     "not UTF-8": (lambda text: b"\xff\xfe" + text.encode(), "cannot read"),
     "binary": (lambda text: bytes(range(256)), "cannot read"),
-    "a conflict of git": (lambda text: b"<<<<<<< HEAD\n" + text.encode(), "is damaged"),
+    "a conflict of git": (lambda text: b"<<<<<<< HEAD\n" + text.encode(), "merge conflicts"),
     "a list": (lambda text: b"[]", "is not a gpuprobe baseline"),
     "another program's": (lambda text: b'{"schema": "other", "version": 3}', "is not a gpuprobe"),
     "a check's report": (put("schema", value="gpuprobe.check"), "is not a gpuprobe baseline"),

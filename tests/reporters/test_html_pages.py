@@ -283,7 +283,7 @@ def check(*, ok: bool, mismatches: tuple[str, ...] = ()) -> CheckResult:
     metric = MetricResult(
         "peak_allocated", "bytes", 100, after, 110, "10%", "baseline",
         "" if ok else f"+200 B at model.py:88 in {HOSTILE}", "" if ok else "model.py:88 in forward",
-        (row,),
+        rows=(row,),
     )  # fmt: skip
     syncs = MetricResult("implicit_syncs", "count", 0, 0 if ok else 2, 0)
     rows = dict.fromkeys(("line", "category", "module"), (row,))
