@@ -318,7 +318,7 @@ def test_a_file_that_is_no_log_is_refused(tmp_path: Path, text: str, error: type
     ("options", "says"),
     [
         (["--replay", "nope"], "no such file: nope"),
-        (["--replay", ".", "--once"], "cannot read .: Is a directory"),
+        (["--replay", ".", "--once"], "cannot read .: it is a folder, not a file"),
     ],
 )
 def test_what_cannot_be_opened_is_one_clear_line(

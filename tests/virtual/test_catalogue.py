@@ -249,9 +249,15 @@ def test_a_whole_entry(tmp_path: Path) -> None:
         ({**NVL, "like": " "}, "like: expected text"),
         ({**NVL, "capability": "8.0"}, "differs"),
         ({**NVL, "memory": 3}, "unknown key 'memory'"),
-        ({**NVL, "total_memory": 0}, "total_memory: expected a whole number from 1, found 0"),
-        ({**NVL, "total_memory": True}, "total_memory: expected a whole number from 1, found True"),
-        ({**NVL, "total_memory": "80 GB"}, "from 1, found '80 GB'"),
+        (
+            {**NVL, "total_memory": 0},
+            "total_memory: expected a whole number from 1 to 4611686018427387903, found 0",
+        ),
+        (
+            {**NVL, "total_memory": True},
+            "total_memory: expected a whole number from 1 to 4611686018427387903, found True",
+        ),
+        ({**NVL, "total_memory": "80 GB"}, "from 1 to 4611686018427387903, found '80 GB'"),
         ({**NVL, "total_memory": 1 << 70}, "total_memory: expected a whole number from 1"),
         ({**NVL, "context": [2, 1]}, "context: expected [low, high] in bytes"),
         ({**NVL, "context": [0, 1]}, "context[0]: expected a whole number from 1"),
