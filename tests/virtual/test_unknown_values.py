@@ -44,9 +44,10 @@ def assumed(session: VirtualSession) -> str:
 
 def validated_distributions() -> None:
     loc = unknown().requires_grad_()
-    normal = torch.distributions.Normal(loc, loc.exp())
+    # Asked for: the first use of torch.compile turns the checks off in the whole process.
+    normal = torch.distributions.Normal(loc, loc.exp(), validate_args=True)
     normal.log_prob(normal.rsample()).sum().backward()
-    categorical = torch.distributions.Categorical(logits=unknown())
+    categorical = torch.distributions.Categorical(logits=unknown(), validate_args=True)
     categorical.log_prob(categorical.sample())
     assert categorical.entropy().shape == (WIDTH,)
 
