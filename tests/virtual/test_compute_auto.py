@@ -187,7 +187,10 @@ def test_a_script_is_run_again_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "xx"
 
 
-def test_what_a_second_run_fails_with_is_the_programs(tmp_path: Path) -> None:
+def test_what_a_second_run_fails_with_is_the_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the script writes there
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     from gpuprobe.api import watch
