@@ -6,11 +6,11 @@ import ast
 import posixpath
 from collections.abc import Mapping
 from pathlib import Path
-from stat import S_ISREG
 from typing import Final
 
 from gpuprobe.analysis.blame.source import Source, source_of
 from gpuprobe.analysis.compare.naming import SITE_PACKAGES
+from gpuprobe.model.io.files import read_text
 
 _MOST_FILES: Final = 400
 _MOST_BYTES: Final = 4 << 20  # of one file
@@ -42,13 +42,12 @@ def read_sources(
 
 
 def _text(path: Path, not_after: float | None) -> str | None:
+    if path.suffix != ".py":
+        return None
     try:
-        facts = path.stat()
-        if not S_ISREG(facts.st_mode) or facts.st_size > _MOST_BYTES or path.suffix != ".py":
+        if not_after is not None and path.stat().st_mtime > not_after:
             return None
-        if not_after is not None and facts.st_mtime > not_after:
-            return None
-        return path.read_text(encoding="utf-8")
+        return read_text(path, most=_MOST_BYTES)
     except (OSError, ValueError):  # not there; no text, or no name of a file (a null byte)
         return None
 
