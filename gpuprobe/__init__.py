@@ -53,6 +53,7 @@ _HOMES = {
     "estimate": "gpuprobe.api.virtual",
     "fit": "gpuprobe.api.virtual",
     "load": "gpuprobe.api.recordings",
+    "load_ipython_extension": "gpuprobe.integrations.notebook",
     "record": "gpuprobe.api.watch",
     "replay": "gpuprobe.api.recordings",
     "report": "gpuprobe.api.recordings",

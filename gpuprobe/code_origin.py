@@ -5,7 +5,9 @@ Folders end with a separator, so that ``torchvision`` is not taken for ``torch``
 
 from __future__ import annotations
 
+import linecache
 import os
+import sys
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Final
@@ -25,3 +27,30 @@ def line_of(code: CodeType, instruction: int) -> int:
         if start <= instruction < end:
             return line or code.co_firstlineno
     return code.co_firstlineno
+
+
+def name_of(file: str) -> str:
+    """How a file is named to people: ``In [3]`` for the code of a notebook's cell, which IPython
+    compiles under a name of its own (a temporary file's, or ``<ipython-input-…>``); else ``file``.
+
+    The cell's text is given to `linecache` under its new name, as it is under the old one, so that
+    its lines can be shown.
+    """
+    if "ipython" not in file and "ipykernel" not in file:
+        return file
+    return _cell_name(file)
+
+
+def _cell_name(file: str) -> str:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None:
+        return file
+    # A pair such as ("Cell", "In[3]"); None for other files (IPython's CachingCompiler).
+    found = shell.compile.format_code_name(file)
+    if found is None or not found[1].startswith("In["):
+        return file
+    name = f"In {found[1][2:]}"
+    lines = linecache.getlines(file)
+    linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    return name

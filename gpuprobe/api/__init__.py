@@ -4,3 +4,14 @@ A package rather than one file: each submodule holds the functions of one use ca
 only what that one needs. Import them from there (``from gpuprobe.api.recordings import load``);
 the public ones are also names of `gpuprobe` itself.
 """
+
+from gpuprobe.model.display import draw_with
+
+
+def _draw(value: object) -> str:
+    from gpuprobe.api.views import html_of
+
+    return html_of(value)
+
+
+draw_with(_draw)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.errors import DataError
+from gpuprobe.model.display import Displayed
 
 if TYPE_CHECKING:
     from gpuprobe.allocator.replays.results import ReplayResult
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from gpuprobe.model.run.recording import RankRecording, Recording
     from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
-__all__ = ["diff", "load", "replay", "report", "scratch_recording", "summary"]
+__all__ = ["ReportDocument", "diff", "load", "replay", "report", "scratch_recording", "summary"]
 
 
 @contextmanager
@@ -52,25 +53,44 @@ def load(path: str | os.PathLike[str]) -> Recording:
     return load(path)
 
 
-def report(recording: Recording, *, top: int = 10) -> dict[str, Any]:
-    """Say where the memory went, as a JSON-ready document (schema ``gpuprobe.report``, version 2,
-    shipped as ``gpuprobe/reporters/json/schemas/report-2.json``).
+class ReportDocument(dict[str, Any], Displayed):
+    """A report as its JSON document, which notebooks show as a page; ``summary`` is the same as
+    typed values, ``recording`` what it was made from.
+    """
+
+    def __init__(self, document: dict[str, Any], summary: Report, recording: Recording) -> None:
+        super().__init__(document)
+        self.summary = summary
+        self.recording = recording
+
+    def __repr__(self) -> str:
+        return repr(self.summary)
+
+
+def report(recording: Recording | str | os.PathLike[str], *, top: int = 10) -> ReportDocument:
+    """Say where the memory of a recording or torch snapshot went, as a JSON-ready document (schema
+    ``gpuprobe.report``, version 2, shipped as
+    ``gpuprobe/reporters/json/schemas/report-2.json``). ``recording`` may be a path.
 
     Sizes are integers in bytes, durations integers in nanoseconds; a value that is not known
     is ``{"unavailable": reason, "status": …}``. ``top`` bounds the tables of lines and
     modules; what they leave out is in their remainder.
+
+    Raises what `load` raises.
     """
-    from gpuprobe.model.gc_pause import gc_paused
+    from gpuprobe.model.io.gc_pause import gc_paused
     from gpuprobe.reporters.json.report import to_document
 
+    found = _loaded(recording)
     with gc_paused():
-        return to_document(summary(recording, top=top))
+        typed = summary(found, top=top)
+        return ReportDocument(to_document(typed), typed, found)
 
 
 def summary(recording: Recording, *, top: int = 10) -> Report:
     """`report` as typed values, for this package's own renderers."""
     from gpuprobe.analysis.summary import summarize
-    from gpuprobe.model.gc_pause import gc_paused
+    from gpuprobe.model.io.gc_pause import gc_paused
 
     with gc_paused():  # half of the time, for a report of 64 ranks
         return summarize(recording, top=top, is_running=_is_running)

@@ -1,4 +1,6 @@
-"""Writing a recording in other formats: an HTML page, flame graph, Perfetto, torch snapshot."""
+"""Recordings in other formats: an HTML page, flame graph, Perfetto, torch snapshot; and results as
+notebooks show them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from gpuprobe.errors import DataError, UsageError
+from gpuprobe.errors import DataError, GpuprobeError, UsageError
 from gpuprobe.model.io.files import new_file, read_text
 
 if TYPE_CHECKING:
@@ -252,3 +254,29 @@ def _text(stream: Any) -> IO[str]:
     return io.TextIOWrapper(
         stream, "utf-8", errors="backslashreplace", newline="\n", write_through=True
     )
+
+
+# -- in notebooks
+
+
+def html_of(value: Any) -> str:
+    """The HTML fragment of a result: peak, causes, advice and curve of a recording or report;
+    the changes of a diff or check; what an estimate, fit, replay, finding or device has to show.
+
+    A recording that cannot be read is shown as the error it raises.
+
+    Raises TypeError for what is no result of gpuprobe.
+    """
+    from gpuprobe.analysis.trace.tracks import tracks
+    from gpuprobe.api.recordings import ReportDocument, summary
+    from gpuprobe.model.run.recording import Recording
+    from gpuprobe.reporters.html import notebook
+
+    try:
+        if isinstance(value, ReportDocument):
+            return notebook.of_report(value.summary, tracks(value.recording)[0])
+        if isinstance(value, Recording):
+            return notebook.of_report(summary(value), tracks(value)[0])
+        return notebook.of_result(value)
+    except GpuprobeError as error:
+        return notebook.of_error(error)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 
+from gpuprobe.code_origin import name_of
 from gpuprobe.hazard_watch.places import is_users
 from gpuprobe.hazards.accesses import Context, Scope
 from gpuprobe.patching import Patches
@@ -89,7 +90,7 @@ def _scope(frame: Any, source: Any, actors: Mapping[tuple[int, int], int], addre
             if actor is not None:
                 streams.setdefault(actor, []).append(name)
     return Scope(
-        frame.f_code.co_filename,
+        name_of(frame.f_code.co_filename),
         frame.f_lineno or frame.f_code.co_firstlineno,
         frame.f_code,
         {actor: tuple(names) for actor, names in streams.items()},

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 import typing_extensions
 
-from gpuprobe.code_origin import PACKAGE, folder_of, line_of
+from gpuprobe.code_origin import PACKAGE, folder_of, line_of, name_of
 from gpuprobe.model.place import Place
 from gpuprobe.torch_support.compiled_lines import lines_of
 
@@ -63,4 +63,4 @@ def place(site: Any) -> Place | None:
     if origins := lines_of(code.co_filename, line):  # of code that torch's compiler wrote
         return Place(*origins[0])
     name = getattr(code, "co_qualname", code.co_name)
-    return Place(code.co_filename, line, name)
+    return Place(name_of(code.co_filename), line, name)

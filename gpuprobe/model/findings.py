@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from gpuprobe.model.bounds import Count
+from gpuprobe.model.display import Displayed
 from gpuprobe.model.place import Place
 from gpuprobe.model.record import record
 
@@ -72,7 +73,7 @@ def _insertions(diff: str) -> Iterator[Insertion]:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Displayed):
     """One result of a rule.
 
     ``rule`` is a stable id (``GP001``…); ``kind`` a word such as ``read-after-write`` or
@@ -100,6 +101,10 @@ class Finding:
             key = "\0".join((self.rule, self.kind, self.subject, where))
             digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:16]
             object.__setattr__(self, "fingerprint", digest)
+
+    def __repr__(self) -> str:
+        where = "" if self.location is None else f" at {self.location}"
+        return f"<{self.level.value} {self.rule} {self.kind}{where}: {self.message}>"
 
 
 def to_document(finding: Finding) -> dict[str, Any]:

@@ -12,11 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
+from gpuprobe.model.display import Displayed
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.record import record
 from gpuprobe.model.run.session import Collective, Environment, Placed, Session, Step
+from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 
 Key: TypeAlias = str | Place | NoPlace
@@ -525,7 +527,7 @@ class Suggestion:
 
 
 @record(frozen=True)
-class Report:
+class Report(Displayed):
     """All of it. ``environment`` and ``session`` are the first rank's."""
 
     recording: RecordingInfo
@@ -549,3 +551,11 @@ class Report:
     findings: tuple[FindingRow, ...]
     blind_spots: tuple[BlindSpotRow, ...]
     advice: tuple[Suggestion, ...]
+
+    def __repr__(self) -> str:
+        peak = self.peak.allocated
+        most = "peak unknown"
+        if not isinstance(peak, Unavailable):
+            most = f"peak {human_bytes(peak.at_most)}"
+        device = f" on {self.peak.device}" if self.peak.device else ""
+        return f"<report of {self.recording.name}: {most}{device}, {self.recording.status}>"

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from gpuprobe.errors import DataError, NotARecording
-from gpuprobe.model.gc_pause import gc_paused
 from gpuprobe.model.io.files import open_regular, read_regular
+from gpuprobe.model.io.gc_pause import gc_paused
 from gpuprobe.model.run.recording import SCHEMA_VERSION, RankRecording, Recording
 from gpuprobe.model.run.session import BlindSpot, Step
 from gpuprobe.model.trace import MemoryTrace

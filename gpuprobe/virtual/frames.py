@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.code_origin import PACKAGE, folder_of
+from gpuprobe.code_origin import PACKAGE, folder_of, name_of
 
 TORCH = folder_of(torch)
 """What the file names of torch's own code begin with."""
@@ -32,7 +32,7 @@ def place_of(file: str, line: int) -> str:
     for folder in _INSTALLED:
         if folder in file:
             return f"{file.rpartition(folder)[2]}:{line}"
-    return f"{file}:{line}"
+    return f"{name_of(file)}:{line}"
 
 
 def installed(file: str) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gpuprobe.allocator.replays.replay import Divergence, TraceReplay
 from gpuprobe.allocator.replays.whatif import SettingsAdvice, WhatIfOutcome
+from gpuprobe.model.display import Displayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,15 @@ class TraceResult:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayResult:
+class ReplayResult(Displayed):
     """All traces that were replayed. Sizes in bytes."""
 
     path: str
     traces: tuple[TraceResult, ...]
+
+    def __repr__(self) -> str:
+        how = "exact" if self.exact else "not exact"
+        return f"<replay of {self.path or 'a trace'}: {how}, {len(self.traces)} traces>"
 
     @property
     def exact(self) -> bool:

@@ -11,6 +11,7 @@ from gpuprobe.analysis.blame.source import Source
 from gpuprobe.analysis.compare.accounts import Account
 from gpuprobe.analysis.compare.causes import Cause
 from gpuprobe.analysis.compare.diff import DiffRow
+from gpuprobe.model.display import Displayed
 from gpuprobe.model.text import human_bytes
 
 
@@ -124,7 +125,7 @@ class MetricResult:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckResult:
+class CheckResult(Displayed):
     """What a check found. ``rows``: by ``category``, ``module`` and ``line``, each summing to
     the change of the peak; None where a side has no trace. ``cause``: the first thing to look
     at, in words. ``mismatches``: how the environments differ; such a check is not passed.
@@ -138,6 +139,12 @@ class CheckResult:
     mismatches: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
     settings: tuple[Setting, ...] = ()
+
+    def __repr__(self) -> str:
+        if self.ok:
+            return "<check: within the baseline>"
+        names = ", ".join(item.name for item in self.regressions)
+        return f"<check: failed: {names or '; '.join(self.mismatches)}>"
 
     @property
     def regressions(self) -> tuple[MetricResult, ...]:

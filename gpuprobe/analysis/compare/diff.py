@@ -22,7 +22,9 @@ from gpuprobe.analysis.peak.high_water import (
 )
 from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, high_water_at, nearest_trace
 from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_cpp, is_user_frame, short_name
+from gpuprobe.model.display import Displayed
 from gpuprobe.model.run.recording import RankRecording, Recording
+from gpuprobe.model.text import human_delta
 from gpuprobe.model.values import Peak, Unavailable
 
 BY = ("category", "module", "line")
@@ -91,13 +93,20 @@ class PeakDiff:
 
 
 @dataclass(frozen=True, slots=True)
-class Diff:
+class Diff(Displayed):
     """Two recordings compared. ``cautions`` say what makes the comparison less than exact."""
 
     before: str  # paths
     after: str
     peaks: tuple[PeakDiff, ...]
     cautions: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        changes = [
+            "unknown" if isinstance(peak.delta, Unavailable) else human_delta(peak.delta)
+            for peak in self.peaks
+        ]
+        return f"<diff of {self.before} and {self.after}: peak {', '.join(changes) or 'unknown'}>"
 
 
 def diff_recordings(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from gpuprobe.hazards.findings.known import Comparison
 from gpuprobe.hazards.rules import LATENT
+from gpuprobe.model.display import Displayed
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place
 
@@ -31,7 +32,7 @@ class SyncRow:
 
 
 @dataclass(slots=True)
-class Hazards:
+class Hazards(Displayed):
     """Findings of a region; filled in when it ends.
 
     ``findings``: one for each pair of places that race, then one for each line that makes the
@@ -53,6 +54,13 @@ class Hazards:
     comparison: Comparison | None = None
     failed: str = ""
     ranks: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        waits = sum(finding.kind == "implicit-sync" for finding in self.findings)
+        return (
+            f"<hazards: {len(self.races)} races, {waits} implicit synchronisations "
+            f"among {self.operations} operations>"
+        )
 
     @property
     def races(self) -> list[Finding]:

@@ -11,7 +11,9 @@ from dataclasses import field
 from enum import Enum
 from typing import Any
 
+from gpuprobe.model.display import Displayed
 from gpuprobe.model.record import record
+from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 
 _NOT_COLLECTED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
@@ -225,7 +227,7 @@ class TorchView:
 
 
 @record(frozen=True, slots=True)
-class Device:
+class Device(Displayed):
     """One physical GPU, joined from all sources that were asked."""
 
     identity: DeviceIdentity
@@ -257,6 +259,12 @@ class Device:
     cpu_affinity: Reading[tuple[int, ...]] = NOT_READ
     torch: TorchView = field(default_factory=TorchView)
     attributes: dict[str, Reading[int]] = field(default_factory=dict)  # of the CUDA driver
+
+    def __repr__(self) -> str:
+        name, total = self.name.value, self.memory.total.value
+        words = "GPU" if isinstance(name, Unavailable) else name
+        memory = "" if isinstance(total, Unavailable) else f", {human_bytes(total)}"
+        return f"<{words}{memory}, {self.key}>"
 
     @property
     def key(self) -> str:
@@ -458,7 +466,7 @@ class ProbeError:
 
 
 @record(frozen=True, slots=True)
-class Inventory:
+class Inventory(Displayed):
     """Everything that was found, at one moment.
 
     ``taken_at`` in seconds since the Unix epoch. ``demo`` names the fake fleet, empty for
@@ -477,6 +485,10 @@ class Inventory:
     topology: TopologyMatrix | None = None
     errors: tuple[ProbeError, ...] = ()
     demo: str = ""
+
+    def __repr__(self) -> str:
+        demo = f" of the fake fleet {self.demo}" if self.demo else ""
+        return f"<inventory{demo}: {list(self.devices)}>"
 
     def device(self, key: str) -> Device | None:
         """The device with this key, or None."""

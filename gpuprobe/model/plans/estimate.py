@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuprobe.model.display import Displayed
+from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes
 
 FITS = "fits"
@@ -20,7 +22,7 @@ class EstimateShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Displayed):
     """The memory of a training run on a virtual GPU. Unit: bytes.
 
     ``peak_allocated`` and ``peak_reserved`` are of the caching allocator, over the whole run.
@@ -60,6 +62,12 @@ class Estimate:
     compute: str = "shapes"
     compute_why: str = ""
     compiled: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        several = f"{self.devices}x" if self.devices > 1 else ""
+        low, high = human_bytes(self.total_low), human_bytes(self.total_high)
+        needed = low if low == high else f"{low} to {high}"
+        return f"<estimate for {several}{self.gpu}: {self.verdict}, {needed}>"
 
     @property
     def fits(self) -> bool:

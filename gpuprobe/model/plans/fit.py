@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuprobe.model.display import Displayed
 from gpuprobe.model.values import Bytes
 
 
@@ -51,7 +52,7 @@ class FitSuggestion:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(Displayed):
     """The answer: ``largest`` is the value, None where not even ``least`` fits.
 
     ``proof``: the estimate at ``largest``; ``beyond``: that at the next value tried above it,
@@ -75,3 +76,7 @@ class Fit:
     suggestions: tuple[FitSuggestion, ...]
     not_tried: tuple[str, ...]
     unusual: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        found = f"not even {self.least}" if self.largest is None else str(self.largest)
+        return f"<fit on {self.gpu}: largest {self.argument} that fits is {found}>"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
+from gpuprobe.model.display import Displayed
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
@@ -61,7 +62,7 @@ class RankRecording:
 
 
 @dataclass(slots=True)
-class Recording:
+class Recording(Displayed):
     """A recording, or a torch memory snapshot seen as one.
 
     A snapshot has one rank, no steps, and one trace per device.
@@ -71,6 +72,11 @@ class Recording:
     schema_version: tuple[int, int]
     ranks: tuple[RankRecording, ...]
     kind: str = "recording"  # or "snapshot"
+
+    def __repr__(self) -> str:
+        ranks = "" if len(self.ranks) == 1 else f", {len(self.ranks)} ranks"
+        steps = f", {len(self.steps)} steps" if self.steps else ""
+        return f"<{self.kind} {self.path}{ranks}{steps}>"
 
     @property
     def steps(self) -> tuple[Step, ...]:

@@ -15,7 +15,7 @@ import pickle
 from typing import IO, Any, NoReturn
 
 from gpuprobe.errors import SnapshotError
-from gpuprobe.model.gc_pause import gc_paused
+from gpuprobe.model.io.gc_pause import gc_paused
 
 HINT = "write one with torch.cuda.memory._dump_snapshot(path)"
 UNSAFE_HINT = "a memory snapshot holds plain data only; do not load this file with pickle"

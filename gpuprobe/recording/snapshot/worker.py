@@ -34,8 +34,8 @@ from functools import partial
 from typing import IO, Any
 
 from gpuprobe.errors import DataError, InternalError, SnapshotError
-from gpuprobe.model.gc_pause import gc_paused
 from gpuprobe.model.io.codec import from_plain, to_plain
+from gpuprobe.model.io.gc_pause import gc_paused
 from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
 from gpuprobe.model.trace import (
     COLUMNS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -101,7 +102,7 @@ class Drawing:
         if isinstance(part, Table):
             return self.table(part)
         if isinstance(part, Code):
-            return el("pre", el("code", part.text)) if part.text else None
+            return _code(part.text) if part.text else None
         if isinstance(part, Source):
             return excerpt(part.place)
         return el(
@@ -179,6 +180,11 @@ class Drawing:
 
     def _place(self, text: str) -> Markup:
         return place(self.style.path(text))
+
+
+def _code(text: str) -> Markup:
+    lines = [[line, Markup("\n")] for line in text.splitlines()]
+    return el("pre", el("code", lines))
 
 
 def _is_bullet(part: Part) -> bool:
@@ -304,6 +310,8 @@ def excerpt(spot: Place, root: Path | None = None) -> Markup | None:
     Only Python files below ``root`` (the current directory) are read: a recording from elsewhere
     names any path it likes, and a page made from it is passed on.
     """
+    if spot.file.startswith("In [") and spot.file in linecache.cache:  # a cell of this notebook
+        return _around(linecache.getlines(spot.file), spot.line)
     base = (root or Path.cwd()).resolve()
     if not spot.file.endswith((".py", ".pyi", ".pyx")) or "\0" in spot.file:
         return None
@@ -316,13 +324,20 @@ def excerpt(spot: Place, root: Path | None = None) -> Markup | None:
         lines = read_regular(path, most=_MOST_SOURCE).decode("utf-8", "replace").splitlines()
     except (OSError, RuntimeError):  # RuntimeError: a loop of links, before Python 3.13
         return None
-    if not 1 <= spot.line <= len(lines):
+    return _around(lines, spot.line)
+
+
+def _around(lines: Sequence[str], line: int) -> Markup | None:
+    if not 1 <= line <= len(lines):
         return None
-    return el("pre", el("code", list(_numbered(lines, spot.line - 1))), class_="source")
+    return el("pre", el("code", list(_numbered(lines, line - 1))), class_="source")
 
 
 def _numbered(lines: Sequence[str], at: int) -> Iterator[Content]:
     for index in range(max(0, at - _AROUND), min(len(lines), at + _AROUND + 1)):
-        row = [el("span", f"{index + 1:>5} ", class_="number"), lines[index].expandtabs(4)]
+        row = [
+            el("span", f"{index + 1:>5} ", class_="number"),
+            lines[index].rstrip("\n").expandtabs(4),
+        ]
         yield el("mark", row) if index == at else el("span", row)
         yield Markup("\n")

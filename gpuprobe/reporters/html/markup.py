@@ -14,7 +14,7 @@ from typing import Any
 from gpuprobe.model.text import visible
 
 _VOID = frozenset({"input", "meta", "br", "col"})
-_EMPTY = frozenset({"rect", "line"})  # of SVG: there only the slash ends an element
+_EMPTY = frozenset({"rect", "line", "polygon"})  # of SVG: there only the slash ends an element
 
 
 class Markup(str):

@@ -207,7 +207,9 @@ def page(
     stream: IO[str], *, title: str, subtitle: str, body: Sequence[Content], data: dict[str, Any]
 ) -> None:
     """Write a page around ``body``; ``data`` is what its script draws."""
-    style, script = _asset("page.css"), "\n".join(_asset(name) for name in _SCRIPTS)
+    style, script = (
+        "\n".join(map(asset, names)) for names in (("palette.css", "page.css"), _SCRIPTS)
+    )
     policy = (
         "default-src 'none'; base-uri 'none'; form-action 'none'; "
         f"style-src '{_hash(style)}'; script-src '{_hash(script)}'"
@@ -253,7 +255,8 @@ def page(
 
 
 @cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A style sheet or script of the pages."""
     return files("gpuprobe.reporters.html").joinpath("assets", name).read_text("utf-8")
 
 

@@ -76,7 +76,7 @@ def _races(hazards: Hazards, most: int, full: bool) -> Section:
         parts.append(Line(f"{len(new)} new, {len(races) - len(new)} in the baseline"))
         races = races if full else new
     old = set() if comparison is None else {finding.fingerprint for finding in comparison.known}
-    parts += [_finding(race, full, race.fingerprint in old) for race in races[:most]]
+    parts += [finding_section(race, full, race.fingerprint in old) for race in races[:most]]
     if len(races) > most:
         text = f"and {len(races) - most} more (all of them in the JSON document)"
         parts.append(Line(text, indent=0))
@@ -99,7 +99,8 @@ def _failed(failed: str) -> str:
     return f"the program failed ({failed}): what it would have done after that was not seen"
 
 
-def _finding(finding: Finding, full: bool, known: bool) -> Section:
+def finding_section(finding: Finding, full: bool = True, known: bool = False) -> Section:
+    """One finding; ``full`` with its evidence and places, ``known`` where the baseline has it."""
     places = [*finding.related, *([finding.location] if finding.location else [])]
     parts: list[Part] = [Line(finding.message)]
     for one in places:
@@ -141,7 +142,7 @@ def _latent(hazards: Hazards, most: int, full: bool) -> list[Section]:
     if not latent:
         return []
     old = {one.fingerprint for one in hazards.comparison.known} if hazards.comparison else set()
-    parts = tuple(_finding(one, full, one.fingerprint in old) for one in latent[:most])
+    parts = tuple(finding_section(one, full, one.fingerprint in old) for one in latent[:most])
     title = f"Freed too early, without harm in this run: {len(latent)}"
     return [Section(title, parts, "latent", "Latent")]
 

@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuprobe.analysis.trace.evidence import BUCKET, UNSHARDED, by_whom
-from gpuprobe.code_origin import PACKAGE
+from gpuprobe.code_origin import PACKAGE, name_of
 from gpuprobe.model.memory import AllocatorCounts, Category, TraceAction
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.trace import Frame, LiveColumns, MemoryTrace, StackTable
@@ -426,7 +426,7 @@ class CpuTrace(TorchDispatchMode):
             code = frame.f_code
             if not code.co_filename.startswith(PACKAGE):
                 frames.append(
-                    table.frame(Frame(code.co_filename, frame.f_lineno or 0, code.co_name))
+                    table.frame(Frame(name_of(code.co_filename), frame.f_lineno or 0, code.co_name))
                 )
             frame = frame.f_back
         made = table.stack(tuple(frames))

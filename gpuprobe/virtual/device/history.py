@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gpuprobe.allocator.layout import segments
 from gpuprobe.allocator.simulator import Simulator
-from gpuprobe.code_origin import PACKAGE, line_of
+from gpuprobe.code_origin import PACKAGE, line_of, name_of
 from gpuprobe.model.memory import BlockState, TraceAction
 from gpuprobe.torch_support.compiled_lines import lines_of
 
@@ -144,7 +144,9 @@ def _describe(key: list[Any]) -> list[dict[str, Any]]:
         line = line_of(code, instruction)
         origins = lines_of(code.co_filename, line)
         if origins is None:
-            frames.append({"filename": code.co_filename, "line": line, "name": code.co_name})
+            frames.append(
+                {"filename": name_of(code.co_filename), "line": line, "name": code.co_name}
+            )
         else:  # code that torch's compiler wrote: the program's lines that it is made of
             frames += [
                 {"filename": item.file, "line": item.line, "name": item.function}

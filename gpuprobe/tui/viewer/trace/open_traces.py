@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 from gpuprobe.api.live import Share, StepPeak, TraceInspector, TraceRef, open_traces, step_peak
 from gpuprobe.errors import GpuprobeError
-from gpuprobe.model.gc_pause import gc_paused
+from gpuprobe.model.io.gc_pause import gc_paused
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.values import Unavailable
 

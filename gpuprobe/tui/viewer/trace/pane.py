@@ -15,7 +15,7 @@ from textual.worker import get_current_worker
 
 from gpuprobe.api.live import GROUPINGS, Group, TraceInspector, TraceRef, TraceState
 from gpuprobe.errors import GpuprobeError
-from gpuprobe.model.gc_pause import gc_paused
+from gpuprobe.model.io.gc_pause import gc_paused
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Unavailable

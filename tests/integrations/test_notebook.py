@@ -1,0 +1,154 @@
+"""Results in notebooks: an executed notebook, the HTML of every result, and the cell magic."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbclient
+import nbformat
+import pytest
+import torch
+
+import gpuprobe
+from gpuprobe.api.check import recorded
+from gpuprobe.api.devices import inventory
+from gpuprobe.api.views import html_of
+from gpuprobe.errors import UsageError
+from gpuprobe.integrations import notebook
+from gpuprobe.model import display
+from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.place import Place
+
+PAGE = Path(__file__).parents[2] / "docs/how-to/use-in-a-notebook.md"
+CELLS = [
+    *re.findall(r"^```ipython\n(.*?)\n```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL),
+    "%%gpuprobe estimate --gpu none-such\npass",
+]
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> list[nbformat.NotebookNode]:
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in CELLS])
+    where = {"metadata": {"path": str(tmp_path_factory.mktemp("notebook"))}}
+    client = nbclient.NotebookClient(book, timeout=120, allow_errors=True, resources=where)
+    client.execute()
+    return list(book.cells)
+
+
+def shown(cell: nbformat.NotebookNode, kind: str = "text/html") -> str:
+    (found,) = (output for output in cell.outputs if output.output_type == "execute_result")
+    return str(found.data[kind])
+
+
+def test_a_cell_is_recorded_and_its_lines_are_named_by_its_number(
+    executed: list[nbformat.NotebookNode],
+) -> None:
+    page = shown(executed[1])
+    assert "<b>In [2]:6</b>" in page  # the forward pass, counted from the magic's line
+    assert "ipykernel" not in page
+    assert "<polygon" in page
+    assert re.fullmatch(r"<recording .*, 3 steps>", shown(executed[1], "text/plain"))
+
+
+def test_an_estimate_names_lines_of_other_cells_too(
+    executed: list[nbformat.NotebookNode],
+) -> None:
+    page = shown(executed[3])
+    assert "a100-40gb: fits" in page
+    assert "<b>In [4]:2</b>" in page
+    assert shown(executed[3], "text/plain").startswith("<estimate for a100-40gb: fits, ")
+
+
+def test_a_race_is_shown_with_the_source_of_its_cell_and_a_fix(
+    executed: list[nbformat.NotebookNode],
+) -> None:
+    page = shown(executed[4])
+    assert "GP201 read-after-write" in page
+    assert "total = torch.sum(A)" in page
+    assert "+++ b/In [5]\n" in page  # lines of the diff are lines
+    assert "\\x0a" not in page
+
+
+def test_names_stay_defined_unless_the_gpu_is_virtual(
+    executed: list[nbformat.NotebookNode],
+) -> None:
+    (output,) = executed[5].outputs
+    assert output.text == "torch.Size([512, 256]) False False\n"
+
+
+def test_a_report_is_a_page_and_a_bad_gpu_an_error(
+    executed: list[nbformat.NotebookNode],
+) -> None:
+    assert shown(executed[6], "text/plain").startswith("<report of run.gpuprobe: peak ")
+    assert "Biggest causes" in shown(executed[6])
+    (error,) = executed[7].outputs
+    assert error.ename == "ConfigError"
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("own") / "run.gpuprobe"
+    with gpuprobe.virtual_gpu():
+        model = torch.nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with gpuprobe.record(path, model, optimizer) as rec:
+            for _ in range(4):
+                with rec.step():
+                    model(torch.randn(8, 64, device="cuda")).sum().backward()
+                    optimizer.step()
+    return path
+
+
+def test_every_result_has_a_short_repr_and_a_page(recording: Path) -> None:
+    def step() -> None:
+        torch.nn.Linear(8, 8).cuda()(torch.randn(2, 8, device="cuda")).sum().backward()
+
+    fleet = inventory(demo="8xh100")
+    found = gpuprobe.load(recording)
+    finding = Finding("GP1", "odd", Level.NOTE, "<script>x</script>", location=Place("a.py", 3))
+    results = {
+        "recording": found,
+        "report": gpuprobe.report(recording),
+        "summary": gpuprobe.report(recording).summary,
+        "diff": gpuprobe.diff(recording, recording),
+        "check": gpuprobe.check(recording, recorded(recording)),
+        "estimate": gpuprobe.estimate(step, steps=1),
+        "inventory": fleet,
+        "device": fleet.devices[0],
+        "finding": finding,
+    }
+    for name, result in results.items():
+        page = result._repr_html_()
+        assert page.startswith('<div class="gpuprobe">'), name
+        assert "<script" not in page, name
+        assert repr(result).startswith("<"), name
+        assert "\n" not in repr(result), name
+        assert len(repr(result)) < 1_000, name
+
+
+def test_a_report_is_still_a_plain_document(recording: Path) -> None:
+    report = gpuprobe.report(recording)
+    assert dict(report) == gpuprobe.report(gpuprobe.load(recording))
+    assert report["schema"] == "gpuprobe.report"
+
+
+def test_what_cannot_be_read_is_shown_as_its_error(recording: Path) -> None:
+    found = gpuprobe.load(recording)
+    found.ranks = ()
+    assert "DataError" in found._repr_html_()
+
+
+def test_without_a_drawing_function_there_is_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display, "_draw", None)
+    assert Finding("GP1", "odd", Level.NOTE, "m")._repr_html_() is None
+
+
+def test_what_is_no_result_is_refused() -> None:
+    with pytest.raises(TypeError, match="int has no HTML form"):
+        html_of(3)
+
+
+def test_a_bad_line_of_the_magic_is_refused() -> None:
+    with pytest.raises(UsageError, match="invalid choice: 'bogus'"):
+        notebook.run_cell(None, "bogus", "pass")
