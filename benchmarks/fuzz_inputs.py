@@ -1,39 +1,42 @@
 """Hostile files through every command: crafted ones, and as many mutations as wanted.
 
-    python benchmarks/fuzz_inputs.py crafted [--kinds recording,snapshot] [--only WORDS] [--screens]
-    python benchmarks/fuzz_inputs.py mutations [--kinds …] [--inputs 100000] [--seed 0] [--start 0]
+    python benchmarks/fuzz_inputs.py crafted [--kinds recording,snapshot] [--only WORDS]
+    python benchmarks/fuzz_inputs.py mutations [--kinds …] [--inputs 100000] [--start 0]
+    python benchmarks/fuzz_inputs.py table --results FOLDER
 
-``crafted``: each file of ``tests/hostile`` through all commands and formats, and with ``--screens``
-through ``gpuprobe view`` in Textual's test driver. A case is a process of its own, with 10 seconds
-of processor time for each command, 4 GiB of addresses, and 2 GB of resident memory; a command that
-is asleep after three times a minute hangs.
+``crafted``: each file of ``tests/hostile`` through all commands and formats, and through ``view``
+in Textual's test driver, in a process of its own: 10 seconds of processor time for each command,
+4 GiB of addresses, 2 GB of resident memory (measured, and printed); a command that sleeps for
+minutes hangs.
 
-``mutations``: input number N goes through command number N of its kind, in turn, in this process:
-the same commands, without starting an interpreter for each. Of snapshots each is first read with an
-audit hook that ends the process if anything is imported, opened or started meanwhile. An alarm ends
-an input after a minute; memory is limited as above.
+``mutations``: every input goes through its reader and one use of it, in turn: number N of a
+recording through command N of 19 (18 commands and formats, and the screen), so that of 100,000
+each gets more than 5,000; of a snapshot, of 18; of a baseline, of 5; of a log, of 2; of known
+hazards and settings, through their reader and a comparison 18 or 19 times of 20, and through the
+command else. All in one process: the same commands, without starting an interpreter for each. Of
+snapshots each is first read with an audit hook that ends the process if anything is imported,
+opened or started meanwhile. ``details`` are snapshots in which only frames, tags, times,
+annotations and settings are odd: they must be read, with the same accounts. The limits of time
+are the same; an input may take 2 GiB of addresses beyond what the process had.
 
 Both: no traceback, no internal error, no control character, JSON that is JSON, an exit code that
-the command has, and one line where that is 4. Prints a row for each kind, and what was wrong;
-the exit code is 1 where anything was.
+the command has, and one line where that is 4. With ``--results FOLDER`` a run that is started again
+goes on where it ended (after ``--minutes``), and ``table`` prints what all runs found. The exit
+code is 1 where anything was wrong.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
 import os
 import resource
 import select
-import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,15 +45,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / part) for part in (".", "tests/support", "tests/hostile")]
 
 import hostile_commands as commands  # noqa: E402
-from hostile_mutations import KINDS, numbered  # noqa: E402
-
-from gpuprobe.errors import GpuprobeError, SnapshotError  # noqa: E402
+from fuzz_limits import PROCESSOR, RESIDENT, largest_mb  # noqa: E402
+from fuzz_mutations import Done, load, run_mutations, version  # noqa: E402
+from hostile_mutations import KINDS  # noqa: E402
 
 ADDRESSES = 4 << 30
-RESIDENT = 2000  # MB
-PROCESSOR = 10.0  # seconds for each command
-WAIT = 60.0  # seconds without an answer
-PATIENCE = 3  # so often asleep after that: it hangs
+LOOK = 60.0  # seconds without an answer after which the process is looked at
+PATIENCE = 3  # so often asleep by then: it hangs
 
 Job = tuple[str, Callable[[], str]]
 
@@ -65,15 +66,13 @@ def crafted(kind: str) -> dict[str, Callable[[Path], None]]:
     return SNAPSHOTS
 
 
-def jobs_of(kind: str, target: Path, out: Path, screens: bool) -> list[Job]:
+def jobs_of(kind: str, target: Path, out: Path) -> list[Job]:
     def job(argv: list[str]) -> Callable[[], str]:
         return lambda: commands.problem(argv, commands.run(argv))
 
     given = commands.COMMANDS[kind](str(target), str(out))
     found = [(" ".join(word for word in argv if "/" not in word), job(argv)) for argv in given]
-    if screens:
-        found.append(("view, on the screen", lambda: commands.show(target)))
-    return found
+    return [*found, ("view, on the screen", lambda: commands.show(target))]
 
 
 def answers(jobs: list[Job], first: int) -> Iterator[tuple[int, float, int, str]]:
@@ -90,9 +89,7 @@ def answers(jobs: list[Job], first: int) -> Iterator[tuple[int, float, int, str]
                 problem = jobs[number][1]()
             except BaseException as error:  # noqa: BLE001 - it is what is looked for
                 problem = "".join(traceback.format_exception(error))
-            most = max(resource.getrusage(w).ru_maxrss for w in
-                       (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) >> 10  # fmt: skip
-            answer = [number, sum(os.times()[:4]) - before, most, problem[-1500:]]
+            answer = [number, sum(os.times()[:4]) - before, largest_mb(), problem[-1500:]]
             os.write(writing, json.dumps(answer).encode() + b"\n")
         os._exit(0)
     os.close(writing)
@@ -100,7 +97,7 @@ def answers(jobs: list[Job], first: int) -> Iterator[tuple[int, float, int, str]
     with open(reading, "rb", buffering=0) as stream:  # noqa: PTH123 (a descriptor)
         waited, begun = 0, 0.0  # minutes, and processor seconds before this job
         while True:
-            if not select.select([stream], [], [], WAIT)[0]:
+            if not select.select([stream], [], [], LOOK)[0]:
                 # On a busy machine a minute may be a moment of its own: what hangs is asleep.
                 runs, spent = _state(child)
                 waited += not runs
@@ -130,192 +127,150 @@ def _state(process: int) -> tuple[bool, float]:
     return fields[0] == "R", sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-def run_crafted(kind: str, only: str, screens: bool) -> int:
-    """Prints what is wrong and a row of figures; returns how often something was."""
-    wrong = runs = cases = 0
-    slowest, largest = (0.0, ""), (0, "")
+def run_crafted(kind: str, only: str, until: float, results: Path | None) -> int:
+    """Prints what is wrong, and a row of figures; returns how often something was."""
+    path = None if results is None else results / f"crafted-{kind}.json"
+    done: dict[str, Any] = {}
+    if path is not None and path.exists():
+        done = json.loads(path.read_text())
+    found = []
     for name, make in crafted(kind).items():
-        if only not in name:
+        if only not in name or name in done or time.monotonic() > until:
             continue
-        cases += 1
-        if cases % 20 == 0:
-            print(f"  {kind}: {cases} cases, {runs} runs, {wrong} wrong", flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            target = Path(folder, "x.gpuprobe" if kind == "recording" else "x.pickle")
-            if kind == "recording":
-                target.mkdir()
-            make(target)
-            out = Path(folder, "o")
-            out.mkdir()
-            jobs = jobs_of(kind, target, out, screens)
-            at = 0
-            while at < len(jobs):
-                for number, seconds, most, found in answers(jobs, at):
-                    at = number + 1
-                    runs += 1
-                    label = f"{name} | {jobs[number][0] if number < len(jobs) else ''}"
-                    slowest, largest = max(slowest, (seconds, label)), max(largest, (most, label))
-                    problem = found
-                    if not problem and seconds > PROCESSOR:
-                        problem = f"{seconds:.1f} s of processor time"
-                    if not problem and most > RESIDENT:
-                        problem = f"{most} MB"
-                    if problem:
-                        wrong += 1
-                        print(f"  {label}: {problem.strip()[-600:]}", flush=True)
-                if at == 0:
-                    break
-    print(f"{kind:<14} {cases:>4} crafted, {runs:>6} runs, {wrong} wrong", flush=True)
-    print(f"  the slowest: {slowest[0]:.1f} s of processor time, {slowest[1]}")
-    print(f"  the largest: {largest[0]} MB, {largest[1]}", flush=True)
+        found.append(row := one_crafted(kind, name, make))
+        for problem in row["wrong"]:
+            print(f"  {problem[-700:]}", flush=True)
+        if path is not None:
+            done[name] = row
+            path.write_text(json.dumps(done, indent=1))
+    runs = sum(row["runs"] for row in found)
+    wrong = sum(len(row["wrong"]) for row in found)
+    print(f"{kind:<14} {len(found):>4} crafted, {runs:>6} runs, {wrong} wrong", flush=True)
     return wrong
 
 
-# -- mutations
-
-READING = False
-ALLOWED = {"array.__new__", "builtins.id", "pickle.find_class"}
-
-
-def _audit(event: str, args: tuple[Any, ...]) -> None:
-    # CPython reports a bytearray that it could not fill in this way, and goes on.
-    if event == "sys.excepthook" and args[1] is SystemError:
-        return
-    if READING and event not in ALLOWED:
-        os.write(2, f"audit: {event} {args!r}\n".encode())
-        os._exit(99)
-
-
-def _only_read(data: bytes) -> str:
-    """Decode a snapshot, which may raise one SnapshotError and do nothing else."""
-    global READING
-    from gpuprobe.recording.snapshot.worker import decode_stream
-
-    READING = True
-    try:
-        decode_stream(io.BufferedReader(io.BytesIO(data)), len(data))
-    except SnapshotError as error:
-        READING = False
-        return "an error of several lines" if "\n" in str(error) or not str(error) else ""
-    finally:
-        READING = False
-    return ""
-
-
-def _catalogue(path: Path) -> str:
-    from gpuprobe.virtual.catalogue.file import load_user_catalogue
-
-    try:
-        load_user_catalogue(path)
-    except GpuprobeError as error:
-        return "an error of several lines" if "\n" in str(error) else ""
-    return ""
+def one_crafted(kind: str, name: str, make: Callable[[Path], None]) -> dict[str, Any]:
+    wrong: list[str] = []
+    runs = 0
+    slowest, largest = (0.0, ""), (0, "")
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder, "x.gpuprobe" if kind == "recording" else "x.pickle")
+        if kind == "recording":
+            target.mkdir()
+        make(target)
+        out = Path(folder, "o")
+        out.mkdir()
+        jobs = jobs_of(kind, target, out)
+        at = 0
+        while at < len(jobs):
+            first = at
+            for number, seconds, most, problem in answers(jobs, at):
+                at = number + 1
+                runs += 1
+                label = f"{name} | {jobs[number][0] if number < len(jobs) else ''}"
+                slowest, largest = max(slowest, (seconds, label)), max(largest, (most, label))
+                if not problem and seconds > PROCESSOR:
+                    problem = f"{seconds:.1f} s of processor time"
+                if not problem and most > RESIDENT:
+                    problem = f"{most} MB"
+                if problem:
+                    wrong.append(f"{label}: {problem.strip()[-1500:]}")
+            if at == first:
+                break
+    return {"runs": runs, "wrong": wrong, "slowest": slowest, "largest": largest,
+            "version": version()}  # fmt: skip
 
 
-def _settings(path: Path) -> str:
-    from gpuprobe.tui.monitor.settings import load
-
-    return "several lines" if "\n" in load(path)[1] else ""
+# -- what all runs found
 
 
-def _known(path: Path) -> str:
-    from gpuprobe.gate.files import read_known
+def print_mutations(folder: Path) -> int:
+    merged: dict[str, Done] = {}
+    for path in sorted(folder.glob("mutations-*.json")):
+        part = load(path)
+        whole = merged.setdefault(part.kind, Done(part.kind))
+        whole.inputs += part.inputs
+        whole.seconds += part.seconds
+        whole.slowest = max(whole.slowest, part.slowest)
+        whole.largest = max(whole.largest, part.largest)
+        whole.wrong += part.wrong
+        whole.versions += [v for v in part.versions if v not in whole.versions]
+        for use, row in part.uses.items():
+            counts = whole.uses.setdefault(use, {})
+            for ended, count in row.items():
+                counts[ended] = counts.get(ended, 0) + count
+    print("mutations of    inputs uses  least wrong  slowest  largest  commits")
+    for kind, done in merged.items():
+        least = min((sum(row.values()) for row in done.uses.values()), default=0)
+        print(
+            f"{kind:<14} {done.inputs:>7} {len(done.uses):>4} {least:>6} {len(done.wrong):>5} "
+            f"{done.slowest[0]:>6.1f} s {done.largest:>5} MB  {', '.join(done.versions)}"
+        )
+    for done in merged.values():
+        print(f"\n{done.kind}: how often each use ended how; the slowest: {done.slowest[1]}")
+        for use, row in sorted(done.uses.items()):
+            print(f"  {sum(row.values()):>6}  {use}: {dict(sorted(row.items()))}")
+        for problem in done.wrong:
+            print(f"  WRONG {problem}")
+    return sum(len(done.wrong) for done in merged.values())
 
-    try:
-        read_known(path)
-    except GpuprobeError as error:
-        return "an error of several lines" if "\n" in str(error) else ""
-    return ""
 
-
-READERS = {"catalogue": _catalogue, "settings": _settings, "known": _known}
-
-
-def run_mutations(kind: str, inputs: int, seed: int, start: int) -> int:
-    """Prints what is wrong and a row of figures; returns how often something was."""
-    make = numbered(kind)
-    commands.in_process_snapshots()
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 30),) * 2)
-    if kind == "snapshot":
-        for data in (b"\x80\x04\x8c\x02\xff\xff.", b"F1e4x\n."):
-            _only_read(data)  # what an error message needs is loaded before nothing may be
-        sys.addaudithook(_audit)
-
-    class Late(BaseException):
-        pass
-
-    def late(number: int, frame: Any) -> None:
-        raise Late("".join(traceback.format_stack(frame)[-6:]))
-
-    signal.signal(signal.SIGALRM, late)
-    codes: Counter[int] = Counter()
+def print_crafted(folder: Path) -> int:
     wrong = 0
-    began = time.process_time()
-    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(dir=base) as folder:
-        (Path(folder) / "o").mkdir()
-        os.chdir(folder)
-        for number in range(start, start + inputs):
-            files = make(seed, number)
-            target = commands.written(kind, files, Path(folder))
-            argv: list[str] = []
-            signal.setitimer(signal.ITIMER_REAL, WAIT)
-            try:
-                problem = _only_read(files[""]) if kind == "snapshot" else ""
-                if kind in READERS:
-                    problem = READERS[kind](target)
-                else:
-                    each = commands.COMMANDS[kind](str(target), f"{folder}/o")
-                    argv = each[number % len(each)]
-                    ended = commands.run(argv)
-                    codes[ended.code] += 1
-                    problem = problem or commands.problem(argv, ended)
-                    if number % 1000 == 0 and kind in ("recording", "log"):
-                        show = commands.show if kind == "recording" else commands.show_log
-                        problem = problem or show(target)
-            except Late as hang:
-                problem = f"it hangs: {hang}"
-            except Exception as error:  # noqa: BLE001 - it is what is looked for
-                problem = "".join(traceback.format_exception(error))
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            if problem:
-                wrong += 1
-                print(f"  {kind} {seed}.{number} {' '.join(argv)}: {problem[-700:]}", flush=True)
-            if (number + 1) % 10_000 == 0:
-                print(f"  {kind}: {number + 1 - start} read, {wrong} wrong", flush=True)
-            if target.is_dir():
-                shutil.rmtree(target)
-            with contextlib.suppress(OSError):
-                Path(folder, "o", "new.json").unlink()
-    spent = time.process_time() - began
-    print(
-        f"{kind:<14} {inputs:>7} mutations from {start}, {wrong} wrong, {spent:5.0f} s; "
-        f"exit codes {dict(sorted(codes.items()))}",
-        flush=True,
-    )
+    for path in sorted(folder.glob("crafted-*.json")):
+        rows = json.loads(path.read_text()).values()
+        found = [problem for row in rows for problem in row["wrong"]]
+        slowest = max((tuple(row["slowest"]) for row in rows), default=(0.0, ""))
+        largest = max((tuple(row["largest"]) for row in rows), default=(0, ""))
+        versions = sorted({row["version"] for row in rows})
+        print(
+            f"{path.stem}: {len(rows)} files, {sum(row['runs'] for row in rows)} runs, "
+            f"{len(found)} wrong ({', '.join(versions)})\n"
+            f"  the slowest: {slowest[0]:.1f} s of processor time, {slowest[1]}\n"
+            f"  the largest: {largest[0]} MB, {largest[1]}"
+        )
+        for problem in found:
+            print(f"  WRONG {problem}")
+        wrong += len(found)
     return wrong
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("what", choices=("crafted", "mutations"))
+    parser.add_argument("what", choices=("crafted", "mutations", "table"))
     parser.add_argument("--kinds", default="")
     parser.add_argument("--inputs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--screens", action="store_true")
+    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long")
+    parser.add_argument("--results", type=Path, help="a folder in which runs go on")
     args = parser.parse_args()
+    results: Path | None = args.results
+    if results is not None:
+        results.mkdir(parents=True, exist_ok=True)
     default = KINDS if args.what == "mutations" else ("recording", "snapshot")
     wrong = 0
+    if args.what == "table":
+        if results is None:
+            parser.error("table needs --results")
+        wrong = print_crafted(results) + print_mutations(results)
+        raise SystemExit(1 if wrong else 0)
+    until = time.monotonic() + 60 * args.minutes
     for kind in args.kinds.split(",") if args.kinds else default:
         if args.what == "crafted":
-            wrong += run_crafted(kind, args.only, args.screens)
+            wrong += run_crafted(kind, args.only, until, results)
             continue
+        left = (until - time.monotonic()) / 60
         child = os.fork()  # limits and audit hooks are for good
         if child == 0:
-            os._exit(min(1, run_mutations(kind, args.inputs, args.seed, args.start)))
+            done = run_mutations(kind, args.seed, args.start, args.inputs, left, results)
+            print(
+                f"{kind:<14} {done.inputs:>7} mutations from {done.start}, "
+                f"{len(done.wrong)} wrong, {done.seconds:5.0f} s, {done.largest} MB",
+                flush=True,
+            )
+            os._exit(min(1, len(done.wrong)))
         wrong += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
     raise SystemExit(1 if wrong else 0)
 

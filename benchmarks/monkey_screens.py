@@ -25,6 +25,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
+from quick_pilot import QuickPilot  # noqa: E402
+
 V1 = ROOT / "tests" / "recorded" / "v1"
 
 KEYS = [
@@ -123,8 +125,8 @@ async def play(make: Callable[[], Any], rng: random.Random, steps: int) -> int:
         app = make()
         done: list[str] = []
         try:
-            async with app.run_test(size=sizes(rng)) as pilot:
-                first = True
+            async with app.run_test(size=sizes(rng)):
+                pilot, first = QuickPilot(app), True
                 while made < steps and app.is_running:
                     step = "resize" if first else _step(rng)
                     first = False

@@ -107,7 +107,10 @@ def dispatch(arguments: Sequence[str], *, supervise: bool = False) -> int:
     given = list(arguments[1:])
     if getattr(module, "OPTIONS_AFTER_SCRIPT", False):
         given = own_options_first(parser, given)
-    args = parser.parse_args(given)
+    try:
+        args = parser.parse_args(given)
+    except GpuprobeError as error:  # ``--gpu list`` reads the users' own catalogues
+        return _refused(error)
     if name != "run":  # there it is the program's own affair
         output.open_where_closed()
     if supervise and getattr(module, "SUPERVISED", False) and hasattr(os, "fork"):
@@ -115,6 +118,11 @@ def dispatch(arguments: Sequence[str], *, supervise: bool = False) -> int:
 
         return supervised(lambda: _exit_code(module, args))
     return _exit_code(module, args)
+
+
+def _refused(error: GpuprobeError) -> int:
+    stderr.error(str(error), error.hint)
+    return exit_codes.of(error)
 
 
 _ISSUES = "https://github.com/gpuprobe/gpuprobe/issues"
@@ -147,8 +155,7 @@ def _exit_code(module: ModuleType, args: argparse.Namespace) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except GpuprobeError as error:
-        stderr.error(str(error), error.hint)
-        return exit_codes.of(error)
+        return _refused(error)
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
     except BrokenPipeError:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from gpuprobe.model.text import visible
+from gpuprobe.model.text import cut, visible
+
+MOST_COLUMNS = 1000
 
 
 def print_line(text: str) -> None:
@@ -17,10 +19,11 @@ def print_line(text: str) -> None:
 
 
 def error(message: str, hint: str = "") -> None:
-    """One clear line (and a hint) about what went wrong."""
-    print_line(f"gpuprobe: error: {visible(message)}")
+    """One clear line (and a hint) about what went wrong. Names in it may be of any length: it is
+    cut after `MOST_COLUMNS`."""
+    print_line(f"gpuprobe: error: {visible(cut(message, MOST_COLUMNS))}")
     if hint:
-        print_line(f"  hint: {visible(hint)}")
+        print_line(f"  hint: {visible(cut(hint, MOST_COLUMNS))}")
 
 
 def warning(message: str) -> None:

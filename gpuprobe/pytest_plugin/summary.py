@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from gpuprobe.model.text import human_bytes, human_delta
+from gpuprobe.errors import DataError
+from gpuprobe.model.bounds import MOST_BYTES, Bounds
+from gpuprobe.model.text import human_bytes, human_delta, visible
 
 SCHEMA: Final = "gpuprobe.tests"
 VERSION: Final = (1, 0)
@@ -25,7 +28,7 @@ Figures = Mapping[str, Any]
 def write(terminal: Any, found: Sequence[tuple[str, Figures]]) -> None:
     """The section of the terminal's summary, and the file of ``--gpuprobe-save``."""
     config = terminal.config
-    before = _saved(terminal, config.getoption("--gpuprobe-compare"))
+    before = saved(terminal, config.getoption("--gpuprobe-compare"))
     most = config.getoption("--gpuprobe-most")
     if most != 0:
         terminal.section("GPU memory")
@@ -52,7 +55,7 @@ def lines(
         return [_line(nodeid, figures, before) for nodeid, figures in rows]
     texts = []
     for group, members in groupby(rows, key=lambda row: row[1]["group"]):
-        texts += [f"{group}:"] if group else []
+        texts += [f"{visible(group)}:"] if group else []
         texts += [_line(nodeid, figures, before) for nodeid, figures in members]
     return texts
 
@@ -61,7 +64,7 @@ def _line(nodeid: str, figures: Figures, before: Mapping[str, Figures] | None) -
     text = (
         f"peak {human_bytes(figures['peak_allocated']):>10}, "
         f"reserved {human_bytes(figures['peak_reserved']):>10}, "
-        f"left {human_bytes(figures['left']):>10}  {nodeid}"
+        f"left {human_bytes(figures['left']):>10}  {visible(nodeid)}"
     )
     if before is None:
         return text
@@ -80,17 +83,37 @@ def dumps(found: Sequence[tuple[str, Figures]]) -> str:
     return head + ",\n".join(rows) + "\n }\n}\n"
 
 
-def _saved(terminal: Any, path: str) -> dict[str, Figures] | None:
-    """The tests of a saved file; None where none is named, or it cannot be read: that is told."""
+@dataclass(frozen=True)
+class _Row:
+    """What is compared of a test."""
+
+    peak_allocated: Annotated[int, Bounds(0, MOST_BYTES)]
+
+
+@dataclass(frozen=True)
+class _Saved:
+    tests: dict[str, _Row]
+
+
+def saved(terminal: Any, path: str) -> dict[str, Figures] | None:
+    """The peaks of a saved file's tests; None where none is named, or it cannot be read: that is
+    told."""
     if not path:
         return None
+    from gpuprobe.model.io.codec import from_plain  # 4 ms, where results are compared
+    from gpuprobe.model.io.document import check_version
+    from gpuprobe.model.io.files import read_text
+
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-        if document["schema"] != SCHEMA or document["version"][0] != VERSION[0]:
-            raise ValueError("it is of another kind, or of a newer version")
-        return {
-            nodeid: row for nodeid, row in document["tests"].items() if row["peak_allocated"] >= 0
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        terminal.write_line(f"gpuprobe: {path} is not compared with: {error}", red=True)
+        document = json.loads(read_text(path))
+        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+            raise DataError("it is no file of --gpuprobe-save")
+        check_version(document, VERSION, "it")
+        rows = from_plain(_Saved, document, "it is damaged").tests
+        return {nodeid: {"peak_allocated": row.peak_allocated} for nodeid, row in rows.items()}
+    except (OSError, ValueError, RecursionError, DataError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        terminal.write_line(
+            f"gpuprobe: {visible(path)} is not compared with: {visible(reason)}", red=True
+        )
         return None

@@ -96,7 +96,8 @@ class RunsScreen(Screen[None]):
         )
 
     def on_item_table_chosen(self, message: ItemTable.Chosen) -> None:
-        open_run(self.app, self.found[message.index].path, self.demo)
+        if message.index < len(self.found):  # it may have ended since
+            open_run(self.app, self.found[message.index].path, self.demo)
 
     def action_back(self) -> None:
         if len(self.app.screen_stack) > 1:

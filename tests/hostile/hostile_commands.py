@@ -9,9 +9,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hostile_mutations import V1
 
@@ -80,13 +80,17 @@ def of_hazards(target: str, out: str) -> list[list[str]]:
 
 def of_configuration(target: str, out: str) -> list[list[str]]:
     """Run in the folder of the file."""
-    return [["check", str(GOOD), "--baseline", str(BASELINE)], ["check", str(GOOD), "--json"]]
+    return [
+        ["check", str(GOOD), "--baseline", str(BASELINE)],
+        ["check", str(GOOD), "--json"],
+        ["baseline", "update", str(GOOD), "--baseline", f"{out}/new.json"],
+    ]
 
 
 def written(kind: str, files: dict[str, bytes], folder: Path) -> Path:
     """Write a mutation of `hostile_mutations.numbered`; where it is."""
     if kind != "recording":
-        names = {"snapshot": "x.pickle", "configuration": "pyproject.toml"}
+        names = {"details": "x.pickle", "snapshot": "x.pickle", "configuration": "pyproject.toml"}
         path = folder / names.get(kind, "x.json")
         path.write_bytes(files[""])
         return path
@@ -106,7 +110,14 @@ COMMANDS: dict[str, Callable[[str, str], list[list[str]]]] = {
     "configuration": of_configuration,
 }
 
-_CODES = {"report": {0, 2, 4}, "view": {0, 2, 4}, "export": {0, 3}, "top": {0, 2, 3, 4}}
+_CODES = {
+    "report": {0, 2, 4},
+    "view": {0, 2, 4},
+    "export": {0, 3},
+    "top": {0, 2, 3, 4},
+    "estimate": {0, 2},
+    "run": {0, 1, 2, 4},
+}
 _ANY = {0, 1, 2, 4}
 
 
@@ -161,27 +172,24 @@ def in_folder(path: Path) -> Iterator[None]:
         os.chdir(here)
 
 
-def show(
-    path: Path, keys: str = "5,4,3,2,1,enter,enter,t,n,p,down,right,left,up,end,home,?"
-) -> str:
+VIEW_KEYS = (
+    "5", "4", "3", "2", "1", "enter", "enter", "t", "n", "p", "down", "right", "left", "up", "end",
+    "home", "question_mark",
+)  # fmt: skip
+LOG_KEYS = ("space", "right", "right", "left", "t", "down", "enter", "escape", "i")
+
+
+def show(path: Path) -> str:
     """Open a recording or snapshot on the screen, press some keys; what went wrong, or ""."""
     from gpuprobe.api.live import Followed
     from gpuprobe.errors import GpuprobeError
     from gpuprobe.tui.viewer.app import ViewApp
 
-    async def session() -> None:
-        try:
-            app = ViewApp(Followed(path), interval=0.05)
-        except GpuprobeError:
-            return
-        async with app.run_test(size=(100, 30)) as pilot:
-            for key in keys.split(","):
-                if not app.is_running:
-                    break
-                await pilot.press(key)
-            await pilot.pause()
-
-    return _watched(session)
+    try:
+        followed = Followed(path)
+    except GpuprobeError as error:
+        return "several lines" if "\n" in str(error) else ""
+    return on_screen(lambda: ViewApp(followed, interval=0.05), VIEW_KEYS, (100, 30))
 
 
 def show_log(path: Path) -> str:
@@ -192,21 +200,45 @@ def show_log(path: Path) -> str:
     from gpuprobe.errors import GpuprobeError
     from gpuprobe.tui.monitor.app import TopApp
 
+    try:
+        log = ReplayedLog(path)
+    except GpuprobeError as error:
+        return "several lines" if "\n" in str(error) else ""
+    with log:
+        return on_screen(
+            lambda: TopApp(
+                None, 0.05, source=lambda: nullcontext(log), replayed="x", readonly=True
+            ),
+            LOG_KEYS,
+        )
+
+
+def show_settings(path: Path) -> str:
+    """Open ``top`` of a fake machine with these settings; what went wrong, or ""."""
+    from gpuprobe.tui.monitor.app import TopApp
+
+    return on_screen(
+        lambda: TopApp("unified", 0.05, settings_file=path, readonly=True), ("d", "s", "t")
+    )
+
+
+def on_screen(
+    make: Callable[[], Any], keys: Sequence[str], size: tuple[int, int] = (120, 40)
+) -> str:
+    """Run a screen and press keys; what went wrong, or ""."""
+    from quick_pilot import QuickPilot
+
     async def session() -> None:
-        try:
-            log = ReplayedLog(path)
-        except GpuprobeError:
-            return
-        with log:
-            app = TopApp(None, 0.05, source=lambda: nullcontext(log), replayed="x", readonly=True)
-            async with app.run_test(size=(120, 40)) as pilot:
-                for key in ("space", "right", "right", "left", "t", "down", "enter", "escape", "i"):
-                    if not app.is_running:
-                        break
-                    await pilot.press(key)
-                await pilot.pause()
-            if app.crash is not None:
-                raise app.crash
+        app = make()
+        async with app.run_test(size=size):
+            pilot = QuickPilot(app)
+            for key in keys:
+                if not app.is_running:
+                    break
+                await pilot.press(key)
+            await pilot.pause()
+        if app.crash is not None:
+            raise app.crash
 
     return _watched(session)
 

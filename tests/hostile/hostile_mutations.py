@@ -16,27 +16,16 @@ import struct
 import sys
 import zlib
 from array import array
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import hostile_documents as documents
+from hostile_changes import V1, VALUES, change_bytes, change_lines, change_parts, dumps
 from snapshot_samples import modern, torch_2_0, without_frames
 
-V1 = Path(__file__).resolve().parent.parent / "recorded" / "v1"
 Files = dict[str, bytes]
 
 PREFIX = struct.Struct("<8sHHII")
-
-VALUES: list[Any] = [
-    None, True, False, -1, 0, 1, 2, 255, 1 << 16, 1 << 31, (1 << 53) + 1, (1 << 63) - 1, 1 << 63,
-    (1 << 64) - 1, 1 << 64, -(1 << 63), 10**30, 10**400, 0.5, -0.0, 1e18, 1e300, -1e300, 5e-324,
-    float("nan"), float("inf"), float("-inf"), {"float": "nan"}, {"float": "inf"},
-    {"float": "-1e308"}, "", "x", "cpu", "cuda:0", "cuda:99999", "cuda:-1", "trace", "counters",
-    "alloc", "oom", "inactive", "active_allocated", "user_defined", "\ud800", "\x1b[2J", "a\nb",
-    "</script>", "../../etc/passwd", "rank-00000.trace-000000.cols", "x" * 5000, "é́" * 50, "\u202e",
-    [], {}, [0, 0], [1, 2, 3], [[]], {"a": 1}, [None], {"unavailable": "why", "status": "lost"},
-    {"unavailable": 5}, {"at_least": 5, "at_most": 1}, {"at_least": 0, "at_most": 1 << 63},
-]  # fmt: skip
 
 OPCODES = [
     b"cos\nsystem\n", b"\x8c\x02os\x8c\x06system\x93", b"R", b"\x85R", b"(ios\nsystem\n", b"b",
@@ -49,65 +38,6 @@ OPCODES = [
     b"\x8d" + struct.pack("<Q", 1 << 40), b"\x8e" + struct.pack("<Q", 1 << 33),
     b"\x96" + struct.pack("<Q", 1 << 33), b"\x95" + struct.pack("<Q", 1 << 50), b"\x80\x05",
 ]  # fmt: skip
-
-
-def change_bytes(rng: random.Random, data: bytes, pieces: list[bytes]) -> bytes:
-    """Bytes flipped, cut out, inserted, doubled, spliced with ``pieces``, or cut off."""
-    out = bytearray(data)
-    for _ in range(rng.randint(1, 6)):
-        if not out:
-            break
-        at = rng.randrange(len(out))
-        kind = rng.randrange(7)
-        if kind == 0:
-            out[at] = rng.randrange(256)
-        elif kind == 1:
-            out[at] ^= 1 << rng.randrange(8)
-        elif kind == 2:
-            del out[at : at + rng.randint(1, 60)]
-        elif kind == 3:
-            out[at:at] = rng.choice(pieces) * rng.choice((1, 1, 1, 2, 50))
-        elif kind == 4:
-            other = rng.choice(pieces)
-            start = rng.randrange(len(other)) if other else 0
-            out[at:at] = other[start : start + rng.randint(1, 200)]
-        elif kind == 5:
-            out[at:at] = out[at : at + rng.randint(1, 100)] * rng.randint(1, 5)
-        elif rng.random() < 0.3:
-            del out[at:]
-    return bytes(out)
-
-
-def change_parts(rng: random.Random, plain: Any, values: list[Any] = VALUES) -> Any:
-    """Plain data with one to five of its parts replaced, removed, doubled or renamed."""
-    plain = copy.deepcopy(plain)
-    for _ in range(rng.randint(1, 5)):
-        at: Any = plain
-        while True:
-            keys = list(at) if isinstance(at, dict) else list(range(len(at)))
-            if not keys:
-                break
-            key = rng.choice(keys)
-            if isinstance(at[key], (dict, list)) and rng.random() < 0.85:
-                at = at[key]
-                continue
-            kind = rng.randrange(6)
-            if kind == 0:
-                del at[key]
-            elif kind == 1 and isinstance(at, list):
-                at[key:key] = copy.deepcopy([at[key]] * rng.randint(1, 30))
-            elif kind == 2 and isinstance(at, dict):
-                at[rng.choice([*keys, "x", "\x1b]0;t\x07"])] = at.pop(key)
-            elif kind == 3 and type(at[key]) in (int, float):
-                at[key] = at[key] * rng.choice((-1, 2, 1000, 1 << 20, 1 << 40)) + rng.choice((0, 1))
-            else:
-                at[key] = copy.deepcopy(rng.choice(values))  # it may be changed next
-            break
-    return plain
-
-
-def _json(plain: Any) -> bytes:
-    return json.dumps(plain, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
 # -- recordings
@@ -129,7 +59,7 @@ def _renewed(data: bytes) -> bytes:
     head = json.loads(first)
     ranks = {key: head[key] for key in ("rank", "world_size")}
     made = {"schema": head["format"], "version": [2, 0], "gpuprobe": "0.1", **ranks}
-    return _json(made) + newline + rest
+    return dumps(made) + newline + rest
 
 
 def unpacked_chunk(data: bytes) -> tuple[Any, dict[tuple[str, str], array[int]], Any]:
@@ -159,11 +89,11 @@ def packed_chunk(
         if lie:
             entry.update(old.get((table, name), {}))
         listed.append({**entry, "stored": len(blob), "crc32": zlib.crc32(blob)})
-    raw = _json(tables)
+    raw = dumps(tables)
     blob = zlib.compress(raw, 1)
     blobs.append(blob)
     packed = {"length": len(raw), "stored": len(blob), "crc32": zlib.crc32(blob)}
-    head = _json({**header, "columns": listed, "tables": packed})
+    head = dumps({**header, "columns": listed, "tables": packed})
     prefix = PREFIX.pack(b"\x89GPTRC\r\n", 1, 0, len(head), zlib.crc32(head))
     return b"".join((prefix, head, *blobs))
 
@@ -198,29 +128,6 @@ def _change_chunk(rng: random.Random, data: bytes, pieces: list[bytes]) -> bytes
     return packed_chunk(header, columns, tables, lie=rng.random() < 0.3)
 
 
-def _change_stream(rng: random.Random, data: bytes, pieces: list[bytes]) -> bytes:
-    if rng.random() < 0.2:
-        return change_bytes(rng, data, pieces)
-    lines = data.split(b"\n")
-    for _ in range(rng.randint(1, 3)):
-        at = rng.randrange(len(lines))
-        kind = rng.randrange(8)
-        if kind == 0 and at:
-            del lines[at]
-        elif kind == 1:
-            lines[at:at] = [lines[at]] * rng.randint(1, 4)
-        elif kind == 2:
-            lines.insert(at, rng.choice(pieces))
-        elif lines[at].startswith(b"{"):
-            try:
-                lines[at] = _json(change_parts(rng, json.loads(lines[at])))
-            except ValueError:
-                continue
-        if not lines:
-            break
-    return b"\n".join(lines)
-
-
 def _pieces(seeds: list[Files]) -> list[bytes]:
     lines = {
         line for files in seeds for data in files.values() for line in data[:6000].split(b"\n")
@@ -244,90 +151,12 @@ def changed_recording(rng: random.Random, seeds: list[Files], pieces: list[bytes
             elif name.endswith(".cols"):
                 files[name] = _change_chunk(rng, files[name], pieces)
             else:
-                files[name] = _change_stream(rng, files[name], pieces)
+                files[name] = change_lines(rng, files[name], pieces)
         except (KeyError, ValueError, TypeError, OverflowError, struct.error, zlib.error):
             files[name] = change_bytes(rng, files[name], pieces)  # it was changed before
         if not files:
             break
     return files
-
-
-# -- files of one JSON document, or of lines of them
-
-
-def changed_json(rng: random.Random, data: bytes, pieces: list[bytes]) -> bytes:
-    if rng.random() < 0.4:
-        return change_bytes(rng, data, pieces)
-    return _json(change_parts(rng, json.loads(data)))
-
-
-def changed_lines(rng: random.Random, data: bytes, pieces: list[bytes]) -> bytes:
-    return _change_stream(rng, data, pieces)
-
-
-TOML = b"""[project]
-name = "x"
-[tool.gpuprobe]
-gpu = "h100-80gb"
-run = "-m shop.train --fast"
-steps = 6
-baseline = "memory.json"
-hazards = true
-[tool.gpuprobe.tolerance]
-peak_allocated = "2%"
-peak_reserved = "2%, 64 MiB"
-implicit_syncs_per_step = 1
-growth_per_step = {relative = 0.02, absolute = "64 MiB"}
-"""
-TOML_VALUES = [
-    "-1", "0", "1e999", "nan", "inf", "-inf", "true", "''", '"x"', "[]", "{}", "[[]]", "9" * 400,
-    '"9e99999%"', '"1e400 MiB"', '"' + "9" * 5000 + '%"', '"' + "9" * 400 + ' TiB"', '"\\u0000"',
-    '"\\u001b[2J"', '"\\"', "1979-05-27", "0x" + "f" * 40, '"-m"', '"\'"', "[1, 2]", '"/"',
-    '["a", 5]', "{relative = nan}", "{relative = 1e400, absolute = 5}", "{absolute = {}}",
-    "9007199254740993", "[" * 50 + "]" * 50,
-]  # fmt: skip
-
-
-def changed_toml(rng: random.Random, data: bytes, pieces: list[bytes]) -> bytes:
-    if rng.random() < 0.4:
-        return change_bytes(rng, data, pieces)
-    lines = data.decode().split("\n")
-    for _ in range(rng.randint(1, 3)):
-        at = rng.randrange(len(lines))
-        key, equals, _ = lines[at].partition("=")
-        kind = rng.randrange(5)
-        if kind == 0:
-            del lines[at]
-        elif kind == 1:
-            lines.insert(rng.randrange(len(lines)), lines[at])
-        elif equals:
-            lines[at] = f"{key}= {rng.choice(TOML_VALUES)}"
-        if not lines:
-            break
-    return "\n".join(lines).encode()
-
-
-CATALOGUE = {
-    "schema_version": 1,
-    "gpus": [
-        {"name": "mine", "like": "h100-80gb", "total_memory": 1 << 36, "aliases": ["own"]},
-        {
-            "name": "other",
-            "title": "Other GPU",
-            "capability": "9.0",
-            "multi_processor_count": 100,
-            "total_memory": 1 << 35,
-            "context": [1 << 28, 1 << 29],
-            "sources": {"total_memory": "measured"},
-            "total_memory_seen": {"1": "somewhere"},
-        },
-        {"name": "third", "like": "mine", "clock_rate": 1500000},
-    ],
-}
-
-
-def catalogue_seeds() -> list[bytes]:
-    return [_json(CATALOGUE), json.dumps(CATALOGUE, indent=1).encode()]
 
 
 # -- snapshots
@@ -347,14 +176,50 @@ def changed_snapshot(rng: random.Random) -> bytes:
     return pickle.dumps(change_parts(rng, rng.choice(SHAPES), PLAIN), rng.randrange(6))
 
 
+_WITHOUT_CODE = [value for value in PLAIN if type(value) not in (set, frozenset, bytes, bytearray)]
+"""Values that are pickled without the name of a class or function, which no reader looks up."""
+
+_DETAILS = ("filename", "line", "name", "user_metadata", "time_us", "compile_context", "stage")
+_LISTED = ("frames", "external_annotations", "allocator_settings")
+
+
+def changed_details(rng: random.Random) -> bytes:
+    """A pickle of a snapshot of which only frames, tags, times, annotations and settings are
+    changed: to anything at all."""
+    snapshot = copy.deepcopy(rng.choice(SHAPES))
+    found = list(_details(snapshot))
+    for _ in range(rng.randint(1, 6)):
+        at, key = rng.choice(found)
+        if key not in at:
+            continue
+        if isinstance(at[key], (list, dict)) and at[key] and rng.random() < 0.5:
+            at[key] = change_parts(rng, at[key], _WITHOUT_CODE)
+        else:
+            at[key] = copy.deepcopy(rng.choice(_WITHOUT_CODE))
+    return pickle.dumps(snapshot, rng.randrange(6))
+
+
+def _details(plain: Any) -> Iterator[tuple[Any, str]]:
+    if isinstance(plain, dict):
+        for key, value in plain.items():
+            if key in (*_DETAILS, *_LISTED):
+                yield plain, key
+            if key != "allocator_settings":
+                yield from _details(value)
+    elif isinstance(plain, list):
+        for item in plain:
+            yield from _details(item)
+
+
 # -- by number
 
 
 def numbered(kind: str) -> Callable[[int, int], Files]:
     """A function of a seed and a number that makes the files of one mutated ``kind`` of input.
 
-    ``recording``, ``snapshot``, ``baseline``, ``log``, ``hazards``, ``settings``, ``catalogue``,
-    ``configuration``. A recording is all its files; anything else is one file, named "".
+    ``recording``, ``snapshot``, ``details`` (a snapshot of which nothing is changed that accounts
+    are made of), ``baseline``, ``log``, ``hazards``, ``known``, ``tests``, ``settings``,
+    ``catalogue``, ``configuration``. A recording is all its files; anything else is one file, "".
     """
     sys.set_int_max_str_digits(20_000)  # a number of 400 digits can be written, and 5,000
     if kind == "recording":
@@ -363,35 +228,17 @@ def numbered(kind: str) -> Callable[[int, int], Files]:
         return lambda seed, at: changed_recording(_rng(kind, seed, at), seeds, pieces)
     if kind == "snapshot":
         return lambda seed, at: {"": changed_snapshot(_rng(kind, seed, at))}
-    some, change = _DOCUMENTS[kind]
-    documents = some()
-    parts = [*documents, b'"x"', b"null", b"NaN", b"1e999", b"[" * 2000, b'{"a":' * 500, b"\xff"]
-    return lambda seed, at: {
-        "": change((rng := _rng(kind, seed, at)), rng.choice(documents), parts)
-    }
+    if kind == "details":
+        return lambda seed, at: {"": changed_details(_rng(kind, seed, at))}
+    some, change = documents.DOCUMENTS[kind]
+    seeds = some()
+    parts = [*seeds, b'"x"', b"null", b"NaN", b"1e999", b"[" * 2000, b'{"a":' * 500, b"\xff"]
+    parts += documents.PIECES.get(kind, [])
+    return lambda seed, at: {"": change((rng := _rng(kind, seed, at)), rng.choice(seeds), parts)}
 
 
 def _rng(kind: str, seed: int, number: int) -> random.Random:
     return random.Random(f"{kind}.{seed}.{number}")
 
 
-def _file(name: str) -> Callable[[], list[bytes]]:
-    return lambda: [(V1 / name).read_bytes()]
-
-
-def log_seeds() -> list[bytes]:
-    """The recorded log, shortened: a reading of a whole fleet is 90 KB."""
-    lines = (V1 / "readings.jsonl").read_bytes().splitlines(keepends=True)
-    return [b"".join(lines[:4])]
-
-
-_DOCUMENTS: dict[str, tuple[Callable[[], list[bytes]], Callable[..., bytes]]] = {
-    "baseline": (_file("baseline.json"), changed_json),
-    "hazards": (_file("hazards.json"), changed_json),
-    "known": (_file("hazards-baseline.json"), changed_json),
-    "log": (log_seeds, changed_lines),
-    "settings": (lambda: [b'{"theme":"dark","sort":"memory","reverse":true}'], changed_json),
-    "catalogue": (catalogue_seeds, changed_json),
-    "configuration": (lambda: [TOML], changed_toml),
-}
-KINDS = ("recording", "snapshot", *_DOCUMENTS)
+KINDS = ("recording", "snapshot", "details", *documents.DOCUMENTS)

@@ -149,6 +149,8 @@ class ViewScreen(Screen[None]):
         self.run_worker(read, thread=True, exclusive=True, group="follow", description="follow")
 
     def _read_peak(self, recording: Recording, rank: int, row: int) -> None:
+        if rank >= len(recording.ranks) or row >= len(recording.ranks[rank].steps):
+            return  # the recording was replaced by another since
         chosen = recording.ranks[rank]
         found = self._traces.peak(chosen, row)
         self.post_message(PeakFound((rank, chosen.steps[row].index), found))

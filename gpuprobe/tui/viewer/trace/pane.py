@@ -400,7 +400,10 @@ class TracePane(Vertical):
         inspector = self._inspector
         if message.table is not self._groups or inspector is None or self._rank is None:
             return
-        group = self._listed()[message.index]
+        listed = self._listed()
+        if message.index >= len(listed):
+            return  # keys come faster than what they open is shown
+        group = listed[message.index]
         if len(group.rows) == 1 or self._within is not None:
             self.app.push_screen(BlockScreen(inspector.block(group.rows[0]), self._rank.session))
         else:
