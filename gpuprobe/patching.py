@@ -1,4 +1,4 @@
-"""Putting a function in the place of another, and back.
+"""Putting a function in the place of another, and back; and waiting for a module to do so in.
 
 Several parts of gpuprobe may replace the same attribute, and so may the program while they are at
 work. Whatever the order in which they go, each leaves what the others have put there, and when the
@@ -7,9 +7,12 @@ last of gpuprobe's is gone the attribute is what it was before the first.
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.machinery
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 _ABSENT = object()
@@ -125,9 +128,9 @@ class Patches:
         old = {name: vars(owner)[name] for name in values if name in vars(owner)}
         self.set_each(owner, values)
         for path, module in list(sys.modules.items()):
-            if module is owner or not path.startswith(within) or module is None:
+            if module is owner or not path.startswith(within):
                 continue
-            names = vars(module)
+            names = getattr(module, "__dict__", {})  # programs put all kinds of things there
             for name, value in old.items():
                 if names.get(name, _ABSENT) is value and callable(value):
                     self.set(module, name, values[name])
@@ -146,3 +149,74 @@ class Patches:
                 failed = failed or error
         if failed is not None:
             raise failed
+
+
+class _After(importlib.abc.Loader):
+    """A loader that does what another does, and then calls back."""
+
+    def __init__(self, loader: Any, callback: Callable[[], None]) -> None:
+        self._loader = loader
+        self._callback = callback
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # whoever only asks where a module is may want more
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The module must not see that another loader stood in for its own.
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._callback()
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Stays until the module is there: many a program asks for a spec long before it imports, or
+    tries again after an import that failed.
+    """
+
+    def __init__(self, name: str, callback: Callable[[], None]) -> None:
+        self._name = name
+        self._callback = callback
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        for finder in list(sys.meta_path):
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: importlib.machinery.ModuleSpec | None = find and find(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _After(spec.loader, self._imported)
+                return spec
+        return None
+
+    def close(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def _imported(self) -> None:
+        if self in sys.meta_path:
+            self.close()
+            self._callback()
+
+
+def when_imported(name: str, callback: Callable[[], None]) -> Callable[[], None]:
+    """Call back as soon as the module has been imported; at once if it is already there. Returns
+    what gives up waiting.
+
+    So the program decides when torch is imported: what it sets in the environment before
+    (``CUDA_VISIBLE_DEVICES``, ``OMP_NUM_THREADS``) still counts.
+    """
+    if name in sys.modules:
+        callback()
+        return lambda: None
+    finder = _Finder(name, callback)
+    sys.meta_path.insert(0, finder)
+    return finder.close

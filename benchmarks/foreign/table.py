@@ -92,9 +92,9 @@ def row_of(name: str, found: Results) -> Row:
             row.note = f"losses {real['losses'][:4]}, on the CPU {cpu['losses'][:4]}"
         if shapes["status"] == "ran":
             same = all(real[key] == shapes[key] for key in ("allocated", "reserved"))
-            row.peaks = "equal" if same else "differ"
+            row.peaks = "equal" if same else _not_equal(real, shapes)
             if not same:
-                decided = [text for text in shapes.get("assumed", ()) if "taken" in text]
+                decided = [text for text in shapes.get("assumed", ()) if _BOUND.search(text)]
                 row.note = (
                     f"peaks {real['allocated']}/{real['reserved']} with values, "
                     f"{shapes['allocated']}/{shapes['reserved']} in shapes"
@@ -107,6 +107,19 @@ def row_of(name: str, found: Results) -> Row:
                 text = f"{text} ({result['cause']})"
             row.note = f"{row.note + '; ' if row.note else ''}{mode}: {text}"[:400]
     return row
+
+
+_BOUND = re.compile("which is the most that can be|what is done only then is done")
+"""In what an estimate assumes, where a size is the largest possible: `gpuprobe.virtual.reads`."""
+
+
+def _not_equal(real: dict[str, Any], shapes: dict[str, Any]) -> str:
+    """Why peaks are not the same. Where sizes depend on values, and are the largest possible in
+    shapes, the work is not the same, and no peak may be less than with values.
+    """
+    bound = any(_BOUND.search(text) for text in shapes.get("assumed", ()))
+    more = all(shapes[key] >= real[key] for key in ("allocated", "reserved"))
+    return "a bound" if bound and more else "differ"
 
 
 def summary(found: Results, names: list[str]) -> Summary:

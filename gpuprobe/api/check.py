@@ -218,7 +218,7 @@ class _Watched:
         self.spawned = 0
 
     def run(self) -> None:
-        from gpuprobe.sampler.program import when_imported
+        from gpuprobe.patching import when_imported
 
         watches: list[Any] = []
         patches = ExitStack()

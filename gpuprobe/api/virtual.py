@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -119,10 +118,13 @@ def estimate(
 
     unused = "build the model inside the function, on the device: Model().cuda()"
 
-    def attempt(how: str, why: str, *, bounded: bool = False) -> Estimate:
+    def attempt(how: str, why: str, *, bounded: bool = False) -> tuple[Estimate, str]:
         return _estimate(run, gpu, how, why, conf, ranks, assume, unused, bounded)
 
-    return estimate_with(compute, attempt, functools.partial(attempt, "real", bounded=True))
+    def again(why: str) -> Estimate:
+        return attempt("real", why, bounded=True)[0]
+
+    return estimate_with(compute, attempt, again)
 
 
 def estimate_program(
@@ -188,7 +190,7 @@ def estimate_program(
     )
     start = Start(program)
 
-    def attempt(how: str, why: str) -> Estimate:
+    def attempt(how: str, why: str) -> tuple[Estimate, str]:
         return _estimate(
             run, gpu, how, within or why, conf, ranks, assume, unused, bounded=bool(within)
         )
@@ -204,12 +206,13 @@ def estimate_program(
 
 def _failed(session: VirtualSession, text: str) -> ProgramFailed:
     """The error for a program that ended with one of its own, which NaN may have led it to."""
-    given = session.machine.given_nan
+    machine = session.machine
+    given = machine.given_nan or machine.bounded
     if not given:
         return ProgramFailed(text)
+    what = "NaN for a value" if machine.given_nan else "the largest size for one"
     return ValueNeeded(
-        f"{text}; it was given NaN for a value that was not computed ({given}), and perhaps "
-        "needs the value",
+        f"{text}; it was given {what} that was not computed ({given}), and perhaps needs the value",
         hint="compute the values: --compute real, compute='real'",
         place=given,
     )
@@ -225,9 +228,10 @@ def _estimate(
     assume: Sequence[str],
     unused: str,
     bounded: bool,
-) -> Estimate:
-    """``why`` it computes what it does. ``unused``: what to do where nothing was allocated on the
-    device. ``bounded``: raise `TooLarge` beyond what a run may compute that nobody asked for.
+) -> tuple[Estimate, str]:
+    """An estimate, and `Machine.bounded`. ``why`` it computes what it does. ``unused``: what to do
+    where nothing was allocated on the device. ``bounded``: raise `TooLarge` beyond what a run may
+    compute that nobody asked for.
     """
     from gpuprobe.allocator.recorder import TraceRecorder
     from gpuprobe.api.recordings import load, scratch_recording, summary
@@ -266,7 +270,8 @@ def _estimate(
     fullest = max(machine.devices, key=lambda device: device.sim.peak_reserved)
     if not fullest.sim.peak_allocated:
         raise UsageError("nothing was allocated on the GPU", hint=unused)
-    return estimate_of(machine, fullest, taps[fullest.index].trace(), report, steps, why)
+    trace = taps[fullest.index].trace()
+    return estimate_of(machine, fullest, trace, report, steps, why), machine.bounded
 
 
 def fit_program(

@@ -234,7 +234,7 @@ def run(
                 on_step=on_step,
             )
             return result._replace(assumed=tuple(session.machine.assumed))
-    from gpuprobe.sampler.program import when_imported
+    from gpuprobe.patching import when_imported
 
     started = False
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,23 +28,27 @@ TRIAL: Final = "from gpuprobe.api.virtual import trial; trial()"
 
 def estimate_with(
     compute: str,
-    attempt: Callable[[str, str], Estimate],
+    attempt: Callable[[str, str], tuple[Estimate, str]],
     again: Callable[[str], Estimate],
 ) -> Estimate:
     """The estimate of a run. ``attempt`` makes one with ``"shapes"`` or ``"real"`` values, and is
-    told why; ``again`` makes one with all values, of the run as it was before the first attempt,
-    and raises `TooLarge` where it is too large for that.
+    told why; with it comes the line of the first size that depends on values, and was the largest
+    possible (`gpuprobe.virtual.reads.bounds`), ``""`` where there was none. ``again`` makes one
+    with all values, of the run as it was before the first attempt, and raises `TooLarge` where it
+    is too large for that.
 
     Raises UsageError for an unknown ``compute``, and what they raise.
     """
     if compute not in COMPUTE:
         raise UsageError(f"unknown compute {compute!r}", hint=f"one of: {', '.join(COMPUTE)}")
     if compute != "auto":
-        return attempt(compute, ASKED)
+        return attempt(compute, ASKED)[0]
     try:
-        return attempt("shapes", _ENOUGH)
+        found, bounded = attempt("shapes", _ENOUGH)
     except ValueNeeded as error:
         needed = error
+    else:
+        return _exact(found, bounded, again) if bounded else found
     place = needed.place or "the program"
     try:
         return again(f"{place} needs a value, and the run is small enough to compute all")
@@ -54,6 +59,15 @@ def estimate_with(
         hint=needed.hint,
         place=needed.place,
     ) from needed.__cause__
+
+
+def _exact(bound: Estimate, place: str, again: Callable[[str], Estimate]) -> Estimate:
+    """The estimate with all values, and the ``bound`` on it where that run is too large."""
+    try:
+        return again(f"{place} has a size that depends on values, and the run is small enough")
+    except TooLarge as large:
+        why = f"sizes as at {place} are the largest possible; with all values {large}"
+    return replace(bound, compute_why=why)
 
 
 class Start:

@@ -16,10 +16,10 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import GpuprobeError, ProgramFailed, UsageError
@@ -195,67 +195,3 @@ def _without_ours(tb: TracebackType | None) -> TracebackType | None:
     while tb is not None and _ours(tb.tb_frame.f_code.co_filename):
         tb = tb.tb_next
     return tb
-
-
-class _After(importlib.abc.Loader):
-    """A loader that does what another does, and then calls back."""
-
-    def __init__(self, loader: Any, callback: Callable[[], None]) -> None:
-        self._loader = loader
-        self._callback = callback
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # whoever only asks where a module is may want more
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        # The module must not see that another loader stood in for its own.
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._callback()
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Stays until the module is there: many a program asks for a spec long before it imports, or
-    tries again after an import that failed.
-    """
-
-    def __init__(self, name: str, callback: Callable[[], None]) -> None:
-        self._name = name
-        self._callback = callback
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
-            return None
-        for finder in list(sys.meta_path):
-            find = None if finder is self else getattr(finder, "find_spec", None)
-            spec: importlib.machinery.ModuleSpec | None = find and find(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _After(spec.loader, self._imported)
-                return spec
-        return None
-
-    def _imported(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-            self._callback()
-
-
-def when_imported(name: str, callback: Callable[[], None]) -> None:
-    """Call back as soon as the module has been imported; at once if it is already there.
-
-    So the program decides when torch is imported: what it sets in the environment before
-    (``CUDA_VISIBLE_DEVICES``, ``OMP_NUM_THREADS``) still counts.
-    """
-    if name in sys.modules:
-        callback()
-    else:
-        sys.meta_path.insert(0, _Finder(name, callback))

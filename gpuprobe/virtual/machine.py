@@ -145,6 +145,7 @@ class Machine:
         self._pid = os.getpid()
         self.unknown_as_nan = False
         self.given_nan = ""  # where the program was first given NaN for a value
+        self.bounded = ""  # where a size was first taken to be the largest possible
         self.assumptions = Assumptions()  # what the user said of unknown values
         self.verdicts: dict[Any, Any] = {}  # of branches on unknown conditions: see `unknown`
         self.zeros: dict[int, Any] = {}  # memory in place of storages: see `saving`

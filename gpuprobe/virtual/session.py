@@ -19,6 +19,7 @@ from gpuprobe.virtual.dispatch.mode import DispatchMode
 from gpuprobe.virtual.kernels import attention, fourier, host, jiterator
 from gpuprobe.virtual.lowering import functions, recurrent, rows
 from gpuprobe.virtual.machine import Machine
+from gpuprobe.virtual.reads import assignment
 from gpuprobe.virtual.torch_patches import autocast, collectives, parameters, tensors
 from gpuprobe.virtual.torch_patches.intercept import Intercept
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, exclude, include, pass_by
@@ -69,6 +70,7 @@ class VirtualSession:
             triton_kernels.install(self.machine, self._patches)
             boundary.install(self.machine, self._patches)
             saving.install(self.machine, self._patches)
+            assignment.install(self.machine, self._patches)
             _threads(self, self._patches)
             self.enter_thread()
         except BaseException:

@@ -60,7 +60,7 @@ class Reader:
         if given is not None:
             return bool(given)
         verdict = _verdict(machine, caller())
-        if verdict is not None:
+        if verdict is not None and not verdict.bound:
             return _as_decided(machine, verdict)
         word = "true" if default else "false"
         machine.assume(f"{where()}: comparisons with an unknown number are {word}, as with NaN")
@@ -141,9 +141,13 @@ def _truth(machine: Machine, what: str) -> bool:
         machine.assume("torch.autograd's anomaly detection finds no NaN")
         return False
     verdict = _verdict(machine, caller())
-    if verdict is None or not (machine.unknown_as_nan or installed(verdict.file)):
+    if verdict is None or not (
+        machine.unknown_as_nan or (installed(verdict.file) and not verdict.bound)
+    ):
         # Where no result tells of it, only checks of libraries pass, and no test's assertions.
         raise refuse(what, assumable=True)
+    if verdict.bound:
+        machine.bounded = machine.bounded or place_of(verdict.file, verdict.line)
     return _as_decided(machine, verdict)
 
 

@@ -34,6 +34,7 @@ NEED_VALUES: Final = frozenset(
         "index_put",
         "index_put_",
         "_index_put_impl_",
+        "torchvision::nms",
     }
 )
 """Operators whose result, or the size of it, depends on values."""

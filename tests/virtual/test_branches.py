@@ -22,13 +22,14 @@ class Undecided(Exception):
 class Unknown:
     """A condition that is decided where it is tested."""
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: bool = False) -> None:
         self.verdicts: list[branches.Verdict] = []
+        self._bounds = bounds
 
     def __bool__(self) -> bool:
         code = sys._getframe().f_code
         verdict = branches.decide(sys._getframe(), lambda frame: frame.f_code is code)
-        if verdict is None:
+        if verdict is None or (verdict.bound and not self._bounds):
             raise Undecided
         self.verdicts.append(verdict)
         return verdict.value
@@ -271,6 +272,48 @@ def isfinite(x: Any) -> Any:
     return x
 
 
+def warns_or_raises(x: Any, strict: bool = True) -> str:
+    if x.any():
+        text = "text"
+        if strict:
+            raise Error(text)
+        warnings.warn(text, stacklevel=1)
+    return "works"
+
+
+def raises_by_a_flag(x: Any) -> str:
+    bad = None
+    if x.any():
+        bad = "bad"
+    if bad is not None:
+        bad = f"it is {bad}"
+        raise Error(bad)
+    return "works"
+
+
+def warns_by_a_message(x: Any, strict: bool = False) -> str:
+    """As ``check_min_max_scaling`` of botorch has it."""
+    msg = None
+    if x.any() or x.any():
+        msg = "contained"
+    if msg is not None:
+        msg = f"not {msg}"
+        if strict:
+            raise Error(msg)
+        warnings.warn(msg, stacklevel=1)
+    return "works"
+
+
+def raises_without_the_flag(x: Any) -> str:
+    found = False
+    for _ in range(2):
+        if x.any():
+            found = True
+    if not found:
+        raise Error
+    return "works"
+
+
 def is_finite(x: Any) -> str:
     if isnan(x).any() or isnan(x):
         found = "does not"
@@ -327,6 +370,10 @@ DECIDED: list[Callable[[Any], str]] = [
     only_printed_by_name,
     not_used,
     reraised,
+    warns_or_raises,
+    raises_by_a_flag,
+    warns_by_a_message,
+    raises_without_the_flag,
     is_finite,
     is_finite_by_name,
     is_finite_inverted,
@@ -439,6 +486,27 @@ def handed_on(x: Any) -> Any:
     return _step(bool(x.any()))  # type: ignore[arg-type]
 
 
+def sets_a_flag_that_works(x: Any) -> int:
+    found = False
+    if x.any():
+        found = True
+    if found:
+        return 1
+    return 2
+
+
+def sets_a_flag_that_is_caught(x: Any) -> int:
+    found = False
+    if x.any():
+        found = True
+    try:
+        if found:
+            raise Error
+    except Error:
+        return 1
+    return 2
+
+
 def filters(x: Any) -> list[int]:
     return [1 for _ in range(2) if x.any()]
 
@@ -458,6 +526,8 @@ UNDECIDED: list[Callable[[Any], Any]] = [
     raises_on_both,
     used_for_both,
     handed_on,
+    sets_a_flag_that_works,
+    sets_a_flag_that_is_caught,
     filters,
 ]
 
@@ -466,6 +536,46 @@ UNDECIDED: list[Callable[[Any], Any]] = [
 def test_where_both_sides_work_nothing_is_made_up(program: Callable[[Any], Any]) -> None:
     with pytest.raises(Undecided):
         program(Unknown())
+
+
+def does_more(x: Any) -> str:
+    return "more" if _does_more(x) else "less"
+
+
+def _does_more(x: Any) -> bool:
+    found = [0]
+    if x.any():
+        found[0] = 1
+    return bool(found[0])
+
+
+def does_more_where_false(x: Any) -> str:
+    found = "less"
+    if len(found) == 4 and not x.all():
+        found = "more"
+    return found
+
+
+MORE: list[Callable[[Any], Any]] = [does_more, does_more_where_false]
+
+
+@pytest.mark.parametrize("program", MORE, ids=lambda program: program.__name__)
+def test_a_bound_is_what_does_more(program: Callable[[Any], Any]) -> None:
+    unknown = Unknown(bounds=True)
+    assert program(unknown) == "more"
+    assert [verdict.bound for verdict in unknown.verdicts] == [True]
+    with pytest.raises(Undecided):
+        program(Unknown())
+
+
+@pytest.mark.parametrize(
+    "program",
+    [works_on_both, works_in_one_line, caught, suppressed, loops, a_size, filters, raises_on_both],
+    ids=lambda program: program.__name__,
+)
+def test_where_neither_side_does_more_nothing_is_made_up(program: Callable[[Any], Any]) -> None:
+    with pytest.raises(Undecided):
+        program(Unknown(bounds=True))
 
 
 @pytest.mark.parametrize("program", DECIDED, ids=lambda program: program.__name__)

@@ -89,8 +89,16 @@ def brain(device: str) -> Any:
         opt_class=lambda params: torch.optim.SGD(params, 0.1),
         run_opts={"device": device},
     )
-    rows = [(torch.randn(2, 6, 4), torch.randint(0, 3, (2, 6))) for _ in range(3)]
-    trainer.fit(range(1), train_set=rows, valid_set=rows[:1], progressbar=False)
+    rows = [(torch.randn(6, 4), torch.randint(0, 3, (6,))) for _ in range(6)]
+    two = {"batch_size": 2}
+    trainer.fit(
+        range(1),
+        train_set=rows,
+        valid_set=rows[:2],
+        progressbar=False,
+        train_loader_kwargs=two,
+        valid_loader_kwargs=two,
+    )
     return found
 
 
@@ -109,7 +117,7 @@ def ecapa(device: str) -> Any:
     model = ECAPA_TDNN(
         16, channels=[16] * 5, attention_channels=8, lin_neurons=8, res2net_scale=2, device=device
     ).to(device)
-    head = Classifier(8, out_neurons=3, device=device).to(device)
+    head = Classifier(8, out_neurons=3).to(device)  # its own `device` fails on CUDA too
     loss_of = LogSoftmaxWrapper(AdditiveAngularMargin(margin=0.2, scale=30))
     waves = torch.randn(2, 4000).to(device)
     lengths = torch.ones(2).to(device)

@@ -8,8 +8,6 @@ compiler finds it, in the kernel's TTIR (``torch/_higher_order_ops/triton_kernel
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.util
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +15,7 @@ from typing import Any
 import torch
 
 from gpuprobe.errors import GpuprobeError
-from gpuprobe.patching import Patches
+from gpuprobe.patching import Patches, when_imported
 from gpuprobe.virtual.lowering.functions import uncharged
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.unknown import not_modelled
@@ -29,41 +27,7 @@ _AUTOTUNER = "triton.runtime.autotuner"
 def install(machine: Machine, patches: Patches) -> None:
     """Replace what launches kernels, now or when the program imports Triton."""
     for name, replace in ((_JIT, _kernels), (_AUTOTUNER, _autotuned)):
-        if name in sys.modules:
-            replace(machine, patches)
-        else:
-            finder = _WhenImported(name, functools.partial(replace, machine, patches))
-            sys.meta_path.insert(0, finder)
-            patches.add(finder.close)
-
-
-class _WhenImported(importlib.abc.MetaPathFinder):
-    """Calls back once a module has been imported."""
-
-    def __init__(self, name: str, done: Callable[[], None]) -> None:
-        self._name = name
-        self._done = done
-
-    def close(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != self._name:
-            return None
-        self.close()
-        found = importlib.util.find_spec(name)
-        if found is None or found.loader is None:
-            return found
-        loader: Any = found.loader
-        run = loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            run(module)
-            self._done()
-
-        loader.exec_module = exec_module
-        return found
+        patches.add(when_imported(name, functools.partial(replace, machine, patches)))
 
 
 def _kernels(machine: Machine, patches: Patches) -> None:

@@ -17,7 +17,7 @@ from gpuprobe.virtual.dispatch.shape_cache import ShapeCache
 from gpuprobe.virtual.generators import drawn_by
 from gpuprobe.virtual.kernels import host
 from gpuprobe.virtual.machine import Machine, is_meta
-from gpuprobe.virtual.reads import known
+from gpuprobe.virtual.reads import bounds, known
 
 _Tensor = torch.Tensor
 _NOTHING: Final = object()
@@ -180,6 +180,11 @@ class OnShapes:
         counted = self._counted(facts, func, args, kwargs)
         if counted is not None:
             return counted, _NOTHING
+        if machine.unknown_as_nan and machine.capture is None:
+            with self._mode.below():
+                largest = bounds.largest(machine, func, args, kwargs)
+            if largest is not None:
+                return largest, _NOTHING
         found = unknown.answer(machine, func, args)
         return None, _NOTHING if found is unknown.NO_ANSWER else found
 
@@ -203,14 +208,20 @@ class OnShapes:
         if not known.all_known(machine, masks):
             if name in ("index_put_", "_index_put_impl_"):  # whatever is written, it is this
                 return lambda: args[0]
-            return None
+            if not machine.unknown_as_nan or machine.capture is not None:
+                return None
+            if name == "index_put":
+                return lambda: values.shape_of(args[0])
+            bounds.note(machine, "a mask selects every element")
         indices: list[Any] = []
         with self._mode.below():
             for item in args[1]:
-                if isinstance(item, _Tensor) and item.dtype in _MASKS:
+                if not (isinstance(item, _Tensor) and item.dtype in _MASKS):
+                    indices.append(item)
+                elif known.is_known(machine, item):
                     indices.extend(known.positions(known.values_of(machine, item)))
                 else:
-                    indices.append(item)
+                    indices.extend(bounds.all_positions(item))
             given = tuple([values.without_values(item) for item in (args[0], indices, *args[2:])])
         return functools.partial(self._mode.run, func, given, kwargs)
 

@@ -93,6 +93,27 @@ def raises(statements: Sequence[ast.stmt]) -> bool:
     return False
 
 
+def goes_elsewhere(statement: ast.stmt) -> bool:
+    """Whether a statement may leave its block, by an exception or otherwise, or yield."""
+    away = (*_LEAVE, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await)
+    return any(isinstance(node, away) for node in _inside(statement))
+
+
+def caught(branch: ast.AST, source: Source) -> bool:
+    """Whether a handler in the same function may catch an exception of the branch, and go on."""
+    child = branch
+    while not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
+        parent = source.parents[child]
+        if isinstance(parent, ast.With) and suppresses(parent):
+            return True
+        if isinstance(parent, ast.Try) and child in parent.body:
+            for handler in parent.handlers:
+                if kind_of(handler.body, handler, source) is not Block.RAISES:
+                    return True
+        child = parent
+    return False
+
+
 def suppresses(statement: ast.With | ast.AsyncWith) -> bool:
     """Whether a ``with`` may keep an exception from going further."""
     return any(re.search(r"suppress|raises", ast.unparse(item)) for item in statement.items)
@@ -145,6 +166,8 @@ def _is_report(statement: ast.stmt, branch: ast.AST, source: Source) -> bool:
     if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         return all(_of_the_message(target, branch, source) for target in targets)
+    if isinstance(statement, ast.If) and raises(statement.body):
+        return _only_reports(statement.orelse, branch, source)
     if isinstance(statement, (ast.If, ast.For)):
         return _only_reports(statement.body + statement.orelse, branch, source)
     if isinstance(statement, ast.With):
@@ -166,8 +189,10 @@ def _of_the_message(target: ast.expr, branch: ast.AST, source: Source) -> bool:
     inside = {node for statement in statements for node in ast.walk(statement)}
     if not any(_reads(node, target.id) for node in inside):
         return False  # kept for its own sake: memory that lives on
+    if isinstance(branch, ast.If):
+        inside.update(ast.walk(branch.test))
     return not any(
-        isinstance(node, ast.Name) and node.id == target.id and node not in inside
+        _reads(node, target.id) and node not in inside
         for node in ast.walk(source.function_of(branch))
     )
 

@@ -11,8 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
-from gpuprobe.virtual.reads.blocks import Block, kind_of, leaves, raises, reports, suppresses
+from gpuprobe.virtual.reads.blocks import (
+    Block,
+    caught,
+    goes_elsewhere,
+    kind_of,
+    leaves,
+    raises,
+    reports,
+)
 from gpuprobe.virtual.reads.finite import finite
+from gpuprobe.virtual.reads.flags import flagged
 from gpuprobe.virtual.reads.source import (
     WITHIN,
     Reading,
@@ -46,13 +55,15 @@ _DEMANDS: Final = frozenset({"_assert", "_check", "check", "assertTrue", "assert
 
 class Verdict(NamedTuple):
     """``value`` is what the value that was read is to be; ``file`` and ``line`` are where that
-    decides, ``why`` is what is taken for granted by it.
+    decides, ``why`` is what is taken for granted by it. ``bound``: both sides work, and this one
+    does more.
     """
 
     value: bool
     file: str
     line: int
     why: str
+    bound: bool = False
 
 
 class _Found(NamedTuple):
@@ -61,6 +72,7 @@ class _Found(NamedTuple):
     value: bool
     why: str
     node: ast.expr
+    bound: bool = False
 
 
 class _Returned(NamedTuple):
@@ -72,7 +84,8 @@ class _Returned(NamedTuple):
 def decide(frame: FrameType | None, ours: Callable[[FrameType], bool]) -> Verdict | None:
     """What the truth that ``frame`` reads at its current instruction is to be; None where both
     sides of what depends on it do work, or where that cannot be told. Frames that are ``ours``
-    are passed by on the way out.
+    are passed by on the way out. An ``if`` without ``else`` whose statements work is a verdict
+    that is a ``bound``: with them the program does all that it does without, and more.
     """
     negated = False
     call: str | None = None
@@ -93,7 +106,7 @@ def decide(frame: FrameType | None, ours: Callable[[FrameType], bool]) -> Verdic
         if isinstance(answer, _Found):
             value = answer.value != negated
             line, why = answer.node.lineno, f"{answer.why} (`{_shown(answer.node)}`)"
-            return Verdict(value, frame.f_code.co_filename, line, why)
+            return Verdict(value, frame.f_code.co_filename, line, why, answer.bound)
         if answer is None:
             return None
         negated = negated != answer.negated
@@ -119,7 +132,7 @@ def _follow(node: ast.expr, source: Source) -> _Found | _Returned | None:
     """Climb from an expression to what its value decides."""
     known = finite(node, source)
     found = _climb(node, source)
-    if found is None and known is not None:
+    if known is not None and (found is None or (isinstance(found, _Found) and found.bound)):
         return _Found(known, "numbers are finite", node)
     return found
 
@@ -238,7 +251,9 @@ def _decided(
         return _Found(not negated, "the assertion holds", branch.test)
     value = _side(branch, source)
     if value is None:
-        return None
+        if branch.orelse or any(map(goes_elsewhere, branch.body)):
+            return None
+        return _Found(not negated, "what is done only then is done", branch.test, bound=True)
     side, kind = value
     why = "the check passes" if kind is Block.RAISES else "there is nothing to warn of"
     return _Found(side != negated, why, branch.test)
@@ -248,10 +263,13 @@ def _side(branch: ast.If, source: Source) -> tuple[bool, Block] | None:
     """What the test of a branch should come to, and what the other side does."""
     body = kind_of(branch.body, branch, source)
     other = kind_of(branch.orelse, branch, source) if branch.orelse else Block.WORKS
+    found = flagged(branch, source) if body is Block.WORKS else None
+    if found is not None:
+        body, other = found
     ends = body is Block.RAISES or leaves(branch.body)
     if not branch.orelse and ends and raises(_following(branch, source)):
         other = Block.RAISES
-    if _caught(branch, source):
+    if caught(branch, source):
         body, other = (Block.WORKS if kind is Block.RAISES else kind for kind in (body, other))
     for kind in (Block.RAISES, Block.WARNS):
         if (body is kind) != (other is kind):
@@ -267,18 +285,3 @@ def _following(branch: ast.If, source: Source) -> list[ast.stmt]:
         if isinstance(block, list) and branch in block:
             return block[block.index(branch) + 1 :]
     return []
-
-
-def _caught(branch: ast.AST, source: Source) -> bool:
-    """Whether a handler in the same function may catch an exception of the branch, and go on."""
-    child = branch
-    while not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
-        parent = source.parents[child]
-        if isinstance(parent, ast.With) and suppresses(parent):
-            return True
-        if isinstance(parent, ast.Try) and child in parent.body:
-            for handler in parent.handlers:
-                if kind_of(handler.body, handler, source) is not Block.RAISES:
-                    return True
-        child = parent
-    return False

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprobe.sampler.program import when_imported
+from gpuprobe.patching import when_imported
 
 NAME = "imported_by_the_program"
 
