@@ -29,11 +29,20 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.gate_cases.edits import Case, make
+from benchmarks.gate_cases.fresh import FRESH, FRESH_HARMLESS
 from benchmarks.gate_cases.harmless import HARMLESS
 from benchmarks.gate_cases.planted import PLANTED
 from benchmarks.gate_cases.public import PUBLIC
 
 GPU = "a100-40gb"
+_ALONG = {**HARMLESS, **FRESH_HARMLESS}
+GROUPS = {
+    "planted": PLANTED,
+    "public": PUBLIC,
+    "harmless": HARMLESS,
+    "fresh": FRESH,
+    "fresh harmless": FRESH_HARMLESS,
+}
 
 
 class Outcome(NamedTuple):
@@ -97,7 +106,8 @@ def outcome(name: str, case: Case, folder: Path, git: bool = False) -> Outcome:
     baseline.write_bytes(_BEFORE[case.program, script])
     if git:
         commit(project)
-    edits = tuple(edit for other in case.along for edit in HARMLESS[other].edits) + case.edits
+    along = tuple(edit for other in case.along for edit in _ALONG[other].edits)
+    edits = along + case.edits
     edited = make(folder / "edited", case.program, edits)
     for file in edited.iterdir():
         (project / file.name).write_bytes(file.read_bytes())
@@ -141,8 +151,7 @@ def main() -> int:
 
     torch.set_num_threads(1)
     found: dict[str, dict[str, Outcome]] = {}
-    groups = {"planted": PLANTED, "public": PUBLIC, "harmless": HARMLESS}
-    for group, cases in groups.items():
+    for group, cases in GROUPS.items():
         found[group] = {}
         print(f"\n{group}")
         for name, case in cases.items():
@@ -155,7 +164,8 @@ def main() -> int:
             print(f"  {name:40} {told:16} {result.cause[:150]}", flush=True)
     print()
     bars = []
-    both = [*found["planted"].values(), *found["public"].values()]
+    larger = ("planted", "public", "fresh")
+    both = [outcome for group in larger for outcome in found[group].values()]
     for title, part, least in (
         ("caught", sum(o.caught for o in both), 1.0),
         ("the changed line first", sum(o.rank == 1 for o in both), 0.85),
@@ -163,10 +173,12 @@ def main() -> int:
     ):
         print(f"{title:28} {share(part, len(both))}")
         bars.append(part >= least * len(both))
-    for group in ("planted", "public"):
+    for group in larger:
         one = found[group].values()
         print(f"  {group}: first {share(sum(o.rank == 1 for o in one), len(one))}")
-    passed = [not o.caught for o in found["harmless"].values()]
+    passed = [
+        not o.caught for group in GROUPS if group not in larger for o in found[group].values()
+    ]
     print(f"{'harmless changes that pass':28} {share(sum(passed), len(passed))}")
     bars.append(all(passed))
     if options.json:
