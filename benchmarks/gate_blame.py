@@ -115,7 +115,7 @@ def outcome(name: str, case: Case, folder: Path, git: bool = False) -> Outcome:
     here = Path.cwd()
     os.chdir(project)
     try:
-        result = compare(read_baseline("memory.json"), after)
+        result = compare(read_baseline("memory.json"), after, path="memory.json")
     finally:
         os.chdir(here)
     named = named_lines(result)

@@ -34,6 +34,7 @@ from gpuprobe.gate.files import (
     replaced_baseline,
     write_baseline,
 )
+from gpuprobe.gate.history import history
 from gpuprobe.gate.plan import CheckPlan, baseline_path, is_recorded, plan, tolerances
 from gpuprobe.gate.project import ProjectSettings, read_project
 from gpuprobe.gate.sources import read_sources
@@ -83,11 +84,11 @@ def check(
     """
     from gpuprobe.api.recordings import load
 
+    path = None if isinstance(baseline, Baseline) else baseline
     before = baseline if isinstance(baseline, Baseline) else read_baseline(baseline)
     found = recording if not isinstance(recording, (str, os.PathLike)) else load(recording)
-    return check_baseline(
-        before, baseline_of(found, device=device, sources=_sources_of(found, "")), tolerance
-    )
+    after = baseline_of(found, device=device, sources=_sources_of(found, ""))
+    return compare(before, after, tolerance, path=path)
 
 
 def recorded(path: str | os.PathLike[str], *, device: str = "", root: str = "") -> Baseline:
@@ -298,18 +299,25 @@ def compare_as_planned(
     after: Baseline,
     plan: CheckPlan,
     again: Callable[[CheckPlan], Baseline] | None = None,
+    path: str | os.PathLike[str] | None = None,
 ) -> CheckResult:
-    """`compare` with the tolerances of a plan; its settings are in the result.
+    """`compare` with the tolerances of a plan; its settings are in the result. ``path``: the file
+    that the baseline was read from.
 
     Where memory grew, the program is measured ``again`` (`measure_apart`), as often as the plan
     says: what not all runs need is no regression, and the result says that they differ.
     """
-    result = check_baseline(
+    result = _compare(
         before,
         after,
-        {name: tolerance for name, (tolerance, _) in plan.tolerances.items()},
-        {name: source for name, (_, source) in plan.tolerances.items()},
-        accept_environment=plan.accept_environment,
+        partial(
+            check_baseline,
+            tolerances={name: tolerance for name, (tolerance, _) in plan.tolerances.items()},
+            sources={name: source for name, (_, source) in plan.tolerances.items()},
+            accept_environment=plan.accept_environment,
+        ),
+        path,
+        plan.root,
     )
     times = plan.repeat if plan.repeat is not None else 1 + bool(result.regressions)
     if again is not None and plan.command:
@@ -354,7 +362,45 @@ def measure_apart(plan: CheckPlan) -> Baseline:
 
 
 def compare(
-    before: Baseline, after: Baseline, tolerance: Mapping[str, Tolerance] | None = None
+    before: Baseline,
+    after: Baseline,
+    tolerance: Mapping[str, Tolerance] | None = None,
+    *,
+    path: str | os.PathLike[str] | None = None,
+    root: str = "",
 ) -> CheckResult:
-    """Compare two measurements. The call's tolerances go before the baseline's own."""
-    return check_baseline(before, after, tolerance)
+    """Compare two measurements. The call's tolerances go before the baseline's own.
+
+    ``path`` is the file that ``before`` was read from. Where it was committed in a repository, what
+    changed since that commit is compared as text; ``root`` is the project's folder, default the
+    working directory.
+    """
+    return _compare(before, after, partial(check_baseline, tolerances=tolerance), path, root)
+
+
+def _compare(
+    before: Baseline,
+    after: Baseline,
+    check: Callable[[Baseline, Baseline], CheckResult],
+    path: str | os.PathLike[str] | None,
+    root: str,
+) -> CheckResult:
+    result = check(before, after)
+    if path is None or not result.regressions:
+        return result
+    found = history(before, path, root, after.sources)
+    if found is None:
+        return result
+    result = check(found.baseline, after)
+    if not found.settings:
+        return result
+    shown = ", ".join(found.settings[:_MOST_SETTINGS])
+    more = len(found.settings) - _MOST_SETTINGS
+    text = (
+        f"not Python, and changed since the baseline was committed: {shown}"
+        f"{f' and {more} more' if more > 0 else ''}"
+    )
+    return replace(result, cautions=(*result.cautions, text))
+
+
+_MOST_SETTINGS = 5

@@ -291,7 +291,13 @@ class Meter:
             )
             return
         assert self._limits.regression is not None
-        result = compare(read_baseline(path), self._baseline, self._limits.regression)
+        result = compare(
+            read_baseline(path),
+            self._baseline,
+            self._limits.regression,
+            path=path,
+            root=str(config.rootpath),
+        )
         for text in result.mismatches:
             yield f"the baseline is of another environment: {text}"
         for metric in result.regressions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Final, NamedTuple
 
@@ -27,13 +27,15 @@ _ALIKE: Final = 0.5
 @dataclass(frozen=True, slots=True)
 class Change:
     """A changed line: ``line`` is what a diff shows as changed, in ``statement`` (its number in the
-    file). ``removed``: the lines before that are gone, ``(first, last)``; None where none are."""
+    file). ``removed``: the lines before that are gone, ``(first, last)``; None where none are.
+    ``was``: their text where there is one line of them, and it is known."""
 
     file: str
     line: int
     statement: int
     kind: str
     removed: tuple[int, int] | None = None
+    was: str = ""
 
 
 def changes(before: Mapping[str, Source], after: Mapping[str, Source]) -> tuple[Change, ...]:
@@ -54,11 +56,13 @@ def changes(before: Mapping[str, Source], after: Mapping[str, Source]) -> tuple[
         gone.update(item.exact for item in before[name].statements)
     found: list[Change] = []
     for name, blocks in aligned.items():
+        old = before.get(pairs.get(name, ""))
         for block in blocks:
             if block.equal:
                 found += _reindented(name, block)
             else:
-                found += _of_block(name, after[name], block, gone, come)
+                changed = _of_block(name, after[name], block, gone, come)
+                found += (replace(change, was=_text_of(old, change)) for change in changed)
     # What lost the block that it was in stands for the header that is gone.
     indented = {(change.file, change.statement) for change in found if change.kind == INDENTED}
     kept = [
@@ -68,6 +72,14 @@ def changes(before: Mapping[str, Source], after: Mapping[str, Source]) -> tuple[
         or not indented & {(change.file, change.statement + next_) for next_ in (0, 1)}
     ]
     return tuple(sorted(kept, key=lambda change: (change.file, change.line, change.kind)))
+
+
+def _text_of(old: Source | None, change: Change) -> str:
+    """The line that a change took away; "" where it took none or several, or nobody has it."""
+    if old is None or change.removed is None or change.removed[0] != change.removed[1]:
+        return ""
+    number = change.removed[0]
+    return old.lines[number - 1].strip() if number <= len(old.lines) else ""
 
 
 def _paired(before: Mapping[str, Source], after: Mapping[str, Source]) -> dict[str, str]:

@@ -87,8 +87,18 @@ def _place(suspect: Suspect, blame: Blame) -> str:
 
 
 def _how(suspect: Suspect) -> str:
+    was = suspect.change.was
+    shown = was if len(was) <= _LONGEST else f"{was[: _LONGEST - 1]}…"
     if suspect.change.kind == GAP:
-        return "something next to this line was removed"
+        return (
+            f"{shown!r} was removed next to this line"
+            if shown
+            else ("something next to this line was removed")
+        )
     if suspect.change.kind == INDENTED:
         return "this line is in another block now"
-    return "this line was changed"
+    return f"this line was changed, from {shown!r}" if shown else "this line was changed"
+
+
+_LONGEST = 100
+"""Of a line that is quoted, in characters."""

@@ -130,7 +130,8 @@ def run(args: argparse.Namespace) -> int:
 
     accepted = tolerances(args.tolerance)
     project = read_project()
-    before = read_baseline(baseline_path(args.baseline, project))
+    path = baseline_path(args.baseline, project)
+    before = read_baseline(path)
     plan = planned(
         args,
         before=before,
@@ -140,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
         repeat=args.repeat,
     )
     ensure_writable(args.sarif, args.junit, args.html)
-    result = compare_as_planned(before, measured(plan), plan, measure_apart)
+    result = compare_as_planned(before, measured(plan), plan, measure_apart, path)
     from gpuprobe.reporters.ci import junit, sarif
     from gpuprobe.reporters.ci.annotations import checkout
     from gpuprobe.reporters.json import check as check_json
@@ -155,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
                 found,
                 stream,
                 root,
-                elsewhere=str(baseline_path(args.baseline, project).absolute()),
+                elsewhere=str(path.absolute()),
                 repository=checkout(os.environ, root),
             )
     if args.junit is not None:
@@ -168,8 +169,7 @@ def run(args: argparse.Namespace) -> int:
 
         write_check(result, args.html, title=args.target or args.html.name)
     if args.annotations is not None:
-        path = baseline_path(args.baseline, project).absolute()
-        args.annotations.write(found, str(path), project=project.root)
+        args.annotations.write(found, str(path.absolute()), project=project.root)
     if args.json:
         check_json.write(result, sys.stdout)
     elif args.markdown:
