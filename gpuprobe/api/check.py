@@ -33,11 +33,12 @@ from gpuprobe.gate.files import (
     read_baseline,
     replaced_baseline,
     write_baseline,
+    write_runs,
 )
 from gpuprobe.gate.history import history
-from gpuprobe.gate.plan import CheckPlan, baseline_path, is_recorded, plan, tolerances
+from gpuprobe.gate.plan import CheckPlan, baseline_path, chosen_runs, is_recorded, plan, tolerances
 from gpuprobe.gate.project import ProjectSettings, read_project
-from gpuprobe.gate.sources import read_sources
+from gpuprobe.gate.sources import read_sources, with_text
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline.measure import ReadSources
@@ -52,6 +53,7 @@ __all__ = [
     "Tolerance",
     "baseline_path",
     "check",
+    "chosen_runs",
     "compare",
     "compare_as_planned",
     "ensure_writable",
@@ -66,6 +68,7 @@ __all__ = [
     "tolerances",
     "without",
     "write_baseline",
+    "write_runs",
 ]
 
 
@@ -322,17 +325,19 @@ def compare_as_planned(
     times = plan.repeat if plan.repeat is not None else 1 + bool(result.regressions)
     if again is not None and plan.command:
         result = with_repeats(result, [again(plan) for _ in range(times - 1)])
-    return replace(result, settings=plan.settings)
+    return replace(result, settings=plan.settings, run=plan.name)
 
 
-def measure_apart(plan: CheckPlan) -> Baseline:
-    """`measure_as_planned` in a process of its own, which begins as the first one did.
+def measure_apart(plan: CheckPlan, *, shown: bool = False) -> Baseline:
+    """`measure_as_planned` in a process of its own, which begins as the first one did. ``shown``:
+    what it writes to stderr is not kept back, and so are the messages of what goes wrong.
 
     Raises ProgramFailed where it does not end well.
     """
     with tempfile.TemporaryDirectory(prefix="gpuprobe-") as folder:
         path = Path(folder, "again.json")
-        options = ["--baseline", str(path), "--hazards" if plan.hazards else "--no-hazards"]
+        options = ["--no-notes", "--baseline", str(path)]
+        options += ["--hazards" if plan.hazards else "--no-hazards"]
         if plan.gpu is not None:
             options += ["--virtual", plan.gpu]
         if plan.compute != "real":
@@ -350,15 +355,20 @@ def measure_apart(plan: CheckPlan) -> Baseline:
             ],
             cwd=plan.folder or None,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stderr=None if shown else subprocess.PIPE,
             text=True,
             errors="replace",
             check=False,
         )
+        if done.returncode and shown:
+            name = f"the run {plan.name!r}" if plan.name else "the program"
+            raise ProgramFailed(f"{name} was not measured: exit code {done.returncode}")
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
             raise ProgramFailed(f"the program did not end well when it was repeated: {last}")
-        return read_baseline(path)
+        found = read_baseline(path)
+        sources = with_text(found.sources, plan.root or plan.folder)
+        return replace(found, sources=sources, command=plan.command)
 
 
 def compare(

@@ -89,14 +89,14 @@ def write_diff(before: Recording, after: Recording, path: StrPath, *, force: boo
     return Path(path)
 
 
-def write_check(result: CheckResult, path: StrPath, *, title: str = "memory check") -> Path:
-    """Write a check against a baseline as one HTML page that needs nothing else; replaces the
+def write_check(*results: CheckResult, path: StrPath, title: str = "memory check") -> Path:
+    """Write checks against baselines as one HTML page that needs nothing else; replaces the
     page of an earlier check. Raises UsageError where it cannot be written.
     """
     from gpuprobe.reporters.html import compare as html_compare
 
     with new_file(path, True) as stream:
-        html_compare.write_check(result, _text(stream), title=title)
+        html_compare.write_check(*results, stream=_text(stream), title=title)
     return Path(path)
 
 

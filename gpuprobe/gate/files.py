@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gpuprobe.errors import DataError, UsageError
 from gpuprobe.model.io.files import atomic_write, read_regular, read_text
@@ -19,38 +19,118 @@ if TYPE_CHECKING:
 StrPath = str | os.PathLike[str]
 
 
-def read_baseline(path: StrPath) -> Baseline:
-    """Raises UsageError where there is none, DataError for something else."""
-    from gpuprobe.analysis.baseline import loads
+def read_baseline(path: StrPath, run: str = "") -> Baseline:
+    """The baseline of a run; of a file with one baseline, which has no name, that one.
+
+    Raises UsageError where there is no file, or no baseline of the run in it, and DataError for
+    something else.
+    """
+    found = read_runs(path)
+    if run not in found:
+        raise _no_run(path, run, list(found))
+    return found[run]
+
+
+def read_runs(path: StrPath) -> dict[str, Baseline]:
+    """All baselines of a file, by the names of their runs; "" of the only one of a file that names
+    none. Raises UsageError where there is none, DataError for something else."""
+    from gpuprobe.analysis.baseline import loads_runs
 
     hint = "gpuprobe baseline update writes one, with the same arguments as this"
-    return loads(_text(path, hint), str(Path(path)))
+    return loads_runs(_text(path, hint), str(Path(path)))
 
 
-def replaced_baseline(path: StrPath) -> tuple[Baseline | None, Mapping[str, Tolerance]]:
+def run_names(path: StrPath) -> list[str]:
+    """The runs that a file has baselines of, one with merge conflicts too: empty where there is no
+    file. Raises DataError for what is no baseline."""
+    from gpuprobe.analysis.baseline import merged_tolerances
+
+    if not Path(path).exists():
+        return []
+    merged = merged_tolerances(_text(path, ""))
+    return list(read_runs(path) if merged is None else merged)
+
+
+def replaced_baseline(
+    path: StrPath, run: str = ""
+) -> tuple[Baseline | None, Mapping[str, Tolerance]]:
     """The baseline that is to be written anew, and its tolerances. One with merge conflicts is
-    none, and has the tolerances of both sides. Raises DataError for what is no baseline."""
-    from gpuprobe.analysis.baseline.text import merged_tolerances
+    none, and has the tolerances of both sides; a run that is new to the file has those of the
+    baseline that has no name. Raises DataError for what is no baseline, UsageError where the file
+    has several runs and none is named."""
+    from gpuprobe.analysis.baseline import merged_tolerances
 
     if not Path(path).exists():
         return None, {}
     merged = merged_tolerances(_text(path, ""))
+    found = read_runs(path) if merged is None else {}
+    names = found if merged is None else merged
+    if not run and names and run not in names:
+        raise _no_run(path, run, list(names))
+    before = found.get(run)
     if merged is not None:
-        return None, merged
-    before = read_baseline(path)
-    return before, before.tolerances or {}
+        return None, merged.get(run, merged.get("", {}))
+    return before, (before or found.get("") or _EMPTY).tolerances or {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Empty:
+    tolerances: Mapping[str, Tolerance] | None = None
+
+
+_EMPTY: Final = _Empty()
+
+
+def _no_run(path: StrPath, run: str, names: Sequence[str]) -> UsageError:
+    where = Path(path)
+    if not run:
+        return UsageError(
+            f"{where} has baselines of several runs: {', '.join(names)}",
+            hint="name the one that is meant: --run NAME",
+        )
+    return UsageError(
+        f"{where} has no baseline of the run {run!r}",
+        hint=f"gpuprobe baseline update --run {run} adds it",
+    )
 
 
 def write_baseline(
-    baseline: Baseline, path: StrPath, tolerance: Mapping[str, Tolerance] | None = None
+    baseline: Baseline,
+    path: StrPath,
+    tolerance: Mapping[str, Tolerance] | None = None,
+    run: str = "",
 ) -> None:
-    """Write it whole or not at all, with ``tolerance``. Tolerances of a baseline that is there are
-    kept. Raises UsageError where it cannot be written, DataError where what is there is none."""
-    from gpuprobe.analysis.baseline import dumps
+    """`write_runs` of one."""
+    write_runs({run: baseline}, path, tolerance)
 
-    _, kept = replaced_baseline(path)
-    tolerances = {**kept, **(tolerance or {})}
-    _write(path, dumps(replace(baseline, tolerances=tolerances)))
+
+def write_runs(
+    baselines: Mapping[str, Baseline],
+    path: StrPath,
+    tolerance: Mapping[str, Tolerance] | None = None,
+) -> None:
+    """Write baselines by the names of their runs, the file whole or not at all, with ``tolerance``.
+    Tolerances of baselines that are there are kept, and so are the baselines of other runs. Raises
+    UsageError where it cannot be written, DataError where what is there is none."""
+    from gpuprobe.analysis.baseline import dumps_runs, merged_tolerances
+
+    kept = {name: replaced_baseline(path, name)[1] for name in baselines}
+    others: dict[str, Baseline] = {}
+    if Path(path).exists():
+        merged = merged_tolerances(_text(path, ""))
+        lost = [name for name in merged or () if name and name not in baselines]
+        if lost:
+            raise UsageError(
+                f"{Path(path)} has merge conflicts, and baselines of other runs: {', '.join(lost)}",
+                hint="gpuprobe baseline update, without --run, writes all of them anew",
+            )
+        others = read_runs(path) if merged is None else {}
+    others.pop("", None)
+    written = {
+        name: replace(baseline, tolerances={**kept[name], **(tolerance or {})})
+        for name, baseline in baselines.items()
+    }
+    _write(path, dumps_runs(others | written))
 
 
 def read_known(path: StrPath) -> tuple[KnownFinding, ...]:

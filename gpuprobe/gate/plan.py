@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gpuprobe.errors import ConfigError, UsageError
+from gpuprobe.gate.files import run_names
 from gpuprobe.gate.project import ProjectSettings, tolerance_of
 from gpuprobe.model.io.files import open_regular
 
@@ -49,6 +50,7 @@ class CheckPlan:
     ``folder``: where it is run, "" for the working directory; what a project names to run is run in
     the project's folder. ``command``: what a baseline of it keeps, with the script relative to the
     project; empty of a recording.
+    ``name``: of the run, where there are several.
     ``accept_environment``: another environment is a caution. ``repeat``: how often the program is
     run; None: once, and again where memory grew. ``compute``: what a virtual GPU does.
     """
@@ -67,6 +69,37 @@ class CheckPlan:
     accept_environment: bool = False
     repeat: int | None = None
     compute: str = "real"
+    name: str = ""
+
+
+def chosen_runs(
+    asked: Sequence[str], given: bool, baseline: Path | None, project: ProjectSettings
+) -> list[str]:
+    """The names of the runs to check or to write: those ``asked`` for, else the project's, else
+    those that the file ``baseline`` has; "" for the only one. ``given``: what to run is on the
+    command line, which is one run. Raises UsageError where that is to be several."""
+    names = list(dict.fromkeys(asked))
+    if given and len(names) > 1:
+        raise UsageError(
+            f"one script is one run, and these are {len(names)}: {', '.join(names)}",
+            hint="name one with --run, or leave the script to the baselines",
+        )
+    if given or names:
+        wrong = next((name for name in names if not _is_name(name)), None)
+        if wrong is not None:
+            raise UsageError(
+                f"{wrong!r:.80} is no name of a run",
+                hint="use letters, digits, '_', '-' and '.', at most 64",
+            )
+        return names or [""]
+    path = baseline if baseline is not None else project.baseline
+    return list(project.runs) or (run_names(path) if path is not None else []) or [""]
+
+
+def _is_name(name: str) -> bool:
+    from gpuprobe.analysis.baseline import NAME
+
+    return NAME.fullmatch(name) is not None
 
 
 def baseline_path(given: Path | None, project: ProjectSettings) -> Path:
@@ -95,17 +128,20 @@ def plan(
     writing: bool = False,
     accept_environment: bool = False,
     repeat: int | None = None,
+    name: str = "",
 ) -> CheckPlan:
     """Settle what is to be done. ``command`` is the target and its arguments, empty where the
     project's own is to be taken, with ``more`` arguments; ``writing`` a baseline puts the project
     before it.
 
+    ``name``: of the run, where there are several: the project's own settings of it are taken.
     Where nothing else names what to run, it is what the baseline is of. Raises UsageError where the
     baseline is of another script, and where nothing names what to run.
     """
     from gpuprobe.analysis.baseline import Setting
 
     project = project or ProjectSettings()
+    project = project.runs.get(name, project)
     if more and not command and project.run is None:
         command, more = more, ()
     target, arguments, module, source = _command(command, module, project, before)
@@ -159,6 +195,7 @@ def plan(
         command=kept,
         accept_environment=accept_environment,
         repeat=repeat,
+        name=name,
     )
 
 
@@ -194,7 +231,8 @@ def _ensure_same(before: Sequence[str], now: Sequence[str]) -> None:
     if ours != theirs:
         raise UsageError(
             f"the baseline is of {shlex.join(ours)}, not of {shlex.join(theirs)}",
-            hint="name its own with --baseline FILE; of one renamed: gpuprobe baseline update",
+            hint="name its own with --baseline FILE or --run NAME; of one renamed: "
+            "gpuprobe baseline update",
         )
 
 

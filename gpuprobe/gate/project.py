@@ -15,6 +15,15 @@
     peak_reserved = "2%, 64 MiB"  # the larger of the two
     implicit_syncs_per_step = 1
 
+Several runs have names, and what they do not say themselves is that of the table above::
+
+    [tool.gpuprobe.runs.train]
+    run = "-m shop.train --fast"
+    steps = 6
+
+    [tool.gpuprobe.runs.evaluate]
+    run = "evaluate.py"
+
 Every key may be left out. A key that is not known is an error: a misspelt tolerance that is
 silently not applied would be worse than none.
 """
@@ -26,7 +35,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -38,7 +47,7 @@ from gpuprobe.model.io.files import read_text
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Tolerance
 
-KEYS: Final = ("baseline", "compute", "gpu", "hazards", "run", "steps", "tolerance")
+KEYS: Final = ("baseline", "compute", "gpu", "hazards", "run", "runs", "steps", "tolerance")
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
@@ -55,7 +64,8 @@ class ProjectSettings:
     """The settings of a project's file; None where it has none.
 
     ``path`` is that file, None where there is none with a ``[tool.gpuprobe]`` table.
-    ``baseline`` is a path that no longer depends on the working directory.
+    ``baseline`` is a path that no longer depends on the working directory. ``runs``: of each run
+    that has a name its own settings, with those of the project where it has none.
     """
 
     path: Path | None = None
@@ -66,6 +76,7 @@ class ProjectSettings:
     hazards: bool | None = None
     compute: str | None = None
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
+    runs: Mapping[str, ProjectSettings] = field(default_factory=dict)
 
     @property
     def root(self) -> str:
@@ -103,16 +114,51 @@ def _read(path: Path) -> ProjectSettings:
     if table is None:
         return ProjectSettings()
     settings = from_plain(_ProjectTable, table, f"{shown}: [tool.gpuprobe]", ConfigError)
+    common = _settings(settings, path, f"{shown}: [tool.gpuprobe.tolerance]")
+    return replace(common, runs=_runs(settings, common, shown))
+
+
+def _settings(table: _RunTable, path: Path, where: str) -> ProjectSettings:
     return ProjectSettings(
         path=path,
-        gpu=settings.gpu,
-        run=settings.run,
-        steps=settings.steps,
-        baseline=None if settings.baseline is None else path.parent / settings.baseline,
-        hazards=settings.hazards,
-        compute=settings.compute,
-        tolerances=_tolerances(settings.tolerance, shown),
+        gpu=table.gpu,
+        run=table.run,
+        steps=table.steps,
+        baseline=None if table.baseline is None else path.parent / table.baseline,
+        hazards=table.hazards,
+        compute=table.compute,
+        tolerances=_tolerances(table.tolerance, where),
     )
+
+
+def _runs(table: _ProjectTable, common: ProjectSettings, shown: str) -> dict[str, ProjectSettings]:
+    """The settings of each run, with what it does not set itself from ``common``."""
+    from gpuprobe.analysis.baseline import NAME
+
+    if table.runs and table.run is not None:
+        raise ConfigError(
+            f"{shown}: [tool.gpuprobe]: run and runs exclude each other",
+            hint="make it a run with a name, too: [tool.gpuprobe.runs.NAME]",
+        )
+    found = {}
+    for name, row in table.runs.items():
+        where = f"{shown}: [tool.gpuprobe.runs.{name:.80}]"
+        if not NAME.fullmatch(name):
+            raise ConfigError(
+                f"{shown}: [tool.gpuprobe.runs]: {name!r:.80} is no name of a run",
+                hint="use letters, digits, '_', '-' and '.', at most 64",
+            )
+        if row.run is None:
+            raise ConfigError(f"{where}: run is missing", hint='such as run = "train.py"')
+        assert common.path is not None
+        own = _settings(row, common.path, f"{where[:-1]}.tolerance]")
+        both = {
+            item.name: getattr(common, item.name)
+            for item in fields(own)
+            if getattr(own, item.name) is None
+        }
+        found[name] = replace(own, **both, tolerances={**common.tolerances, **own.tolerances})
+    return found
 
 
 def _parse(text: str, shown: str) -> dict[str, Any]:
@@ -166,8 +212,8 @@ _Text = Annotated[str, Parsed(str, _text)]
 
 @closed
 @dataclass(frozen=True)
-class _ProjectTable:
-    """The table as it is written."""
+class _RunTable:
+    """The table of a run as it is written."""
 
     gpu: _Text | None = None
     run: Annotated[tuple[str, ...], Parsed(str | list[str], _command)] | None = None
@@ -178,10 +224,17 @@ class _ProjectTable:
     tolerance: dict[str, Any] = field(default_factory=dict)
 
 
-def _tolerances(table: Mapping[str, Any], shown: str) -> dict[str, Tolerance]:
+@closed
+@dataclass(frozen=True)
+class _ProjectTable(_RunTable):
+    """The table as it is written."""
+
+    runs: dict[str, _RunTable] = field(default_factory=dict)
+
+
+def _tolerances(table: Mapping[str, Any], where: str) -> dict[str, Tolerance]:
     from gpuprobe.analysis.baseline import METRICS
 
-    where = f"{shown}: [tool.gpuprobe.tolerance]"
     for name in table:
         if name not in METRICS:
             problem = unknown_key(name, METRICS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import posixpath
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -39,6 +40,21 @@ def read_sources(
                 seen.add(other)
                 pending.append((other, _beside(path, name, other)))
     return dict(sorted(found.items()))
+
+
+def with_text(sources: Mapping[str, Source], root: str = "") -> dict[str, Source]:
+    """Sources of which a baseline that was read knows the digests alone, with the text of the files
+    that still have them. ``root``: the project's folder, default the working directory."""
+    found = {}
+    for name, source in sources.items():
+        inside = name.startswith(SITE_PACKAGES)
+        rest = name[len(SITE_PACKAGES) :] if inside else name
+        folders = [path for path in sys.path if path] if inside else [root]
+        texts = (_text(Path(folder, rest), None) for folder in folders)
+        whole = (source_of(text) for text in texts if text is not None)
+        same = (other for other in whole if other.statements == source.statements)
+        found[name] = next(same, source)
+    return found
 
 
 def _text(path: Path, not_after: float | None) -> str | None:

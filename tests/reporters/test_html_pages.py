@@ -293,8 +293,8 @@ def check(*, ok: bool, mismatches: tuple[str, ...] = ()) -> CheckResult:
 @pytest.mark.parametrize("ok", [True, False])
 def test_a_check_is_the_document(ok: bool, tmp_path: Path) -> None:
     result = check(ok=ok)
-    path = views.write_check(result, tmp_path / "check.html", title=HOSTILE)
-    views.write_check(result, tmp_path / "check.html", title=HOSTILE)  # the next run's
+    path = views.write_check(result, path=tmp_path / "check.html", title=HOSTILE)
+    views.write_check(result, path=tmp_path / "check.html", title=HOSTILE)  # the next run's
     page = Page(path.read_text("utf-8"))
     assert page.data["check"] == json.loads(json.dumps(check_json.document(result)))
     assert ("memory is within the baseline" in page.text) == ok
@@ -307,7 +307,7 @@ def test_a_check_is_the_document(ok: bool, tmp_path: Path) -> None:
 def test_a_baseline_of_another_environment_is_the_first_thing_said() -> None:
     stream = io.StringIO()
     result = replace(check(ok=True), mismatches=("torch: 2.13 there, 2.12 here",))
-    html_compare.write_check(result, stream)
+    html_compare.write_check(result, stream=stream)
     page = Page(stream.getvalue())
     assert "of another environment" in page.text
     assert "torch: 2.13 there, 2.12 here" in page.text

@@ -18,11 +18,14 @@ from gpuprobe.analysis.baseline.model import (
     Tolerance,
 )
 from gpuprobe.analysis.baseline.repeats import with_repeats
+from gpuprobe.analysis.baseline.runs import NAME, UNNAMED, dumps_runs, loads_runs, merged_tolerances
 from gpuprobe.analysis.baseline.text import SCHEMA, VERSION, dumps, loads
 
 __all__ = [
     "METRICS",
+    "NAME",
     "SCHEMA",
+    "UNNAMED",
     "VERSION",
     "Baseline",
     "CheckResult",
@@ -32,7 +35,10 @@ __all__ = [
     "baseline_of",
     "check_baseline",
     "dumps",
+    "dumps_runs",
     "loads",
+    "loads_runs",
+    "merged_tolerances",
     "with_repeats",
     "without",
 ]

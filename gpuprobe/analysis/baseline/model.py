@@ -129,7 +129,7 @@ class CheckResult(Displayed):
     """What a check found. ``rows``: by ``category``, ``module`` and ``line``, each summing to
     the change of the peak; None where a side has no trace. ``cause``: the first thing to look
     at, in words. ``mismatches``: how the environments differ; such a check is not passed.
-    ``settings``: what the check was told, and by whom.
+    ``settings``: what the check was told, and by whom. ``run``: its name, "" where there is one.
     """
 
     metrics: tuple[MetricResult, ...]
@@ -139,6 +139,7 @@ class CheckResult(Displayed):
     mismatches: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
     settings: tuple[Setting, ...] = ()
+    run: str = ""
 
     def __repr__(self) -> str:
         if self.ok:

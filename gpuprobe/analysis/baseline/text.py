@@ -33,21 +33,33 @@ History:
   ``places``.
 """
 
+RUNS_SCHEMA: Final = "gpuprobe.baselines"
+RUNS_VERSION: Final = (1, 0)
+"""Of a file with the baselines of several runs (`gpuprobe.analysis.baseline.runs`).
+
+History:
+* 1.0: first version.
+"""
+
 _DEEPEST: Final = 2_000  # calls in a path: Python's own limit is 1,000 by default
 
-_CONFLICT: Final = re.compile(r"^(<{7}|={7}|>{7})( |$)", re.MULTILINE)
+CONFLICT: Final = re.compile(r"^(<{7}|={7}|>{7})( |$)", re.MULTILINE)
 """The lines that git writes around the two sides of a conflict."""
 
 _HINT: Final = "delete it, and gpuprobe baseline update writes a new one"
-_BEGIN: Final = '{\n "a'  # accounts, or at_peak: the first key
+_BEGINNINGS: Final = ('{\n "a', '{\n "g')  # accounts, or at_peak; of several runs gpuprobe
 
 
 def dumps(baseline: Baseline) -> str:
     """The baseline as reviewable JSON, ASCII only."""
+    return rendered({**header(SCHEMA, VERSION), **plain_of(baseline)})
+
+
+def plain_of(baseline: Baseline) -> dict[str, Any]:
+    """What a file holds of a baseline, but for its header."""
     writer = _Writer(baseline)
     peak = baseline.accounts.get(PEAK, Account(0))
     document: dict[str, Any] = {
-        **header(SCHEMA, VERSION),
         "environment": dict(baseline.environment),
         "steps": baseline.steps,
         "metrics": {
@@ -75,7 +87,7 @@ def dumps(baseline: Baseline) -> str:
         document["stopped_after"] = baseline.stopped_after
     if baseline.command:
         document["command"] = list(baseline.command)
-    return "".join(_rendered(document)) + "\n"
+    return document
 
 
 def _size(value: int) -> dict[str, Any]:
@@ -185,6 +197,11 @@ def _parts(text: str) -> tuple[tuple[str, int | None], ...]:
     return tuple((name, int(number)) for name, _, number in pairs)
 
 
+def rendered(document: dict[str, Any]) -> str:
+    """A document as text that people review."""
+    return "".join(_rendered(document)) + "\n"
+
+
 def _rendered(value: Any, depth: int = 0) -> Iterator[str]:
     """JSON with sorted keys, in which an object of plain values is one line."""
     if not isinstance(value, dict) or not any(isinstance(v, dict) for v in value.values()):
@@ -204,51 +221,38 @@ def _rendered(value: Any, depth: int = 0) -> Iterator[str]:
 def loads(text: str, where: str = "the baseline") -> Baseline:
     """Read what `dumps` wrote. Raises DataError for anything else, UnsupportedSchema for a
     newer major version."""
+    document, version = parsed(text, where)
+    if document["schema"] != SCHEMA:
+        raise _none(where)
+    return baseline_from(document, where, newer=version > VERSION)
+
+
+def parsed(text: str, where: str) -> tuple[dict[str, Any], tuple[int, int]]:
+    """The document of one baseline, or of several runs, and its version. Raises as `loads`."""
     try:
-        if _CONFLICT.search(text):
+        if CONFLICT.search(text):
             raise DataError(
                 f"{where} has merge conflicts",
                 hint="gpuprobe baseline update writes it anew, with the tolerances of both sides",
             )
         document = json.loads(text)
-        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        newest = {SCHEMA: VERSION, RUNS_SCHEMA: RUNS_VERSION}
+        if not isinstance(document, dict) or document.get("schema") not in newest:
             raise _none(where)
-        version = check_version(document, VERSION, where, hint=_HINT)
-        decoded = from_plain(_BaselineDocument, document, f"{where} is damaged", hint=_HINT)
-        return _baseline(decoded, where, newer=version > VERSION)
-    except (ValueError, RecursionError) as error:
+        return document, check_version(document, newest[document["schema"]], where, hint=_HINT)
+    except (TypeError, ValueError, RecursionError) as error:
         if not _may_be_one(text):
             raise _none(where) from None
         raise DataError(f"{where} is damaged: {error}", hint=_HINT) from error
 
 
-def merged_tolerances(text: str) -> dict[str, Tolerance] | None:
-    """The tolerances of a baseline with merge conflicts: of both sides, where they differ of a
-    metric the smaller. None where there is no conflict, or a side cannot be read."""
-    if not _CONFLICT.search(text):
-        return None
-    found: dict[str, Tolerance] = {}
-    for side in (0, 1):
-        lines, here = [], 0
-        for line in text.splitlines():
-            if line.startswith("<<<<<<<"):
-                here = 1
-            elif line.startswith("|||||||"):
-                here = 3  # the common ancestor, in git's diff3 style
-            elif line.startswith("=======") and here:
-                here = 2
-            elif line.startswith(">>>>>>>"):
-                here = 0
-            elif here in (0, side + 1):
-                lines.append(line)
-        try:
-            tolerances = loads("\n".join(lines)).tolerances or {}
-        except DataError:
-            return None
-        for name, tolerance in tolerances.items():
-            known = found.get(name, tolerance)
-            found[name] = min(known, tolerance, key=lambda item: (item.relative, item.absolute))
-    return found
+def baseline_from(plain: object, where: str, *, newer: bool) -> Baseline:
+    """What `plain_of` wrote. ``newer``: in a minor version that this gpuprobe does not know."""
+    decoded = from_plain(_BaselineDocument, plain, f"{where} is damaged", hint=_HINT)
+    try:
+        return _baseline(decoded, where, newer=newer)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} is damaged: {error}", hint=_HINT) from error
 
 
 def _none(where: str) -> DataError:
@@ -261,7 +265,9 @@ def _none(where: str) -> DataError:
 def _may_be_one(text: str) -> bool:
     """Whether this is, or begins as, what `dumps` writes. Nobody is told to delete anything else:
     it may be a source file."""
-    return SCHEMA in text or text.startswith(_BEGIN) or _BEGIN.startswith(text)
+    return SCHEMA in text or any(
+        text.startswith(begin) or begin.startswith(text) for begin in _BEGINNINGS
+    )
 
 
 _Whole = Annotated[int, Bounds(0, (1 << 63) - 1)]

@@ -16,7 +16,7 @@ from gpuprobe.reporters.html.markup import Part, el
 from gpuprobe.reporters.html.report import page, timeline_section
 from gpuprobe.reporters.json import check as check_json
 from gpuprobe.reporters.json import diff as diff_json
-from gpuprobe.reporters.sections.check import check_sections
+from gpuprobe.reporters.sections.check import run_sections
 from gpuprobe.reporters.sections.diff import caution_section, peak_sections
 
 _BY = ("line", "category", "module")  # lines first: they are what one can act on
@@ -51,15 +51,15 @@ def write_diff(
     )
 
 
-def write_check(result: CheckResult, stream: IO[str], *, title: str = "memory check") -> None:
-    """Write the page of a check against a baseline."""
+def write_check(*results: CheckResult, stream: IO[str], title: str = "memory check") -> None:
+    """Write the page of checks against baselines."""
     draw = Drawing()
-    verdict, *rest = check_sections(result, _ROWS)
+    verdict, *rest = run_sections(*results, top=_ROWS)
     banner = el(
         "div",
         el("p", el("b", verdict.title)),
         draw.parts(verdict),
-        class_="banner ok" if result.ok else "banner",
+        class_="banner ok" if all(result.ok for result in results) else "banner",
     )
     body: list[Part] = [el("section", banner, id="answer", aria_label="the answer")]
     body += map(draw.section, rest)
@@ -68,5 +68,5 @@ def write_check(result: CheckResult, stream: IO[str], *, title: str = "memory ch
         title=title,
         subtitle=verdict.title,
         body=body,
-        data={"check": check_json.document(result), "tracks": [], "trees": {}, "steps": []},
+        data={"check": check_json.document(*results), "tracks": [], "trees": {}, "steps": []},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final, TextIO
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
@@ -14,7 +15,7 @@ from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.reporters.json import fields_of
 
 SCHEMA: Final = "gpuprobe.check"
-VERSION: Final = (2, 1)
+VERSION: Final = (2, 2)
 """(major, minor); a minor version only adds keys.
 
 History:
@@ -22,28 +23,50 @@ History:
 * 1.1: ``settings``; ``accepted``, ``source``, ``cause``, ``place`` and ``rows`` of each metric.
 * 2.0: with all documents; nothing changed in this one. ``schemas/check-2.json``.
 * 2.1: ``causes`` of each metric.
+* 2.2: ``run`` of each metric, row and setting, where there are several runs.
 """
 
 
-def document(result: CheckResult) -> dict[str, Any]:
-    """The check as plain data. Sizes are bytes."""
+def document(*results: CheckResult) -> dict[str, Any]:
+    """The check as plain data. Sizes are bytes. Of several runs, what each has stands one after the
+    other, with its ``run``."""
+    rows = None
+    if any(result.rows is not None for result in results):
+        rows = {
+            by: [
+                _of(result, fields_of(row, _ROW))
+                for result in results
+                for row in (result.rows or {}).get(by, ())
+            ]
+            for by in ("category", "module", "line")
+        }
     return {
         **header(SCHEMA, VERSION),
-        "ok": result.ok,
-        "cause": result.cause,
-        "metrics": [_metric(metric) for metric in result.metrics],
-        "phases": [_metric(metric) for metric in result.phases],
-        "rows": None
-        if result.rows is None
-        else {by: [fields_of(row, _ROW) for row in rows] for by, rows in result.rows.items()},
-        "mismatches": list(result.mismatches),
-        "cautions": list(result.cautions),
-        "settings": [fields_of(setting, "name value source") for setting in result.settings],
+        "ok": all(result.ok for result in results),
+        "cause": next((_named(r, r.cause) for r in results if r.cause), ""),
+        "metrics": [_metric(result, metric) for result in results for metric in result.metrics],
+        "phases": [_metric(result, metric) for result in results for metric in result.phases],
+        "rows": rows,
+        "mismatches": [_named(result, text) for result in results for text in result.mismatches],
+        "cautions": [_named(result, text) for result in results for text in result.cautions],
+        "settings": [
+            _of(result, fields_of(setting, "name value source"))
+            for result in results
+            for setting in result.settings
+        ],
     }
 
 
-def _metric(metric: MetricResult) -> dict[str, Any]:
-    found = fields_of(metric, _METRIC)
+def _named(result: CheckResult, text: str) -> str:
+    return f"{result.run}: {text}" if result.run else text
+
+
+def _of(result: CheckResult, plain: dict[str, Any]) -> dict[str, Any]:
+    return {"run": result.run, **plain} if result.run else plain
+
+
+def _metric(result: CheckResult, metric: MetricResult) -> dict[str, Any]:
+    found = _of(result, fields_of(metric, _METRIC))
     found["causes"] = [fields_of(cause, "text place") for cause in metric.causes]
     found["rows"] = None if metric.rows is None else [fields_of(row, _ROW) for row in metric.rows]
     return found
@@ -53,19 +76,32 @@ _METRIC: Final = "name unit before after limit delta regressed accepted source c
 _ROW: Final = "key before after delta status moved_from"
 
 
-def findings(result: CheckResult) -> list[Finding]:
+def findings(*results: CheckResult) -> list[Finding]:
     """Each regression as a finding at the first line to inspect, and each way in which the
     baseline is of another environment: for SARIF, JUnit and annotations. A phase that grew for a
     reason already given is left out.
     """
-    found = [
-        ENVIRONMENT.finding(
-            f"the baseline is of another environment: {text}",
-            fix=ENVIRONMENT.remedy,
-            subject=text.partition(":")[0],
-        )
-        for text in result.mismatches
+    return [finding for result in results for finding in _findings(result)]
+
+
+def passed(*results: CheckResult) -> list[str]:
+    """The metrics that are within the baseline, as the findings of those that are not are called
+    (their ``subject``)."""
+    return [
+        _named(result, metric.name)
+        for result in results
+        for metric in (*result.metrics, *result.phases)
+        if not metric.regressed
     ]
+
+
+def _findings(result: CheckResult) -> Iterator[Finding]:
+    for text in result.mismatches:
+        yield ENVIRONMENT.finding(
+            f"the baseline is of another environment: {_named(result, text)}",
+            fix=ENVIRONMENT.remedy,
+            subject=_named(result, text.partition(":")[0]),
+        )
     given = set()
     for metric in result.regressions:
         if metric in result.phases and metric.place in given:
@@ -75,18 +111,16 @@ def findings(result: CheckResult) -> list[Finding]:
         change = human_delta(metric.delta) if size else f"{metric.delta:+d}"
         now = human_bytes(metric.after) if size else str(metric.after)
         id, rule = regression(metric.name)
-        found.append(
-            Finding(
-                rule=id,
-                kind=rule.kind,
-                level=rule.level,
-                message=f"{metric.name} is {change} above the baseline, now {now}. {metric.cause}",
-                location=_location(metric.place),
-                fix=Fix(rule.remedy),
-                subject=metric.name,
-            )
+        name = _named(result, metric.name)
+        yield Finding(
+            rule=id,
+            kind=rule.kind,
+            level=rule.level,
+            message=f"{name} is {change} above the baseline, now {now}. {metric.cause}",
+            location=_location(metric.place),
+            fix=Fix(rule.remedy),
+            subject=name,
         )
-    return found
 
 
 def _location(text: str) -> Place | None:
@@ -94,6 +128,6 @@ def _location(text: str) -> Place | None:
     return place if isinstance(place, Place) and place.file else None
 
 
-def write(result: CheckResult, stream: TextIO) -> None:
+def write(*results: CheckResult, stream: TextIO) -> None:
     """Write one JSON document, ASCII only."""
-    write_document(document(result), stream)
+    write_document(document(*results), stream)

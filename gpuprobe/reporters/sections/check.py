@@ -52,14 +52,47 @@ def check_sections(result: CheckResult, top: int = _ROWS) -> list[Section]:
     return found
 
 
-def job_summary(result: CheckResult) -> list[Section]:
+def run_sections(*results: CheckResult, top: int = _ROWS) -> list[Section]:
+    """`check_sections`, of several runs each under its name and after what they come to."""
+    if len(results) == 1:
+        return check_sections(results[0], top)
+    return _by_run(results, [check_sections(result, top) for result in results])
+
+
+def _by_run(results: Sequence[CheckResult], each: Sequence[Sequence[Section]]) -> list[Section]:
+    failed = [result for result in results if not result.ok]
+    title = (
+        f"{len(failed)} of {plural(len(results), 'run')} above the baseline, or not comparable"
+        if failed
+        else f"memory is within the baseline in {plural(len(results), 'run')}"
+    )
+    found = [Section(title, (), "answer", level=Level.ERROR if failed else None)]
+    for result, (head, *rest) in zip(results, each, strict=True):
+        inner = (replace(part, name=f"{result.run}-{part.name}") for part in rest)
+        found.append(
+            replace(
+                head,
+                title=f"{result.run}: {head.title}",
+                parts=(*head.parts, *inner),
+                name=f"run-{result.run}",
+                short=result.run,
+            )
+        )
+    return found
+
+
+def job_summary(*results: CheckResult) -> list[Section]:
     """The check for a summary that others read: what it is of, and no more tables than one acts
     on.
     """
-    head, *rest = check_sections(result)
-    title = f"{'✅' if result.ok else '❌'} gpuprobe: {head.title}"
-    shown = [section for section in rest if section.name not in ("by-category", "by-module")]
-    return [replace(head, title=title), *shown]
+    each = []
+    for result in results:
+        head, *rest = check_sections(result)
+        shown = [section for section in rest if section.name not in ("by-category", "by-module")]
+        each.append([head, *shown])
+    head, *rest = each[0] if len(results) == 1 else _by_run(results, each)
+    ok = all(result.ok for result in results)
+    return [replace(head, title=f"{'✅' if ok else '❌'} gpuprobe: {head.title}"), *rest]
 
 
 def verdict(result: CheckResult) -> str:

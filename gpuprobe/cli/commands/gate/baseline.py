@@ -13,7 +13,7 @@ SUPERVISED = True
 
 _USAGE = (
     "gpuprobe baseline update [RECORDING | SCRIPT | -m MODULE] [--baseline FILE] [--virtual GPU] "
-    "[--stop-after N] [--hazards] [--tolerance METRIC=AMOUNT] [--] [ARGS ...]"
+    "[--stop-after N] [--hazards] [--tolerance METRIC=AMOUNT] [--run NAME] [--] [ARGS ...]"
 )
 
 _UPDATE = (
@@ -38,11 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gpuprobe.api.check import (
         baseline_path,
+        chosen_runs,
         ensure_writable,
         read_project,
         replaced_baseline,
         tolerances,
-        write_baseline,
+        write_runs,
     )
     from gpuprobe.cli.parser import _Parser, own_options_first
 
@@ -54,15 +55,27 @@ def run(args: argparse.Namespace) -> int:
     parser = _Parser(prog="gpuprobe baseline update", usage=_USAGE, description=_UPDATE)
     check.add_target(parser)
     check.add_script(parser)
+    parser.add_argument("--no-notes", action="store_true", help=argparse.SUPPRESS)
     wanted = parser.parse_args(own_options_first(parser, rest))
     accepted = tolerances(wanted.tolerance)
     project = read_project()
-    path = baseline_path(wanted.baseline, project)
-    before, _ = replaced_baseline(path)
-    ensure_writable(path)
-    plan = check.planned(wanted, before=before, project=project, writing=True)
-    write_baseline(check.measured(plan), path, accepted)
-    for setting in plan.settings:
-        stderr.note(f"{setting.name}: {setting.value} ({setting.source})")
-    stderr.note(f"baseline written: {os.path.relpath(path)}")
+    names = chosen_runs(wanted.run, check.is_given(wanted), wanted.baseline, project)
+    paths, plans = {}, {}
+    for name in names:
+        paths[name] = path = baseline_path(wanted.baseline, project.runs.get(name, project))
+        before, _ = replaced_baseline(path, name)
+        ensure_writable(path)
+        plans[name] = check.planned(wanted, before=before, project=project, name=name, writing=True)
+    alone = len(names) == 1
+    found = {name: check.measured(plan, alone=alone) for name, plan in plans.items()}
+    for path in dict.fromkeys(paths.values()):
+        write_runs({name: found[name] for name in names if paths[name] == path}, path, accepted)
+    if wanted.no_notes:
+        return exit_codes.OK
+    for name, plan in plans.items():
+        of = f"{name}: " if name else ""
+        for setting in plan.settings:
+            stderr.note(f"{of}{setting.name}: {setting.value} ({setting.source})")
+    for path in dict.fromkeys(paths.values()):
+        stderr.note(f"baseline written: {os.path.relpath(path)}")
     return exit_codes.OK

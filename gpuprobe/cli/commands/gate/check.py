@@ -25,7 +25,7 @@ SUPERVISED = True
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe check [RECORDING | SCRIPT | -m MODULE] [--baseline FILE] [--virtual GPU] "
-        "[--stop-after N] [--hazards] [--tolerance METRIC=AMOUNT] [--repeat N] "
+        "[--stop-after N] [--hazards] [--tolerance METRIC=AMOUNT] [--repeat N] [--run NAME] "
         "[--json | --markdown] [--] [ARGS ...]"
     )
     add_target(parser)
@@ -82,11 +82,24 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         metavar="METRIC=AMOUNT",
         help="accept this much more, such as peak_allocated=2%% or peak_reserved=64MiB",
     )
+    parser.add_argument(
+        "--run",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="of several runs in [tool.gpuprobe.runs] or in one baseline this one alone; may be "
+        "given again (default: all)",
+    )
 
 
 def add_script(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(projects_own=True)
     add_program(parser, "target")
+
+
+def is_given(args: argparse.Namespace) -> bool:
+    """Whether the command line names what to run."""
+    return args.module is not None or args.target not in (None, PROJECTS_OWN)
 
 
 def planned(args: argparse.Namespace, *, before: Any, project: Any, **more: Any) -> Any:
@@ -109,10 +122,13 @@ def planned(args: argparse.Namespace, *, before: Any, project: Any, **more: Any)
     )
 
 
-def measured(plan: Any) -> Any:
-    """Run or read what is to be compared. What a script prints goes to stderr."""
-    from gpuprobe.api.check import measure_as_planned
+def measured(plan: Any, *, alone: bool = True) -> Any:
+    """Run or read what is to be compared. What a script prints goes to stderr. Of several runs
+    each has a process: none finds what another one has imported or left on the device."""
+    from gpuprobe.api.check import measure_apart, measure_as_planned
 
+    if not alone:
+        return measure_apart(plan, shown=True)
     with answering():
         return measure_as_planned(plan)
 
@@ -120,6 +136,7 @@ def measured(plan: Any) -> Any:
 def run(args: argparse.Namespace) -> int:
     from gpuprobe.api.check import (
         baseline_path,
+        chosen_runs,
         compare_as_planned,
         ensure_writable,
         measure_apart,
@@ -130,54 +147,67 @@ def run(args: argparse.Namespace) -> int:
 
     accepted = tolerances(args.tolerance)
     project = read_project()
-    path = baseline_path(args.baseline, project)
-    before = read_baseline(path)
-    plan = planned(
-        args,
-        before=before,
-        project=project,
-        accepted=accepted,
-        accept_environment=args.accept_environment,
-        repeat=args.repeat,
-    )
+    names = chosen_runs(args.run, is_given(args), args.baseline, project)
+    paths, plans = {}, {}
+    for name in names:
+        paths[name] = path = baseline_path(args.baseline, project.runs.get(name, project))
+        before = read_baseline(path, name)
+        plans[name] = (
+            before,
+            planned(
+                args,
+                before=before,
+                project=project,
+                name=name,
+                accepted=accepted,
+                accept_environment=args.accept_environment,
+                repeat=args.repeat,
+            ),
+        )
     ensure_writable(args.sarif, args.junit, args.html)
-    result = compare_as_planned(before, measured(plan), plan, measure_apart, path)
+    alone = len(names) == 1
+    results = [
+        compare_as_planned(before, measured(plan, alone=alone), plan, measure_apart, paths[name])
+        for name, (before, plan) in plans.items()
+    ]
+    _report(args, results, project.root, str(paths[names[0]].absolute()))
+    if any(result.mismatches for result in results):
+        return exit_codes.USAGE
+    return exit_codes.OK if all(result.ok for result in results) else exit_codes.FINDINGS
+
+
+def _report(args: argparse.Namespace, results: Any, project: str, baseline: str) -> None:
     from gpuprobe.reporters.ci import junit, sarif
     from gpuprobe.reporters.ci.annotations import checkout
     from gpuprobe.reporters.json import check as check_json
-    from gpuprobe.reporters.sections.check import check_sections, job_summary
+    from gpuprobe.reporters.sections.check import job_summary, run_sections
     from gpuprobe.reporters.text import draw as text
 
-    found = check_json.findings(result)
-    root = project.root or str(Path.cwd())
+    found = check_json.findings(*results)
+    root = project or str(Path.cwd())
     if args.sarif is not None:
         with args.sarif.open("w", encoding="utf-8") as stream:
             sarif.write(
                 found,
                 stream,
                 root,
-                elsewhere=str(path.absolute()),
+                elsewhere=baseline,
                 repository=checkout(os.environ, root),
             )
     if args.junit is not None:
-        every = (*result.metrics, *result.phases)
-        passed = [metric.name for metric in every if not metric.regressed]
         with args.junit.open("w", encoding="utf-8") as stream:
-            junit.write(found, stream, suite="memory", passed=passed)
+            junit.write(found, stream, suite="memory", passed=check_json.passed(*results))
     if args.html is not None:
         from gpuprobe.api.views import write_check
 
-        write_check(result, args.html, title=args.target or args.html.name)
+        write_check(*results, path=args.html, title=args.target or args.html.name)
     if args.annotations is not None:
-        args.annotations.write(found, str(path.absolute()), project=project.root)
+        args.annotations.write(found, baseline, project=project)
     if args.json:
-        check_json.write(result, sys.stdout)
+        check_json.write(*results, stream=sys.stdout)
     elif args.markdown:
         from gpuprobe.reporters import markdown
 
-        markdown.write(job_summary(result), sys.stdout)
+        markdown.write(job_summary(*results), sys.stdout)
     else:
-        text.write(check_sections(result), sys.stdout)
-    if result.mismatches:
-        return exit_codes.USAGE
-    return exit_codes.OK if result.ok else exit_codes.FINDINGS
+        text.write(run_sections(*results), sys.stdout)
