@@ -28,6 +28,7 @@ from gpuprobe.analysis.baseline import (
     without,
 )
 from gpuprobe.errors import MissingExtra, ProgramFailed
+from gpuprobe.gate.children import Children
 from gpuprobe.gate.files import (
     ensure_writable,
     read_baseline,
@@ -151,26 +152,23 @@ def measure(
     began = time.time()
     with scratch_recording() as path:
         watched: Any = _Watched(program)
+        children = Children()
         here = Path.cwd()
         try:
-            result = watch.run(
-                watched,
-                path,
-                level="trace",
-                virtual=virtual,
-                compute=compute,
-                hazards=hazards,
-                trace_steps="all",
-            )
+            with children.watched(virtual, compute):
+                result = watch.run(
+                    watched,
+                    path,
+                    level="trace",
+                    virtual=virtual,
+                    compute=compute,
+                    hazards=hazards,
+                    trace_steps="all",
+                )
         finally:
             os.chdir(here)  # the program may have gone elsewhere; what is written next may not
         precision = watched.precision
-        if watched.spawned:
-            raise ProgramFailed(
-                f"the program trains in {watched.spawned} processes of its own "
-                "(torch.multiprocessing.spawn), which are not measured",
-                hint="check what one of them runs, as a script",
-            )
+        _ensure_alone(watched.spawned, "torch.multiprocessing.spawn")
         if result.error is not None:
             if not isinstance(result.error, Exception):
                 raise result.error  # it was interrupted: no failure of its own
@@ -180,6 +178,7 @@ def measure(
             ) from result.error
         if result.exit_code:
             raise ProgramFailed(f"the program ended with exit code {result.exit_code}")
+        _ensure_alone(children.on_gpu, "multiprocessing or os.fork")
         device = f"virtual {virtual}" if virtual is not None else watched.device
         found = baseline_of(
             load(path),
@@ -193,6 +192,17 @@ def measure(
         if compute != "real":
             found = replace(found, environment={**found.environment, "compute": compute})
         return replace(found, stopped_after=steps)
+
+
+def _ensure_alone(processes: int, started_by: str) -> None:
+    """Raises ProgramFailed where a part of the program's memory is that of other processes: a
+    comparison without it would say nothing."""
+    if processes:
+        raise ProgramFailed(
+            f"the program uses the GPU in {processes} process{'es' * (processes > 1)} of its own "
+            f"({started_by}), which {'are' if processes > 1 else 'is'} not measured",
+            hint="check what one of them runs, as a script",
+        )
 
 
 def _has_cuda() -> bool:

@@ -128,6 +128,7 @@ class Recorder:
         self._engine = 0  # of backward passes inside one another (checkpointing)
         self._in_engine: Callable[[], bool] = lambda: False  # of torch, from __enter__ on
         self._no_torch_function: Callable[[], AbstractContextManager[Any]] = nullcontext  # likewise
+        self._inference: Any = None  # InferenceSteps, from __enter__ on
         self._recomputes: list[bool] = []  # checkpoints being run again, and whether it goes on
         self._last: list[PhaseSpan] = []
         self._last_traces: tuple[str, ...] = ()
@@ -177,9 +178,11 @@ class Recorder:
         return self
 
     def _start_watching(self, reader: MarkReader, *, cuda: bool) -> None:
+        from gpuprobe.sampler.hooks.inference import InferenceSteps
         from gpuprobe.sampler.hooks.per_step import PerStep
         from gpuprobe.sampler.hooks.torch_hooks import Hooks
 
+        self._inference = InferenceSteps()
         if self._level == "trace" and not cuda:
             reader.sources.append(self._traces.start_cpu(self._timeline, self._fault))
             self._timeline.restart()
@@ -314,6 +317,8 @@ class Recorder:
     @_guarded
     def begin(self, phase: str) -> None:
         self._forget_raised()
+        if phase == "forward":
+            self._inference.begins()
         if phase == "backward":
             self._engine += 1
             if self._engine > 1:
@@ -335,6 +340,8 @@ class Recorder:
                 return
         elif phase == "recompute" and not (self._recomputes and self._recomputes.pop()):
             return
+        if phase == "forward":
+            self._inference.ends()
         self._timeline.leave(sticky=phase == "forward" and not self._engine)
         if phase == "data" and self._infer_forward:
             self._forward_from_here()
@@ -354,6 +361,10 @@ class Recorder:
     @_guarded
     def forward_done(self, module: Any) -> None:
         self._per_step.collectives.forward_done(module)
+        if not self._manual and not self._engine and self._inference.ends_step(module):
+            self._last, self._last_traces = [], ()
+            self._close_step("inference")
+            self._last, self._last_traces = [], ()
 
     @_guarded
     def found_models(self, models: list[Any]) -> None:
@@ -402,6 +413,7 @@ class Recorder:
         self._optimizer_calls.begin(caller)
         if optimizer not in self._seen_optimizers:
             self._seen_optimizers.add(optimizer)
+            self._inference.trains()
             self._optimizers.add(optimizer)
             self._hooks.search_again()
         if len(self._optimizer_calls) == 1:

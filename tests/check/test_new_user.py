@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from gpuprobe.cli import main
 
@@ -234,14 +235,13 @@ INFERENCE = """\
 import torch
 model = torch.nn.Linear(256, 256).cuda()
 with torch.inference_mode():
-    for _ in range(3):
+    for _ in range(5):
         x = model(torch.ones({rows}, 256, device="cuda"))
 """
 
 
-def test_a_program_that_only_infers_is_gated_by_its_peaks(
-    here: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_program_that_only_infers_is_gated(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """By the peaks of the whole program, and by what each call of the model leaves behind."""
     (here / "train.py").write_text(INFERENCE.format(rows=512), encoding="utf-8")
     assert main([*UPDATE, *TO_FILE]) == 0
     assert main(["check", *TO_FILE]) == 0
@@ -251,3 +251,10 @@ def test_a_program_that_only_infers_is_gated_by_its_peaks(
     result = json.loads(capfd.readouterr().out)
     assert next(m["name"] for m in result["metrics"] if m["regressed"]) == "peak_allocated"
     assert " at train.py:5 in <module>: this line was changed" in result["cause"]
+    leak = INFERENCE.format(rows=512) + "        torch.kept = getattr(torch, 'kept', []) + [x]\n"
+    (here / "train.py").write_text(leak, encoding="utf-8")
+    assert main(["check", *TO_FILE, "--repeat", "1", "--json"]) == 1
+    del torch.kept  # type: ignore[attr-defined]
+    metric = next(m for m in json.loads(capfd.readouterr().out)["metrics"] if m["regressed"])
+    assert (metric["name"], metric["after"]) == ("growth_per_step", 512 * 256 * 4)
+    assert metric["place"] == "train.py:6 in <module>"

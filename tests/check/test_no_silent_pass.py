@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuprobe.api.check import measure
+from gpuprobe.errors import ProgramFailed
+
 TRAINING = """\
 import os, sys, torch
 model = torch.nn.Linear(64, 64).cuda()
@@ -166,5 +169,50 @@ def test_training_in_spawned_processes_is_refused(project: Path) -> None:
     arguments = ("spawns.py", "--virtual", "t4", "--baseline", "spawns.json")
     done = gpuprobe(project, "baseline", "update", *arguments)
     assert done.returncode == 5
-    assert "the program trains in 2 processes of its own" in done.stderr
+    assert "the program uses the GPU in 2 processes of its own" in done.stderr
     assert not (project / "spawns.json").exists()
+
+
+STARTS = """\
+import multiprocessing, os, sys
+import torch
+
+
+def train():
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.nn.Linear(64, 64).to(device)
+
+
+def prepare():
+    torch.ones(10).sum()
+
+
+if __name__ == "__main__":
+    how, what = sys.argv[1:]
+    kept = torch.ones(300, device="cuda")
+    if how == "os":
+        child = os.fork()
+        if child == 0:
+            {"train": train, "prepare": prepare}[what]()
+            sys.exit(0)
+        os.waitpid(child, 0)
+    else:
+        context = multiprocessing.get_context(how)
+        child = context.Process(target={"train": train, "prepare": prepare}[what])
+        child.start()
+        child.join()
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", ["fork", "spawn", "os"])
+def test_training_in_other_processes_is_refused(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that prepare samples are no reason to."""
+    monkeypatch.chdir(tmp_path)
+    Path("starts.py").write_text(STARTS, encoding="utf-8")
+    with pytest.raises(ProgramFailed, match="uses the GPU in 1 process of its own"):
+        measure("starts.py", [how, "train"], virtual="t4")
+    if how != "spawn":  # the same way, and two seconds
+        assert measure("starts.py", [how, "prepare"], virtual="t4").metrics

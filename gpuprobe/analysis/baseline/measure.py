@@ -22,7 +22,15 @@ from gpuprobe.analysis.compare.naming import Naming
 from gpuprobe.analysis.peak.high_water import Share
 from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, window_of
 from gpuprobe.analysis.trace.frames import UserFrame, is_user_frame
-from gpuprobe.analysis.trace.parts import AFTER, FIRST, LATER, Traced, TracePoint, traced
+from gpuprobe.analysis.trace.parts import (
+    AFTER,
+    FIRST,
+    LATER,
+    Traced,
+    TracePoint,
+    full_steps,
+    traced,
+)
 from gpuprobe.errors import DataError
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.run.session import DeviceWindow, Step
@@ -62,7 +70,7 @@ def baseline_of(
             hint="is the model on the GPU? torch.cuda.is_available() is true on a virtual one",
         )
     site = max(sites, key=lambda found: found.amount.at_least)  # type: ignore[union-attr]
-    steps = [step for step in site.rank.steps if step.ended_by != "end"]
+    steps = full_steps(site.rank.steps)
     naming = Naming(root or site.rank.session.cwd, is_user)
     environment = site.rank.environment
     torch = "" if isinstance(environment.torch, Unavailable) else environment.torch

@@ -22,7 +22,7 @@ from gpuprobe.analysis.trace.frames import (
     module_row,
 )
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
-from gpuprobe.analysis.trace.parts import Traced, TracePoint
+from gpuprobe.analysis.trace.parts import Traced, TracePoint, full_steps
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import Frame
 
@@ -333,7 +333,8 @@ _GIVEN = (TraceAction.SEGMENT_FREE.code, TraceAction.SEGMENT_UNMAP.code)
 def device_allocs(found: Traced, warm_up: int, total: int, naming: Naming) -> Account:
     """The calls of cudaMalloc from step number ``warm_up`` on, by the line that caused each."""
     gathered = _Gathered(naming)
-    full = [index for index, step in enumerate(found.steps) if step.ended_by != "end"]
+    steps = {step.index for step in full_steps(found.site.rank.steps)}
+    full = [number for number, step in enumerate(found.steps) if step.index in steps]
     for number in full[warm_up:]:
         trace = found.trace(number)
         events = trace.events

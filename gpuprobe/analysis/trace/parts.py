@@ -95,12 +95,22 @@ class Traced:
     def kinds_of_step(self) -> dict[str, TracePoint]:
         """The highest point of each kind of step."""
         groups: dict[str, list[TracePart]] = {}
-        first = self.site.rank.steps[0].index if self.site.rank.steps else 0
+        full = {step.index for step in full_steps(self.site.rank.steps)}
+        first = min(full, default=-1)
         for step, parts in zip(self.steps, self.parts, strict=True):
-            kind = AFTER if step.ended_by == "end" else FIRST if step.index == first else LATER
-            groups.setdefault(kind, []).extend(parts)
+            if step.index in full or step.ended_by == "end":
+                kind = AFTER if step.ended_by == "end" else FIRST if step.index == first else LATER
+                groups.setdefault(kind, []).extend(parts)
         found = ((name, _highest(parts)) for name, parts in groups.items())
         return {name: point for name, point in found if point is not None}
+
+
+def full_steps(steps: Iterable[Step]) -> list[Step]:
+    """The steps without what came after the last one, and without those of an inference before
+    training."""
+    full = [step for step in steps if step.ended_by != "end"]
+    trained = [step for step in full if step.ended_by != "inference"]
+    return trained or full
 
 
 def _label(part: TracePart, trained: set[Frame | None]) -> str:

@@ -82,6 +82,17 @@ def live_tensors() -> list[Any]:
     return [tensor for tensor in _instances(torch.Tensor) if not is_wrapped(tensor)]
 
 
+def is_trained(model: torch.nn.Module) -> bool:
+    """Whether an optimizer is alive that changes parameters of the model."""
+    mine = {id(p) for _, module in modules_of(model) for p in module._parameters.values()}
+    return any(
+        id(parameter) in mine
+        for optimizer in _instances(torch.optim.Optimizer)
+        for group in optimizer.__dict__.get("param_groups", ())
+        for parameter in group["params"]
+    )
+
+
 def compile_in_use() -> bool:
     """Whether ``torch.compile`` was asked for before now: a compiled frame, module or function.
 

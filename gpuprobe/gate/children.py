@@ -1,0 +1,134 @@
+"""Processes that a program starts (`multiprocessing`), and whether they use a GPU.
+
+What they need there is in no measurement of the program. A process that only prepares samples needs
+nothing there, and most are such; so each is asked, as it ends, whether it has allocated anything.
+One that was forked has the virtual GPU of its parent. One that was spawned has nothing of its
+parent's: it gets a virtual GPU of its own as it imports torch, so that it does what it would do on
+a machine with one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing.process
+import multiprocessing.spawn
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from gpuprobe.patching import patch
+
+
+_machine = ExitStack()
+"""Of a spawned process: the virtual GPU, which it has to its end."""
+
+
+class Children:
+    """The processes started in the context `watched`."""
+
+    def __init__(self) -> None:
+        self.on_gpu = 0
+        """How many of those that have ended had allocated memory on a GPU."""
+
+    @contextmanager
+    def watched(self, gpu: str | None, compute: str = "real") -> Iterator[None]:
+        """``gpu``: the virtual GPU that the program runs on, None for the machine's own."""
+        prepare = multiprocessing.spawn.get_preparation_data
+
+        def with_arrival(name: str) -> dict[str, Any]:
+            # The first thing that a spawned process reads; unknown keys it leaves alone.
+            return {"gpuprobe": _Arrival(folder, gpu, compute), **prepare(name)}
+
+        with ExitStack() as stack:
+            # No TemporaryDirectory: each forked child that comes to its end would remove it.
+            folder = tempfile.mkdtemp(prefix="gpuprobe-")
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            stack.callback(patch(multiprocessing.spawn, "get_preparation_data", with_arrival))
+            stack.callback(_tell(Path(folder)))
+            stack.callback(_tell_of_forks(Path(folder)))
+            try:
+                yield
+            finally:
+                self.on_gpu = len(list(Path(folder).iterdir()))
+
+
+class _Arrival:
+    """Unpickled in a spawned process, before it imports the program: `_arrived` is called there."""
+
+    def __init__(self, *given: Any) -> None:
+        self._given = given
+
+    def __reduce__(self) -> Any:
+        return _arrived, self._given
+
+
+def _arrived(folder: str, gpu: str | None, compute: str) -> None:
+    _tell(Path(folder))
+    if gpu is None:
+        return
+    from gpuprobe.sampler.program import when_imported
+
+    def enter() -> None:
+        from gpuprobe.virtual.session import current, virtual_gpu
+
+        if current() is None:
+            _machine.enter_context(virtual_gpu(gpu, compute))
+
+    when_imported("torch", enter)
+
+
+def _tell(folder: Path) -> Any:
+    """Have each process that begins from here on leave a file where it has used a GPU. Returns what
+    takes that back."""
+    base = multiprocessing.process.BaseProcess
+    bootstrap: Any = base._bootstrap  # type: ignore[attr-defined]
+
+    def told(process: Any, *args: Any, **more: Any) -> Any:
+        before = _allocations()
+        code = bootstrap(process, *args, **more)
+        _leave_word(folder, before)
+        return code
+
+    return patch(base, "_bootstrap", told)
+
+
+def _tell_of_forks(folder: Path) -> Any:
+    """The same of what the program forks by itself, and that comes to its own end."""
+    parent = os.getpid()
+    before = 0
+
+    def forked() -> None:
+        nonlocal before
+        before = _allocations()
+
+    def ends() -> None:
+        if os.getpid() != parent:
+            _leave_word(folder, before)
+
+    os.register_at_fork(after_in_child=forked)
+    atexit.register(ends)
+    return lambda: atexit.unregister(ends)
+
+
+def _leave_word(folder: Path, before: int) -> None:
+    if _allocations() > before:
+        with contextlib.suppress(OSError):  # the parent has ended: nobody asks any more
+            (folder / str(os.getpid())).touch()
+
+
+def _allocations() -> int:
+    """How often this process has allocated memory on any GPU."""
+    torch: Any = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return 0
+    return sum(
+        cuda.memory_stats(device).get("allocation.all.allocated", 0)
+        for device in range(cuda.device_count())
+    )
