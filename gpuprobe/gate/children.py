@@ -22,8 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpuprobe.patching import patch
-
+from gpuprobe.patching import patch, when_imported
 
 _machine = ExitStack()
 """Of a spawned process: the virtual GPU, which it has to its end."""
@@ -72,7 +71,6 @@ def _arrived(folder: str, gpu: str | None, compute: str) -> None:
     _tell(Path(folder))
     if gpu is None:
         return
-    from gpuprobe.sampler.program import when_imported
 
     def enter() -> None:
         from gpuprobe.virtual.session import current, virtual_gpu
