@@ -60,12 +60,24 @@ class Call:
         self.drawn: bool | None = None
 
     def run(self) -> None:
+        seed()
+        found = self._program.train("cuda")
         import torch
 
-        torch.manual_seed(0)
-        found = self._program.train("cuda")
         self.losses = [float(loss) for loss in found]
         self.drawn = _drawn(torch.cuda.default_generators[0])
+
+
+def seed() -> None:
+    """Seed what programs draw random numbers with: some seed none of it, or torch alone."""
+    import random
+
+    import numpy
+    import torch
+
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
 
 
 def _drawn(generator: Any) -> bool | None:
@@ -82,7 +94,7 @@ def outcome(program: Program, mode: str) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     if mode == "cpu":
-        torch.manual_seed(0)
+        seed()
         return {"status": "ran", "losses": [float(loss) for loss in program.train("cpu")]}
     from gpuprobe.api.virtual import estimate_program
 

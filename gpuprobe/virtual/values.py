@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from gpuprobe.virtual.machine import is_meta
 from gpuprobe.virtual.unknown import refuse
@@ -225,6 +226,29 @@ def efficient_attention_backward(
     return tuple(gradients_of_efficient(query, key, value, bias, shared))
 
 
+def convolution(image: Any, weight: Any, *args: Any) -> Any:
+    """``convolution``, whose meta kernel makes contiguous memory: channels last where the image or
+    the weight is. Source: ``cudnn_conv_suggest_memory_format`` in
+    ``aten/src/ATen/native/ConvUtils.h``; for one dimension ``_convolution`` in ``Convolution.cpp``.
+    """
+    made = torch.ops.aten.convolution.default(*without_values((image, weight, *args)))
+    if image.dtype is torch.float64 or weight.dtype is torch.float64:
+        return made
+    rows = made.dim() == 3
+    if rows:
+        image = (
+            shape_of(image)
+            if image.is_contiguous()
+            else image.new_empty(image.shape, device="meta")
+        )
+        image, weight, made = image.unsqueeze(2), shape_of(weight).unsqueeze(2), made.unsqueeze(2)
+    formats = [suggest_memory_format(image), suggest_memory_format(weight)]
+    for last, dimensions in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
+        if last in formats and made.dim() == dimensions:
+            made = torch.empty(made.shape, dtype=made.dtype, device="meta", memory_format=last)
+    return made.squeeze(2) if rows else made
+
+
 BY_SHAPE: Final[dict[str, Callable[..., Any]]] = {
     "_pack_padded_sequence": packed,
     "_ctc_loss": ctc,
@@ -238,6 +262,7 @@ BY_SHAPE: Final[dict[str, Callable[..., Any]]] = {
     "multi_margin_loss_backward": like_second,
     "multilabel_margin_loss_backward": like_second,
     "col2im": folded,
+    "convolution": convolution,
     "_efficient_attention_backward": efficient_attention_backward,
     "mse_loss": elementwise_loss,
     "smooth_l1_loss": elementwise_loss,
