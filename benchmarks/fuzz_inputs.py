@@ -11,13 +11,14 @@ minutes hangs.
 
 ``mutations``: every input goes through its reader and one use of it, in turn: number N of a
 recording through command N of 19 (18 commands and formats, and the screen), so that of 100,000
-each gets more than 5,000; of a snapshot, of 18; of a baseline, of 5; of a log, of 2; of known
-hazards and settings, through their reader and a comparison 18 or 19 times of 20, and through the
-command else. All in one process: the same commands, without starting an interpreter for each. Of
-snapshots each is first read with an audit hook that ends the process if anything is imported,
-opened or started meanwhile. ``details`` are snapshots in which only frames, tags, times,
-annotations and settings are odd: they must be read, with the same accounts. The limits of time
-are the same; an input may take 2 GiB of addresses beyond what the process had.
+each gets more than 5,000; of a snapshot, of 18; of a baseline, of 5. Of known hazards, logs and
+settings, 18 or 19 times of 20 through the reader and its cheapest use, else through a command that
+takes long or the screen, so that this too has 5,000. All in one process: the same commands, without
+starting an interpreter for each. Of snapshots each is first read with an audit hook that ends the
+process if anything is imported, opened or started meanwhile. ``details`` are snapshots in which
+only frames, tags, times, annotations and settings are odd: they must be read, with the same
+accounts. The limits of time are the same; an input may take 2 GiB of addresses beyond what the
+process had.
 
 Both: no traceback, no internal error, no control character, JSON that is JSON, an exit code that
 the command has, and one line where that is 4. With ``--results FOLDER`` a run that is started again

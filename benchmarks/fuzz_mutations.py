@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +92,17 @@ def uses_of(kind: str, folder: Path) -> Uses:
     if kind in ("catalogue", "known", "settings", "tests", "details"):
         return _OTHER[kind](folder)
     turns = [_turn(kind, out, at) for at in range(len(commands.COMMANDS[kind]("x", "y")))]
-    screens = {"recording": commands.show, "snapshot": commands.show, "log": commands.show_log}
-    if kind in screens:
-        turns.append(("the screen", screens[kind]))
+    if kind in ("recording", "snapshot"):
+        turns.append(("the screen", _show()))
+    if kind == "log":
+        turns = [*turns * 19, ("the screen", commands.show_log)]
     return Uses(turns, _only_read if kind == "snapshot" else Uses.always)
+
+
+def _show() -> Callable[[Path], str]:
+    """A few keys for each file, others for the next."""
+    keys = cycle(commands.VIEW_KEYS)
+    return lambda path: commands.show(path, next(keys))
 
 
 def _turn(kind: str, out: str, at: int) -> tuple[str, Callable[[Path], str]]:

@@ -20,6 +20,17 @@ class Bounds:
     most: float = (1 << 64) - 1
 
 
+@record(frozen=True, slots=True)
+class AtMost:
+    """In ``Annotated[tuple[T, ...], AtMost(5)]``: how many items there may be."""
+
+    items: int
+
+
+MOST_DEVICES = 1024
+"""Devices of a process. torch numbers 128 of each of its twenty types (``DeviceIndex``,
+c10/core/Device.h); a process uses two types."""
+
 MOST_BYTES = (1 << 60) - 1
 """2**60 bytes, an exbibyte: a thousand times the address space that a GPU maps (2**49, Hopper)."""
 

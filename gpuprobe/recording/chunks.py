@@ -53,11 +53,11 @@ _PREFIX = struct.Struct("<8sHHII")
 # more is lying, and is refused before anything of that size is allocated.
 _MAX_EXPANSION = 1032
 
-FREE_ROWS = 2_000_000
+FREE_ROWS = 500_000
 ROWS_PER_BYTE = 4
 """A recording may have `FREE_ROWS` events, and so many more for each byte of its chunks. A recorded
 event takes 5 bytes and more: its time alone takes one. Without this bound a file of 100 KB could
-have 2 million, and be read a thousand times under other names."""
+have 30 million, and be read a thousand times under other names."""
 
 _UNPACKED_FREE = 128 << 20
 _UNPACKED_PER_BYTE = 256
@@ -213,19 +213,24 @@ def _decode(header: _Header, body: memoryview) -> MemoryTrace:
 
     left = _UNPACKED_FREE + _UNPACKED_PER_BYTE * len(body)
 
-    def unpack(entry: _Blob, length: int) -> bytes:
-        nonlocal position, left
+    def taken(entry: _Blob) -> memoryview:
+        nonlocal position
         blob = body[position : position + entry.stored]
         if len(blob) != entry.stored:
             raise DataError("cut off")
         if zlib.crc32(blob) != entry.crc32:
             raise DataError("checksum")
+        position += entry.stored
+        return blob
+
+    def unpack(entry: _Blob, length: int) -> bytes:
+        nonlocal left
+        blob = taken(entry)
         if length > entry.stored * _MAX_EXPANSION:
             raise DataError("a length that compression cannot have reached")
         left -= length
         if left < 0:
             raise DataError("it unpacks to far more than a file of its size holds")
-        position += entry.stored
         unpacker = zlib.decompressobj()
         try:
             raw = unpacker.decompress(blob, length + 1)
@@ -248,13 +253,20 @@ def _decode(header: _Header, body: memoryview) -> MemoryTrace:
         "events": (trace.events, header.rows.events),
         "baseline": (trace.baseline, header.rows.baseline),
     }
+    if header.rows.events + header.rows.baseline > FREE_ROWS + ROWS_PER_BYTE * len(body):
+        raise DataError("more events than a file of its size holds")
+    seen: set[tuple[str, str]] = set()
     for column in header.columns:
         if column.typecode not in _TYPECODES:
             raise DataError(f"column {column.name}")
+        if column.table not in tables or column.name not in COLUMNS:
+            taken(column)  # written by a newer minor version
+            continue
+        if (column.table, column.name) in seen:
+            raise DataError(f"column {column.name} twice")
+        seen.add((column.table, column.name))
         values = array(column.typecode)
         raw = unpack(column, column.rows * values.itemsize)
-        if column.table not in tables or column.name not in COLUMNS:
-            continue  # written by a newer minor version
         table, rows = tables[column.table]
         if column.typecode != COLUMNS[column.name] or column.rows != rows:
             raise DataError(f"column {column.name}")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpuprobe.errors import DataError, NotARecording
+from gpuprobe.model.bounds import MOST_DEVICES
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.run.recording import RankRecording
@@ -57,6 +58,7 @@ class StreamParser:
         self.session: Session | None = None
         self._environment: Environment | None = None
         self._steps: dict[int, Step] = {}
+        self._devices: set[str] = set()  # that steps have windows of
         self._findings: dict[object, Finding] = {}
         self._blind_spots: list[BlindSpot] = []
         self._end: SessionEnd | None = None
@@ -165,6 +167,12 @@ class StreamParser:
 
     def _take_step(self, plain: dict[str, Any]) -> None:
         step = from_plain(Step, plain)
+        named = {window.device for window in step.windows}
+        if not named <= self._devices:
+            self._devices |= named
+            if len(self._devices) > MOST_DEVICES:
+                self._devices -= named
+                raise DataError(f"more than {MOST_DEVICES} devices")
         self._steps[step.index] = step
 
     def _take_finding(self, plain: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import BindingType
+from textual.command import CommandList, CommandPalette
 from textual.screen import Screen
 from textual.theme import Theme
 from textual.worker import WorkerFailed
@@ -30,6 +31,15 @@ APP_KEYS = (
     Key("Ctrl-P", "the command palette"),
     Key("q", "quit", {"q": "quit"}, footer="quit", command=True),
 )
+
+
+class Commands(CommandPalette):
+    """Textual's, which fails where a page of its list is wanted while that has no columns
+    (`OptionList._move_page`, 8.2)."""
+
+    def _action_command_list(self, action: str) -> None:
+        if self.query_one(CommandList).scrollable_content_region.width > 0:
+            super()._action_command_list(action)
 
 
 class ProbeApp(App[None]):
@@ -108,6 +118,10 @@ class ProbeApp(App[None]):
     def help_keys(self) -> Sequence[Key]:
         """The keys of the screen that is on top; a screen names its own in ``KEYS``."""
         return (*getattr(self.screen, "KEYS", ()), *APP_KEYS)
+
+    def action_command_palette(self) -> None:
+        if self.screen.id != "--command-palette":  # as `CommandPalette.is_open`
+            self.push_screen(Commands(id="--command-palette"))
 
     def action_help(self) -> None:
         self.push_screen(TextScreen("Keys", help_lines(self.help_keys)))

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -173,14 +174,16 @@ def in_folder(path: Path) -> Iterator[None]:
 
 
 VIEW_KEYS = (
-    "5", "4", "3", "2", "1", "enter", "enter", "t", "n", "p", "down", "right", "left", "up", "end",
-    "home", "question_mark",
+    ("5", "4", "3"), ("2", "1", "enter", "enter"), ("t", "n", "p"), ("t", "down", "right", "left"),
+    ("up", "end", "home", "question_mark"),
 )  # fmt: skip
+"""What is pressed, a few keys at a time where many files are shown."""
+
 LOG_KEYS = ("space", "right", "right", "left", "t", "down", "enter", "escape", "i")
 
 
-def show(path: Path) -> str:
-    """Open a recording or snapshot on the screen, press some keys; what went wrong, or ""."""
+def show(path: Path, keys: Sequence[str] = tuple(chain.from_iterable(VIEW_KEYS))) -> str:
+    """Open a recording or snapshot on the screen, press keys; what went wrong, or ""."""
     from gpuprobe.api.live import Followed
     from gpuprobe.errors import GpuprobeError
     from gpuprobe.tui.viewer.app import ViewApp
@@ -189,7 +192,7 @@ def show(path: Path) -> str:
         followed = Followed(path)
     except GpuprobeError as error:
         return "several lines" if "\n" in str(error) else ""
-    return on_screen(lambda: ViewApp(followed, interval=0.05), VIEW_KEYS, (100, 30))
+    return on_screen(lambda: ViewApp(followed, interval=0.05), keys, (100, 30))
 
 
 def show_log(path: Path) -> str:

@@ -229,3 +229,36 @@ def test_a_bomb_stays_within_its_declared_length() -> None:
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
+
+
+def with_columns(data: bytes, entries: list[tuple[dict[str, Any], bytes]]) -> bytes:
+    """The chunk with more columns before its tables."""
+    tables = header_of(data)["tables"]["stored"]
+    listed = [{"stored": len(blob), "crc32": zlib.crc32(blob), **entry} for entry, blob in entries]
+    changed = rebuilt(data, lambda header: header["columns"].extend(listed))
+    blobs = b"".join(blob for _, blob in entries)
+    return changed[:-tables] + blobs + changed[-tables:]
+
+
+def test_columns_that_are_not_known_are_not_unpacked() -> None:
+    """Forty of 100 MB would take seconds; and what is behind the name is nobody's business."""
+    entry = {"table": "events", "name": "later", "typecode": "Q", "rows": 1 << 40}
+    trace = small_trace()
+    data = with_columns(chunks.encode_chunk(trace), [(entry, b"no zlib stream")])
+    assert same_trace(chunks.decode_chunk(data, "chunk"), trace)
+
+
+def test_a_column_twice_is_a_data_error() -> None:
+    entry = {"table": "events", "name": "size", "typecode": "Q", "rows": 20}
+    data = with_columns(chunks.encode_chunk(small_trace()), [(entry, zlib.compress(bytes(160)))])
+    with pytest.raises(DataError, match="column size twice"):
+        chunks.decode_chunk(data, "chunk")
+
+
+def test_more_events_than_a_file_of_its_size_holds_are_refused_before_they_are_read() -> None:
+    def lengthen(header: dict[str, Any]) -> None:
+        header["rows"]["events"] = chunks.FREE_ROWS + 10_000
+
+    data = rebuilt(chunks.encode_chunk(small_trace()), lengthen)
+    with pytest.raises(DataError, match="more events than a file of its size holds"):
+        chunks.decode_chunk(data, "chunk")

@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 from model_strategies import memory_traces, same_trace, values_of
 
 from gpuprobe.errors import DataError, NotARecording, UnsupportedSchema
+from gpuprobe.model.bounds import MOST_DEVICES
 from gpuprobe.model.findings import Finding
+from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.run.session import (
     BlindSpot,
+    DeviceWindow,
     Environment,
     ProgramError,
     Session,
@@ -164,6 +167,25 @@ def test_lines_that_are_no_record_are_counted(tmp_path: Path, line: str) -> None
         file.write(line + "\n" + line + "\n")
     (rank,) = read_recording(stream.parent).ranks
     assert len(rank.steps) == 3
+    assert rank.blind_spots[-1].what.startswith("2 damaged lines")
+
+
+def window(device: str) -> DeviceWindow:
+    return DeviceWindow(device, AllocatorCounts(), AllocatorCounts())
+
+
+def test_more_devices_than_a_process_can_have_are_a_damaged_line(tmp_path: Path) -> None:
+    """In one step, and in all of them: every analysis goes through them for each."""
+    writer = RecordingWriter.create(tmp_path / "a.gpuprobe")
+    writer.session(SESSION, ENVIRONMENT)
+    many = [window(f"cuda:{n}") for n in range(MOST_DEVICES + 1)]
+    writer.step(Step(0, 0, 10, windows=tuple(many)))
+    writer.step(Step(1, 10, 10, windows=tuple(many[1:])))
+    writer.step(Step(2, 20, 10, windows=tuple(many[:1])))
+    writer.step(Step(3, 30, 10, windows=tuple(many[-2:])))
+    writer.close()
+    (rank,) = read_recording(tmp_path / "a.gpuprobe").ranks
+    assert [step.index for step in rank.steps] == [1, 3]
     assert rank.blind_spots[-1].what.startswith("2 damaged lines")
 
 

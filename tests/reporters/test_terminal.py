@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from dataclasses import replace
 from typing import TextIO
 
 import pytest
@@ -12,7 +13,10 @@ from hypothesis import strategies as st
 from report_builders import recording, step
 
 from gpuprobe.analysis.summary import summarize
+from gpuprobe.model.report import PhaseTime, TimeShares
+from gpuprobe.reporters.sections.parts import Cell, Table
 from gpuprobe.reporters.sections.report import headline, report_sections
+from gpuprobe.reporters.sections.report.steps import time_sections
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw
 
@@ -115,3 +119,20 @@ def test_a_number_stays_with_its_unit() -> None:
     for line in Style(width=40).wrapped(text):
         assert not line.endswith(tuple("0123456789"))
         assert not line.startswith("MiB")
+
+
+def test_a_table_of_phases_ends_and_still_sums_up() -> None:
+    """A program can name as many as it likes; the page of 100,000 took 13 s."""
+    phases = tuple(PhaseTime(f"p{n}", 2_000 - n, 0) for n in range(1_500))
+    total = sum(phase.ns for phase in phases)
+    report = replace(
+        summarize(recording([step(0, {"forward": 5})])),
+        time=TimeShares(0, 1, total, 0, 0, phases, 0, ()),
+    )
+    (section,) = time_sections(report, full=True)
+    (table,) = [part for part in section.parts if isinstance(part, Table)]
+    names = [row.cells[0] for row in table.rows]
+    assert names[:2] == ["p0", "p1"]
+    assert names[-2:] == ["(500 other phases)", "(in no phase)"]
+    spent = [cell.value for row in table.rows if isinstance(cell := row.cells[3], Cell)]
+    assert sum(value for value in spent if isinstance(value, int)) == total

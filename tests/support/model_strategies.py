@@ -16,7 +16,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 import gpuprobe.model
-from gpuprobe.model.bounds import MOST_BYTES, NewestMicroseconds
+from gpuprobe.model.bounds import MOST_BYTES, Bounds, NewestMicroseconds
 from gpuprobe.model.memory import Category, Segment, TraceAction
 from gpuprobe.model.trace import (
     AllocatorSettings,
@@ -62,6 +62,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         bounds = args[1]
+        if not isinstance(bounds, Bounds):
+            return values_of(args[0])
         if args[0] is float:
             return st.floats(bounds.least, bounds.most)
         return st.integers(int(bounds.least), int(bounds.most))

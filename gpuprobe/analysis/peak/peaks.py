@@ -63,9 +63,10 @@ def device_peaks(recording: Recording) -> list[PeakSite]:
     """
     sites = []
     for rank in recording.ranks:
-        devices = dict.fromkeys(window.device for step in rank.steps for window in step.windows)
         if rank.steps:
-            sites += [_of_device(rank, device) for device in devices]
+            sites += [
+                _of_device(rank, device, windows) for device, windows in _by_device(rank).items()
+            ]
         else:
             sites += list(_of_traces(rank))
     return sites
@@ -156,8 +157,20 @@ def window_of(windows: Iterable[DeviceWindow], device: str) -> DeviceWindow | No
     return next((window for window in windows if window.device == device), None)
 
 
-def _of_device(rank: RankRecording, device: str) -> PeakSite:
-    windows = [(step, w) for step in rank.steps if (w := window_of(step.windows, device))]
+def _by_device(rank: RankRecording) -> dict[str, list[tuple[Step, DeviceWindow]]]:
+    """The window that each step has of a device, the first where it has several."""
+    found: dict[str, list[tuple[Step, DeviceWindow]]] = {}
+    for step in rank.steps:
+        for window in step.windows:
+            rows = found.setdefault(window.device, [])
+            if not rows or rows[-1][0] is not step:
+                rows.append((step, window))
+    return found
+
+
+def _of_device(
+    rank: RankRecording, device: str, windows: list[tuple[Step, DeviceWindow]]
+) -> PeakSite:
     reserved: Peak | Unavailable = windows[0][1].peak_reserved
     for _, later in windows[1:]:
         reserved = _joined(reserved, later.peak_reserved)

@@ -25,7 +25,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from gpuprobe.errors import DataError, GpuprobeError
-from gpuprobe.model.bounds import MOST_BYTES, Bounds
+from gpuprobe.model.bounds import MOST_BYTES, AtMost, Bounds
 from gpuprobe.model.findings import Finding, to_document
 from gpuprobe.model.record import record
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
@@ -307,6 +307,8 @@ def _annotated_decoder(hint: Any, note: Any) -> Callable[[Any], Any]:
     if isinstance(note, Parsed):
         decode = _decoder(note.hint)
         return lambda plain: note.make(decode(plain))
+    if isinstance(note, AtMost):
+        return _limited_decoder(hint, note.items)
     if not isinstance(note, Bounds):
         raise TypeError(f"the codec does not know {note!r}")
     hint = int if hint is Bytes else hint
@@ -329,6 +331,17 @@ def _annotated_decoder(hint: Any, note: Any) -> Callable[[Any], Any]:
         return value
 
     return decode_bounded
+
+
+def _limited_decoder(hint: Any, most: int) -> Callable[[Any], Any]:
+    decode = _decoder(hint)
+
+    def decode_limited(plain: Any) -> Any:
+        if isinstance(plain, list) and len(plain) > most:
+            raise Malformed(f"expected at most {most} items, found {len(plain)}")
+        return decode(plain)
+
+    return decode_limited
 
 
 def _enum_decoder(kind: type[Enum]) -> Callable[[Any], Any]:

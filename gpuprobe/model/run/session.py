@@ -11,6 +11,8 @@ from typing import Annotated
 
 from gpuprobe.model.bounds import (
     MOST_BYTES,
+    MOST_DEVICES,
+    AtMost,
     Bounds,
     Count,
     Nanoseconds,
@@ -55,7 +57,9 @@ class Session:
     pid: ProcessId
     argv: tuple[str, ...]
     level: str  # "counters" or "trace"
-    devices: tuple[str, ...]  # "cpu", "cuda:0", …: what memory is accounted on
+    devices: Annotated[
+        tuple[str, ...], AtMost(MOST_DEVICES)
+    ]  # "cpu", "cuda:0", …: what memory is accounted on
     cwd: str = ""
     rank: Rank = 0
     local_rank: Rank = 0
@@ -101,6 +105,9 @@ class DeviceWindow:
         return Bytes(max(0, used - reserved))
 
 
+Windows = Annotated[tuple[DeviceWindow, ...], AtMost(MOST_DEVICES)]
+
+
 @dataclass(frozen=True, slots=True)
 class HostWindow:
     """The process's resident memory between two instants. Unit: bytes."""
@@ -126,7 +133,7 @@ class Phase:
     start_ns: Nanoseconds  # of its first entry, from the start of the session
     duration_ns: Nanoseconds  # summed over its entries
     entries: Count
-    windows: tuple[DeviceWindow, ...] = ()
+    windows: Windows = ()
     host: HostWindow = field(default_factory=HostWindow)
     # Between the same places of the program as duration_ns, when the GPU came to them: by
     # events on the current stream.
@@ -198,9 +205,11 @@ class Step:
     start_ns: Nanoseconds
     duration_ns: Nanoseconds
     phases: tuple[Phase, ...] = ()
-    windows: tuple[DeviceWindow, ...] = ()
+    windows: Windows = ()
     host: HostWindow = field(default_factory=HostWindow)
-    tensors: tuple[KnownTensors, ...] = ()  # at the end of the step
+    tensors: Annotated[
+        tuple[KnownTensors, ...], AtMost(MOST_DEVICES)
+    ] = ()  # at the end of the step
     traces: tuple[str, ...] = ()  # names of the trace chunks that cover it
     collectives: tuple[Collective, ...] = ()
     placement: tuple[Placed, ...] = ()  # of the first steps, where it differs from the one before

@@ -202,6 +202,10 @@ def time_sections(report: Report, *, full: bool) -> list[Section]:
     return [Section("Where the time goes", tuple(parts), "time", "Time")]
 
 
+_MOST_PHASES = 1_000
+"""Rows of the table of phases. A program can name any number of them: the longest are shown."""
+
+
 def _phases(found: TimeShares) -> Table:
     total = found.duration_ns or 1
     steps = found.steps or 1
@@ -212,7 +216,11 @@ def _phases(found: TimeShares) -> Table:
         return Row((name, duration(ns // steps), share, Cell("", ns, share=ns / total), on_gpu))
 
     timed = bool(found.gpu_steps)
-    rows = [row(one.path, one.ns, one.gpu_ns if timed else None) for one in found.phases]
+    listed, others = found.phases[:_MOST_PHASES], found.phases[_MOST_PHASES:]
+    rows = [row(one.path, one.ns, one.gpu_ns if timed else None) for one in listed]
+    if others:
+        gpu_ns = sum(one.gpu_ns for one in others) if timed else None
+        rows.append(row(f"({len(others)} other phases)", sum(one.ns for one in others), gpu_ns))
     rows.append(row("(in no phase)", found.outside_phases_ns, None))
     columns = (
         Column("phase", 24),
