@@ -34,12 +34,18 @@ from pathlib import Path
 from typing import Any
 
 LIMIT = 120.0  # seconds for one operator in one mode
-CHUNK = 24  # operators of one worker
+CHUNK = 48  # operators of one worker
 GPU = "h100-80gb"
 MODES = ("real", "shapes")
 NOT_NUMBERS = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty",
                          "new_empty_strided"})  # fmt: skip
 """Operators whose results have no values that mean anything."""
+READS_HOST = frozenset({"tensor_split"})
+"""Operators of which CUDA takes one tensor on the device, and the others on the host only."""
+ON_HOST = frozenset({"torch.ops.aten._efficient_attention_forward"})
+"""Operators of which CUDA returns some results on the host: the state of its generator."""
+STATISTICS = frozenset({"native_batch_norm", "_native_batch_norm_legit"})
+"""Operators that return what they save for the backward pass: empty on the host in evaluation."""
 
 
 # -- one call, and what came of it
@@ -104,7 +110,9 @@ def copied(tensor: Any, device: Any, dtype: Any = None) -> Any:
     return made.requires_grad_() if grad else made
 
 
-def on(device: Any, sample: Any, dtypes: dict[Any, Any]) -> tuple[Any, Any, Any]:
+def on(
+    device: Any, sample: Any, dtypes: dict[Any, Any], *, first_only: bool = False
+) -> tuple[Any, Any, Any]:
     """The arguments of a sample, moved; ``dtypes`` replaces some dtypes by others."""
     import torch
 
@@ -113,7 +121,8 @@ def on(device: Any, sample: Any, dtypes: dict[Any, Any]) -> tuple[Any, Any, Any]
     def change(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if id(value) not in known:
-                known[id(value)] = copied(value, device, dtypes.get(value.dtype))
+                place = "cpu" if first_only and value is not sample.input else device
+                known[id(value)] = copied(value, place, dtypes.get(value.dtype))
             return known[id(value)]
         if isinstance(value, torch.device) and value.type == "cpu":
             return torch.device(device)
@@ -133,7 +142,8 @@ def run(op: Any, sample: Any, device: str, backward: bool, dtypes: dict[Any, Any
 
     outcome = Outcome([], [])
     try:
-        first, args, kwargs = on(device, sample, dtypes)
+        host_too = op.name in READS_HOST
+        first, args, kwargs = on(device, sample, dtypes, first_only=host_too)
         before = 0
         if device == "cuda":
             torch._C._cuda_clearCublasWorkspaces()
@@ -219,6 +229,10 @@ def differs(found: Any, wanted: Any) -> str:
     if not found.is_floating_point() and not found.is_complex():
         wide = torch.int64
     one, other = found.to(wide), wanted.to(found.dtype).to(wide)
+    if found.dtype is torch.complex32 and not same:
+        # Formulas of several operators overflow on the way, in half precision, as on CUDA.
+        fits = one.isfinite()
+        one, other = one[fits], other[fits]
     if found.is_floating_point() or found.is_complex():
         # Kernels sum up in orders of their own: what is small next to the rest is less exact.
         fine = 64 * torch.finfo(found.dtype).eps
@@ -297,6 +311,9 @@ def judged(op: Any, case: Case, mode: str) -> tuple[str, str]:
                 return kind, f"{one}, with values {other}"
         return ("layout", "another number of results") if len(seen) != len(case.looks) else ("", "")
     case.looks = seen
+    off = [place for item in seen if isinstance(item, list) and (place := item[3]) != "cuda:0"]
+    if off and op.name not in ON_HOST:
+        return "place", f"a result or gradient on {off[0]}"
     if case.wanted is None or op.name in NOT_NUMBERS:
         return "", ""
     for what in ("results", "grads"):
@@ -304,6 +321,8 @@ def judged(op: Any, case: Case, mode: str) -> tuple[str, str]:
         if len(found) != len(wanted):
             return "values", f"{len(found)} {what}, on the host {len(wanted)}"
         for one, other in zip(found, wanted, strict=True):
+            if op.name in STATISTICS and not other.numel():
+                continue
             if difference := differs(host(one), other):
                 return "values", f"{what}: {difference}"
     return "", ""
@@ -321,6 +340,7 @@ def work(path: Path, todo: dict[int, list[str]], samples: int) -> None:
     warnings.simplefilter("ignore")
     with gpuprobe.virtual_gpu(GPU):  # the table asks what the GPU is capable of
         from torch.testing._internal.common_methods_invocations import op_db
+    gc.freeze()  # the table: there is no need to look through it after each operator
     wanted = {mode for modes in todo.values() for mode in modes}
     out = path.open("a", buffering=1)
 
@@ -460,6 +480,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--ops", nargs="*", help="names in op_db; default: all")
     parser.add_argument("--retry", action="store_true", help="run again what failed")
+    parser.add_argument("--minutes", type=float, help="end after so many; the next call goes on")
     parser.add_argument("--show", action="store_true", help="print what is known, run nothing")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -490,7 +511,11 @@ def main() -> None:
             if modes:
                 todo[index] = list(modes)
         indices = list(todo)
+        began = time.monotonic()
         for at in range(0, len(indices), CHUNK):
+            if given.minutes is not None and time.monotonic() - began > 60 * given.minutes:
+                print(f"{len(indices) - at} operators are left", file=sys.stderr)
+                break
             follow(given.state, {index: todo[index] for index in indices[at : at + CHUNK]},
                    given.samples)  # fmt: skip
             rows = rows_of(given.state)

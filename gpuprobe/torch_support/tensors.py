@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -15,11 +15,30 @@ _WITHOUT_MEMORY: Final = (
 )
 
 
+_Set: Final = torch._C.DispatchKeySet
+_Key: Final = torch._C.DispatchKey
+# The bits of sparse layouts: of coordinates, and of compressed rows or columns.
+_SPARSE: Final = (_Set(_Key.SparseCPU) | _Set(_Key.SparseCsrCPU)).raw_repr() & ~_Set(
+    _Key.CPU
+).raw_repr()
+
+
 def is_meta(tensor: Any) -> bool:
     """Whether a tensor truly has no memory. A virtual GPU replaces ``Tensor.is_meta``, and torch
     asks that where a mode (``with torch.device(...)``) or a subclass handles torch's functions.
     """
     return bool(_keys(tensor).raw_repr() & _WITHOUT_MEMORY)
+
+
+def is_sparse(tensor: Any) -> bool:
+    """Whether a tensor is of a sparse layout, whatever a subclass answers for ``layout``."""
+    return bool(_keys(tensor).raw_repr() & _SPARSE)
+
+
+def is_meta_and_sparse(tensor: Any) -> tuple[int, int]:
+    """`is_meta` and `is_sparse` at once, which every operator asks: 0 for no."""
+    keys = _keys(tensor).raw_repr()
+    return keys & _WITHOUT_MEMORY, keys & _SPARSE
 
 
 _functorch: Any = torch._C._functorch
@@ -46,6 +65,27 @@ def parts(tensor: Any) -> tuple[Any, ...]:
         if layout in _COMPRESSED:
             return tensor.values(), *(part(tensor) for part in _COMPRESSED[layout])
     return ()
+
+
+def of_parts(tensor: Any, made: Sequence[Any], device: torch.device) -> Any:
+    """A sparse tensor like ``tensor``, but of other `parts`, which lie on ``device``."""
+    values, *indices = made
+    aten = torch.ops.aten
+    if tensor.layout is torch.sparse_coo:
+        return aten._sparse_coo_tensor_with_dims_and_tensors.default(
+            tensor.sparse_dim(),
+            tensor.dense_dim(),
+            tensor.size(),
+            indices[0],
+            values,
+            dtype=values.dtype,
+            layout=tensor.layout,
+            device=device,
+            is_coalesced=tensor.is_coalesced(),
+        )
+    return aten._sparse_compressed_tensor_unsafe.default(
+        *indices, values, tensor.size(), dtype=values.dtype, layout=tensor.layout, device=device
+    )
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -10,7 +10,9 @@ from typing import Any, Final
 import torch
 from torch._prims_common import suggest_memory_format
 
-from gpuprobe.virtual.machine import is_meta
+from gpuprobe.torch_support.tensors import is_sparse, of_parts, parts, storage_key
+from gpuprobe.virtual.machine import Machine, is_meta
+from gpuprobe.virtual.reads import known
 from gpuprobe.virtual.unknown import refuse
 
 NEED_VALUES: Final = frozenset(
@@ -187,6 +189,48 @@ def _whole_rows(matrix: Any) -> None:
         raise RuntimeError(f"Invalid strides/sizes, got {matrix.stride()} and {matrix.shape}")
     if (column if by_columns else row) % step:
         raise RuntimeError("strides should be multiple of 16 bytes")
+
+
+def with_elements(machine: Machine, value: Any, stores: dict[int, Any]) -> Any:
+    """The arguments of a call with sparse tensors, made for the CPU: as `known.with_values`, but values
+    may be unknown, and are any then. ``stores`` takes the storage without memory for each storage
+    that stands for one. Raises ValueNeeded where it is not known which elements a tensor has.
+    """
+    if isinstance(value, torch.Tensor):
+        if not is_meta(value):
+            return value
+        if is_sparse(value):
+            made = [with_elements(machine, part, stores) for part in parts(value)]
+            return of_parts(value, made, torch.device("cpu"))
+        if not (value.is_floating_point() or value.is_complex() or known.is_known(machine, value)):
+            raise refuse("which elements of a sparse tensor there are")
+        stand_in = known.values_of(machine, value)
+        stores[storage_key(stand_in)] = value.untyped_storage()
+        return stand_in
+    if type(value) is list or type(value) is tuple:
+        return type(value)([with_elements(machine, item, stores) for item in value])
+    if isinstance(value, dict):
+        return {name: with_elements(machine, item, stores) for name, item in value.items()}
+    return value
+
+
+def of_sparse(name: str, args: tuple[Any, ...]) -> tuple[Any, torch.dtype] | None:
+    """Sizes and dtype of a dense result of sparse tensors; None where it takes their elements to
+    tell, or the result is sparse too.
+    """
+    first = args[0]
+    if name == "_to_dense":
+        return first.size(), first.dtype
+    if name not in _PRODUCTS:
+        return None
+    left, right = args[_PRODUCTS[name] :][:2]
+    if torch.strided not in (left.layout, right.layout):
+        return None
+    return (*left.size()[:-1], right.size(-1)), left.dtype
+
+
+_PRODUCTS: Final = {"mm": 0, "addmm": 1, "_sparse_addmm": 1, "bmm": 0}
+"""Matrix products, and which argument is the left factor."""
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:

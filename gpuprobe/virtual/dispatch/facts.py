@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 
 from gpuprobe.hazards.rules import ALSO_WRITTEN
 from gpuprobe.virtual import values
+from gpuprobe.virtual.dispatch import layout
 from gpuprobe.virtual.dispatch.calls import OperatorRow
 from gpuprobe.virtual.dispatch.refusals import refusal
 
@@ -118,6 +120,8 @@ class OperatorFacts:
     """It does the same to each entry of its lists (``foreach``)."""
     pointwise: bool
     """Numbers among its arguments do not change the shape of its result."""
+    iterated: bool
+    """It makes a result whose strides follow those of its arguments (``TensorIterator``)."""
     remembered: bool
     """Its result is new memory, or its first argument, and depends on the arguments' shapes."""
     by_shape: Callable[..., Any] | None
@@ -153,12 +157,25 @@ def facts_of(func: Any, rows: Mapping[str, OperatorRow]) -> OperatorFacts:
         like=name in _LIKE,
         each=name.startswith("_foreach_"),
         pointwise=torch.Tag.pointwise in func.tags or name.startswith("_foreach_"),
+        iterated=torch.Tag.pointwise in func.tags
+        and name not in layout.CONTIGUOUS
+        and not any(
+            _written(argument) or argument.name == "memory_format" for argument in schema.arguments
+        ),
         remembered=_remembered(func, name),
         by_shape=values.BY_SHAPE.get(name),
         collective=schema.name.startswith("c10d::"),
         needs_values=name in values.NEED_VALUES,
         host_results=_HOST_RESULTS.get(name, ()),
     )
+
+
+@functools.cache
+def on_sparse(facts: OperatorFacts) -> OperatorFacts:
+    """The same of a call with sparse tensors, whose kernels are others: the lowering table has
+    none of them.
+    """
+    return replace(facts, row=None)
 
 
 def _remembered(func: Any, name: str) -> bool:

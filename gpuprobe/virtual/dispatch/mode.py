@@ -15,11 +15,11 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpuprobe.torch_support.tensors import storage_key, tensors_in
+from gpuprobe.torch_support.tensors import is_meta_and_sparse, storage_key, tensors_in
 from gpuprobe.virtual import boundary, frames, unknown
 from gpuprobe.virtual.dispatch import available
 from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
-from gpuprobe.virtual.dispatch.facts import OperatorFacts, facts_of
+from gpuprobe.virtual.dispatch.facts import OperatorFacts, facts_of, on_sparse
 from gpuprobe.virtual.dispatch.refusals import two_places
 from gpuprobe.virtual.dispatch.shapes import OnShapes
 from gpuprobe.virtual.generators import drawn_by
@@ -90,6 +90,8 @@ class DispatchMode(TorchDispatchMode):
         if machine.shapes or (local.standing_in and kinds[0]):
             return self._shapes.run(facts, func, args, kwargs, (device, place), kinds)
         if device >= 0 or place >= 0:
+            if kinds[2]:
+                facts = on_sparse(facts)
             return self.on_device(facts, func, args, kwargs, device, place)
         return self.on_host(facts, func, args, kwargs)
 
@@ -267,13 +269,13 @@ class DispatchMode(TorchDispatchMode):
 
     def _places(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[int, Any | None, bool, bool]:
+    ) -> tuple[int, Any | None, bool, bool, bool]:
         """The device of the arguments (-1: none), one host tensor that is not a scalar, whether
-        any has no memory, and whether the values of any are unknown.
+        any has no memory, whether the values of any are unknown, and whether any is sparse.
         """
         device = -1
         host = None
-        meta = some_unknown = False
+        meta = some_unknown = sparse = False
         tag_of = self.machine.tag_of
         for value in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(value, _Tensor):
@@ -286,9 +288,12 @@ class DispatchMode(TorchDispatchMode):
                 if not isinstance(tensor, _Tensor):
                     continue
                 tag = tag_of(tensor)
-                if is_meta(tensor):
+                empty, of_parts = is_meta_and_sparse(tensor)
+                if of_parts:
+                    sparse = True
+                if empty:
                     meta = True
-                    if tag is None or tag.values is None:
+                    if tag is None or tag.values is None or of_parts:
                         some_unknown = some_unknown or not known.is_known(self.machine, tensor)
                 elif tag is not None and tag.lost:
                     some_unknown = True
@@ -299,7 +304,7 @@ class DispatchMode(TorchDispatchMode):
                     device = tag.place
                 elif device != tag.place and host is None:
                     host = tensor  # on another device: as wrong as on the host
-        return device, host, meta, some_unknown
+        return device, host, meta, some_unknown, sparse
 
     def _check_places(
         self,

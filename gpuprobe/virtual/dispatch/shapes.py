@@ -10,9 +10,10 @@ from typing import Any, Final, Protocol
 import torch
 
 from gpuprobe.errors import NotModelled
-from gpuprobe.torch_support.tensors import tensors_in
+from gpuprobe.torch_support.tensors import is_sparse, tensors_in
 from gpuprobe.virtual import unknown, values
-from gpuprobe.virtual.dispatch.facts import OperatorFacts
+from gpuprobe.virtual.dispatch import layout
+from gpuprobe.virtual.dispatch.facts import OperatorFacts, on_sparse
 from gpuprobe.virtual.dispatch.shape_cache import ShapeCache
 from gpuprobe.virtual.generators import drawn_by
 from gpuprobe.virtual.kernels import host
@@ -22,7 +23,30 @@ from gpuprobe.virtual.reads import bounds, known
 _Tensor = torch.Tensor
 _NOTHING: Final = object()
 _MASKS: Final = (torch.bool, torch.uint8)
-_aten: Final = torch.ops.aten
+# Operators on what a sparse tensor is made of, which need no elements.
+_OF_PARTS: Final = frozenset(
+    {
+        "_coalesced_",
+        "_dimI",
+        "_dimV",
+        "_indices",
+        "_nnz",
+        "_values",
+        "alias",
+        "ccol_indices",
+        "col_indices",
+        "crow_indices",
+        "dense_dim",
+        "detach",
+        "detach_",
+        "empty_like",
+        "indices",
+        "is_coalesced",
+        "row_indices",
+        "sparse_dim",
+        "values",
+    }
+)
 # In torch's errors for an operator, or a type of an operator, that the CPU lacks.
 _LACKING: Final = ("not implemented for", "Could not run 'aten::")
 
@@ -73,11 +97,13 @@ class OnShapes:
         kinds: Sequence[bool],
     ) -> Any:
         """``places``: of the arguments, and of what is made. ``kinds``: whether any argument has
-        no memory, and whether any is unknown.
+        no memory, whether any is unknown, and whether any is sparse.
         """
         machine, mode = self._machine, self._mode
         device, place = places
-        meta, some_unknown = kinds
+        meta, some_unknown, sparse = kinds
+        if sparse:
+            facts = on_sparse(facts)
         if some_unknown and (facts.like or self._overwritten(facts, args, kwargs)):
             some_unknown = False
         if not (meta or some_unknown) and device < 0 and place < 0:
@@ -90,7 +116,11 @@ class OnShapes:
         if meta and facts.collective:
             some_unknown = True
         index = place if place >= 0 else device
-        make, found = self._by_values(facts, func, args, kwargs, index, (meta, some_unknown))
+        make: Callable[[], Any] | None
+        if sparse and facts.name not in _OF_PARTS:
+            make, found = self._of_elements(facts, func, args, kwargs, index, some_unknown)
+        else:
+            make, found = self._by_values(facts, func, args, kwargs, index, (meta, some_unknown))
         if make is None:
             if found is not _NOTHING:
                 if machine.observer is not None and device >= 0:
@@ -111,11 +141,53 @@ class OnShapes:
             machine.moved(args[0])
         elif some_unknown:
             self._forget(facts, func, args, kwargs, result, index)
+            if sparse and found is not _NOTHING:
+                known.learn_indices(machine, result, found)
         elif found is not _NOTHING:
             known.learn(machine, result, found, ())
         else:
             self._learn(facts, func, args, kwargs, result, index)
         return _written_to(facts, args, kwargs, result)
+
+    # -- sparse tensors
+
+    def _of_elements(
+        self,
+        facts: OperatorFacts,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        index: int,
+        some_unknown: bool,
+    ) -> tuple[Callable[[], Any], Any]:
+        """As `_by_values`, for an operator on sparse tensors. Which elements its result has is
+        found by the CPU's kernel: torch's rules for tensors without memory have hardly any for
+        sparse ones.
+        """
+        written = _arguments(facts, args, kwargs)
+        if written and not any(map(is_sparse, written)):
+            return (lambda: written[0]), _NOTHING
+        if some_unknown and (dense := values.of_sparse(facts.name, args)) is not None:
+            return functools.partial(self._empty, *dense), _NOTHING
+        stores: dict[int, Any] = {}
+        with self._mode.below():
+            given = values.with_elements(self._machine, args, stores)
+            named = values.with_elements(self._machine, kwargs, stores)
+        found = self._compute(facts, func, given, named, index)
+        if found is _NOTHING:
+            raise unknown.no_shape_rule(func)
+        device = kwargs.get("device")
+        if not some_unknown and device is not None and device.type == "cpu":
+            return (lambda: found), found  # a copy to the host
+        with self._mode.below():
+            made = known.shape_only(found, stores)
+            for tensor in written:
+                tensor.data = made
+        return (lambda: made), found
+
+    def _empty(self, size: Any, dtype: torch.dtype) -> Any:
+        with self._mode.below():
+            return torch.empty(size, dtype=dtype, device="meta")
 
     # -- shapes
 
@@ -136,7 +208,9 @@ class OnShapes:
             named = {name: values.without_values(value) for name, value in kwargs.items()}
             if facts.by_shape is not None:
                 return facts.by_shape(*args, **named)
-            return func(*_without_memory(facts, args), **named)
+            given = _without_memory(facts, args)
+            made = func(*given, **named)
+            return layout.like_arguments(given, named, made) if facts.iterated else made
 
         try:
             return self._mode.run(self._cache.result, (facts, func, args, kwargs, run), {})

@@ -91,7 +91,7 @@ def _one(forward: bool, half: bool) -> Callable[..., Any]:
         dim = dim % given.dim()
         given = _resized(given, [dim], [-1 if n is None else n])
         result = _aten._fft_r2c.default(given, [dim], _scaling(norm, forward), half)
-        return result if forward else result.conj_physical()
+        return result if forward else result.conj()
 
     return transform
 
@@ -105,7 +105,7 @@ def _several(forward: bool) -> Callable[..., Any]:
         scaling = _scaling(norm, forward)
         if forward:
             return _aten._fft_r2c.default(given, dims, scaling, True)
-        last = _aten._fft_r2c.default(given, dims[-1:], scaling, True).conj_physical()
+        last = _aten._fft_r2c.default(given, dims[-1:], scaling, True).conj()
         return _aten._fft_c2c.default(last, dims[:-1], scaling, False) if dims[:-1] else last
 
     return transform

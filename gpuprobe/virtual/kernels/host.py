@@ -92,14 +92,40 @@ def _least_squares(
     return func(given, other, rcond, driver="gels")
 
 
-def _embedding_bag(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Tables without room for more: ``_embedding_bag_cuda`` in
+def _embedding_bag(
+    func: Any,
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    by_frequency: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    factors: Any = None,
+    include_last: bool = False,
+    *rest: Any,
+    **kwargs: Any,
+) -> Any:
+    """The bag of each index always, a size for each offset, the largest indices only of maxima;
+    none with room for more: ``_embedding_bag_cuda`` in
     ``aten/src/ATen/native/cuda/EmbeddingBag.cu``.
     """
+    given = (weight, indices, offsets, by_frequency, mode, sparse, factors, include_last)
+    out, bags, sizes, largest = func(*given, *rest, **kwargs)
+    if bags.numel() != indices.numel():
+        starts = offsets[:-1] if include_last else offsets
+        bags = torch.bucketize(torch.arange(indices.numel()), starts, right=True) - 1
+        bags = bags.to(indices.dtype)
+    if sizes.numel() != offsets.numel():
+        sizes = torch.nn.functional.pad(sizes, (0, offsets.numel() - sizes.numel()))
+    if mode != _MAXIMA:
+        largest = largest.new_empty((0,))
     return tuple(
         item if item.untyped_storage().nbytes() == item.nbytes else item.clone()
-        for item in func(*args, **kwargs)
+        for item in (out, bags, sizes, largest)
     )
+
+
+_MAXIMA: Final = 2  # EmbeddingBagMode::MAX
 
 
 def _laid_out(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -108,6 +134,13 @@ def _laid_out(func: Any, *args: Any, **kwargs: Any) -> Any:
         return Instead(func, args, kwargs).run({})
     except RuntimeError as error:
         return instead(func, error, *args, **kwargs)
+
+
+def _by_dimension(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Positions of elements, first those in the first dimension: ``nonzero_cuda_out_impl`` and
+    ``nonzero_static_cuda`` in ``aten/src/ATen/native/cuda/Nonzero.cu``.
+    """
+    return func(*args, **kwargs).t().contiguous().t()
 
 
 TABLE: Final[dict[Any, Callable[..., Any]]] = {
@@ -123,7 +156,10 @@ TABLE: Final[dict[Any, Callable[..., Any]]] = {
     _aten._embedding_bag.default: _embedding_bag,
     _aten._embedding_bag_forward_only.default: _embedding_bag,
     _aten.linalg_lstsq.default: _least_squares,
+    _aten._linalg_svd.default: _laid_out,
     _aten.nansum.default: _nansum,
+    _aten.nonzero.default: _by_dimension,
+    _aten.nonzero_static.default: _by_dimension,
     _aten._fft_r2c.default: _laid_out,
     _aten._fft_c2r.default: _laid_out,
     _aten._fft_c2c.default: _laid_out,

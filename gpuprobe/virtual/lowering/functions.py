@@ -21,7 +21,9 @@ from gpuprobe.virtual.dispatch.refusals import two_places
 from gpuprobe.virtual.generators import drawn
 from gpuprobe.virtual.lowering import attention
 from gpuprobe.virtual.machine import Machine
+from gpuprobe.virtual.reads.known import is_known, values_of
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, transformed
+from gpuprobe.virtual.unknown import refuse
 
 _aten = torch.ops.aten
 APART = (
@@ -36,6 +38,12 @@ def install(machine: Machine, kernels: Kernels, patches: Patches) -> None:
     kernels.add("one_hot", _one_hot(machine), DEVICE)
     for name in ("ctc_loss.IntList", "ctc_loss.Tensor"):
         kernels.add(name, _ctc_loss(machine), DEVICE)
+    for name in _aten.linalg_matrix_rank.overloads():
+        if "out" not in name:
+            kernel = _matrix_rank(machine, getattr(_aten.linalg_matrix_rank, name))
+            full = "linalg_matrix_rank" + ("" if name == "default" else f".{name}")
+            kernels.add(full, kernel, DEVICE)
+    kernels.add("tensor_split.tensor_indices_or_sections", _tensor_split(machine), DEVICE)
     _choices(machine, patches)
 
 
@@ -93,6 +101,38 @@ def _one_hot(machine: Machine) -> Callable[..., Any]:
         return found.scatter_(-1, tensor.unsqueeze(-1), 1)
 
     return one_hot
+
+
+def _matrix_rank(machine: Machine, operator: Any) -> Callable[..., Any]:
+    """``linalg_matrix_rank`` of no matrices: its C++ code in ``BatchLinearAlgebra.cpp`` makes the
+    result "like the matrices", which is host memory here.
+    """
+
+    def matrix_rank(given: Any, *args: Any, **kwargs: Any) -> Any:
+        if not given.numel() and given.dim() > 1 and machine.place_of(given) >= 0:
+            return given.new_zeros(given.shape[:-2], dtype=torch.long)
+        return operator.decompose(given, *args, **kwargs)
+
+    return matrix_rank
+
+
+def _tensor_split(machine: Machine) -> Callable[..., Any]:
+    """``tensor_split`` in ``TensorShape.cpp``: it reads where to split from host memory."""
+
+    def tensor_split(given: Any, where: Any, dim: int = 0) -> Any:
+        place = machine.place_of(where)
+        if place >= 0:
+            raise RuntimeError(
+                "tensor_split expected tensor_indices_or_sections to be on cpu, but it's on "
+                f"cuda:{place}"
+            )
+        if not is_known(machine, where):
+            raise refuse("where to split a tensor")
+        with below():
+            at = values_of(machine, where)
+            return _aten.tensor_split.tensor_indices_or_sections(given, at, dim)
+
+    return tensor_split
 
 
 # -- connectionist temporal classification

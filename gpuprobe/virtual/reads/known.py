@@ -19,10 +19,18 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.torch_support.tensors import is_meta, storage_key, tensors_in
+from gpuprobe.torch_support.tensors import (
+    is_meta,
+    is_sparse,
+    of_parts,
+    parts,
+    storage_key,
+    tensors_in,
+)
 from gpuprobe.virtual.machine import Machine
 
 _CPU: Final = torch.device("cpu")
+_META: Final = torch.device("meta")
 _aten: Final = torch.ops.aten
 _empty = torch.empty
 _empty_strided = torch.empty_strided
@@ -33,6 +41,8 @@ _is_neg = torch.Tensor.is_neg
 
 def is_known(machine: Machine, tensor: Any) -> bool:
     """Whether a tensor has values: always, unless it has no memory or is `Tag.lost`."""
+    if is_sparse(tensor):
+        return all(is_known(machine, part) for part in parts(tensor))
     tag = machine.keeper_of(tensor)
     if is_meta(tensor):
         return tag is not None and tag.values is not None and tensor.layout is torch.strided
@@ -57,6 +67,8 @@ def values_of(machine: Machine, tensor: Any) -> Any:
     """
     if not is_meta(tensor):
         return tensor
+    if is_sparse(tensor):
+        return of_parts(tensor, [values_of(machine, part) for part in parts(tensor)], _CPU)
     tag = machine.keeper_of(tensor)
     if tag is None or tag.values is None:
         return _empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=_CPU)
@@ -76,16 +88,17 @@ def with_values(machine: Machine, value: Any) -> Any:
     return value
 
 
-def shape_only(value: Any) -> Any:
+def shape_only(value: Any, stores: dict[int, Any] | None = None) -> Any:
     """A result with every tensor replaced by one of its shape without memory. Tensors that share
-    a storage still do.
+    a storage still do. ``stores``: storages without memory, by the keys of those to replace.
     """
-    stores: dict[int, Any] = {}
-    return _shape_only(value, stores)
+    return _shape_only(value, {} if stores is None else stores)
 
 
 def _shape_only(value: Any, stores: dict[int, Any]) -> Any:
     if isinstance(value, torch.Tensor):
+        if is_sparse(value):
+            return of_parts(value, [_shape_only(item, stores) for item in parts(value)], _META)
         if value.layout is not torch.strided:
             return value
         key = storage_key(value)
@@ -111,6 +124,10 @@ def all_known(machine: Machine, value: Any) -> bool:
 def may_have_values(machine: Machine, result: Any) -> bool:
     """Whether the tensors of a result are small enough to be computed."""
     for tensor in tensors_in(result):
+        if is_sparse(tensor):
+            if not may_have_values(machine, parts(tensor)):
+                return False
+            continue
         if tensor.layout is not torch.strided:
             return False
         if is_meta(tensor) and not machine.limits.allow(
@@ -127,6 +144,9 @@ def learn(machine: Machine, result: Any, found: Any, given: Any) -> None:
     """
     taken: set[int] | None = None
     for tensor, values in zip(tensors_in(result), tensors_in(found), strict=False):
+        if is_sparse(tensor):
+            learn(machine, parts(tensor), parts(values), given)
+            continue
         if not is_meta(tensor) or tensor.layout is not torch.strided:
             continue
         tag = machine.keeper_of(tensor)
@@ -152,8 +172,17 @@ def learn(machine: Machine, result: Any, found: Any, given: Any) -> None:
             tag.values = storage
 
 
+def learn_indices(machine: Machine, result: Any, found: Any) -> None:
+    """Keep what is known of sparse tensors whose values are not: which elements they have."""
+    for tensor, computed in zip(tensors_in(result), tensors_in(found), strict=False):
+        if is_sparse(tensor):
+            learn(machine, parts(tensor)[1:], parts(computed)[1:], ())
+
+
 def forget(machine: Machine, tensor: Any) -> None:
     """Unknown values were written into a tensor: nothing that shares its memory is known."""
+    if is_sparse(tensor):  # its elements are where they were, or were written too
+        tensor = parts(tensor)[0]
     tag = machine.keeper_of(tensor)
     if is_meta(tensor):
         if tag is not None:

@@ -163,7 +163,7 @@ class Intercept:
             if tracing is not None and tracing.under_way():
                 return tracing.copy(operator, tensor, given)
             device = given.get("device")
-            source = machine.place_of(tensor)
+            source = _place_of(machine, tensor)
             # What the program named is found here; what is called for it, a transform may send
             # through this kernel again, with the host's device.
             explicit, local.explicit = local.explicit, False
@@ -250,6 +250,13 @@ class Intercept:
     ) -> Any:
         """What `move` does once autograd has been taken care of."""
         machine = self.machine
+        if _is_jagged(tensor):
+            memory_format = torch.preserve_format
+            return _jagged_again(
+                tensor, lambda part: self.copy(part, place, dtype, None, memory_format,
+                                               non_blocking, meta),
+                lambda part: self.copy(part, place, None, None, memory_format, non_blocking, None),
+            )  # fmt: skip
         host = _CPU
         if machine.valueless and (place >= 0 or not is_known(machine, tensor)):
             host = _META
@@ -276,6 +283,41 @@ class Intercept:
             return tensor.clone(memory_format=torch.contiguous_format)
 
 
+def _is_jagged(tensor: Any) -> bool:
+    return torch._C._dispatch_keys(tensor).has(_NESTED) and hasattr(tensor, "_offsets")
+
+
+_NESTED = torch._C.DispatchKey.NestedTensor
+
+
+def _place_of(machine: Machine, tensor: Any) -> int:
+    return machine.place_of(tensor._values if _is_jagged(tensor) else tensor)
+
+
+def _jagged_again(
+    tensor: Any, of_values: Callable[[Any], Any], of_indices: Callable[[Any], Any]
+) -> Any:
+    """A jagged tensor of other parts, with the same symbol for its ragged dimension. torch's own
+    code (``to_copy_default`` in ``torch/nested/_internal/ops.py``) asks C++ code whether offsets
+    are on the device that the values are on, and all are on the host there.
+    """
+    from torch.nested._internal import nested_tensor as nested
+
+    lengths = tensor._lengths
+    offsets = of_indices(tensor._offsets)
+    moved = None if lengths is None else of_indices(lengths)
+    ragged = tensor._offsets if lengths is None else lengths
+    symbols = nested._tensor_symint_registry
+    symbols[offsets if moved is None else moved] = symbols[ragged]
+    return nested.NestedTensor(
+        of_values(tensor._values),
+        offsets=offsets,
+        lengths=moved,
+        _ragged_idx=tensor._ragged_idx,
+        _metadata_cache=tensor._metadata_cache,
+    )
+
+
 class _ToCopy(torch.autograd.function._SingleLevelFunction):
     """A copy to another place whose gradient goes the way back. A transform of ``torch.func`` has
     taken its own level off where a kernel is called, so that the plain kind of function is right.
@@ -284,7 +326,7 @@ class _ToCopy(torch.autograd.function._SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, tensor: Any, intercept: Any, copy: Any) -> Any:
         ctx.intercept, ctx.copy = intercept, copy
-        ctx.back = (intercept.machine.place_of(tensor), tensor.dtype)
+        ctx.back = (_place_of(intercept.machine, tensor), tensor.dtype)
         ctx.meta = is_meta(tensor) if intercept.machine.shapes else None
         if not transformed():
             return intercept.copy(tensor, *copy)
