@@ -16,7 +16,7 @@ from gpuprobe.virtual import boundary, cuda_api, saving
 from gpuprobe.virtual.catalogue.gpus import GpuModel, parse_spec
 from gpuprobe.virtual.compiled import compiler, triton_kernels
 from gpuprobe.virtual.dispatch.mode import DispatchMode
-from gpuprobe.virtual.kernels import attention, fourier, host, jiterator
+from gpuprobe.virtual.kernels import attention, fourier, host, jiterator, nearest
 from gpuprobe.virtual.lowering import functions, recurrent, rows
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.reads import assignment
@@ -50,6 +50,8 @@ class VirtualSession:
         if _session is not None:
             raise UsageError("a virtual GPU is in use already", hint="leave that one first")
         _session = self
+        if self.machine.shapes:
+            nearest.import_compiler()
         try:
             self._kernels = Kernels()
             self._patches.add(self._kernels.close)

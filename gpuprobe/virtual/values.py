@@ -106,7 +106,9 @@ def masked_fill(given: Any, mask: Any, value: Any) -> Any:
 
 
 def like_second(grad: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
-    """Backward kernels that make a gradient like the input."""
+    """Backward kernels that make a contiguous gradient of the input's shape:
+    ``mse_loss_backward`` and ``smooth_l1_loss_backward`` in ``aten/src/ATen/native/Loss.cpp``.
+    """
     return torch.empty_like(given, memory_format=torch.contiguous_format)
 
 
@@ -192,9 +194,10 @@ def _whole_rows(matrix: Any) -> None:
 
 
 def with_elements(machine: Machine, value: Any, stores: dict[int, Any]) -> Any:
-    """The arguments of a call with sparse tensors, made for the CPU: as `known.with_values`, but values
-    may be unknown, and are any then. ``stores`` takes the storage without memory for each storage
-    that stands for one. Raises ValueNeeded where it is not known which elements a tensor has.
+    """The arguments of a call with sparse tensors, made for the CPU: as `known.with_values`, but
+    values may be unknown, and are any then. ``stores`` takes the storage without memory for each
+    storage that stands for one. Raises ValueNeeded where it is not known which elements a tensor
+    has.
     """
     if isinstance(value, torch.Tensor):
         if not is_meta(value):
@@ -262,10 +265,24 @@ def gradients_of_efficient(query: Any, key: Any, value: Any, bias: Any, shared: 
     return [*made, room[..., :width]]
 
 
+def needs_sums(query: Any, sums: Any) -> None:
+    """Raises RuntimeError where attention's forward pass was told to keep nothing for a backward
+    pass. CUDA's kernel would read memory that is not there.
+    """
+    if query.numel() and not sums.numel():
+        raise RuntimeError(
+            "_efficient_attention_backward: the forward pass has not kept logsumexp "
+            "(compute_log_sumexp=False)"
+        )
+
+
 def efficient_attention_backward(
     grad: Any, query: Any, key: Any, value: Any, bias: Any, *args: Any, **options: Any
 ) -> tuple[Any, ...]:
-    """``_efficient_attention_backward``, whose meta kernel lacks an argument."""
+    """``_efficient_attention_backward``, whose meta kernel lacks an argument. ``args``: the result,
+    where sequences begin, how long they are, and the sums.
+    """
+    needs_sums(query, args[5])
     shared = options.get("shared_storage_dqdkdv", False)
     return tuple(gradients_of_efficient(query, key, value, bias, shared))
 
@@ -310,6 +327,9 @@ BY_SHAPE: Final[dict[str, Callable[..., Any]]] = {
     "_efficient_attention_backward": efficient_attention_backward,
     "mse_loss": elementwise_loss,
     "smooth_l1_loss": elementwise_loss,
+    "smooth_l1_loss_backward": like_second,
+    "huber_loss_backward": like_second,
+    "mse_loss_backward": like_second,
     "binary_cross_entropy": cross_entropy_loss,
     "_grouped_mm": grouped_product,
     "_fused_sgd_": nothing,

@@ -23,7 +23,7 @@ from gpuprobe.virtual.frames import where
 from gpuprobe.virtual.generators import STATES, Generator, drawing_from
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.torch_patches.keys import Kernels
-from gpuprobe.virtual.values import gradients_of_efficient
+from gpuprobe.virtual.values import gradients_of_efficient, needs_sums
 
 _aten = torch.ops.aten
 _FLASH: Final = SDPBackend.FLASH_ATTENTION.value
@@ -413,6 +413,7 @@ class _Kernels:
         num_splits_key: int | None = None, window_size: int | None = None,
         shared_storage_dqdkdv: bool = False,
     ) -> Any:  # fmt: skip
+        needs_sums(query, sums)
         window = _Window.of_type(custom_mask_type, window_size)
         numbers = self._numbers(query, dropout_p, seed)
         if bias is not None and bias_requires_grad:

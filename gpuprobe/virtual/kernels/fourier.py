@@ -105,7 +105,7 @@ def _several(forward: bool) -> Callable[..., Any]:
         scaling = _scaling(norm, forward)
         if forward:
             return _aten._fft_r2c.default(given, dims, scaling, True)
-        last = _aten._fft_r2c.default(given, dims[-1:], scaling, True).conj()
+        last = _aten._fft_r2c.default(given, dims[-1:], scaling, True).conj_physical()
         return _aten._fft_c2c.default(last, dims[:-1], scaling, False) if dims[:-1] else last
 
     return transform

@@ -7,7 +7,10 @@ kernel says it has. Nothing of that is charged to the device: on CUDA it is one 
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -193,6 +196,19 @@ class Instead:
         return found
 
 
+def import_compiler() -> None:
+    """Import what torch's shape rules import with the first of them that is written in Python.
+
+    That takes 1.8 s of CPU time, and leaves a reference cycle with all frames that wait for it
+    (``wrap`` in ``torch/fx/_symbolic_trace.py``): their tensors would be alive until the garbage
+    collector comes. In a thread of its own there are none.
+    """
+    if "torch._dynamo" not in sys.modules:
+        thread = threading.Thread(target=importlib.import_module, args=("torch._dynamo",))
+        thread.start()
+        thread.join()
+
+
 def instead(func: Any, error: Exception, *args: Any, **kwargs: Any) -> Any:
     """The results of a call that the CPU's kernel refused with ``error`` for its dtype. Raises
     ``error`` where it is another one, or no dtype helps.
@@ -200,6 +216,7 @@ def instead(func: Any, error: Exception, *args: Any, **kwargs: Any) -> Any:
     lacked = lacking(error)
     if lacked is None or not isinstance(func, torch._ops.OpOverload):
         raise error
+    import_compiler()
     call = Instead(func, args, kwargs)
     dtypes = call.dtypes(lacked)
     ladders = [wider(dtype) for dtype in dtypes]
