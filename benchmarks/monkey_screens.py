@@ -19,6 +19,7 @@ import random
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,12 @@ async def _do(pilot: Any, app: Any, step: str, rng: random.Random, done: list[st
         await pilot.press(step)
 
 
+def _unraisable(given: Any) -> None:
+    """A coroutine that nobody awaited is a key that does nothing."""
+    print(f"unraisable: {given.exc_value}", flush=True)
+    os._exit(1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--steps", type=int, default=10_000, help="in all (default: 10,000)")
@@ -181,6 +188,7 @@ def main() -> None:
     args = parser.parse_args()
     wanted = [name.replace("; ", ", ") for name in args.screens.split(",")]
     os.environ.setdefault("TERM", "xterm-256color")
+    warnings.simplefilter("error", RuntimeWarning)
     total = 0
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # what is saved is saved there
@@ -188,6 +196,7 @@ def main() -> None:
             began = time.perf_counter()
             rng = random.Random(f"{args.seed}.{name}")
             share = -(-args.steps // len(wanted))
+            sys.unraisablehook = _unraisable
             made = asyncio.run(play(lambda: SCREENS[name](Path(folder)), rng, share))  # noqa: B023
             total += made
             print(f"{name:<22} {made:>6} steps  {time.perf_counter() - began:6.0f} s", flush=True)

@@ -34,11 +34,19 @@ APP_KEYS = (
 
 
 class Commands(CommandPalette):
-    """Textual's, which fails where a page of its list is wanted while that has no columns
-    (`OptionList._move_page`, 8.2)."""
+    """Textual's palette, whose list fails where a small terminal leaves it no columns to wrap its
+    lines in (`OptionList._update_lines`, 8.2): it keeps some, and what does not fit is not shown.
+    Where it has no lines, no page of it can be turned (`OptionList._move_page`).
+    """
+
+    DEFAULT_CSS = """
+    Commands > Vertical { min-width: 24; }
+    Commands #--results { min-width: 20; }
+    Commands CommandList { min-width: 20; }
+    """
 
     def _action_command_list(self, action: str) -> None:
-        if self.query_one(CommandList).scrollable_content_region.width > 0:
+        if self.query_one(CommandList).scrollable_content_region:
             super()._action_command_list(action)
 
 

@@ -10,9 +10,13 @@ import pytest
 from fuzz_mutations import uses_of
 from hostile_documents import TESTS
 from hostile_mutations import numbered
+from hostile_recordings import CRAFTED
 
+from gpuprobe.analysis.inspection.steps import insight
 from gpuprobe.cli import main, stderr
+from gpuprobe.model.values import Unavailable
 from gpuprobe.pytest_plugin import summary
+from gpuprobe.recording.load import load
 
 
 @pytest.mark.parametrize("kind", ["details", "catalogue", "tests", "known", "settings"])
@@ -102,3 +106,14 @@ def test_saved_results_are_compared_with(tmp_path: Path) -> None:
 def test_keys_that_come_faster_than_what_they_open(tmp_path: Path) -> None:
     """Enter on a row of the trace while the list is another one by now."""
     assert commands.show(commands.GOOD) == ""
+
+
+def test_traces_of_impossible_sizes_are_told_on_the_screen(tmp_path: Path) -> None:
+    """Their files are whole: it is found when their sizes are added up."""
+    folder = tmp_path / "x.gpuprobe"
+    folder.mkdir()
+    CRAFTED["chunks: sizes of 2**63"](folder)
+    (rank,) = load(folder).ranks
+    found = insight(rank, "cuda:0")
+    assert isinstance(found.leaks, Unavailable)
+    assert "its sizes add up to more" in found.leaks.reason

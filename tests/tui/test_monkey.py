@@ -11,10 +11,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from monkey_screens import SCREENS, play
+from monkey_screens import SCREENS, V1, play
+from quick_pilot import QuickPilot
 from textual.app import App
 
 from gpuprobe.tui.probe_app import ProbeApp
+from gpuprobe.tui.runs import open_run
+from gpuprobe.tui.widgets.table import ItemTable
 
 
 @pytest.mark.parametrize("name", SCREENS)
@@ -55,3 +58,40 @@ def test_a_fault_is_raised_and_prints_no_locals(
     printed = "".join(capfd.readouterr())
     assert "nobody meant" not in printed
     assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize("size", [(1, 1), (6, 105), (12, 1), (200, 1), (3, 40)])
+def test_the_palette_of_commands_at_any_size(size: tuple[int, int], tmp_path: Path) -> None:
+    """Textual's own list fails where it has no columns, or no lines."""
+
+    async def session() -> None:
+        app = SCREENS["view, the runs"](tmp_path)
+        async with app.run_test(size=(100, 30)):
+            pilot = QuickPilot(app)
+            await pilot.press("ctrl+p")
+            await pilot.resize_terminal(*size)
+            await pilot.press("t", "h", "pagedown", "pageup", "down", "end", "home", "escape")
+        if app.crash is not None:
+            raise app.crash
+
+    asyncio.run(session())
+
+
+def test_escape_leaves_a_run_from_its_trace_too(tmp_path: Path) -> None:
+    async def session() -> None:
+        app = SCREENS["view, the runs"](tmp_path)
+        async with app.run_test(size=(120, 40)):
+            pilot = QuickPilot(app)
+            open_run(app, str(V1 / "virtual.gpuprobe"), None)
+            await pilot.pause()
+            await pilot.press("t")
+            for _ in range(200):
+                if isinstance(app.focused, ItemTable) and app.focused.id == "groups":
+                    break
+                await pilot.pause(0.02)
+            await pilot.press("escape")
+            for _ in range(50):
+                await pilot.pause(0.02)
+            assert len(app.screen_stack) == 1
+
+    asyncio.run(session())

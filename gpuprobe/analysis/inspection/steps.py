@@ -83,13 +83,13 @@ def insight(rank: RankRecording, device: str) -> Insight:
             traces = [
                 trace for s in traced for trace in rank.traces_of(s) if trace.device == device
             ]
-    except DataError as error:
+        if traces:
+            last = traces[-1]
+            found = leaks_over_steps(traces) if rank.steps else leaks(last)
+            return Insight(last.step, fragmentation(last), found)
+    except DataError as error:  # of a file, or of what is in it
         failed = Unavailable(str(error))
         return Insight(None, failed, failed)
-    if not traces:
-        why = "no step has a trace yet" if rank.session.level == "trace" else "needs level 'trace'"
-        nothing = Unavailable(why, ReadStatus.NOT_COLLECTED)
-        return Insight(None, nothing, nothing)
-    last = traces[-1]
-    found = leaks_over_steps(traces) if rank.steps else leaks(last)
-    return Insight(last.step, fragmentation(last), found)
+    why = "no step has a trace yet" if rank.session.level == "trace" else "needs level 'trace'"
+    nothing = Unavailable(why, ReadStatus.NOT_COLLECTED)
+    return Insight(None, nothing, nothing)

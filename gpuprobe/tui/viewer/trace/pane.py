@@ -268,12 +268,12 @@ class TracePane(Vertical):
             self._bars = sorted(self._bars, key=ORDERS[self._order])
         self._show_segments()
 
-    def action_back(self) -> None:
+    async def action_back(self) -> None:
         if self._within is not None:
             self._within = None
             self._show_groups()
         else:
-            self.screen.run_action("back")  # type: ignore[unused-coroutine]
+            await self.screen.run_action("back")
 
     # -- showing
 
