@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -292,10 +294,11 @@ def fit_program(
 ) -> Fit:
     """Search for the largest value of ``argument`` with which the script fits.
 
-    Values from ``least`` to ``most`` are tried: doubled until one does not fit, then halved in
-    between. With ``compute="auto"`` no values are computed, unless the program needs one: then all
-    are. ``suggest`` estimates changes to the run as well. ``notify`` gets a
-    line about every estimate. Raises what `estimate_program` raises at ``least``.
+    Values from ``least`` to ``most`` are tried, from the script's own value: doubled until one does
+    not fit, or halved until one does, then in between. With ``compute="auto"`` no values are
+    computed, unless the program needs one: then all are. ``suggest`` estimates changes to the run
+    as well. ``notify`` gets a line about every estimate. Ctrl-C ends the search: the result has
+    what was found until then, and is ``interrupted``. Raises what `estimate_program` raises.
     """
     from gpuprobe.planning.fit import fit_script
 
@@ -363,10 +366,28 @@ def fit(
 
 
 def trial() -> None:
-    """One estimate of `fit_program`, in a process of its own: see `gpuprobe.planning.trial`."""
+    """One estimate, in this process; its order is the first argument, as JSON: see
+    `gpuprobe.planning.trial`.
+    """
+    import json
+
     from gpuprobe.planning.trial import answer
 
-    answer(estimate_program)
+    answer(json.loads(sys.argv[1]), estimate_program)
+
+
+def serve_trials() -> None:
+    """The estimates of `fit_program`, a process for each: see `gpuprobe.planning.warm`."""
+    from gpuprobe.planning.trial import answer
+    from gpuprobe.planning.warm import serve
+
+    def step() -> None:  # it draws no random number: a child has the generator of a fresh process
+        import torch
+
+        torch.zeros(8, device="cuda") + 1
+
+    warm_up = functools.partial(estimate, step, steps=1, compute="shapes")
+    serve(warm_up, functools.partial(answer, estimate=estimate_program))
 
 
 def _require_torch(why: str) -> None:

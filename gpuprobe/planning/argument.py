@@ -14,11 +14,12 @@ from gpuprobe.errors import ProgramFailed, UsageError
 
 class Way(NamedTuple):
     """How a value reaches the program: as an ``option`` of its, or in place of a ``constant`` that
-    it assigns at its top level.
+    it assigns at its top level. ``value`` is the program's own, 0 where it is not known.
     """
 
     option: str = ""
     constant: str = ""
+    value: int = 0
 
     @property
     def words(self) -> str:
@@ -53,26 +54,50 @@ def way(script: str, argument: str, arguments: Sequence[str] = ()) -> Way:
         and re.fullmatch(r"--?[A-Za-z][\w-]*", node.value)
     }
     for option in sorted(wanted & (options | given)):
-        return Way(option=option)
-    names = [
-        target.id
+        return Way(option, value=_given(arguments, option) or _default(tree, option))
+    names = {
+        target.id: node.value.value
         for node in tree.body
         if isinstance(node, (ast.Assign, ast.AnnAssign))
         and isinstance(node.value, ast.Constant)
         and type(node.value.value) is int
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name)
-    ]
+    }
     plain = bare.replace("-", "_")
     for name in (plain, plain.upper()):
         if name in names:
-            return Way(constant=name)
+            return Way(constant=name, value=max(0, names[name]))
     has = sorted({*options, *names})
     near = difflib.get_close_matches(bare, has, n=3, cutoff=0.4)
     raise UsageError(
         f"{script} has no option --{bare.replace('_', '-')} and no top-level number {plain}",
         hint=f"it has {', '.join(near)}" if near else "name an option of the script's",
     )
+
+
+def _given(arguments: Sequence[str], option: str) -> int:
+    """The value that ``arguments`` have for an option; 0 where they have none."""
+    for index, word in enumerate(arguments):
+        name, _, value = word.partition("=")
+        if name == option:
+            value = value or "".join(arguments[index + 1 : index + 2])
+            return int(value) if value.isdecimal() else 0
+    return 0
+
+
+def _default(tree: ast.Module, option: str) -> int:
+    """The default that an ``add_argument(option, default=8)`` or the like has; 0 for none."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and any(
+            isinstance(argument, ast.Constant) and argument.value == option
+            for argument in node.args
+        ):
+            for keyword in node.keywords:
+                value = keyword.value
+                if keyword.arg == "default" and isinstance(value, ast.Constant):
+                    return value.value if type(value.value) is int and value.value > 0 else 0
+    return 0
 
 
 def with_option(arguments: list[str], option: str, value: int) -> list[str]:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
 from gpuprobe.errors import ProgramFailed
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.plans.fit import Fit, FitSuggestion, Trial
+from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning.argument import Way, way
-from gpuprobe.planning.auto import TRIAL, answer_of
 from gpuprobe.planning.search import check_bounds, fit_of, search
+from gpuprobe.planning.warm import Estimates
 from gpuprobe.virtual.catalogue.gpus import parse_spec
-
-_LIMIT: Final = 1800  # seconds for one estimate
 
 
 class _Case(NamedTuple):
@@ -69,64 +64,94 @@ def fit_script(
         tuple(assume),
         chosen,
     )
-    first = _estimate(case, least)
-    if first.get("needs_value") and compute == "auto":
-        notify("the program needs values: computing them, which takes longer")
-        case = case._replace(compute="real")
-        first = _estimate(case, least)
-    if "error" in first:
-        raise ProgramFailed(f"with {argument} {least}: {first['error']}")
-    trial = _notifying(case, argument, notify)
-    tried = search(trial, least, most, known={least: _trial(least, first)})
-    found = fit_of(
-        tried,
-        gpu=str(first["gpu"]),
-        capacity=Bytes(first["capacity"]),
-        argument=argument,
-        applied=chosen.words,
-        compute=case.compute,
-        least=least,
-        most=most,
-        suggestions=(),
-        not_tried=(),
-    )
-    if not suggest:
-        return found
-    at = found.proof or found.trials[0]
-    suggestions, left_out = _suggest(case, argument, at, most, notify)
-    return replace(found, suggestions=tuple(suggestions), not_tried=tuple(left_out))
+    with Estimates() as estimate:
+        run = _Search(estimate, argument, notify)
+        start = min(max(chosen.value, least), most)
+        first = run.document(case, start)
+        if first.get("needs_value") and compute == "auto":
+            notify("the program needs values: computing them, which takes longer")
+            case = case._replace(compute="real")
+            first = run.document(case, start)
+        if "error" in first and start > least:
+            notify(f"{argument} {start}: {first['error']}")
+            start = least
+            first = run.document(case, start)
+        if "error" in first:
+            raise ProgramFailed(f"with {argument} {start}: {first['error']}")
+        tried = {start: _trial(start, first)}
+        run.tell(tried[start])
+        suggestions: list[FitSuggestion] = []
+        left_out: list[str] = []
+        interrupted = False
+
+        def answer() -> Fit:
+            return fit_of(
+                tried,
+                gpu=str(first["gpu"]),
+                capacity=Bytes(first["capacity"]),
+                argument=argument,
+                applied=chosen.words,
+                compute=case.compute,
+                least=least,
+                most=most,
+                suggestions=tuple(suggestions),
+                not_tried=tuple(left_out),
+                interrupted=interrupted,
+            )
+
+        try:
+            search(run.trials(case), least, most, tried, start=start)
+        except KeyboardInterrupt:
+            interrupted = True
+        found = answer()
+        if suggest and not interrupted:
+            at = found.proof or found.trials[0]
+            try:
+                _suggest(run, case, at, most, suggestions, left_out)
+            except KeyboardInterrupt:
+                left_out.append("other changes to the run: interrupted")
+        return answer()
 
 
-def _notifying(
-    case: _Case, argument: str, notify: Callable[[str], None], name: str = "", share: int = 1
-) -> Callable[[int], Trial]:
-    """Estimates of ``case``, changed by what is called ``name``; a value is a ``share``-th of the
-    one that is reported."""
+class _Search:
+    """Estimates of one search, each told of as it is made, with the largest that fits so far."""
 
-    def trial(value: int) -> Trial:
-        found = _trial(value, _estimate(case, value))
+    def __init__(
+        self,
+        estimate: Callable[[dict[str, Any]], dict[str, Any]],
+        argument: str,
+        notify: Callable[[str], None],
+    ) -> None:
+        self._estimate = estimate
+        self.argument = argument
+        self._notify = notify
+        self._best = 0
+
+    def document(self, case: _Case, value: int) -> dict[str, Any]:
+        """The JSON document of one estimate, or ``{"error": ...}``."""
+        return self._estimate({**case._asdict(), "way": case.way._asdict(), "value": value})
+
+    def trials(self, case: _Case, name: str = "", share: int = 1) -> Callable[[int], Trial]:
+        """Estimates of ``case``, changed by what is called ``name``; a value is a ``share``-th of
+        the one that is reported.
+        """
+
+        def trial(value: int) -> Trial:
+            found = _trial(value, self.document(case, value))
+            self.tell(found, name, share)
+            return found
+
+        return trial
+
+    def tell(self, trial: Trial, name: str = "", share: int = 1) -> None:
         changed = f" with {name}" if name else ""
-        notify(f"{argument} {value * share}{changed}: {found.failed or found.verdict}")
-        return found
-
-    return trial
-
-
-def _estimate(case: _Case, value: int) -> dict[str, Any]:
-    """The JSON document of one estimate, or ``{"error": ...}``."""
-    order = json.dumps({**case._asdict(), "way": case.way._asdict(), "value": value})
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", TRIAL, order],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_LIMIT,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"the estimate took more than {_LIMIT} s"}
-    return answer_of(done.stdout, done.returncode, done.stderr.splitlines())
+        result = trial.failed or trial.verdict
+        if not trial.failed and not (trial.fits and trial.needed > trial.capacity):
+            result += f", {human_bytes(trial.needed)} of {human_bytes(trial.capacity)}"
+        if not name and trial.fits:
+            self._best = max(self._best, trial.value)
+        best = f" (largest so far: {self._best})" if self._best and not name else ""
+        self._notify(f"{self.argument} {trial.value * share}{changed}: {result}{best}")
 
 
 def _trial(value: int, document: dict[str, Any]) -> Trial:
@@ -169,11 +194,17 @@ _CHANGES: Final = (
 
 
 def _suggest(
-    case: _Case, argument: str, at: Trial, most: int, notify: Callable[[str], None]
-) -> tuple[list[FitSuggestion], list[str]]:
-    """Estimates of each change at the value found, and how far the value could go with it."""
-    found: list[FitSuggestion] = []
-    left_out: list[str] = []
+    run: _Search,
+    case: _Case,
+    at: Trial,
+    most: int,
+    found: list[FitSuggestion],
+    left_out: list[str],
+) -> None:
+    """Estimates of each change at the value found, and how far the value could go with it: into
+    ``found``, the change that needs least first, and ``left_out`` in words.
+    """
+    argument = run.argument
     for name, change, how in _CHANGES:
         changed = case._replace(change=change)
         share = 1
@@ -191,20 +222,19 @@ def _suggest(
             if at.value < 2:
                 left_out.append(f"{name}: a batch of {at.value} cannot be halved")
                 continue
-        trial = _notifying(changed, argument, notify, name, share)
+        trial = run.trials(changed, name, share)
         after = trial(at.value // share)
         if after.failed:
             left_out.append(f"{name}: {after.failed}")
             continue
         largest = None
         if after.fits and at.needed > after.needed:
-            known = {at.value // share: after}
-            tried = search(trial, at.value // share, most // share, known, coarse=100)
+            tried = {at.value // share: after}
+            search(trial, at.value // share, most // share, tried, coarse=100)
             largest = share * max(value for value, item in tried.items() if item.fits)
         found.append(FitSuggestion(name, how, at.needed, after.needed, largest))
+        found.sort(key=lambda item: item.after)
     if find_spec("bitsandbytes") is None:
         left_out.append("8-bit optimizers: bitsandbytes is not installed")
     else:
         left_out.append("8-bit optimizers: their kernels run on a GPU only")
-    found.sort(key=lambda item: item.after)
-    return found, left_out

@@ -46,32 +46,41 @@ def search(
     trial: Callable[[int], Trial],
     least: int,
     most: int,
-    known: dict[int, Trial] | None = None,
+    tried: dict[int, Trial] | None = None,
     coarse: int = 0,
+    start: int = 0,
 ) -> dict[int, Trial]:
     """Estimates by value: among them the largest that fits and the one above it, if there is.
 
-    Up in doubling steps, then between the bounds: where the straight line through the two needs
-    meets the GPU's memory, and by halves, in turn. ``coarse``: stop when the bounds are within
-    this part of the lower one (100: a hundredth).
+    From ``start`` (default ``least``) up in doubling steps, or down by halves where that does not
+    fit; then between the bounds: where the straight line through the two needs meets the GPU's
+    memory, and every third time by halves. ``coarse``: stop when the bounds are within this part
+    of the lower one (100: a hundredth). ``tried``, if given, has what is known, and gets every estimate.
     """
-    tried = dict(known or {})
+    if tried is None:
+        tried = {}
 
     def at(value: int) -> Trial:
         if value not in tried:
             tried[value] = trial(value)
         return tried[value]
 
-    low = high = least
+    low = high = min(max(start, least), most)
+    while not at(low).fits and low > least and len(tried) < _NARROW:
+        low, high = max(least, low // 2), low
+    if not at(low).fits:
+        return tried
     while at(high).fits and high < most and len(tried) < _NARROW:
         low, high = high, min(most, high * 2)
-    halve = False
+    secants = 0
     while not at(high).fits and high - low > max(1, low // coarse if coarse else 1):
         if len(tried) >= _NARROW:
             break
         step = max(1, low // coarse if coarse else 1)
+        # Needs are nearly straight, so that two lines often do; halves bound what is not.
+        halve = secants == 2
+        secants = 0 if halve else secants + 1
         middle = (low + high) // 2 if halve else _between(tried, low, high, step)
-        halve = not halve
         if at(middle).fits:
             low = middle
         else:

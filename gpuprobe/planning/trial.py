@@ -1,7 +1,7 @@
-"""One estimate, in the process that `gpuprobe.planning.fit` or `gpuprobe.planning.auto` starts.
+"""One estimate, in a process that `gpuprobe.planning.warm` or `gpuprobe.planning.auto` starts.
 
-The order comes as JSON in the first argument; the answer, the last line of stdout, is the
-estimate's document, or ``{"error": text}``.
+The order is plain data; the answer, the last line of stdout, is the estimate's document, or
+``{"error": text}``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gpuprobe.sampler.program import Program, load_module, load_script, own_trac
 from gpuprobe.virtual.budget import TooLarge
 
 
-def answer(estimate: Callable[..., Estimate]) -> None:
+def answer(order: dict[str, Any], estimate: Callable[..., Estimate]) -> None:
     """Do what the order says, with `gpuprobe.api.virtual.estimate_program`."""
     out = os.dup(1)
     os.dup2(2, 1)  # what the program prints, from C too, is not the answer
     with contextlib.redirect_stdout(sys.stderr):
-        found = _estimate(json.loads(sys.argv[1]), estimate)
+        found = _estimate(order, estimate)
     with os.fdopen(out, "w") as stream:
         stream.write("\n" + json.dumps(found) + "\n")
 

@@ -332,6 +332,7 @@ def test_the_command_finds_what_does_not_fit(
         ["--what-if", "foo:1"],
         ["--what-if", "expandable_segments"],
         ["--capacity", "many"],
+        ["--capacity", "54"],
         ["--capacity", "0"],
         ["--device", "x"],
     ],

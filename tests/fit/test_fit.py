@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -70,9 +72,10 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     st.integers(0, 10_000),
     st.integers(1, 100),
     st.sampled_from([0, 100]),
+    st.integers(0, 6000),
 )
 def test_the_search_finds_the_border(
-    least: int, span: int, limit: int, slope: int, coarse: int
+    least: int, span: int, limit: int, slope: int, coarse: int, start: int
 ) -> None:
     most = least + span
 
@@ -82,7 +85,7 @@ def test_the_search_finds_the_border(
         verdict = "fits" if fits else "does not fit"
         return Trial(value, verdict, Bytes(need), Bytes(need), Bytes(1000 + slope * limit))
 
-    found = search(trial, least, most, coarse=coarse)
+    found = search(trial, least, most, coarse=coarse, start=start)
     assert all(least <= value <= most for value in found)
     fitting = [value for value, item in found.items() if item.fits]
     largest = min(limit, most)
@@ -102,6 +105,19 @@ def test_the_search_ends_where_runs_fail() -> None:
 
     found = search(trial, 1, 1000)
     assert max(value for value, item in found.items() if item.fits) == 37
+
+
+def test_what_is_known_when_a_search_is_interrupted() -> None:
+    tried: dict[int, Trial] = {}
+
+    def trial(value: int) -> Trial:
+        if value > 16:
+            raise KeyboardInterrupt
+        return Trial(value, "fits", Bytes(value), Bytes(value), Bytes(1000))
+
+    with pytest.raises(KeyboardInterrupt):
+        search(trial, 1, 1000, tried, start=4)
+    assert sorted(tried) == [4, 8, 16]
 
 
 def test_a_function() -> None:
@@ -127,15 +143,25 @@ def test_a_function() -> None:
 @pytest.mark.parametrize(
     ("argument", "expected"),
     [
-        ("batch_size", Way(option="--batch-size")),
-        ("--batch-size", Way(option="--batch-size")),
-        ("batch-size", Way(option="--batch-size")),
-        ("width", Way(constant="WIDTH")),
-        ("WIDTH", Way(constant="WIDTH")),
+        ("batch_size", Way(option="--batch-size", value=8)),
+        ("--batch-size", Way(option="--batch-size", value=8)),
+        ("batch-size", Way(option="--batch-size", value=8)),
+        ("width", Way(constant="WIDTH", value=256)),
+        ("WIDTH", Way(constant="WIDTH", value=256)),
     ],
 )
 def test_where_a_value_goes(script: Path, argument: str, expected: Way) -> None:
     assert way(str(script), argument) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [(["--batch-size", "32"], 32), (["--batch-size=64"], 64), (["--batch-size"], 8), (["x"], 8)],
+)
+def test_the_search_starts_from_the_value_that_the_script_is_given(
+    script: Path, arguments: list[str], value: int
+) -> None:
+    assert way(str(script), "batch_size", arguments).value == value
 
 
 def test_what_the_script_does_not_have(script: Path) -> None:
@@ -197,6 +223,41 @@ def test_nothing_fits(script: Path) -> None:
     done = run(str(script), "--gpu", "t4", "--arg", "WIDTH", "--min", "60000", "--no-suggestions")
     assert done.returncode == 1, done.stderr
     assert "not even WIDTH 60000 fits" in done.stdout
+
+
+def test_ctrl_c_prints_the_best_so_far(script: Path) -> None:
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "gpuprobe",
+            "fit",
+            str(script),
+            "--gpu",
+            "t4",
+            "--arg",
+            "batch_size",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "batch_size 16: fits" in line:
+                process.send_signal(signal.SIGINT)
+                break
+        out, words = process.communicate()
+    assert process.returncode == 130, words
+    assert re.search(r"interrupted; batch_size \d+ is the largest found so far", out)
+
+
+def test_a_run_that_dies_is_an_answer_too(tmp_path: Path) -> None:
+    path = tmp_path / "dies.py"
+    path.write_text("import os\nN = 3\nos.kill(os.getpid(), 9)\n")
+    done = run(str(path), "--arg", "n")
+    assert done.returncode == 5
+    assert "with n 1: the estimate ended by SIGKILL" in done.stderr
 
 
 def test_a_failing_script(tmp_path: Path) -> None:

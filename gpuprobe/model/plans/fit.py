@@ -60,6 +60,7 @@ class Fit(Displayed):
     estimates, by value. ``applied`` says in words how the value was given to the program.
     ``unusual`` names values at which the need fell though the value rose: then the search's
     assumption, that more needs more, does not hold. ``not_tried`` says what was left out and why.
+    ``interrupted``: the search was stopped (Ctrl-C), so a larger value may fit.
     """
 
     gpu: str
@@ -76,6 +77,7 @@ class Fit(Displayed):
     suggestions: tuple[FitSuggestion, ...]
     not_tried: tuple[str, ...]
     unusual: tuple[int, ...]
+    interrupted: bool = False
 
     def __repr__(self) -> str:
         found = f"not even {self.least}" if self.largest is None else str(self.largest)

@@ -10,12 +10,13 @@ from gpuprobe.model.plans.fit import Fit, Trial
 from gpuprobe.reporters.json import fields_of
 
 SCHEMA: Final = "gpuprobe.fit"
-VERSION: Final = (2, 0)
+VERSION: Final = (2, 1)
 """(major, minor); a minor version only adds keys.
 
 History:
 * 1.0: first version.
 * 2.0: with all documents; nothing changed in this one. ``schemas/fit-2.json``.
+* 2.1: ``interrupted``.
 """
 
 
@@ -40,6 +41,7 @@ def document(fit: Fit) -> dict[str, Any]:
         ],
         "not_tried": list(fit.not_tried),
         "unusual": list(fit.unusual),
+        "interrupted": fit.interrupted,
     }
 
 

@@ -106,6 +106,8 @@ def fit_sections(fit: Fit) -> list[Section]:
     """The answer, what would help, and what was not tried."""
     name = fit.argument
     title = f"{fit.gpu}: {name} {fit.largest} is the largest that fits"
+    if fit.interrupted:
+        title = f"{fit.gpu}: interrupted; {name} {fit.largest} is the largest found so far"
     if fit.largest is None:
         title = f"{fit.gpu}: not even {name} {fit.least} fits"
     parts: list[Part] = []
@@ -154,5 +156,7 @@ def _trial(fit: Fit, trial: Trial) -> Line:
     start = f"{fit.argument} {trial.value}:"
     if trial.failed:
         return Line(f"{start} {trial.failed}")
+    if trial.fits and trial.needed > fit.capacity:
+        return Line(f"{start} {trial.verdict}, when the allocator gives cached memory back")
     needed = f"{human_bytes(trial.needed)} of {human_bytes(fit.capacity)}"
     return Line(f"{start} {trial.verdict}, needs up to {needed}")

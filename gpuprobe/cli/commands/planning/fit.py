@@ -75,4 +75,6 @@ def run(args: argparse.Namespace) -> int:
         fit_json.write(found, sys.stdout)
     else:
         text.write(fit_sections(found), sys.stdout, cwd=str(Path.cwd()))
+    if found.interrupted:
+        return exit_codes.INTERRUPTED
     return exit_codes.OK if found.largest is not None else exit_codes.FINDINGS

@@ -54,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _size(text: str) -> int:
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if match is not None and not match[2] and not match[3]:
+        raise argparse.ArgumentTypeError(f"{text!r} has no unit: write {text}GiB, or {text}B")
     size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
     if size <= 0:
         raise argparse.ArgumentTypeError(f"expected a size such as 80GiB, found {text!r}")
