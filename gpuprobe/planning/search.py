@@ -55,7 +55,8 @@ def search(
     From ``start`` (default ``least``) up in doubling steps, or down by halves where that does not
     fit; then between the bounds: where the straight line through the two needs meets the GPU's
     memory, and every third time by halves. ``coarse``: stop when the bounds are within this part
-    of the lower one (100: a hundredth). ``tried``, if given, has what is known, and gets every estimate.
+    of the lower one (100: a hundredth). ``tried``, if given, has what is known, and gets every
+    estimate.
     """
     if tried is None:
         tried = {}
