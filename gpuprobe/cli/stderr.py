@@ -10,25 +10,21 @@ MOST_COLUMNS = 1000
 
 
 def print_line(text: str) -> None:
-    """One line as it is. A closed stderr is no reason to fail."""
-    try:
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        return
+    """One line, in which names of anybody's choice may be: nothing in it is executed."""
+    _write(visible(text) + "\n")
 
 
 def error(message: str, hint: str = "") -> None:
     """One clear line (and a hint) about what went wrong. Names in it may be of any length: it is
     cut after `MOST_COLUMNS`."""
-    print_line(f"gpuprobe: error: {visible(cut(message, MOST_COLUMNS))}")
+    print_line(f"gpuprobe: error: {cut(message, MOST_COLUMNS)}")
     if hint:
-        print_line(f"  hint: {visible(cut(hint, MOST_COLUMNS))}")
+        print_line(f"  hint: {cut(hint, MOST_COLUMNS)}")
 
 
 def warning(message: str) -> None:
     """One line about something that went wrong without ending anything."""
-    print_line(f"gpuprobe: warning: {visible(message)}")
+    print_line(f"gpuprobe: warning: {message}")
 
 
 def note(text: str) -> None:
@@ -37,5 +33,14 @@ def note(text: str) -> None:
 
 
 def write(text: str) -> None:
-    """Text of several lines, such as the traceback of the watched program."""
-    print_line(text.rstrip("\n"))
+    """Text of several lines as it is, such as the traceback of the watched program."""
+    _write(text.rstrip("\n") + "\n")
+
+
+def _write(text: str) -> None:
+    """A closed stderr is no reason to fail."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return

@@ -7,6 +7,7 @@ history of each schema stands next to its version constant.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -52,8 +53,15 @@ def check_version(
 
 
 def write(document: object, stream: IO[str]) -> None:
-    """Write one document, indented, ASCII only: no terminal and no encoding can break it."""
+    """Write one document, indented, ASCII only: no terminal and no encoding can break it. Nor does
+    a CI service execute what is in it: its runner takes ``##[name]`` and ``##vso[name]`` for
+    commands wherever they are printed, so that the first of two ``#`` is escaped.
+    """
     import json  # 2 ms
 
-    json.dump(document, stream, indent=2, allow_nan=False)
+    for part in json.JSONEncoder(indent=2, allow_nan=False).iterencode(document):
+        stream.write(_TWO.sub(r"\\u0023", part) if "##" in part else part)
     stream.write("\n")
+
+
+_TWO = re.compile("#(?=#)")

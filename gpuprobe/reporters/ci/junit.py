@@ -27,6 +27,7 @@ def write(
     """Write one suite. ``passed`` names the checks that found nothing; ``known`` are findings of
     a baseline, written as skipped. ``failed``: how the program ended, where it failed: an error.
     """
+    suite = visible(suite)
     names: Counter[str] = Counter()
     cases = len(findings) + len(passed) + len(known) + bool(failed)
     root = ET.Element("testsuites")

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
 from gpuprobe.model.io.files import atomic_write
+from gpuprobe.model.text import visible
 from gpuprobe.reporters.support_bundle.redact import Redactor
 
 _README = """This bundle was made by 'gpuprobe doctor --bundle'.
@@ -69,7 +70,7 @@ def write(
         "info.json": _json(redactor.data(_without_commands(info))),
         "environment.json": _json(redactor.data(kept_variables(environ))),
         "packages.json": _json(versions),
-        "kernel.log": "".join(redactor.text(line) + "\n" for line in kernel_log),
+        "kernel.log": "".join(visible(redactor.text(line)) + "\n" for line in kernel_log),
     }
     try:
         with (
@@ -90,7 +91,7 @@ def write(
 
 
 def _json(data: Any) -> str:
-    return json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    return json.dumps(data, indent=2, allow_nan=False) + "\n"
 
 
 def _without_commands(info: dict[str, Any]) -> dict[str, Any]:
