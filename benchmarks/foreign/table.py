@@ -130,9 +130,11 @@ def summary(found: Results, names: list[str]) -> Summary:
     counts["tried"] = len(tried)
     counts["run_real"] = sum(row.real == "ran" for row in tried)
     counts["run_shapes"] = sum(row.shapes == "ran" for row in tried)
+    counts["run_either"] = sum("ran" in (row.real, row.shapes) for row in tried)
     counts["losses_equal"] = sum(row.losses == "equal" for row in tried)
     counts["losses_compared"] = sum(row.losses in ("equal", "differ") for row in tried)
     counts["peaks_equal"] = sum(row.peaks == "equal" for row in tried)
+    counts["bounds"] = sum(row.peaks == "a bound" for row in tried)
     counts["peaks_compared"] = sum(row.peaks in ("equal", "differ") for row in tried)
     failed = [
         result
@@ -156,8 +158,10 @@ def sentences(counts: dict[str, int]) -> list[tuple[str, str]]:
         ("run on the CPU, and were tried", str(counts["tried"])),
         ("run with values", _share(counts["run_real"], counts["tried"])),
         ("run in shapes", _share(counts["run_shapes"], counts["tried"])),
+        ("run in either, as --compute auto does", _share(counts["run_either"], counts["tried"])),
         ("losses equal to the CPU's", _share(counts["losses_equal"], counts["losses_compared"])),
         ("peaks of both equal", _share(counts["peaks_equal"], counts["peaks_compared"])),
+        ("peaks in shapes that are a bound", str(counts["bounds"])),
         ("failures that are one clear line", _share(counts["failures_clear"], counts["failures"])),
     ]
 

@@ -13,7 +13,8 @@ def train(name: str, device: str, steps: int = 2) -> list[Any]:
     torch.manual_seed(0)
     size: dict[str, Any] = {}
     image = 64
-    if any(family in name for family in ("vit_", "deit", "beit", "eva", "swin", "cait", "mixer")):
+    fixed = ("vit_", "deit", "beit", "eva", "swin", "cait", "mixer", "volo")
+    if any(family in name for family in fixed):
         size = {"img_size": image}
     model = timm.create_model(name, pretrained=False, num_classes=10, **size).to(device).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

@@ -91,6 +91,27 @@ def test_a_size_is_that_of_elements_that_are_all_different_and_positive(name: st
             assert any("the most that can be" in text for text in machine.assumed)
 
 
+def peak(compute: str, share: float) -> int:
+    """Of a step that works on what a mask selects, of which this share is true."""
+    with gpuprobe.virtual_gpu("t4", compute) as session:  # type: ignore[arg-type]
+        machine = session.machine
+        machine.unknown_as_nan = True
+        torch.manual_seed(0)
+        weight = torch.rand(SHAPE, device="cuda", requires_grad=True)
+        mask = weight.detach() < share
+        found = weight[mask].exp() * torch.where(mask)[1]
+        found.sum().backward()
+        if (weight.detach() < share).all():
+            torch.empty(1 << 22, device="cuda")
+        return int(machine.devices[0].sim.peak_allocated)
+
+
+def test_a_bound_is_what_all_elements_take_and_no_less_than_some() -> None:
+    bound = peak("shapes", 0.5)
+    assert bound == peak("real", 1.0)
+    assert bound > peak("real", 0.5) > peak("real", 0.0)
+
+
 def test_known_masks_select_what_they_do(session: VirtualSession) -> None:
     mask = torch.arange(WIDTH, device="cuda") < 3
     assert torch.randn(SHAPE, device="cuda")[mask].shape == (3, WIDTH)
