@@ -62,12 +62,16 @@ def estimate_with(
 
 
 def _exact(bound: Estimate, place: str, again: Callable[[str], Estimate]) -> Estimate:
-    """The estimate with all values, and the ``bound`` on it where that run is too large."""
+    """The estimate with all values, and the ``bound`` on it where that run is too large, or fails:
+    many a program cannot be run twice in one folder.
+    """
     try:
         return again(f"{place} has a size that depends on values, and the run is small enough")
     except TooLarge as large:
-        why = f"sizes as at {place} are the largest possible; with all values {large}"
-    return replace(bound, compute_why=why)
+        why = f"with all values {large}"
+    except ProgramFailed as failed:
+        why = f"a second run failed: {failed}"
+    return replace(bound, compute_why=f"sizes as at {place} are the largest possible; {why}")
 
 
 class Start:

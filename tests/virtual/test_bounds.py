@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import gpuprobe
-from gpuprobe.errors import ValueNeeded
+from gpuprobe.errors import ProgramFailed, ValueNeeded
 from gpuprobe.planning.auto import estimate_with
 from gpuprobe.virtual.budget import TooLarge
 from gpuprobe.virtual.session import VirtualSession
@@ -163,6 +163,18 @@ def test_a_bound_stands_where_the_run_is_too_large_for_all_values() -> None:
     assert "train.py:3" in found.compute_why
     assert "2e+13" in found.compute_why
     assert estimate_with("auto", lambda how, why: (bound, ""), too_large) is bound
+
+
+def test_a_bound_stands_where_a_second_run_fails() -> None:
+    bound = gpuprobe.estimate(lambda: torch.empty(8, device="cuda"), gpu="t4", steps=1)
+
+    def again(why: str) -> Any:
+        raise ProgramFailed("FileExistsError: [Errno 17] File exists: 'out'")
+
+    found = estimate_with("auto", lambda how, why: (bound, "train.py:3"), again)
+    assert found.peak_allocated == bound.peak_allocated
+    assert "train.py:3" in found.compute_why
+    assert "File exists: 'out'" in found.compute_why
 
 
 # -- scipy's assignment
