@@ -10,8 +10,9 @@ A pair of operator and dtype passes with values if nothing raises and results an
 the host's (computed there in the nearest dtype where the host lacks that one); it passes without
 values if nothing raises and results, gradients (shapes, strides, dtypes, devices) and the peak of
 allocated memory are those with values. Prints a table and each failure; writes ``STATE/all.json``.
+``--results benchmarks/operator_results.json`` writes what the documentation quotes of it.
 
-Takes an hour or two, and goes on where it stopped: ``STATE`` keeps what was found, ``--retry``
+Takes ten minutes or more, and goes on where it stopped: ``STATE`` keeps what was found, ``--retry``
 runs again what failed. Workers run some operators each; one that dies or that takes longer than
 `LIMIT` for an operator is replaced, and that operator is noted as such. Needs ``expecttest``.
 """
@@ -474,6 +475,32 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def summary(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """What the documentation quotes: counts, and each failure once, with its dtypes."""
+    import torch
+
+    rows = [row for row in rows if row["kind"] != "no sample"]
+    figures, failures = [], []
+    for mode in MODES:
+        mine = [row for row in rows if row["mode"] == mode]
+        passed = sum(not row["kind"] for row in mine)
+        figures.append({"mode": mode, "pairs": len(mine), "passed": passed})
+        groups: dict[tuple[str, str, str], list[str]] = {}
+        for row in mine:
+            if row["kind"]:
+                groups.setdefault((row["op"], row["kind"], row["what"]), []).append(row["dtype"])
+        failures += [
+            {"mode": mode, "op": op, "dtypes": dtypes, "kind": kind, "what": what[:200]}
+            for (op, kind, what), dtypes in sorted(groups.items())
+        ]
+    return {
+        "torch": torch.__version__.partition("+")[0],
+        "operators": len({row["index"] for row in rows}),
+        "figures": figures,
+        "failures": failures,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--state", type=Path, default=Path("operator_coverage"))
@@ -482,6 +509,7 @@ def main() -> None:
     parser.add_argument("--retry", action="store_true", help="run again what failed")
     parser.add_argument("--minutes", type=float, help="end after so many; the next call goes on")
     parser.add_argument("--show", action="store_true", help="print what is known, run nothing")
+    parser.add_argument("--results", type=Path, help="write the counts that the docs quote here")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
@@ -527,6 +555,8 @@ def main() -> None:
             print(f"{row['mode']:7} {row['op']} {row['dtype']}: {row['kind']}: {row['what']}")
     print(table(found))
     (given.state / "all.json").write_text(json.dumps(found, indent=1) + "\n")
+    if given.results is not None:
+        given.results.write_text(json.dumps(summary(found), indent=1) + "\n")
 
 
 _NAMES = """

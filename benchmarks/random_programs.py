@@ -38,9 +38,12 @@ if str(HERE) not in sys.path:
 
 import operator_coverage as coverage  # noqa: E402
 
+from gpuprobe.model.memory import TraceAction  # noqa: E402
+
 GPU = "h100-80gb"
 CALLS = 8
 BATCH = 20  # programs of one virtual GPU
+_FREED = (TraceAction.FREE_REQUESTED.code, TraceAction.FREE_COMPLETED.code)
 SAMPLES = 6  # of an operator and dtype
 DTYPES = ("float32", "float32", "float16", "bfloat16", "float64", "complex64", "int64", "bool")
 LIMITS = {
@@ -49,8 +52,6 @@ LIMITS = {
     "everything": (math.inf, math.inf),
 }
 """The most bytes of a floating and of another tensor whose values are computed."""
-
-NEEDS_VALUE = "needs a value"
 
 
 @dataclasses.dataclass
@@ -111,12 +112,14 @@ class Table:
                 continue
             op = self._ops[at]
             grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cuda")
+            sample = choose.choice(samples)
+            in_place = op.inplace_variant is not None and not sample.broadcasts_input
             found.append(
                 Step(
                     op,
-                    choose.choice(samples),
+                    sample,
                     dtype,
-                    op.inplace_variant is not None and choose.random() < 0.2,
+                    in_place and choose.random() < 0.2,
                     choose.choice((0, 0, 0, 1, 2)),
                     grad and choose.random() < 0.7,
                     choose.random(),
@@ -180,12 +183,27 @@ def run(program: list[Step], skip: frozenset[int], events: list[Any], bare: bool
                 raise
             trace.ended = f"{number}: {error}"
             break
-        trace.calls.append([step.op.formatted_name, looks, list(events)])
+        trace.calls.append([step.op.formatted_name, looks, in_any_order(events)])
         while len(kept) > 4:
             del kept[int(step.choice * len(kept))]
     kept.clear()
     torch._C._cuda_clearCublasWorkspaces()
     return trace
+
+
+def in_any_order(events: list[Any]) -> list[Any]:
+    """Events of the allocator, with what is freed in a row in the order of sizes: graphs of other
+    nodes (dropout with values is one of Python's) are taken apart in another order.
+    """
+    found: list[Any] = []
+    freed: list[Any] = []
+    for action, size in events:
+        if action in _FREED:
+            freed.append((action, size))
+            continue
+        found += [*sorted(freed), (action, size)]
+        freed.clear()
+    return found + sorted(freed)
 
 
 def call(step: Step, kept: list[Any]) -> list[Any]:
@@ -307,14 +325,30 @@ def _alone(program: list[Step], skip: frozenset[int], limits: Any) -> Trace:
         return Trace([[f"raised {type(error).__name__}: {error}", [], []]])
 
 
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the documentation quotes."""
+    return {
+        "programs": len(rows),
+        "calls": sum(row["calls"] for row in rows),
+        "figures": [
+            {
+                "computed": name,
+                "agree": sum(not row[name] for row in rows),
+                "calls": sum(row[f"{name}: calls"] for row in rows),
+                "ended": sum(f"{name}: ended" in row for row in rows),
+            }
+            for name in LIMITS
+        ],
+    }
+
+
 def table_of(rows: list[dict[str, Any]]) -> str:
-    lines = [f"{len(rows)} programs, {sum(row['calls'] for row in rows)} calls", ""]
+    found = summary(rows)
+    lines = [f"{found['programs']} programs, {found['calls']} calls", ""]
     lines.append("what is computed   programs that agree   calls compared   ended for a value")
-    for name in LIMITS:
-        agree = sum(not row[name] for row in rows)
-        calls = sum(row[f"{name}: calls"] for row in rows)
-        ended = sum(f"{name}: ended" in row for row in rows)
-        lines.append(f"{name:16}   {agree:8} of {len(rows):5}   {calls:14}   {ended:17}")
+    for row in found["figures"]:
+        agree = f"{row['agree']:8} of {len(rows):5}"
+        lines.append(f"{row['computed']:16}   {agree}   {row['calls']:14}   {row['ended']:17}")
     return "\n".join(lines)
 
 
@@ -324,6 +358,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="seed of the first program")
     parser.add_argument("--state", type=Path, help="keep what was found, and go on from there")
     parser.add_argument("--minutes", type=float, help="end after so many; the next call goes on")
+    parser.add_argument("--results", type=Path, help="write the counts that the docs quote here")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     rows: list[dict[str, Any]] = []
@@ -355,6 +390,8 @@ def main() -> int:
     for kind, count in kinds.most_common():
         print(f"{count:5} {kind}")
     print(table_of(rows))
+    if given.results is not None:
+        given.results.write_text(json.dumps(summary(rows), indent=1) + "\n")
     return 1 if kinds else 0
 
 

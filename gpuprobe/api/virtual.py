@@ -43,10 +43,11 @@ def virtual_gpu(
             print(torch.cuda.max_memory_allocated())
 
     ``gpu`` names an entry of the catalogue, or several: ``"2xa100-40gb"``. ``compute="real"``
-    computes every value on the CPU, so losses are right; ``"shapes"`` computes none, so that a
-    large model takes seconds, and a line that needs a value raises `ValueNeeded`, unless
-    ``assume`` has it, as ``FILE:LINE=VALUE`` (``"train.py:12=false"``). ``conf``: allocator
-    settings, in place of ``PYTORCH_CUDA_ALLOC_CONF``.
+    computes every value on the CPU, so losses are right; ``"shapes"`` computes those of whole
+    numbers and masks, and of tensors of up to 1 MiB, so that a large model takes seconds. There
+    a line that needs another value raises `ValueNeeded`, unless ``assume`` has it, as
+    ``FILE:LINE=VALUE`` (``"train.py:12=false"``). ``conf``: allocator settings, in place of
+    ``PYTORCH_CUDA_ALLOC_CONF``.
 
     Raises MissingExtra without torch, ConfigError for a GPU that is not in the catalogue and for
     bad settings, UsageError inside another one and for a bad assumption. On the way out everything
@@ -87,10 +88,11 @@ def estimate(
 
         gpuprobe.estimate(build, gpu="a100-40gb")
 
-    ``compute``: ``"shapes"`` computes no values, ``"real"`` all of them. ``"auto"`` computes none
-    at first; where ``step`` needs one, it is called a second time from the beginning, on a new
-    device that computes all, unless that takes more than 16 GiB (or half of the memory that is
-    available here) or 2e13 floating-point operations.
+    ``compute``: ``"shapes"`` computes the values of whole numbers, masks and small tensors,
+    ``"real"`` all of them. ``"auto"`` begins with shapes; where ``step`` needs a value that is
+    not known, it is called a second time from the beginning, on a new device that computes all,
+    unless that takes more than 16 GiB (or half of the memory that is available here) or 2e13
+    floating-point operations.
     ``assume``: values to be taken where they are read, as ``"FILE:LINE=VALUE"``
     (``"train.py:12=false"``). ``conf``: allocator settings as in ``PYTORCH_CUDA_ALLOC_CONF``.
     ``ranks``: pretend to be one of so many processes.
@@ -295,8 +297,8 @@ def fit_program(
     """Search for the largest value of ``argument`` with which the script fits.
 
     Values from ``least`` to ``most`` are tried, from the script's own value: doubled until one does
-    not fit, or halved until one does, then in between. With ``compute="auto"`` no values are
-    computed, unless the program needs one: then all are. ``suggest`` estimates changes to the run
+    not fit, or halved until one does, then in between. With ``compute="auto"`` no large
+    values are computed, unless the program needs one: then all are. ``suggest`` estimates changes to the run
     as well. ``notify`` gets a line about every estimate. Ctrl-C ends the search: the result has
     what was found until then, and is ``interrupted``. Raises what `estimate_program` raises.
     """

@@ -204,10 +204,13 @@ def with_elements(machine: Machine, value: Any, stores: dict[int, Any]) -> Any:
             return value
         if is_sparse(value):
             made = [with_elements(machine, part, stores) for part in parts(value)]
-            return of_parts(value, made, torch.device("cpu"))
+            # Kernels ask whether a backward pass will need more (``_sparse_mm_reduce_impl``).
+            return of_parts(value, made, torch.device("cpu")).requires_grad_(value.requires_grad)
         if not (value.is_floating_point() or value.is_complex() or known.is_known(machine, value)):
             raise refuse("which elements of a sparse tensor there are")
         stand_in = known.values_of(machine, value)
+        if value.requires_grad:
+            stand_in.requires_grad_()
         stores[storage_key(stand_in)] = value.untyped_storage()
         return stand_in
     if type(value) is list or type(value) is tuple:

@@ -68,7 +68,7 @@ def _given(call: Call) -> list[torch.Tensor]:
 
 
 def _on_host(call: Call, tensor: torch.Tensor) -> bool:
-    return call.machine.tag_of(tensor) is None
+    return call.machine.place_of(tensor) < 0
 
 
 def _index_before(call: Call) -> None:

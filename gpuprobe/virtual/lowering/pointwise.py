@@ -16,7 +16,7 @@ def _scalars_moved(call: Call) -> None:
     choices = [call.argument("self"), call.argument("other")]
     item = torch.result_type(*choices).itemsize
     for tensor in choices:
-        if not tensor.dim() and call.machine.tag_of(tensor) is None:
+        if not tensor.dim() and call.machine.place_of(tensor) < 0:
             call.scratch(item)
 
 

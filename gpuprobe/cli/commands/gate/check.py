@@ -62,7 +62,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compute",
         choices=("real", "shapes"),
-        help="what the virtual GPU does: shapes computes no values, and large models cost little",
+        help="what the virtual GPU does: shapes computes no large values; large models cost little",
     )
     parser.add_argument(
         "--stop-after",
