@@ -298,6 +298,16 @@ def difference(found: Trace, wanted: Trace) -> str:
 
 
 def judge(table: Table, seeds: list[int]) -> list[dict[str, Any]]:
+    """Run the programs of some seeds in all ways, and compare."""
+    gc.collect()
+    gc.freeze()  # what there is now need not be looked through after each program
+    try:
+        return _judged(table, seeds)
+    finally:
+        gc.unfreeze()
+
+
+def _judged(table: Table, seeds: list[int]) -> list[dict[str, Any]]:
     programs = [table.program(seed) for seed in seeds]
     skips = refused(programs)
     wanted = run_all(programs, skips, "real", None, False)
@@ -370,7 +380,6 @@ def main() -> int:
     began = time.monotonic()
     if todo:
         table = Table()
-        gc.freeze()
     for at in range(0, len(todo), BATCH):
         if given.minutes is not None and time.monotonic() - began > 60 * given.minutes:
             print(f"{len(todo) - at} programs are left", file=sys.stderr)
