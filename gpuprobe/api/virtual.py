@@ -297,9 +297,9 @@ def fit_program(
     """Search for the largest value of ``argument`` with which the script fits.
 
     Values from ``least`` to ``most`` are tried, from the script's own value: doubled until one does
-    not fit, or halved until one does, then in between. With ``compute="auto"`` no large
-    values are computed, unless the program needs one: then all are. ``suggest`` estimates changes to the run
-    as well. ``notify`` gets a line about every estimate. Ctrl-C ends the search: the result has
+    not fit, or halved until one does, then in between. With ``compute="auto"`` no large values
+    are computed, unless the program needs one: then all are. ``suggest`` estimates changes to the
+    run as well. ``notify`` gets a line about every estimate. Ctrl-C ends the search: the result has
     what was found until then, and is ``interrupted``. Raises what `estimate_program` raises.
     """
     from gpuprobe.planning.fit import fit_script
