@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from html_pages import Page
@@ -128,3 +129,25 @@ def test_headings_are_set_apart_where_there_is_colour() -> None:
 def test_a_table_of_metrics_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match=r"gpu_table\.py: not an entry"):
         read_table("gpu_table.py", "x_", (), {}, functions={}, lists={})
+
+
+def test_the_first_rows_have_their_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("import torch\n\n    x = model(batch)\n    y = x * 2\n", "utf-8")
+    rows = tuple(Row((Cell(f"{program}:{line} in step", place=True),)) for line in (3, 4, 9))
+    lines = Table("memory by line", (Column("line", 0),), rows, header=False, sources=1)
+
+    drawn = list(draw.lines([Section("Lines", (lines,))], Style(cwd=str(tmp_path))))
+    assert drawn == [
+        "Lines",
+        "  train.py:3 in step",
+        "    x = model(batch)",
+        "  train.py:4 in step",
+        "  train.py:9 in step",
+    ]
+    page = Drawing(str(tmp_path)).table(lines)
+    assert "x = model(batch)" not in page  # a page is passed on: files from elsewhere stay here
+    monkeypatch.chdir(tmp_path)
+    page = Drawing(str(tmp_path)).table(lines)
+    assert "<code>x = model(batch)</code>" in page
+    assert "y = x * 2" not in page

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from gpuprobe.model.io.files import read_regular
-from gpuprobe.model.place import Place, parse_place
+from gpuprobe.model.place import Place, SourceLine, parse_place
 from gpuprobe.reporters.html.markup import Markup, el, join
 from gpuprobe.reporters.html.markup import Part as Content
 from gpuprobe.reporters.sections.parts import (
@@ -138,7 +138,7 @@ class Drawing:
         body = []
         for index, row in enumerate(table.rows):
             cells = [
-                self._cell(column, cell(one), lowest[i], row)
+                self._cell(column, cell(one), lowest[i], row, source=index < table.sources)
                 for i, (column, one) in enumerate(zip(table.columns, row.cells, strict=True))
             ]
             if len(columns) > len(table.columns):
@@ -157,9 +157,13 @@ class Drawing:
         ]
         return _scrolling(table.caption, _head(columns), body, foot)
 
-    def _cell(self, column: Column, shown: Cell, lowest: float, row: Row) -> Markup:
+    def _cell(
+        self, column: Column, shown: Cell, lowest: float, row: Row, *, source: bool
+    ) -> Markup:
         value = shown.text if shown.value is None else shown.value
         content = self._shown(column, shown, lowest)
+        if source and shown.place:
+            content = [content, _source_line(parse_place(shown.text))]
         if row.flagged and column.title and not column.number:
             content = el("b", content)
         return el("td", content, class_=_side(column), data_v=value)
@@ -310,21 +314,32 @@ def excerpt(spot: Place, root: Path | None = None) -> Markup | None:
     Only Python files below ``root`` (the current directory) are read: a recording from elsewhere
     names any path it likes, and a page made from it is passed on.
     """
+    return _around(_lines_of(spot, root), spot.line)
+
+
+def _lines_of(spot: Place, root: Path | None = None) -> Sequence[str]:
     if spot.file.startswith("In [") and spot.file in linecache.cache:  # a cell of this notebook
-        return _around(linecache.getlines(spot.file), spot.line)
+        return linecache.getlines(spot.file)
     base = (root or Path.cwd()).resolve()
     if not spot.file.endswith((".py", ".pyi", ".pyx")) or "\0" in spot.file:
-        return None
+        return ()
     try:
         path = Path(spot.file).resolve()
         if not path.is_relative_to(base) or not path.is_file():
-            return None
+            return ()
         if path.stat().st_size > _MOST_SOURCE:
-            return None
-        lines = read_regular(path, most=_MOST_SOURCE).decode("utf-8", "replace").splitlines()
+            return ()
+        return read_regular(path, most=_MOST_SOURCE).decode("utf-8", "replace").splitlines()
     except (OSError, RuntimeError):  # RuntimeError: a loop of links, before Python 3.13
+        return ()
+
+
+def _source_line(spot: SourceLine) -> Markup | None:
+    """The line of source at a place, as `excerpt` reads it."""
+    lines = _lines_of(spot) if isinstance(spot, Place) else []
+    if not isinstance(spot, Place) or not 1 <= spot.line <= len(lines):
         return None
-    return _around(lines, spot.line)
+    return el("div", el("code", lines[spot.line - 1].strip()), class_="note")
 
 
 def _around(lines: Sequence[str], line: int) -> Markup | None:

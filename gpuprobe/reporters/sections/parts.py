@@ -71,7 +71,8 @@ class Row:
 @record(frozen=True, slots=True)
 class Table:
     """``foot`` are remainders and totals, which no sorting moves. ``flags``: the text sets flagged
-    rows apart by a mark in front. ``header``: the text shows the columns' titles.
+    rows apart by a mark in front. ``header``: the text shows the columns' titles. ``sources``: so
+    many of the first rows are shown with the line of source at their place, where it can be read.
     """
 
     caption: str
@@ -82,6 +83,7 @@ class Table:
     flags: bool = False
     header: bool = True
     note_indent: int = 0
+    sources: int = 0
 
 
 @record(frozen=True, slots=True)

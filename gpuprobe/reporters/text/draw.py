@@ -10,8 +10,8 @@ from typing import NamedTuple, TextIO
 
 from gpuprobe.model.findings import Level
 from gpuprobe.model.io.files import read_regular
-from gpuprobe.model.place import Place
-from gpuprobe.model.text import visible
+from gpuprobe.model.place import Place, parse_place
+from gpuprobe.model.text import cut, visible
 from gpuprobe.reporters.sections.parts import (
     AUTO,
     Cell,
@@ -170,11 +170,26 @@ def _table(table: Table, style: Style, *, untitled: bool) -> Iterator[DrawnLine]
         # Where no title stands above the table, its head is what is set apart.
         head = _row(Row(()), titles, table, columns, widths, style)
         yield DrawnLine(head, heading=untitled)
-    for row, cells in rows:
+    for index, (row, cells) in enumerate(rows):
         yield DrawnLine(_row(row, cells, table, columns, widths, style))
+        if index < table.sources:
+            yield from map(DrawnLine, _source_below(cells, columns, widths, table.indent, style))
         if row.note:
             start = " " * table.note_indent
             yield from map(DrawnLine, style.wrapped(row.note, first=start, rest=start))
+
+
+def _source_below(
+    cells: list[Cell], columns: list[Column], widths: list[int], indent: int, style: Style
+) -> Iterator[str]:
+    """The source at the place in a row, below the place."""
+    for column, width, shown in zip(columns, widths, cells, strict=False):
+        indent += column.gap
+        place = parse_place(shown.text) if shown.place else None
+        if isinstance(place, Place) and (source := _source_line(place)):
+            start = " " * (indent + 2)
+            yield start + cut(style.text(source), max(8, style.width - len(start)))
+        indent += width
 
 
 def _as_wide_as_needed(column: Column) -> Column:

@@ -61,8 +61,9 @@ def report_sections(
     return [
         _title(report),
         peak_section(report, full=full),
-        *share_sections(report),
         *failure_sections(report, full=full),
+        *_advice(report, full=full),
+        *share_sections(report),
         *growth_sections(report, full=full),
         *fragmentation_sections(report, full=full),
         *device_sections(report, full=full),
@@ -75,7 +76,6 @@ def report_sections(
         *_findings(report, full=full),
         *_blind_spots(report, problems),
         *_environment(report, full=full),
-        *_advice(report, full=full),
     ]
 
 

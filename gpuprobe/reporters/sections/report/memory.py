@@ -38,6 +38,7 @@ from gpuprobe.reporters.sections.parts import (
 
 _BAR = 24
 _FEW = 5
+_SOURCES = 3  # lines that are shown with their source
 
 
 # -- the peak
@@ -174,7 +175,10 @@ def _shares(
         *([Column("blocks", number=True)] if blocks else []),
         Column(by, 0, gap=2),
     )
-    return (Table(f"memory by {by}", columns, tuple(rows), tuple(foot), header=False), *unknown)
+    sources = _SOURCES if by == "line" else 0
+    name = f"memory by {by}"
+    shown = Table(name, columns, tuple(rows), tuple(foot), header=False, sources=sources)
+    return (shown, *unknown)
 
 
 def causes_section(report: Report) -> Section:
