@@ -143,23 +143,25 @@ def model_of(recording: Recording, rank: int = 0, curves: Curves | None = None) 
     device = curves.device
     session, environment = chosen.session, chosen.environment
     torch = environment.torch
-    facts = [
-        f"torch {torch}" if isinstance(torch, str) else "torch unknown",
-        ", ".join(session.devices) or "no device",
-        f"level {session.level}" if recording.kind == "recording" else "snapshot",
-    ]
+    recorded = recording.kind == "recording"
+    facts = [", ".join(session.devices) or "no device"]
+    if recorded:
+        facts.insert(0, f"torch {torch}" if isinstance(torch, str) else "torch unknown")
+        facts.append(f"level {session.level}")
+    elif not device:  # it has no steps
+        device = ", ".join(session.devices)
     if len(recording.ranks) > 1:
         facts.append(f"rank {session.rank} of {len(recording.ranks)}")
     return RunModel(
         title=name,
-        state=_state(chosen) if recording.kind == "recording" else "memory snapshot",
+        state=_state(chosen) if recorded else "memory snapshot",
         facts=visible(" · ".join(facts)),
         measure=f"allocated on {device}" if device else "resident memory of the process",
         rows=StepLines(chosen.steps, device),
-        running=recording.kind == "recording" and is_running(chosen),
+        running=recorded and is_running(chosen),
         rank=rank,
         ranks=len(recording.ranks),
-        device=device,
+        device=curves.device,
         cwd=session.cwd,
         blind_spots=tuple(visible(f"{s.what}: {s.consequence}") for s in chosen.blind_spots),
         curves=curves,

@@ -259,6 +259,7 @@ class ViewScreen(Screen[None]):
         return [
             (name, f" {at + 1} {name}{count if name == 'findings' else ''} ")
             for at, name in enumerate(PANES)
+            if name in self._panes
         ]
 
     def _repaint(self) -> None:
@@ -282,13 +283,26 @@ class ViewScreen(Screen[None]):
         table.focus()
         self._keys.offer((*APP_KEYS, *self.KEYS))
 
+    @property
+    def _panes(self) -> tuple[str, ...]:
+        """Those that apply: a memory snapshot has no steps and no ranks."""
+        recording = self.recording
+        if recording is None or recording.kind == "recording":
+            return PANES
+        return ("now", "trace", "findings")
+
     def action_pane(self, name: str) -> None:
+        if name not in self._panes:
+            self.notify(f"a memory snapshot has no {name} pane", markup=False, timeout=3)
+            return
         self._switcher.current = f"{name}-pane"
         self._focus_pane()
         self._show_pane()
 
     def action_next_pane(self, by: int) -> None:
-        self.action_pane(PANES[(PANES.index(self._pane) + by) % len(PANES)])
+        panes = self._panes
+        at = panes.index(self._pane) if self._pane in panes else 0
+        self.action_pane(panes[(at + by) % len(panes)])
 
     def on_text_pane_clicked(self, message: TextPane.Clicked) -> None:
         if message.pane is self._tabs:
