@@ -55,6 +55,8 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
     if estimate.compute_why:
         computed = "all values" if estimate.compute == "real" else "only values that decide"
         lines.append(Line(f"computed: {computed} ({estimate.compute_why})"))
+        if any("values are NaN" in text for text in estimate.assumed):
+            lines.append(Line("nan in the script's output: a value that was not computed"))
     head = Section(f"{title} {human_bytes(estimate.capacity)})", (needed, *lines))
     at = "at the peak"
     if estimate.attributed != estimate.peak_allocated:
