@@ -129,6 +129,7 @@ CHUNKS: dict[str, _Part] = {
     **{f"a column {name} of 400 MB": partial(_column_bomb, name)
        for name in ("action", "address", "time_us", "stack", "phase", "device_free")},
     "forty unknown columns of 100 MB": _unknown_bombs,
+    "500,000 rows": lazy(lambda: partial(_rows, 500_000)),
     "2 million rows": lazy(lambda: partial(_rows, 2_000_000)),
     "30 million rows": lazy(lambda: partial(_rows, 30_000_000)),
     "300,000 blocks that are never freed": lazy(lambda: partial(_growing, 300_000)),
