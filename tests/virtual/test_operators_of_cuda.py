@@ -4,6 +4,8 @@ the same memory with values and without. ``benchmarks/operator_coverage.py`` ask
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -183,3 +185,54 @@ def test_least_squares_and_eigenvectors_are_laid_out_alike(rows: int) -> None:
             with pytest.raises(RuntimeError, match="not supported on CUDA"):
                 torch.linalg.lstsq(given, given, driver="gelsd")
     assert seen[0] == seen[1]
+
+
+def _transposed(dtype: Any) -> Any:
+    return torch.ones(2, 3, dtype=dtype, device="cuda").t()
+
+
+LAID_OUT: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
+    # A kernel looks at the arguments as they are, and not at copies of another type.
+    "half": (
+        lambda: torch.ones(1, 1, device="cuda").half().expand(3, 2) * _transposed(HALF),
+        (1, 3),
+    ),
+    "two": (lambda: torch.logaddexp(_transposed(BFLOAT), _transposed(BFLOAT)), (1, 3)),
+    "contiguous": (lambda: _transposed(HALF).masked_fill(_transposed(torch.bool), 1), (2, 1)),
+    "copied": (lambda: _transposed(HALF).clone(memory_format=torch.contiguous_format), (2, 1)),
+    # cuSOLVER's V lies by rows of Vh, and positions by dimensions.
+    "svd": (lambda: torch.linalg.svd(torch.ones(2, 3, 3, device="cuda"))[2], (9, 3, 1)),
+    "nonzero": (lambda: torch.ones(2, 3, device="cuda").nonzero(), (1, 6)),
+    "nonzero_static": (lambda: torch.ones(2, 3, device="cuda").nonzero_static(size=5), (1, 5)),
+}
+
+
+@pytest.mark.parametrize("compute", ["real", "shapes"])
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_results_are_laid_out_as_by_cudas_kernels(name: str, compute: str) -> None:
+    make, strides = LAID_OUT[name]
+    with gpuprobe.virtual_gpu("a100-80gb", compute):
+        assert make().stride() == strides
+
+
+@pytest.mark.parametrize("compute", ["real", "shapes"])
+def test_attention_that_kept_nothing_has_no_backward_pass(compute: str) -> None:
+    forward = torch.ops.aten._efficient_attention_forward
+    with gpuprobe.virtual_gpu("a100-80gb", compute):
+        query = torch.randn(1, 8, 2, 16, device="cuda", requires_grad=True)
+        out = forward(query, query, query, None, None, None, None, None, 0.0, 0, False)[0]
+        with pytest.raises(RuntimeError, match="has not kept logsumexp"):
+            out.sum().backward()
+
+
+def test_what_torch_imports_keeps_no_tensors() -> None:
+    """The first call in the nearest dtype, in a process of its own: its result is freed at once."""
+    code = """
+import gc, torch, gpuprobe
+with gpuprobe.virtual_gpu("a100-80gb"):
+    gc.disable()
+    torch.nn.functional.softsign(torch.zeros(8, device="cuda", dtype=torch.bool))
+    print(torch.cuda.memory_allocated())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0"]

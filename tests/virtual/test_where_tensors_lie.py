@@ -289,3 +289,39 @@ def test_a_gradient_of_known_zeros_takes_no_memory(values: None) -> None:
     x.sgn().sum().backward()
     assert x.grad.is_cuda
     assert torch.cuda.memory_allocated() == x.nbytes
+
+
+def test_jagged_tensors_move_with_their_offsets(compute: str) -> None:
+    offsets, lengths = torch.tensor([0, 2, 6]), torch.tensor([1, 3])
+    values = torch.arange(18.0).view(6, 3)
+    make = torch.nested.nested_tensor_from_jagged
+    for tensor in (make(values, offsets), make(values, offsets, lengths)):
+        moved = tensor.cuda()
+        back = moved.cpu()
+        for part in ("_values", "_offsets", "_lengths"):
+            if getattr(tensor, part) is not None:
+                assert getattr(moved, part).is_cuda
+                assert not getattr(back, part).is_cuda
+        assert (moved.is_cuda, back.is_cuda) == (True, False)
+        assert tensor.shape == moved.shape == back.shape  # one symbol for what is ragged
+        assert [row.tolist() for row in back.unbind()] == [row.tolist() for row in tensor.unbind()]
+    leaf = make(values, offsets).cuda().requires_grad_()
+    leaf.cpu().values().sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad._values.is_cuda
+
+
+def test_no_matrices_have_their_ranks_on_the_device(compute: str) -> None:
+    rank = torch.linalg.matrix_rank
+    none = torch.ones(0, 3, 3, device="cuda")
+    for made in (rank(none), rank(none, hermitian=True), rank(none, atol=0.1, rtol=0.1)):
+        assert (made.is_cuda, made.shape, made.dtype) == (True, (0,), torch.long)
+    assert rank(torch.eye(3, device="cuda")).item() == 3
+
+
+def test_where_to_split_is_read_from_the_host(compute: str) -> None:
+    tensor = torch.arange(6, device="cuda")
+    where = torch.tensor([1, 2])
+    assert [len(part) for part in tensor.tensor_split(where)] == [1, 1, 4]
+    with pytest.raises(RuntimeError, match="to be on cpu, but it's on cuda:0"):
+        tensor.tensor_split(where.cuda())

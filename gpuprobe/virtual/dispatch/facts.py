@@ -11,7 +11,6 @@ import torch
 
 from gpuprobe.hazards.rules import ALSO_WRITTEN
 from gpuprobe.virtual import values
-from gpuprobe.virtual.dispatch import layout
 from gpuprobe.virtual.dispatch.calls import OperatorRow
 from gpuprobe.virtual.dispatch.refusals import refusal
 
@@ -158,7 +157,6 @@ def facts_of(func: Any, rows: Mapping[str, OperatorRow]) -> OperatorFacts:
         each=name.startswith("_foreach_"),
         pointwise=torch.Tag.pointwise in func.tags or name.startswith("_foreach_"),
         iterated=torch.Tag.pointwise in func.tags
-        and name not in layout.CONTIGUOUS
         and not any(
             _written(argument) or argument.name == "memory_format" for argument in schema.arguments
         ),

@@ -16,10 +16,6 @@ from gpuprobe.torch_support.tensors import tensors_in
 
 _FULL: Final = torch.contiguous_format
 _empty_strided = torch.empty_strided
-CONTIGUOUS: Final = frozenset({"masked_fill"})
-"""Operators called pointwise whose kernels make a contiguous result: ``masked_fill`` in
-``aten/src/ATen/native/TensorAdvancedIndexing.cpp``.
-"""
 
 
 def like_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
