@@ -61,14 +61,14 @@ class _Gpu(argparse.Action):
     ) -> None:
         if values == "list":
             from gpuprobe.api.devices import known_gpus
-            from gpuprobe.model.text import human_bytes
+            from gpuprobe.model.text import human_bytes, visible
 
             gpus = known_gpus()
             width = max(len(gpu.name) for gpu in gpus)
             try:
                 for gpu in gpus:
                     size = human_bytes(gpu.total_memory)
-                    sys.stdout.write(f"{gpu.name:<{width}}  {size:>9}  {gpu.title}\n")
+                    sys.stdout.write(f"{gpu.name:<{width}}  {size:>9}  {visible(gpu.title)}\n")
                 sys.stdout.flush()
             except BrokenPipeError:
                 output.give_up()  # the reader went away (``| head``)

@@ -14,9 +14,11 @@ from hostile_recordings import CRAFTED
 
 from gpuprobe.analysis.inspection.steps import insight
 from gpuprobe.cli import main, stderr
+from gpuprobe.model.findings import Finding, Fix, Level
 from gpuprobe.model.values import Unavailable
 from gpuprobe.pytest_plugin import summary
 from gpuprobe.recording.load import load
+from gpuprobe.reporters.ci import annotations
 
 
 @pytest.mark.parametrize("kind", ["details", "catalogue", "tests", "known", "settings"])
@@ -46,6 +48,26 @@ def test_a_catalogue_that_cannot_be_read_is_one_line_of_gpu_list(
     assert capsys.readouterr().err.splitlines() == [
         f'gpuprobe: error: {path}: expected an object with "schema_version": 1'
     ]
+
+
+def test_titles_of_a_catalogue_are_not_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "gpus.json"
+    entry = {"name": "mine", "like": "h100-80gb", "title": "\x1b]0;t\x07\nx"}
+    path.write_text(json.dumps({"schema_version": 1, "gpus": [entry]}))
+    monkeypatch.setenv("GPUPROBE_GPUS", str(path))
+    with pytest.raises(SystemExit):
+        main(["estimate", "--gpu", "list"])
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.split() == ["mine", "79.2", "GiB", r"\x1b]0;t\x07\x0ax"]
+
+
+def test_an_annotation_ends(tmp_path: Path) -> None:
+    finding = Finding("GP201", "x", Level.ERROR, "m" * 5000, fix=Fix("f" * 5000))
+    places = annotations.Places.of({}, str(tmp_path))
+    (command,) = annotations.commands([finding], places)
+    assert len(command) < 2500
 
 
 def test_an_error_is_one_line_that_ends(capsys: pytest.CaptureFixture[str]) -> None:

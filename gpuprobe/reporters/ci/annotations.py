@@ -23,7 +23,7 @@ from typing import Any, Final, TextIO
 
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.place import Place
-from gpuprobe.model.text import visible
+from gpuprobe.model.text import cut, visible
 
 SERVICES: Final = ("github", "gitlab")
 
@@ -141,12 +141,16 @@ def write(
     stream.write("\n")
 
 
+_LONGEST: Final = 1000
+"""Columns of a message: there are names in it, and names have any length."""
+
+
 def _text(finding: Finding, *, placed: bool) -> Iterator[str]:
     """The lines of the text, with nothing in them that a terminal or a log would execute."""
     where = "" if placed or finding.location is None else f" (at {_shown(finding.location)})"
-    yield visible(finding.message) + where
+    yield visible(cut(finding.message, _LONGEST)) + where
     if finding.fix is not None:
-        yield visible(finding.fix.text)
+        yield visible(cut(finding.fix.text, _LONGEST))
 
 
 def _shown(place: Place) -> str:
