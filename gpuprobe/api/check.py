@@ -218,7 +218,7 @@ def _no_cuda(virtual: str | None) -> str:
     torch = sys.modules.get("torch")
     if virtual is not None or torch is None or torch.cuda.is_available():
         return ""
-    return "there is no GPU here; --virtual h100-80gb runs it on one in software"
+    return "there is no GPU here; --gpu h100-80gb runs it on one in software"
 
 
 class _Watched:
@@ -349,7 +349,7 @@ def measure_apart(plan: CheckPlan, *, shown: bool = False) -> Baseline:
         options = ["--no-notes", "--baseline", str(path)]
         options += ["--hazards" if plan.hazards else "--no-hazards"]
         if plan.gpu is not None:
-            options += ["--virtual", plan.gpu]
+            options += ["--gpu", plan.gpu]
         if plan.compute != "real":
             options += ["--compute", plan.compute]
         if plan.steps is not None:

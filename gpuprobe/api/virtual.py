@@ -14,6 +14,7 @@ from gpuprobe.errors import GpuprobeError, MissingExtra, ProgramFailed, UsageErr
 if TYPE_CHECKING:
     from gpuprobe.model.plans.estimate import Estimate
     from gpuprobe.model.plans.fit import Fit
+    from gpuprobe.planning.job import Job
     from gpuprobe.sampler.program import Program
     from gpuprobe.virtual.session import VirtualSession
 
@@ -68,6 +69,7 @@ def estimate(
     compute: str = "auto",
     conf: str | None = None,
     ranks: int = 1,
+    rank: int = 0,
     assume: Sequence[str] = (),
 ) -> Estimate:
     """The memory that ``step`` would take on a GPU. None is needed.
@@ -95,16 +97,18 @@ def estimate(
     floating-point operations.
     ``assume``: values to be taken where they are read, as ``"FILE:LINE=VALUE"``
     (``"train.py:12=false"``). ``conf``: allocator settings as in ``PYTORCH_CUDA_ALLOC_CONF``.
-    ``ranks``: pretend to be one of so many processes.
+    ``ranks``: pretend to be one of so many processes; ``rank``: which one, from 0.
 
     Raises what `virtual_gpu` raises, UsageError where nothing was allocated on the device, and
     what ``step`` raises; `ValueNeeded` where it needs a value that was not computed.
     """
     _require_torch("an estimate runs the training step")
     from gpuprobe.planning.auto import estimate_with
+    from gpuprobe.planning.job import Job
 
     if steps < 1:
         raise UsageError("at least one step is needed")
+    Job(rank, ranks)
 
     def run(session: VirtualSession, recorder: Any) -> int:
         done = 0
@@ -123,7 +127,8 @@ def estimate(
     unused = "build the model inside the function, on the device: Model().cuda()"
 
     def attempt(how: str, why: str, *, bounded: bool = False) -> tuple[Estimate, str]:
-        return _estimate(run, gpu, how, why, conf, ranks, assume, unused, bounded)
+        job = Job(rank, ranks)
+        return _estimate(run, gpu, how, why, conf, job, assume, unused, bounded)
 
     def again(why: str) -> Estimate:
         return attempt("real", why, bounded=True)[0]
@@ -139,8 +144,10 @@ def estimate_program(
     compute: str = "auto",
     conf: str | None = None,
     ranks: int = 1,
+    rank: int = 0,
     assume: Sequence[str] = (),
     within: str = "",
+    meeting: str = "",
     notify: Callable[[str], None] = lambda text: None,
 ) -> Estimate:
     """As `estimate`, for a whole program: it is stopped after ``steps`` optimizer steps, and the
@@ -150,13 +157,15 @@ def estimate_program(
     With ``compute="shapes"`` numbers that the program reads are NaN, and the result says so.
     Raises ProgramFailed where the program ends with an exception of its own, and `ValueNeeded`
     where NaN may have led to that, or cannot stand for what it reads. ``within`` is for that
-    second run: why it is made, within the bounds of ``"auto"``.
+    second run: why it is made, within the bounds of ``"auto"``. ``meeting`` is for the process of
+    another rank: where the ranks meet (`gpuprobe.planning.peers`).
     """
     if steps < 1:
         raise UsageError("at least one step is needed")
 
     _require_torch("an estimate runs the training step")
     from gpuprobe.planning.auto import Start, estimate_with
+    from gpuprobe.planning.job import Job
     from gpuprobe.sampler.hooks.step_limit import Enough, limit
     from gpuprobe.virtual.boundary import explained, place_in, unwrapped
     from gpuprobe.virtual.budget import TooLarge, of_host_memory
@@ -193,17 +202,20 @@ def estimate_program(
         "torch.cuda.is_available(), or by an option of its own (after --)"
     )
     start = Start(program)
+    Job(rank, ranks)
+    order = {"gpu": gpu, "steps": steps, "conf": conf, "ranks": ranks, "assume": [*assume]}
 
     def attempt(how: str, why: str) -> tuple[Estimate, str]:
-        return _estimate(
-            run, gpu, how, within or why, conf, ranks, assume, unused, bounded=bool(within)
-        )
+        peers = start.peers(rank, meeting, **order, compute=how) if ranks > 1 else None
+        job = Job(rank, ranks, peers)
+        with job:
+            return _estimate(
+                run, gpu, how, within or why, conf, job, assume, unused, bounded=bool(within)
+            )
 
     def again(why: str) -> Estimate:
         notify(f"running the program a second time: {why}")
-        return start.again(
-            why, gpu=gpu, steps=steps, compute="real", conf=conf, ranks=ranks, assume=[*assume]
-        )
+        return start.again(why, **order, compute="real", rank=rank)
 
     return estimate_with(compute, attempt, again)
 
@@ -228,7 +240,7 @@ def _estimate(
     compute: str,
     why: str,
     conf: str | None,
-    ranks: int,
+    job: Job,
     assume: Sequence[str],
     unused: str,
     bounded: bool,
@@ -247,7 +259,8 @@ def _estimate(
     from gpuprobe.virtual.session import VirtualSession, machine_of
 
     machine = machine_of(gpu, compute, conf, endless=True, assume=assume)
-    machine.ranks = ranks
+    count = len(machine.devices)
+    machine.ranks, machine.rank, machine.peers = job.ranks, job.rank, job.peers
     if bounded:
         Budget(machine)
     taps = []
@@ -261,7 +274,7 @@ def _estimate(
         session.keep_stacks()
         session.start()
         try:
-            with as_rank(0, 0, ranks), recorder:
+            with as_rank(job.rank, job.rank % count, job.ranks, job.environment(count)), recorder:
                 steps = run(session, recorder)
         except Exception as error:
             known = explained(error)

@@ -28,6 +28,13 @@ def positive(text: str) -> int:
     return number
 
 
+def rank(text: str) -> int:
+    """The number of a rank, from 0. Raises ArgumentTypeError."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0, found {text!r}")
+    return int(text)
+
+
 def add_top(parser: argparse.ArgumentParser, default: int) -> None:
     parser.add_argument(
         "--top",
@@ -76,11 +83,12 @@ class _Gpu(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def add_gpu(
-    parser: argparse.ArgumentParser, option: str, text: str, *, default: str | None = None
-) -> None:
-    """An option that names GPUs of the catalogue."""
-    parser.add_argument(option, default=default, metavar="GPU", action=_Gpu, help=text)
+def add_gpu(parser: argparse.ArgumentParser, text: str, *, default: str | None = None) -> None:
+    """``--gpu``: names GPUs of the catalogue. Where a command can do without, ``--virtual`` is an
+    older name for it, which ``torchrun`` takes for an option of its own.
+    """
+    names = ("--gpu", "--virtual") if default is None else ("--gpu",)
+    parser.add_argument(*names, dest="gpu", default=default, metavar="GPU", action=_Gpu, help=text)
 
 
 def add_virtual_run(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +97,6 @@ def add_virtual_run(parser: argparse.ArgumentParser) -> None:
     """
     add_gpu(
         parser,
-        "--gpu",
         "the GPU, such as h100-80gb or 2xa100-40gb (default: h100-80gb); list: print those known",
         default="h100-80gb",
     )

@@ -32,6 +32,7 @@ class Category(str, Enum):
     WORKSPACE = "workspace"  # library scratch memory, such as cuBLAS workspaces
     WEIGHT_CAST = "weight_cast"  # a parameter in another type, as autocast makes and keeps it
     GRADIENT_BUCKET = "gradient_bucket"  # what ranks exchange gradients in
+    GATHERED_PARAMETER = "gathered_parameter"  # whole, of a parameter that ranks keep in parts
     OTHER = "other"  # seen, but fits none of the above
     UNKNOWN = "unknown"  # no evidence either way; counted, never hidden
 
@@ -60,6 +61,7 @@ _CATEGORIES = (
     Category.OTHER,
     Category.WEIGHT_CAST,
     Category.GRADIENT_BUCKET,
+    Category.GATHERED_PARAMETER,
 )
 _CATEGORY_CODES = {category: code for code, category in enumerate(_CATEGORIES)}
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from gpuprobe.errors import ProgramFailed, UsageError, ValueNeeded
 from gpuprobe.model.plans.estimate import Estimate
+from gpuprobe.planning.peers import TRIAL, Peers
 from gpuprobe.reporters.json.estimate import estimate_of
 from gpuprobe.sampler.program import Program
 from gpuprobe.virtual.budget import TooLarge
@@ -21,9 +22,6 @@ COMPUTE: Final = ("auto", "shapes", "real")
 
 ASKED: Final = "as asked for"
 _ENOUGH: Final = "no line needs more"
-
-TRIAL: Final = "from gpuprobe.api.virtual import trial; trial()"
-"""What the process of one estimate runs; its argument is the order: `gpuprobe.planning.trial`."""
 
 
 def estimate_with(
@@ -81,6 +79,16 @@ class Start:
         self._cwd = Path.cwd()
         self._environment = dict(os.environ)
         self._program = program
+
+    def peers(self, rank: int, meeting: str = "", **order: Any) -> Peers:
+        """The other ranks of a pretended job, of which this process is one. ``order`` is that of
+        every rank.
+        """
+
+        def order_of(number: int, place: str) -> dict[str, Any]:
+            return {**self._order(), **order, "rank": number, "meeting": place}
+
+        return Peers(rank, order_of, cwd=self._cwd, environment=self._environment, meeting=meeting)
 
     def again(self, why: str, **order: Any) -> Estimate:
         """An estimate of the program from its beginning, within the bounds of `Budget`. It prints

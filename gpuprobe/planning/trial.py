@@ -51,7 +51,11 @@ def _estimate(order: dict[str, Any], estimate: Callable[..., Estimate]) -> dict[
             conf=order["conf"],
             ranks=order["ranks"],
             assume=order["assume"],
-            **({"within": order["why"]} if "why" in order else {}),
+            **{
+                name: order[key]
+                for name, key in (("within", "why"), ("rank", "rank"), ("meeting", "meeting"))
+                if key in order
+            },
         )
     except TooLarge as error:
         return {"too_large": str(error)}

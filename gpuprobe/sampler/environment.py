@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 
 from gpuprobe._version import __version__
 from gpuprobe.model.run.session import Environment, Session
@@ -37,9 +38,13 @@ def ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int]:
 
 
 @contextmanager
-def as_rank(rank: int, local_rank: int, world_size: int) -> Iterator[None]:
-    """Inside, the environment has these ranks as ``torchrun`` sets them; not for a single one."""
-    values = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": world_size}
+def as_rank(
+    rank: int, local_rank: int, world_size: int, more: Mapping[str, object] = MappingProxyType({})
+) -> Iterator[None]:
+    """Inside, the environment has these ranks as ``torchrun`` sets them, and the variables of
+    ``more``; not for a single one.
+    """
+    values = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": world_size, **more}
     before = {name: os.environ.get(name) for name in values}
     if world_size > 1:
         os.environ.update({name: str(value) for name, value in values.items()})

@@ -150,6 +150,8 @@ class Machine:
         self.verdicts: dict[Any, Any] = {}  # of branches on unknown conditions: see `unknown`
         self.zeros: dict[int, Any] = {}  # memory in place of storages: see `saving`
         self.ranks = 1  # of a pretended cluster
+        self.rank = 0  # the one that this process pretends to be
+        self.peers: Any = None  # the others, as `virtual.distributed.pretended.Peers`
         self.assumed: dict[str, int] = {}
         self.compiled: dict[str, None] = {}  # names of what torch.compile was asked to compile
         self.compiler_notes: dict[str, int] = {}  # what torch.compile made of the program

@@ -32,20 +32,54 @@ def install(machine: Machine, patches: Patches) -> None:
 
 def _torch_save(machine: Machine, patches: Patches) -> None:
     """``torch.save`` leaves room for what has no values, as ``torch.serialization.skip_data``
-    does.
+    does; within a stream that has begun, where torch cannot leave room, it writes zeros.
     """
     writer = torch._C.PyTorchFileWriter
+    begun: set[int] = set()
+    _within_streams(begun, patches)
     original = writer.write_record
     device = torch._C.StorageBase.device.__get__
+    from_buffer = torch.frombuffer
 
     def write_record(self: Any, name: str, data: Any, size: int, *rest: Any) -> Any:
         storage = getattr(data, "_untyped_storage", data)
         if isinstance(storage, torch.UntypedStorage) and device(storage).type == "meta":
             machine.assume(f"{where()}: what was not computed is saved as zeros")
-            return self.write_record_metadata(name, size)
+            if id(self) not in begun:
+                return self.write_record_metadata(name, size)
+            with mmap.mmap(-1, max(1, size)) as zeros:  # pages that are only read take no memory
+                view = from_buffer(zeros, dtype=torch.uint8)
+                try:
+                    return original(self, name, view.untyped_storage(), size, *rest)
+                finally:
+                    del view
         return original(self, name, data, size, *rest)
 
     patches.set(writer, "write_record", write_record)
+
+
+def _within_streams(begun: set[int], patches: Patches) -> None:
+    """Keep ``begun`` the ids of writers to streams that hold something already, or cannot go back,
+    as those of ``torch.distributed.checkpoint``.
+    """
+    opener: Any = torch.serialization._open_zipfile_writer_buffer
+    enter, leave = opener.__init__, opener.__exit__
+
+    def init(this: Any, buffer: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            fresh = buffer.tell() == 0
+        except (AttributeError, OSError):  # a stream that cannot go back
+            fresh = False
+        enter(this, buffer, *args, **kwargs)
+        if not fresh:
+            begun.add(id(this.file_like))
+
+    def done(this: Any, *args: Any) -> None:
+        begun.discard(id(this.file_like))
+        leave(this, *args)
+
+    patches.set(opener, "__init__", init)
+    patches.set(opener, "__exit__", done)
 
 
 def _addresses(machine: Machine, patches: Patches) -> None:

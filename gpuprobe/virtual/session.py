@@ -16,11 +16,12 @@ from gpuprobe.virtual import boundary, cuda_api, saving
 from gpuprobe.virtual.catalogue.gpus import GpuModel, parse_spec
 from gpuprobe.virtual.compiled import compiler, triton_kernels
 from gpuprobe.virtual.dispatch.mode import DispatchMode
+from gpuprobe.virtual.distributed import groups
 from gpuprobe.virtual.kernels import attention, fourier, host, jiterator, nearest
 from gpuprobe.virtual.lowering import functions, recurrent, rows
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.reads import assignment
-from gpuprobe.virtual.torch_patches import autocast, collectives, parameters, tensors
+from gpuprobe.virtual.torch_patches import autocast, parameters, tensors
 from gpuprobe.virtual.torch_patches.intercept import Intercept
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, exclude, include, pass_by
 
@@ -65,7 +66,7 @@ class VirtualSession:
             recurrent.install(self.machine, self._kernels, self._patches)
             autocast.install(self.machine, self._kernels, self._patches)
             cuda_api.install(self.machine, self._patches)
-            collectives.install(self.machine, self._patches)
+            groups.install(self.machine, self._patches)
             tensors.install(self.machine, self.intercept, self._patches)
             parameters.install(self.machine, self._patches)
             compiler.install(self.machine, self._patches)

@@ -313,6 +313,15 @@ def convolution(image: Any, weight: Any, *args: Any) -> Any:
     return made.squeeze(2) if rows else made
 
 
+def awaitable(tensor: Any) -> Any:
+    """The result of a functional collective, which wraps memory that is there already: torch's
+    rule for shapes (in ``torch/distributed/_functional_collectives.py``) makes new memory.
+    """
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return AsyncCollectiveTensor(tensor)
+
+
 BY_SHAPE: Final[dict[str, Callable[..., Any]]] = {
     "_pack_padded_sequence": packed,
     "_ctc_loss": ctc,
@@ -337,6 +346,7 @@ BY_SHAPE: Final[dict[str, Callable[..., Any]]] = {
     "_grouped_mm": grouped_product,
     "_fused_sgd_": nothing,
     "_fused_adagrad_": nothing,
+    "_c10d_functional::_wrap_tensor_autograd": awaitable,
 }
 """Operators that lack a meta kernel, whose meta kernel makes other memory than CUDA's does, or
 whose arguments keep their values: what they return.

@@ -174,7 +174,7 @@ def test_help_names_what_can_be_given(capfd: pytest.CaptureFixture[str]) -> None
             main(command)
         assert exit_.value.code == 0
         out = capfd.readouterr().out
-        for word in ("--baseline FILE", "--virtual GPU", "--stop-after N", "--tolerance", "[tool."):
+        for word in ("--baseline FILE", "--gpu GPU", "--stop-after N", "--tolerance", "[tool."):
             assert word in out, (command, word)
 
 

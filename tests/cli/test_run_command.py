@@ -246,7 +246,7 @@ BAD = [
     (["run", "-o", "taken.gpuprobe", "good.py"], 2, "taken.gpuprobe"),
     (["run", "-o", "good.py", "good.py"], 2, "good.py"),
     (["run", "--force", "-o", "keep", "good.py"], 2, "keep"),
-    (["run", "--compute", "shapes", "good.py"], 2, "--compute shapes needs --virtual GPU"),
+    (["run", "--compute", "shapes", "good.py"], 2, "--compute shapes needs --gpu GPU"),
     (["run", "--trace-steps", "0,3-1", "good.py"], 2, "no step is in 3-1"),
     *(
         (["run", f"--hazards-{name}", "no/found", "good.py"], 2, "cannot write no/found")

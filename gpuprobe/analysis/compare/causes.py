@@ -33,6 +33,7 @@ _WORDS = {
     "autograd_detail": "temporary, in the backward pass",
     "optimizer_state": "optimizer state",
     "gradient_bucket": "gradient buckets",
+    "gathered_parameter": "parameters gathered from their shards",
     "unknown": "",
 }
 

@@ -8,7 +8,7 @@ made                                   and then
 =====================================  ==========================================
 by a library for its own use           workspace
 to exchange gradients between ranks    gradient_bucket
-by FSDP2, to put a parameter together  parameter
+by FSDP, to put a parameter together   gathered_parameter
 by a checkpointed forward, run again   freed while that went on: temporary;
                                        else activation
 inside an optimizer's step             freed in that step: temporary;
@@ -49,6 +49,7 @@ _TEMPORARY = Category.TEMPORARY.code
 _INPUT = Category.INPUT.code
 _DETAIL = Category.AUTOGRAD_DETAIL.code
 _WORKSPACE = Category.WORKSPACE.code
+_GATHERED = Category.GATHERED_PARAMETER.code
 _BUCKET = Category.GRADIENT_BUCKET.code
 
 
@@ -96,7 +97,7 @@ class Classifier:
         if marks & evidence.BUCKET:
             return _BUCKET
         if marks & evidence.UNSHARDED:
-            return _PARAMETER
+            return _GATHERED
         if marks & evidence.RECOMPUTE and row < self._ledger.made:
             is_over = self._ledger.freed[row] <= self._recomputation_of(row)
             return _TEMPORARY if is_over else _ACTIVATION

@@ -25,7 +25,7 @@ DATA = 64  # torch.utils.data
 COPY = 128  # Tensor.to / .cuda: a copy to the device
 BUCKET = 256  # the buffers in which ranks exchange gradients (DDP's buckets, FSDP2's)
 RECOMPUTE = 512  # a checkpointed forward, run again in the backward pass
-UNSHARDED = 1024  # the whole of a parameter that FSDP2 keeps in parts
+UNSHARDED = 1024  # the whole of a parameter that FSDP keeps in parts
 
 CUBLAS_WORKSPACE_BYTES = 8_519_680
 """cuBLAS's default workspace per handle and stream (``:4096:2:16:8``, in KiB times counts),
@@ -91,7 +91,7 @@ def _frame_marks(frame: Frame) -> int:
         inside in ("autograd/__init__.py", "_tensor.py") and name in ("backward", "grad")
     ):
         return BACKWARD
-    if inside.startswith("distributed/fsdp/_fully_shard/"):
+    if inside.startswith("distributed/fsdp/"):
         return _FSDP_FUNCTIONS.get(name, 0)
     return 0
 
@@ -103,14 +103,16 @@ _FSDP_FUNCTIONS = {
     "init_all_gather_outputs": UNSHARDED,
     "init_unsharded_param": UNSHARDED,
     "alloc_storage": UNSHARDED,
+    "_alloc_padded_unsharded_flat_param": UNSHARDED,
 }
-"""Functions of FSDP2 (torch 2.6 to 2.13) that allocate: the input of a reduce-scatter, and the
-whole parameters that an all-gather puts together."""
+"""Functions of FSDP2 and, the last one, of FSDP1 (torch 2.6 to 2.13) that allocate: the input of a
+reduce-scatter, and the whole parameters that an all-gather puts together."""
 
 _BUCKET_MAKERS = frozenset(("_ddp_init_helper", "_pre_forward"))
 """The Python functions from which DistributedDataParallel calls the reducer's C++ code, which
 makes its buckets at first and makes them anew in the order in which gradients came. They make
-no tensors themselves: what has them as its innermost Python frame is the reducer's."""
+no tensors themselves: what has them as its innermost Python frame is the reducer's (but for that of
+an operator, which a dispatch mode may have called)."""
 
 
 def by_whom(frames: Iterable[Frame]) -> int:
@@ -121,7 +123,7 @@ def by_whom(frames: Iterable[Frame]) -> int:
     innermost = True
     for frame in frames:
         file = frame.filename.replace("\\", "/")
-        if innermost and file.endswith(".py"):
+        if innermost and file.endswith(".py") and not file.endswith("/torch/_ops.py"):
             innermost = False
             if file.endswith("/torch/nn/parallel/distributed.py") and frame.name in _BUCKET_MAKERS:
                 return BUCKET

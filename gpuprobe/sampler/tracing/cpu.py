@@ -69,7 +69,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _function_modes = torch._C._len_torch_function_stack
 _TO_COPY = torch.ops.aten._to_copy.default
-_BY_WHOM = {BUCKET: Category.GRADIENT_BUCKET, UNSHARDED: Category.PARAMETER}
+_BY_WHOM = {BUCKET: Category.GRADIENT_BUCKET, UNSHARDED: Category.GATHERED_PARAMETER}
 
 
 class _Storage(weakref.ref[Any]):

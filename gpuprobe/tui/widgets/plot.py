@@ -21,6 +21,7 @@ LABEL = 11
 # From the bottom up: what stays longest is at the bottom, so that the rest stands on it.
 _ORDER = (
     Category.PARAMETER,
+    Category.GATHERED_PARAMETER,
     Category.BUFFER,
     Category.OPTIMIZER_STATE,
     Category.GRADIENT,

@@ -69,6 +69,15 @@ _OVERWRITES: Final = frozenset(
         "zero_",
         "_foreach_copy_",
         "_foreach_zero_",
+        "c10d::_allgather_base_",
+        "c10d::_reduce_scatter_base_",
+        "c10d::allgather_",
+        "c10d::allgather_coalesced_",
+        "c10d::allgather_into_tensor_coalesced_",
+        "c10d::alltoall_",
+        "c10d::alltoall_base_",
+        "c10d::reduce_scatter_",
+        "c10d::reduce_scatter_tensor_coalesced_",
     }
 )
 
@@ -134,6 +143,7 @@ def facts_of(func: Any, rows: Mapping[str, OperatorRow]) -> OperatorFacts:
     schema = func._schema
     name = schema.name.removeprefix("aten::")
     row = rows.get(f"{name}.{schema.overload_name or 'default'}") or rows.get(name)
+    also_written = ALSO_WRITTEN.get(name.removeprefix("c10d::"), ())
     return OperatorFacts(
         name=name,
         row=row if schema.name.startswith("aten::") else None,
@@ -149,7 +159,7 @@ def facts_of(func: Any, rows: Mapping[str, OperatorRow]) -> OperatorFacts:
         else tuple(
             (at, argument.name)
             for at, argument in enumerate(schema.arguments)
-            if _written(argument) or argument.name in ALSO_WRITTEN.get(name, ())
+            if _written(argument) or argument.name in also_written
         ),
         moves=torch.Tag.inplace_view in func.tags,
         overwrites=name in _OVERWRITES or _returns_only_out(schema),
@@ -162,7 +172,7 @@ def facts_of(func: Any, rows: Mapping[str, OperatorRow]) -> OperatorFacts:
         ),
         remembered=_remembered(func, name),
         by_shape=values.BY_SHAPE.get(name),
-        collective=schema.name.startswith("c10d::"),
+        collective=schema.name.startswith(("c10d::", "_c10d_functional::")),
         needs_values=name in values.NEED_VALUES,
         host_results=_HOST_RESULTS.get(name, ()),
     )

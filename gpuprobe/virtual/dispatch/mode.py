@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from gpuprobe.torch_support.tensors import is_meta_and_sparse, storage_key, tensors_in
 from gpuprobe.virtual import boundary, frames, unknown
@@ -72,6 +72,9 @@ class DispatchMode(TorchDispatchMode):
             machine.leaves_used(args, kwargs)
         if types and _unwraps_first(types):
             return NotImplemented  # its parts come back here
+        if kwargs and not local.inside and _names_device(kwargs) and keys.passed_by():
+            with self, keys.above():
+                return func(*args, **kwargs)
         if local.paused:  # a part of something that is charged as a whole
             if not machine.shapes:
                 return self.for_device(func, args, kwargs)
@@ -435,6 +438,10 @@ class DispatchMode(TorchDispatchMode):
 
     def _track_result(self, tensor: Any, place: int, source: Any, in_place: bool) -> None:
         machine = self.machine
+        if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
+            for name in tensor.__tensor_flatten__()[0]:  # it has no memory of its own
+                self._track_result(getattr(tensor, name), place, None, False)
+            return
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):
@@ -451,6 +458,12 @@ class DispatchMode(TorchDispatchMode):
             machine.track(storage, place, instead=instead, charged=not tensor._is_zerotensor())
         elif known.nbytes != storage.nbytes():
             machine.resized(known, storage)
+
+
+def _names_device(kwargs: dict[str, Any]) -> bool:
+    """Whether a call names a CUDA device that its kernel would look for."""
+    device = kwargs.get("device")
+    return device is not None and device.type == "cuda"
 
 
 def _unwraps_first(types: Any) -> bool:

@@ -113,7 +113,7 @@ class OnShapes:
             return result
         if (device >= 0 or place >= 0) and machine.capture is not None:
             some_unknown = True  # what a graph computes, it computes when it is replayed
-        if meta and facts.collective:
+        if meta and facts.collective and (machine.ranks == 1 or _receives(facts, args)):
             some_unknown = True
         index = place if place >= 0 else device
         make: Callable[[], Any] | None
@@ -346,7 +346,7 @@ class OnShapes:
     ) -> None:
         """Compute the values of a call of which all is known that it depends on."""
         machine = self._machine
-        if not facts.written:
+        if not facts.written and not facts.collective:  # which send what they are given
             if not any(
                 is_meta(tensor) and not known.is_known(machine, tensor)
                 for tensor in tensors_in(result)
@@ -433,6 +433,13 @@ class OnShapes:
         )
         of_result = [result[entry] for entry in chosen] if isinstance(result, list) else result
         self._learn(facts, func, some, kwargs, of_result, index)
+
+
+def _receives(facts: OperatorFacts, args: tuple[Any, ...]) -> bool:
+    """Whether a collective brings numbers that only another rank has."""
+    return "::recv_" in facts.name and any(
+        tensor.is_floating_point() for tensor in tensors_in(args[0])
+    )
 
 
 def is_meta_result(result: Any) -> bool:

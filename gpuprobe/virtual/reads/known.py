@@ -18,6 +18,7 @@ import math
 from typing import Any, Final
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gpuprobe.torch_support.tensors import (
     is_meta,
@@ -149,6 +150,8 @@ def learn(machine: Machine, result: Any, found: Any, given: Any) -> None:
             continue
         if not is_meta(tensor) or tensor.layout is not torch.strided:
             continue
+        if is_traceable_wrapper_subclass(tensor):
+            continue  # what it wraps has values, or not
         tag = machine.keeper_of(tensor)
         if tag is not None and tag.values is not None:
             continue

@@ -48,6 +48,15 @@ def above() -> Iterator[None]:
         tls._dispatch_tls_set_dispatch_key_excluded(DEVICE, before)
 
 
+def passed_by() -> bool:
+    """Whether this thread's calls pass by the `DEVICE` kernels. Torch has them do so within the
+    ``__torch_dispatch__`` of a class (``pythonFallback`` in
+    ``aten/src/ATen/core/PythonFallbackKernel.cpp``).
+    """
+    excluded: bool = torch._C._dispatch_tls_is_dispatch_key_excluded(DEVICE)
+    return excluded
+
+
 def below() -> Any:
     """A context in which this thread's calls pass by the `DEVICE` kernels."""
     return _Guard(_SETS[DEVICE])

@@ -15,7 +15,7 @@ from gpuprobe.virtual.machine import PINNED, Machine, is_meta
 from gpuprobe.virtual.reads import numbers
 from gpuprobe.virtual.reads.known import is_known
 from gpuprobe.virtual.torch_patches.indices import device_named
-from gpuprobe.virtual.torch_patches.keys import transformed
+from gpuprobe.virtual.torch_patches.keys import above, passed_by, transformed
 from gpuprobe.virtual.torch_patches.parameters import host_values
 
 _Base = torch._C.TensorBase
@@ -39,6 +39,9 @@ def _explicitly(machine: Machine, method: Callable[..., Any]) -> Callable[..., A
     def call(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
         before, local.explicit = local.explicit, True
         try:
+            if passed_by() and not local.inside:
+                with above():  # a class takes its tensors apart
+                    return method(tensor, *args, **kwargs)
             return method(tensor, *args, **kwargs)
         finally:
             local.explicit = before

@@ -12,7 +12,7 @@ from gpuprobe.errors import UsageError
 SUPERVISED = True
 
 _USAGE = (
-    "gpuprobe baseline update [RECORDING | SCRIPT | -m MODULE] [--baseline FILE] [--virtual GPU] "
+    "gpuprobe baseline update [RECORDING | SCRIPT | -m MODULE] [--baseline FILE] [--gpu GPU] "
     "[--stop-after N] [--hazards] [--tolerance METRIC=AMOUNT] [--run NAME] [--] [ARGS ...]"
 )
 

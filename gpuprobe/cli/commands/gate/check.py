@@ -24,7 +24,7 @@ SUPERVISED = True
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "gpuprobe check [RECORDING | SCRIPT | -m MODULE] [--baseline FILE] [--virtual GPU] "
+        "gpuprobe check [RECORDING | SCRIPT | -m MODULE] [--baseline FILE] [--gpu GPU] "
         "[--stop-after N] [--hazards] [--tolerance METRIC=AMOUNT] [--repeat N] [--run NAME] "
         "[--json | --markdown] [--] [ARGS ...]"
     )
@@ -58,7 +58,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the baseline (JSON, kept in the repository)",
     )
-    add_gpu(parser, "--virtual", "simulate this GPU: no real one is needed (list: those known)")
+    add_gpu(parser, "simulate this GPU: no real one is needed (list: those known)")
     parser.add_argument(
         "--compute",
         choices=("real", "shapes"),
@@ -112,7 +112,7 @@ def planned(args: argparse.Namespace, *, before: Any, project: Any, **more: Any)
         args.module if args.module is not None else command,
         more=args.args if own else (),
         module=args.module is not None,
-        gpu=args.virtual,
+        gpu=args.gpu,
         steps=args.stop_after,
         hazards=args.hazards,
         compute=args.compute,

@@ -31,7 +31,7 @@ _FILES = ("hazards_json", "hazards_sarif", "hazards_junit", "hazards_baseline")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe run [--level counters|trace] [--trace-steps STEPS] "
-        "[--virtual GPU [--compute real|shapes]] [--hazards] [-o DIR] [--force] [--quiet] "
+        "[--gpu GPU [--compute real|shapes]] [--hazards] [-o DIR] [--force] [--quiet] "
         "(SCRIPT | -m MODULE) [ARGS ...]"
     )
     parser.add_argument(
@@ -48,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_gpu(
         parser,
-        "--virtual",
         "simulate a GPU, such as h100-80gb or 2xa100-40gb: no real one is needed "
         "(list: those known)",
     )
@@ -56,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compute",
         choices=("real", "shapes"),
         default="real",
-        help="with --virtual: compute values on the CPU (default), or only shapes and memory",
+        help="with --gpu: compute values on the CPU (default), or only shapes and memory",
     )
     parser.add_argument(
         "--hazards",
@@ -108,8 +107,8 @@ def run(args: argparse.Namespace) -> int:
             args.hazards_annotations,
         )
     )
-    if args.compute == "shapes" and args.virtual is None:
-        raise UsageError("--compute shapes needs --virtual GPU", hint="--virtual h100-80gb")
+    if args.compute == "shapes" and args.gpu is None:
+        raise UsageError("--compute shapes needs --gpu GPU", hint="--gpu h100-80gb")
     if hazards:
         _fix_files(args)
     known = _known(args)
@@ -124,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         level=args.level,
         force=args.force,
         warn=stderr.warning,
-        virtual=args.virtual,
+        virtual=args.gpu,
         compute=args.compute,
         hazards=hazards,
         trace_steps=args.trace_steps,

@@ -56,8 +56,8 @@ async function unpackAll(columns) {
 }
 
 // The category order of a stack: what stays at the bottom, what comes and goes on top.
-const CATEGORIES = ["parameter", "buffer", "optimizer_state", "gradient", "gradient_bucket", "weight_cast", "workspace",
-  "input", "activation", "autograd_detail", "temporary", "other", "unknown"];
+const CATEGORIES = ["parameter", "gathered_parameter", "buffer", "optimizer_state", "gradient", "gradient_bucket",
+  "weight_cast", "workspace", "input", "activation", "autograd_detail", "temporary", "other", "unknown"];
 function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 }

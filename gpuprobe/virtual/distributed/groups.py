@@ -1,0 +1,183 @@
+"""torch.distributed on a virtual machine: NCCL's place is taken by gloo, or by nothing at all.
+
+With values, ``nccl`` becomes ``gloo``: the same results through host memory. Without values, or
+where a cluster is only pretended (``ranks``), collectives return at once: see `pretended`.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from gpuprobe.patching import Patches
+from gpuprobe.virtual.distributed.checkpoints import Checkpoints
+from gpuprobe.virtual.distributed.dtensor import DistributedTensors
+from gpuprobe.virtual.machine import Machine, is_meta
+
+if TYPE_CHECKING:
+    from gpuprobe.virtual.distributed.pretended import Objects
+
+_NCCL: Final = "NCCL's own buffers (some hundred MiB per communicator) are not counted"
+_BACKEND_AT: Final = 3
+"""Position of ``backend`` in ``_new_process_group_helper``."""
+
+
+def install(machine: Machine, patches: Patches) -> None:
+    """Answer for NCCL, where this torch has torch.distributed at all."""
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+    pretended = machine.ranks > 1
+    _kernels(machine, patches)
+    tensors = DistributedTensors(machine, patches)
+    late: list[Any] = [tensors]
+    if pretended:
+        late.append(Checkpoints(patches))
+    _meshes(late, patches)
+    c10d = dist.distributed_c10d
+    original = dist.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
+        for part in late:
+            part.install()
+        name = None if backend is None else str(backend).lower()
+        ranks = machine.ranks
+        if pretended:
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            kwargs = {key: value for key, value in kwargs.items() if key in ("timeout",)}
+            machine.assume(_NCCL)
+            machine.assume(
+                f"{ranks} ranks: rank {machine.rank}'s memory, with nobody to talk to; the others "
+                "are taken to hold the same data"
+            )
+            original("fake", store=FakeStore(), rank=machine.rank, world_size=ranks, **kwargs)
+            return
+        if name is None or "nccl" in name:
+            machine.assume(_NCCL)
+            backend = "gloo"
+        kwargs.pop("device_id", None)  # it would have NCCL connect at once
+        original(backend, *args, **kwargs)
+
+    answers = {"init_process_group": init_process_group, "is_nccl_available": lambda: True}
+    patches.set_all(c10d, answers, "torch.distributed")
+    helper = c10d._new_process_group_helper
+
+    @functools.wraps(helper)
+    def new_group(*args: Any, **kwargs: Any) -> Any:
+        """One group; its options and its device are a backend's of CUDA."""
+        before = args[:_BACKEND_AT]
+        backend = args[_BACKEND_AT] if len(args) > _BACKEND_AT else kwargs.pop("backend", None)
+        rest = args[_BACKEND_AT + 1 :]
+        if pretended:
+            backend = "fake"
+        elif backend is None or "nccl" in str(backend).lower():
+            backend = "gloo"
+        kwargs["device_id"] = None
+        kwargs["backend_options"] = None
+        return helper(*before, backend, *rest, **kwargs)
+
+    patches.set(c10d, "_new_process_group_helper", new_group)
+
+
+def _meshes(late: Sequence[Any], patches: Patches) -> None:
+    """Distributed tensors lie on meshes of devices: whoever makes one has imported them."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    original: Any = DeviceMesh.__init__
+
+    @functools.wraps(original)
+    def init(mesh: Any, *args: Any, **kwargs: Any) -> None:
+        for part in late:
+            part.install()
+        original(mesh, *args, **kwargs)
+
+    patches.set(DeviceMesh, "__init__", init)
+
+
+_OF_OBJECTS: Final = (
+    "broadcast_object_list",
+    "recv_object_list",
+    "scatter_object_list",
+    "send_object_list",
+)
+
+
+def _kernels(machine: Machine, patches: Patches) -> None:
+    """Collectives of tensors without values are done at once; of a pretended rank, all are."""
+    from gpuprobe.virtual.distributed.pretended import Objects
+
+    objects = None
+    if machine.peers is not None:
+        import torch.distributed as dist
+
+        objects = Objects(machine.peers)
+        c10d = dist.distributed_c10d
+        carriers = {name: objects.carrying(getattr(c10d, name)) for name in _OF_OBJECTS}
+        patches.set_all(c10d, carriers, "torch.distributed")
+    library = torch.library.Library("c10d", "IMPL")
+    patches.add(library._destroy)
+    for schema in torch._C._jit_get_all_schemas():
+        if not schema.name.startswith("c10d::") or not schema.returns:
+            continue
+        returns = [str(item.type) for item in schema.returns]
+        if "Work" not in returns[-1]:
+            continue
+        name = schema.name.removeprefix("c10d::")
+        if machine.ranks > 1:
+            names = [argument.name for argument in schema.arguments]
+            kernel = _answered(name, names.index("process_group"), len(returns), objects)
+            library.impl(name, kernel, "Meta")
+            with warnings.catch_warnings():  # C++ code tells of the first one, allowed or not
+                warnings.filterwarnings("ignore", "Warning only once for all operators")
+                library.impl(name, kernel, "CPU")
+        else:
+            library.impl(name, _done(len(returns)), "Meta")
+
+
+def _answered(
+    name: str, group_at: int, returns: int, objects: Objects | None
+) -> Callable[..., Any]:
+    """The kernel of a pretended rank. On tensors without values nothing is to be done."""
+    from torch._C._distributed_c10d import ProcessGroup
+
+    from gpuprobe.virtual.distributed.pretended import ANSWERS
+
+    answer, done = ANSWERS[name], _done(returns)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        tensors = _flat(args[:group_at])
+        if not any(is_meta(tensor) for tensor in tensors):
+            group = ProcessGroup.unbox(args[group_at])
+            given = (*args[:group_at], *args[group_at + 1 :])
+            with torch.no_grad():
+                if objects is None or not objects.carry(name, group, given):
+                    answer(group, *args)
+        return done(*args, **kwargs)
+
+    return kernel
+
+
+def _done(returns: int) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        results = args[: returns - 1]
+        future: Any = torch.futures.Future()
+        future.set_result(_flat(args[0]))
+        work = torch._C._distributed_c10d._create_work_from_future(future).boxed()
+        return (*results, work) if returns > 1 else work
+
+    return kernel
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [item for inner in value for item in _flat(inner)]
+    return []

@@ -1,0 +1,173 @@
+"""Small distributed programs, one for each way to divide a model among ranks.
+
+    torchrun --nproc-per-node 4 tests/support/rank_programs.py fsdp2 FOLDER
+
+Each rank writes what torch's allocator counted for it to ``FOLDER/RANK.json``: what a pretended
+rank counts is compared with that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+WIDTH, LAYERS, BATCH, STEPS = 256, 4, 8, 3
+COUNTED = (
+    "allocation.all.allocated",
+    "allocated_bytes.all.allocated",
+    "allocated_bytes.all.peak",
+    "reserved_bytes.all.peak",
+)
+
+Step = Callable[[], Any]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + self.down(torch.relu(self.up(hidden)))
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(*[Block() for _ in range(LAYERS)])
+
+
+def training(net: nn.Module, optimizer: Any = None) -> Step:
+    optimizer = optimizer or torch.optim.AdamW(net.parameters())
+
+    def step() -> None:
+        net(torch.randn(BATCH, WIDTH, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def ddp() -> Step:
+    return training(nn.parallel.DistributedDataParallel(model().cuda(), bucket_cap_mb=2))
+
+
+def ddp_bf16_hook() -> Step:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    net = nn.parallel.DistributedDataParallel(model().cuda(), bucket_cap_mb=2)
+    net.register_comm_hook(None, bf16_compress_hook)
+    return training(net)
+
+
+def zero() -> Step:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    net = nn.parallel.DistributedDataParallel(model().cuda(), bucket_cap_mb=2)
+    return training(net, ZeroRedundancyOptimizer(net.parameters(), torch.optim.AdamW))
+
+
+def fsdp1() -> Step:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    policy = ModuleWrapPolicy({Block})
+    return training(FullyShardedDataParallel(model().cuda(), auto_wrap_policy=policy))
+
+
+def fsdp2(mesh: Any = None) -> Step:
+    from torch.distributed.fsdp import fully_shard
+
+    net = model().cuda()
+    for block in net:
+        fully_shard(block, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    return training(net)
+
+
+def hsdp() -> Step:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shape = (dist.get_world_size() // 2, 2)
+    return fsdp2(init_device_mesh("cuda", shape, mesh_dim_names=("replicate", "shard")))
+
+
+def tp() -> Step:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    net = model().cuda()
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    for block in net:
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return training(net)
+
+
+def pp() -> Step:
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import Schedule1F1B
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    device = torch.device("cuda", torch.cuda.current_device())
+    net = nn.Sequential(*list(model())[rank * LAYERS // world : (rank + 1) * LAYERS // world])
+    net.to(device)
+    stage = PipelineStage(net, rank, world, device)
+    schedule = Schedule1F1B(stage, 2 * world, loss_fn=nn.functional.mse_loss)
+    optimizer = torch.optim.AdamW(net.parameters())
+
+    def step() -> None:
+        batch = torch.randn(4 * world, WIDTH, device=device)
+        if rank == 0:
+            schedule.step(batch)
+        elif rank == world - 1:
+            schedule.step(target=batch)
+        else:
+            schedule.step()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+PROGRAMS: dict[str, Callable[[], Step]] = {
+    "ddp": ddp,
+    "ddp_bf16_hook": ddp_bf16_hook,
+    "zero": zero,
+    "fsdp1": fsdp1,
+    "fsdp2": fsdp2,
+    "hsdp": hsdp,
+    "tp": tp,
+    "pp": pp,
+}
+
+
+def counted() -> dict[str, int]:
+    found = torch.cuda.memory_stats()
+    return {name: int(found[name]) for name in COUNTED}
+
+
+def main() -> None:
+    name, folder = sys.argv[1:]
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.manual_seed(0)
+    dist.init_process_group("nccl")
+    step = PROGRAMS[name]()
+    for _ in range(STEPS):
+        step()
+    (Path(folder) / f"{dist.get_rank()}.json").write_text(json.dumps(counted()))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
