@@ -256,6 +256,7 @@ def _estimate(
     from gpuprobe.sampler.environment import as_rank
     from gpuprobe.virtual.boundary import explained
     from gpuprobe.virtual.budget import Budget
+    from gpuprobe.virtual.distributed.traffic import Traffic
     from gpuprobe.virtual.session import VirtualSession, machine_of
 
     machine = machine_of(gpu, compute, conf, endless=True, assume=assume)
@@ -270,6 +271,8 @@ def _estimate(
         taps.append(tap)
     with scratch_recording() as path:
         recorder = record(path, level="trace", warn=lambda text: None, trace_steps="all")
+        if job.ranks > 1:
+            machine.traffic = Traffic(recorder.now_ns)
         session = VirtualSession(machine)
         session.keep_stacks()
         session.start()

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 from gpuprobe.allocator.replays.replay import replay_trace
 from gpuprobe.allocator.replays.whatif import what_if
+from gpuprobe.analysis.communication import transfers
 from gpuprobe.model.plans.estimate import FITS, NOT, WITHIN_MARGIN, Estimate, EstimateShare
 from gpuprobe.model.report import Report, ShareTable
+from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Unavailable, available
@@ -92,6 +94,22 @@ def estimate_of(
         compute="shapes" if machine.shapes else "real",
         compute_why=why,
         compiled=_counted(machine.compiler_notes),
+        communication=_sent(machine, report),
+    )
+
+
+def _sent(machine: Machine, report: Report) -> tuple[Transfer, ...]:
+    """What the rank sends in the last whole step: the first ones also set things up."""
+    if machine.traffic is None:
+        return ()
+    whole = [row.step for row in report.steps.rows if row.step.ended_by != "end"]
+    if not whole:
+        return transfers(machine.traffic.records)
+    start, end = whole[-1].start_ns, whole[-1].start_ns + whole[-1].duration_ns
+    return transfers(
+        record
+        for record in machine.traffic.records
+        if isinstance(record.arrival_ns, int) and start <= record.arrival_ns < end
     )
 
 

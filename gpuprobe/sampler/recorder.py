@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -201,6 +202,11 @@ class Recorder:
             if from_program(error):
                 raise
             self._fault(error)
+
+    def now_ns(self) -> int:
+        """The time since the session began, as its steps are timed. While the recorder runs."""
+        started: int = self._timeline.started_ns
+        return time.perf_counter_ns() - started
 
     def set_argv(self, argv: Sequence[str]) -> None:
         """The command line to be recorded, where it is not this process's."""

@@ -151,6 +151,7 @@ class Machine:
         self.zeros: dict[int, Any] = {}  # memory in place of storages: see `saving`
         self.ranks = 1  # of a pretended cluster
         self.rank = 0  # the one that this process pretends to be
+        self.traffic: Any = None  # what is sent, as `virtual.distributed.traffic.Traffic`
         self.peers: Any = None  # the others, as `virtual.distributed.pretended.Peers`
         self.assumed: dict[str, int] = {}
         self.compiled: dict[str, None] = {}  # names of what torch.compile was asked to compile

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuprobe.model.display import Displayed
+from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes
 
@@ -37,7 +38,8 @@ class Estimate(Displayed):
     ``compute`` is ``"shapes"`` where only values that decide were computed, ``"real"`` where all
     were; ``compute_why`` is the reason. ``assumed`` says what was taken for granted on the way,
     ``not_modelled`` what no virtual GPU knows, ``compiled`` what torch.compile did: its graphs,
-    graph breaks and recompilations, with their lines and reasons.
+    graph breaks and recompilations, with their lines and reasons. ``communication`` is what this
+    rank sends in the last step.
     """
 
     gpu: str
@@ -62,6 +64,7 @@ class Estimate(Displayed):
     compute: str = "shapes"
     compute_why: str = ""
     compiled: tuple[str, ...] = ()
+    communication: tuple[Transfer, ...] = ()
 
     def __repr__(self) -> str:
         several = f"{self.devices}x" if self.devices > 1 else ""

@@ -7,12 +7,14 @@ from typing import Any, Final, TextIO
 
 from gpuprobe.model.io.document import header
 from gpuprobe.model.io.document import write as write_document
+from gpuprobe.model.place import parse_place
 from gpuprobe.model.plans.estimate import Estimate, EstimateShare
+from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.values import Bytes
 from gpuprobe.reporters.json import fields_of
 
 SCHEMA: Final = "gpuprobe.estimate"
-VERSION: Final = (2, 2)
+VERSION: Final = (2, 3)
 """(major, minor); a minor version only adds keys.
 
 History:
@@ -20,6 +22,7 @@ History:
 * 2.0: with all documents; nothing changed in this one. ``schemas/estimate-2.json``.
 * 2.1: ``compute`` and ``compute_why``.
 * 2.2: ``compiled``.
+* 2.3: ``communication``.
 """
 
 
@@ -39,6 +42,13 @@ def document(estimate: Estimate) -> dict[str, Any]:
         "assumed": list(estimate.assumed),
         "not_modelled": list(estimate.not_modelled),
         "compiled": list(estimate.compiled),
+        "communication": [
+            {
+                **fields_of(row, "op axis ranks dtype count payload wire module"),
+                "place": str(row.place),
+            }
+            for row in estimate.communication
+        ],
     }
 
 
@@ -68,6 +78,20 @@ def estimate_of(document: Mapping[str, Any]) -> Estimate:
         compute=document["compute"],
         compute_why=document["compute_why"],
         compiled=tuple(document["compiled"]),
+        communication=tuple(
+            Transfer(
+                row["op"],
+                row["axis"],
+                row["ranks"],
+                row["dtype"],
+                row["count"],
+                Bytes(row["payload"]),
+                Bytes(row["wire"]),
+                parse_place(row["place"]),
+                row["module"],
+            )
+            for row in document["communication"]
+        ),
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpuprobe.analysis.communication import summed
 from gpuprobe.model.plans.estimate import Estimate, EstimateShare
 from gpuprobe.model.plans.fit import Fit, Trial
+from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.text import human_bytes
 from gpuprobe.reporters.sections.parts import (
     AUTO,
@@ -70,12 +72,44 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
             ("Modules", estimate.by_module),
         )
     ]
+    if estimate.communication:
+        tables.append(_communication(estimate.communication, top))
     listed = (
         ("Compiled", estimate.compiled),
         ("Assumed", estimate.assumed),
         ("Not modelled", estimate.not_modelled),
     )
     return [head, *tables, *(Section(name, bulleted(texts)) for name, texts in listed if texts)]
+
+
+def _communication(rows: Sequence[Transfer], top: int) -> Section:
+    """What the rank sends in one step, by operation and axis, by line and by module."""
+    wire = human_bytes(sum(row.wire for row in rows))
+    tables = tuple(_sent(rows, by, top) for by in ("operation", "line", "module"))
+    title = f"Communication in the last step: {wire} sent by this rank"
+    return Section(title, tables)
+
+
+def _sent(rows: Sequence[Transfer], by: str, top: int) -> Table:
+    found = summed(rows, by)
+    columns = (
+        Column(by, AUTO, cut=False),
+        Column("calls", 6, gap=2, number=True),
+        Column("payload", 10, gap=1, number=True),
+        Column("wire", 10, gap=1, number=True),
+    )
+    place = by == "line"
+    shown = tuple(
+        Row((Cell(name, place=place), str(count), size(payload), size(wire)))
+        for name, count, payload, wire in found[:top]
+    )
+    rest = found[top:]
+    if rest:
+        counts, payloads, wires = (
+            sum(amounts) for amounts in zip(*[row[1:] for row in rest], strict=True)
+        )
+        shown += (Row((f"({len(rest)} more)", str(counts), size(payloads), size(wires))),)
+    return Table(f"communication by {by}", columns, shown)
 
 
 def _span(low: int, high: int) -> str:

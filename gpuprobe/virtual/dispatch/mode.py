@@ -75,6 +75,17 @@ class DispatchMode(TorchDispatchMode):
         if kwargs and not local.inside and _names_device(kwargs) and keys.passed_by():
             with self, keys.above():
                 return func(*args, **kwargs)
+        if facts.collective and machine.traffic is not None:
+            result = self._run(facts, func, args, kwargs)
+            machine.traffic.note(func, args, kwargs, result)
+            return result
+        return self._run(facts, func, args, kwargs)
+
+    def _run(
+        self, facts: OperatorFacts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Where the arguments lie, and what is to be done there."""
+        machine, local = self.machine, self.machine.local
         if local.paused:  # a part of something that is charged as a whole
             if not machine.shapes:
                 return self.for_device(func, args, kwargs)

@@ -1,0 +1,52 @@
+"""How much ranks send, by operation, by axis of the mesh, by module and by line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from gpuprobe.model.run.communication import CollectiveRecord, Transfer
+from gpuprobe.model.values import Bytes
+
+Key = tuple[str, str, int, str, object, str]
+
+
+def transfers(records: Iterable[CollectiveRecord]) -> tuple[Transfer, ...]:
+    """Operations that are alike, in one row each; the most bytes on the wire first."""
+    sums: dict[Key, list[int]] = {}
+    for one in records:
+        key = (one.op, one.axis, one.ranks, one.dtype, one.place, one.module)
+        found = sums.setdefault(key, [0, 0, 0])
+        found[0] += 1
+        found[1] += one.payload
+        found[2] += one.wire
+    rows = [
+        Transfer(op, axis, ranks, dtype, count, Bytes(payload), Bytes(wire), place, module)  # type: ignore[arg-type]
+        for (op, axis, ranks, dtype, place, module), (count, payload, wire) in sums.items()
+    ]
+    return tuple(
+        sorted(rows, key=lambda row: (-row.wire, -row.payload, row.op, str(row.place), row.module))
+    )
+
+
+BY: Final[dict[str, Callable[[Transfer], str]]] = {
+    "operation": lambda row: f"{row.op} {row.axis}".rstrip(),
+    "line": lambda row: str(row.place),
+    "module": lambda row: row.module or "(no module)",
+}
+"""By what transfers are added up, and the name of each sum."""
+
+
+def summed(rows: Iterable[Transfer], by: str) -> list[tuple[str, int, int, int]]:
+    """(name, count, payload, wire) of the rows with one name, the most on the wire first. Each
+    table sums to the same totals.
+    """
+    name = BY[by]
+    sums: dict[str, list[int]] = {}
+    for row in rows:
+        found = sums.setdefault(name(row), [0, 0, 0])
+        found[0] += row.count
+        found[1] += row.payload
+        found[2] += row.wire
+    ordered = sorted(sums.items(), key=lambda item: (-item[1][2], -item[1][1], item[0]))
+    return [(key, count, payload, wire) for key, (count, payload, wire) in ordered]

@@ -1,0 +1,136 @@
+"""The record of what a rank on a virtual machine sends: every operator of ``c10d``, and every
+functional collective, as the dispatch mode sees it (in the backward pass too).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from gpuprobe.model.place import Place
+from gpuprobe.model.run.communication import CollectiveRecord, wire_bytes
+from gpuprobe.model.values import Bytes
+from gpuprobe.virtual import frames
+
+# Of each operator: what it is called here, and the argument that is its payload; "=" is the result.
+_C10D: Final = {
+    "_allgather_base_": ("all_gather", "output_tensor"),
+    "_reduce_scatter_base_": ("reduce_scatter", "input_tensor"),
+    "allgather_": ("all_gather", "output_tensors"),
+    "allgather_coalesced_": ("all_gather", "output_lists"),
+    "allgather_into_tensor_coalesced_": ("all_gather", "outputs"),
+    "allreduce_": ("all_reduce", "tensors"),
+    "allreduce_coalesced_": ("all_reduce", "tensors"),
+    "alltoall_": ("all_to_all", "input_tensors"),
+    "alltoall_base_": ("all_to_all", "input"),
+    "barrier": ("barrier", ""),
+    "broadcast_": ("broadcast", "tensors"),
+    "gather_": ("gather", "output_tensors"),
+    "recv_": ("recv", "tensors"),
+    "recv_any_source_": ("recv", "tensors"),
+    "reduce_": ("reduce", "tensors"),
+    "reduce_scatter_": ("reduce_scatter", "input_tensors"),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", "inputs"),
+    "scatter_": ("scatter", "input_tensors"),
+    "send": ("send", "tensors"),
+}
+_FUNCTIONAL: Final = {
+    "all_gather_into_tensor": ("all_gather", "="),
+    "all_gather_into_tensor_coalesced": ("all_gather", "="),
+    "all_gather_into_tensor_out": ("all_gather", "="),
+    "all_reduce": ("all_reduce", "input"),
+    "all_reduce_": ("all_reduce", "input"),
+    "all_reduce_coalesced": ("all_reduce", "inputs"),
+    "all_reduce_coalesced_": ("all_reduce", "inputs"),
+    "all_to_all_single": ("all_to_all", "input"),
+    "broadcast": ("broadcast", "input"),
+    "broadcast_": ("broadcast", "input"),
+    "reduce_scatter_tensor": ("reduce_scatter", "input"),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", "inputs"),
+    "reduce_scatter_tensor_out": ("reduce_scatter", "input"),
+}
+_MESH: Final = "mesh_"
+"""How ``DeviceMesh`` begins the description of a group: the name of the dimension follows."""
+
+
+class Traffic:
+    """The records of one rank. ``clock``: nanoseconds from the start of the session."""
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self._sequence: Counter[str] = Counter()
+        self.records: list[CollectiveRecord] = []
+
+    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """An operator has returned. Those that are no collectives are left out."""
+        space, _, name = func._schema.name.partition("::")
+        known = (_C10D if space == "c10d" else _FUNCTIONAL).get(name)
+        if known is None:
+            return
+        op, where = known
+        given = {
+            argument.name: value
+            for argument, value in zip(func._schema.arguments, args, strict=False)
+        }
+        given.update(kwargs)
+        tensors = _tensors(result if where == "=" else given.get(where, ()))
+        payload = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        group = _group(given)
+        ranks = group.size()
+        label = str(group.group_name)
+        self._sequence[label] += 1
+        description = group.group_desc
+        self.records.append(
+            CollectiveRecord(
+                group=label,
+                axis=description.removeprefix(_MESH) if description.startswith(_MESH) else "",
+                ranks=ranks,
+                sequence=self._sequence[label],
+                op=op,
+                dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
+                payload=Bytes(payload),
+                wire=wire_bytes(op, payload, ranks),
+                place=Place(*frames.program_line()),
+                module=_module(),
+                arrival_ns=self._clock(),
+            )
+        )
+
+
+def _group(given: dict[str, Any]) -> Any:
+    if "process_group" in given:
+        from torch._C._distributed_c10d import ProcessGroup
+
+        return ProcessGroup.unbox(given["process_group"])
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    named = given["group_name"]
+    return _resolve_process_group(named) if isinstance(named, str) else named
+
+
+def _tensors(value: Any) -> list[Any]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
+
+
+def _module() -> str:
+    """The module that a collective is made for: by FSDP2's own account, or the class of the one
+    whose forward is at work. "" where there is none, as in a hook of the backward pass.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        this = frame.f_locals.get("self")
+        if this is not None:
+            if type(this).__name__ == "FSDPParamGroup":
+                return str(this._module_fqn or "")
+            if isinstance(this, torch.nn.Module) and frame.f_code.co_name == "_call_impl":
+                return type(this).__name__
+        frame = frame.f_back
+    return ""
