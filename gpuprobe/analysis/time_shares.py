@@ -50,8 +50,8 @@ def time_shares(steps: Sequence[Step], rank: int = 0) -> TimeShares | None:
 
 
 def joined_calls(calls: Iterable[Collective]) -> tuple[Collective, ...]:
-    """The calls by operation: what held up the program longest first, then the most bytes. A time
-    that is not known stays so.
+    """The calls by operation: what held up the program longest first, then the most bytes. What
+    is not known of one call is not known of all.
     """
     sums: dict[str, Collective] = {}
     for call in calls:
@@ -63,7 +63,10 @@ def joined_calls(calls: Iterable[Collective]) -> tuple[Collective, ...]:
         if not isinstance(spent, Unavailable):
             spent = call.host_ns if isinstance(call.host_ns, Unavailable) else spent + call.host_ns
         size = Bytes(before.bytes + call.bytes)
-        sums[call.op] = Collective(call.op, before.count + call.count, size, spent)
+        wire = before.wire
+        if not isinstance(wire, Unavailable):
+            wire = call.wire if isinstance(call.wire, Unavailable) else Bytes(wire + call.wire)
+        sums[call.op] = Collective(call.op, before.count + call.count, size, spent, wire)
 
     def order(call: Collective) -> tuple[int, int, str]:
         spent = 0 if isinstance(call.host_ns, Unavailable) else call.host_ns

@@ -35,8 +35,9 @@ bandwidth: the share of the payload that every link of a ring carries."""
 
 
 def wire_bytes(op: str, payload: int, ranks: int) -> Bytes:
-    """What one rank sends over its links for an operation in a group of so many. Bytes, rounded
-    down. Raises KeyError for an operation that is not known.
+    """What one rank sends over its links for an operation in a group of so many; of gather and
+    scatter, what the root's link carries. Bytes, rounded down. Raises KeyError for an operation
+    that is not known.
     """
     return Bytes(0 if ranks < 2 else int(payload * _WIRE[op](ranks)))
 

@@ -168,13 +168,15 @@ class Collective:
     """Calls of one ``torch.distributed`` operation in one step. ``bytes`` is what this rank
     handed over in all of them. ``host_ns`` is how long the calls held up the thread that made
     them: all of the operation where it waits for it (gloo), only its start where it goes on
-    alone (NCCL, ``async_op=True``; waiting for it then is the operation ``wait``).
+    alone (NCCL, ``async_op=True``; waiting for it then is the operation ``wait``). ``wire`` is what
+    this rank sends over its links for all of them (`gpuprobe.model.run.communication.wire_bytes`).
     """
 
     op: str
     count: Count
     bytes: Bytes
     host_ns: Nanoseconds | Unavailable = _NOT_COLLECTED
+    wire: Bytes | Unavailable = _NOT_COLLECTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from gpuprobe.reporters.json import schema as load_schema
 
 SCHEMA = "gpuprobe.report"
 
-VERSION = (2, 0)
+VERSION = (2, 1)
 """(major, minor). A minor version adds keys; a major one may change them.
 
 History:
@@ -44,6 +44,7 @@ History:
   virtual GPUs.
 * 2.0: ``beside_tensors`` is ``non_tensor_memory``; every row of a line of code has ``file``,
   ``line`` and ``function`` (``out_of_memory.line`` is now its ``key``).
+* 2.1: ``time.collectives[].wire``.
 """
 
 

@@ -1,14 +1,16 @@
 """What a step exchanges with other ranks: calls of ``torch.distributed``, their bytes and time.
 
 The functions of ``torch.distributed`` are Python, and FSDP2 calls them like anybody else, so
-functions around them see every call; only the outermost counts, where one calls another. What
-DistributedDataParallel exchanges its reducer does in C++: it is counted from the sizes of its
-buckets, at each forward pass whose backward pass will exchange gradients.
+functions around them see every call; only the outermost counts, where one calls another. So are the
+functional collectives, which distributed tensors call. What DistributedDataParallel exchanges its
+reducer does in C++: it is counted from the sizes of its buckets, at each forward pass whose
+backward pass will exchange gradients, unless a hook in Python does that, whose calls are seen.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from typing import Any
 
 import torch
 
+from gpuprobe.model.run.communication import wire_bytes
 from gpuprobe.model.run.session import BlindSpot, Collective
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.patching import patch
@@ -61,9 +64,61 @@ _PAYLOAD: dict[str, tuple[int, str] | None] = {
 }
 
 
+# The same of functional collectives (torch/distributed/_functional_collectives.py).
+_FUNCTIONAL: dict[str, tuple[str, tuple[int, str] | None]] = {
+    "all_gather_into_tensor_coalesced": ("all_gather", (0, "self")),
+    "all_gather_single": ("all_gather", (0, "self")),
+    "all_gather_single_autograd": ("all_gather", (0, "self")),
+    "all_gather_single_coalesced": ("all_gather", (0, "self")),
+    "all_gather_tensor": ("all_gather", (0, "self")),
+    "all_gather_tensor_autograd": ("all_gather", (0, "self")),
+    "all_reduce": ("all_reduce", (0, "self")),
+    "all_reduce_coalesced": ("all_reduce", (0, "self")),
+    "all_to_all_single": ("all_to_all", (0, "self")),
+    "all_to_all_single_autograd": ("all_to_all", (0, "self")),
+    "broadcast": ("broadcast", (0, "self")),
+    "permute_tensor": ("all_to_all", (0, "self")),
+    "reduce_scatter_single": ("reduce_scatter", (0, "self")),
+    "reduce_scatter_single_autograd": ("reduce_scatter", (0, "self")),
+    "reduce_scatter_single_coalesced": ("reduce_scatter", (0, "inputs")),
+    "reduce_scatter_tensor": ("reduce_scatter", (0, "self")),
+    "reduce_scatter_tensor_autograd": ("reduce_scatter", (0, "self")),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", (0, "inputs")),
+    "wait_tensor": ("wait", None),
+}
+
+_KINDS = {
+    "all_gather": "all_gather",
+    "all_reduce": "all_reduce",
+    "all_to_all": "all_to_all",
+    "barrier": "barrier",
+    "broadcast": "broadcast",
+    "gather": "gather",
+    "irecv": "recv",
+    "isend": "send",
+    "monitored_barrier": "barrier",
+    "recv": "recv",
+    "reduce": "reduce",
+    "reduce_scatter": "reduce_scatter",
+    "scatter": "scatter",
+    "send": "send",
+}
+_ENDINGS = ("_into_tensor", "_coalesced", "_single", "_tensor")
+
+
+def _kind(name: str) -> str:
+    """What a function of ``torch.distributed`` does, as `wire_bytes` has it; "" for those that call
+    others.
+    """
+    for ending in _ENDINGS:
+        name = name.removesuffix(ending)
+    return _KINDS.get(name, "")
+
+
 class _Nesting(threading.local):
     depth = 0
     inner = 0  # bytes of the calls inside the outermost one
+    wire = 0  # and what they send
 
 
 class CollectiveCalls:
@@ -75,9 +130,11 @@ class CollectiveCalls:
         self._blind = blind
         self._restore: list[Callable[[], None]] = []
         self._nesting = _Nesting()
-        self._calls: dict[str, list[int]] = {}  # op -> count, bytes, ns
+        self._calls: dict[str, list[int]] = {}  # op -> count, bytes, ns, bytes on the wire
         self._lock = threading.Lock()
-        self._synced = [0, 0]  # buckets and bytes of DistributedDataParallel
+        # Buckets of DistributedDataParallel, their bytes, and what is sent for them.
+        self._synced = [0, 0, 0]
+        self._with_functional = False
         self.active = False
 
     def install(self) -> None:
@@ -91,12 +148,41 @@ class CollectiveCalls:
             original = getattr(dist.distributed_c10d, name, None)
             if original is None:  # not every torch has every one
                 continue
-            watched = self._watched(name, original, payload)
+            watched = self._watched(name, original, payload, _kind(name))
             for owner in (dist.distributed_c10d, dist):
                 if getattr(owner, name, None) is original:
                     self._restore.append(patch(owner, name, watched))
+        if dist.is_initialized():
+            self._functional()
+        else:
+            self._restore.append(patch(dist, "init_process_group", self._then_functional(dist)))
         work = torch._C._distributed_c10d.Work
-        self._restore.append(patch(work, "wait", self._watched("wait", work.wait, None)))
+        self._restore.append(patch(work, "wait", self._watched("wait", work.wait, None, "")))
+
+    def _functional(self) -> None:
+        """Watch functional collectives, of a program that has a process group: importing them
+        takes 60 ms.
+        """
+        from torch.distributed import _functional_collectives as functional
+
+        for name, (op, payload) in _FUNCTIONAL.items():
+            original = getattr(functional, name, None)
+            if original is not None:
+                watched = self._watched(op, original, payload, "" if op == "wait" else op)
+                self._restore.append(patch(functional, name, watched))
+
+    def _then_functional(self, dist: Any) -> Callable[..., Any]:
+        original = dist.init_process_group
+
+        @functools.wraps(original)
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            found = original(*args, **kwargs)
+            if self.active and not self._with_functional:
+                self._with_functional = True
+                self._functional()
+            return found
+
+        return init_process_group
 
     def remove(self) -> None:
         """Put everything back. Safe to call twice."""
@@ -110,35 +196,40 @@ class CollectiveCalls:
         """
         if type(module).__name__ != "DistributedDataParallel" or not torch.is_grad_enabled():
             return
-        if not module.require_backward_grad_sync:
+        if not module.require_backward_grad_sync or _hooked(module):
             return
         sizes = _bucket_sizes(module)
         if not any(self._synced) and DDP not in self._calls:
             self._blind(BLIND_SPOT)
         self._synced[0] += len(sizes)
         self._synced[1] += sum(sizes)
-        self._calls.setdefault(DDP, [0, 0, 0])
+        ranks = module.process_group.size()
+        self._synced[2] += sum(wire_bytes("all_reduce", size, ranks) for size in sizes)
+        self._calls.setdefault(DDP, [0, 0, 0, 0])
 
     def take(self) -> tuple[Collective, ...]:
         """What was called since the last time, the most bytes first."""
         with self._lock:
             calls = {op: tuple(sums) for op, sums in self._calls.items() if sums[0]}
             for sums in self._calls.values():
-                sums[:] = (0, 0, 0)
+                sums[:] = (0, 0, 0, 0)
         found = [
-            Collective(op, count, Bytes(size), host_ns)
-            for op, (count, size, host_ns) in calls.items()
+            Collective(op, count, Bytes(size), host_ns, Bytes(wire))
+            for op, (count, size, host_ns, wire) in calls.items()
         ]
-        buckets, size = self._synced
+        buckets, size, wire = self._synced
         if buckets:
-            self._synced = [0, 0]
-            found.append(Collective(DDP, buckets, Bytes(size), _IN_BACKWARD))
+            self._synced = [0, 0, 0]
+            found.append(Collective(DDP, buckets, Bytes(size), _IN_BACKWARD, Bytes(wire)))
         return tuple(sorted(found, key=lambda call: (-call.bytes, call.op)))
 
     def _watched(
-        self, op: str, original: Callable[..., Any], payload: tuple[int, str] | None
+        self, op: str, original: Callable[..., Any], payload: tuple[int, str] | None, kind: str
     ) -> Callable[..., Any]:
+        """``kind``: what it does, as `wire_bytes` has it; "" where others that it calls do it."""
         nesting = self._nesting
+        names = list(inspect.signature(original).parameters) if kind else []
+        group = (names.index("group"), "group") if "group" in names else None
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -147,24 +238,59 @@ class CollectiveCalls:
             size = 0 if payload is None else _size(_argument(args, kwargs, *payload))
             if nesting.depth:
                 nesting.inner += size
+                nesting.wire += _sent(kind, size, group and _argument(args, kwargs, *group))
                 return original(*args, **kwargs)
-            nesting.depth, nesting.inner = 1, 0
+            nesting.depth, nesting.inner, nesting.wire = 1, 0, 0
             began = time.perf_counter_ns()
             try:
                 return original(*args, **kwargs)
             finally:
                 spent = time.perf_counter_ns() - began
                 nesting.depth = 0
-                self._count(op, size if payload is not None else nesting.inner, spent)
+                if payload is None:
+                    self._count(op, nesting.inner, spent, nesting.wire)
+                else:
+                    wire = _sent(kind, size, group and _argument(args, kwargs, *group))
+                    self._count(op, size, spent, wire)
 
         return watched
 
-    def _count(self, op: str, size: int, spent: int) -> None:
+    def _count(self, op: str, size: int, spent: int, wire: int) -> None:
         with self._lock:
-            sums = self._calls.setdefault(op, [0, 0, 0])
+            sums = self._calls.setdefault(op, [0, 0, 0, 0])
             sums[0] += 1
             sums[1] += size
             sums[2] += spent
+            sums[3] += wire
+
+
+def _sent(kind: str, handed_over: int, group: Any) -> int:
+    """What this rank sends for an operation that it hands so many bytes over to."""
+    if not kind or not handed_over:
+        return 0
+    ranks = _size_of(group)
+    whole = handed_over * ranks if kind in ("all_gather", "gather") else handed_over
+    return wire_bytes(kind, whole, ranks)
+
+
+def _size_of(group: Any) -> int:
+    """The number of ranks in what a caller names a group: itself, its name, a mesh, ranks."""
+    import torch.distributed as dist
+
+    if group is None:
+        return dist.get_world_size() if dist.is_initialized() else 1
+    if isinstance(group, str):
+        return int(dist.distributed_c10d._resolve_process_group(group).size())
+    if isinstance(group, tuple):  # a mesh, and one of its dimensions
+        return int(group[0].size(group[1]))
+    if isinstance(group, list):
+        return sum(len(part) if isinstance(part, list) else 1 for part in group)
+    return int(group.size())
+
+
+def _hooked(module: Any) -> bool:
+    """Whether a hook in Python exchanges the gradients of a DistributedDataParallel."""
+    return bool(getattr(module, "_comm_hooks", ()))
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:

@@ -243,14 +243,23 @@ def _phases(found: TimeShares) -> Table:
 
 def _collectives(found: TimeShares, total: int) -> Table:
     rows = tuple(
-        Row((call.op, count(call.count), size(call.bytes), _held(call, total)))
+        Row((call.op, count(call.count), size(call.bytes), _wire(call), _held(call, total)))
         for call in found.collectives
     )
     held = f"held up the program in all, of {human_ns(found.duration_ns)}"
-    columns = (Column("collective"), Column("calls", number=True), Column("bytes", number=True))
-    foot = Row(("total", "", "", duration(found.collectives_ns)))
+    columns = (
+        Column("collective"),
+        Column("calls", number=True),
+        Column("bytes", number=True),
+        Column("on the wire", number=True, hint="sent by this rank, by the algorithms of a ring"),
+    )
+    foot = Row(("total", "", "", "", duration(found.collectives_ns)))
     spent = Column("held up the program", hint=held)
     return Table("calls of torch.distributed", (*columns, spent), rows, (foot,))
+
+
+def _wire(call: Collective) -> Cell:
+    return Cell("-", -1) if isinstance(call.wire, Unavailable) else size(call.wire)
 
 
 def _held(call: Collective, total: int) -> Cell:
@@ -264,5 +273,8 @@ def _call(call: Collective, total: int) -> Line:
     held = _held(call, total).text
     if not isinstance(call.host_ns, Unavailable):
         held = f"held up the program {held}"
-    text = f"{call.count}× · {human_bytes(call.bytes)} · {held}"
+    sent = ""
+    if not isinstance(call.wire, Unavailable) and call.wire:
+        sent = f"{human_bytes(call.wire)} on the wire · "
+    text = f"{call.count}× · {human_bytes(call.bytes)} · {sent}{held}"
     return Line(text, "item", call.op)

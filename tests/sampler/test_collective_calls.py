@@ -1,0 +1,106 @@
+"""Calls of ``torch.distributed`` as the recorder counts them, in a group of four without peers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gpuprobe.model.run.session import BlindSpot, Collective
+from gpuprobe.sampler.hooks.collectives import DDP, CollectiveCalls
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch has newer names for some functions
+RANKS, SIZE = 4, 64  # bytes of one tensor
+
+
+@pytest.fixture
+def calls() -> Iterator[CollectiveCalls]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    found = CollectiveCalls(lambda spot: None)
+    found.install()
+    yield found
+    found.remove()
+    dist.destroy_process_group()
+
+
+def taken(calls: CollectiveCalls) -> dict[str, Collective]:
+    return {call.op: call for call in calls.take() if call.op != "wait"}
+
+
+def tensor() -> torch.Tensor:
+    return torch.zeros(SIZE // 4)
+
+
+def test_bytes_handed_over_and_bytes_on_the_wire(calls: CollectiveCalls) -> None:
+    dist.all_reduce(tensor())
+    dist.all_gather_into_tensor(torch.empty(SIZE), tensor())
+    dist.reduce_scatter_tensor(torch.empty(SIZE // 16), tensor())
+    found = taken(calls)
+    assert {op: (call.bytes, call.wire) for op, call in found.items()} == {
+        "all_reduce": (SIZE, 2 * SIZE * 3 // 4),
+        "all_gather_into_tensor": (SIZE, 4 * SIZE * 3 // 4),
+        "reduce_scatter_tensor": (SIZE, SIZE * 3 // 4),
+    }
+
+
+def test_functional_collectives_count(calls: CollectiveCalls) -> None:
+    from torch.distributed import _functional_collectives as functional
+
+    functional.wait_tensor(functional.all_reduce(tensor(), "sum", dist.group.WORLD))
+    functional.wait_tensor(functional.all_gather_tensor(tensor(), 0, dist.group.WORLD))
+    found = taken(calls)
+    assert (found["all_reduce"].count, found["all_reduce"].bytes) == (1, SIZE)
+    assert (found["all_gather"].count, found["all_gather"].wire) == (1, 3 * SIZE)
+
+
+def test_collectives_of_distributed_tensors_count(calls: CollectiveCalls) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    mesh = init_device_mesh("cpu", (RANKS,))
+    DTensor.from_local(tensor(), mesh, [Partial()]).redistribute(mesh, [Replicate()])
+    assert taken(calls)["all_reduce"].bytes == SIZE
+
+
+def hooked(state: Any, bucket: Any) -> Any:
+    dist.all_reduce(bucket.buffer().to(torch.float16))
+    done: Any = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+hooked.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+
+
+def test_buckets_count_where_the_reducer_exchanges_them(calls: CollectiveCalls) -> None:
+    model = nn.parallel.DistributedDataParallel(nn.Linear(16, 16))
+    calls.take()
+    model(torch.zeros(2, 16))
+    calls.forward_done(model)
+    (call,) = taken(calls).values()
+    gradients = 4 * (16 * 16 + 16)
+    assert (call.op, call.bytes, call.wire) == (DDP, gradients, gradients * 2 * 3 // 4)
+
+
+def test_a_hook_that_exchanges_them_is_counted_once(calls: CollectiveCalls) -> None:
+    model = nn.parallel.DistributedDataParallel(nn.Linear(16, 16))
+    model.register_comm_hook(None, hooked)
+    calls.take()
+    loss = model(torch.zeros(2, 16)).sum()
+    calls.forward_done(model)
+    loss.backward()
+    (call,) = taken(calls).values()
+    assert (call.op, call.bytes) == ("all_reduce", 2 * (16 * 16 + 16))
+
+
+def test_a_blind_spot_is_only_told_where_the_reducer_works() -> None:
+    spots: list[BlindSpot] = []
+    calls = CollectiveCalls(spots.append)
+    calls.forward_done(nn.Linear(1, 1))
+    assert not spots
