@@ -3,9 +3,9 @@
     python benchmarks/pretended_ranks.py [--ranks 2 4] [--programs ddp fsdp2] [--compute shapes]
 
 The programs are those of ``tests/support/rank_programs.py``. Real and pretended ranks all run on a
-virtual GPU; what is compared is what the allocator counted: allocations, their bytes, the peaks of
-allocated and reserved memory. Prints a row for each program and number of ranks; the exit code is 1
-where any rank differs.
+virtual GPU, the real ones with all values. What is compared is what the allocator counted:
+allocations, their bytes, the peaks of allocated and reserved memory. Prints a row for each program
+and number of ranks; the exit code is 1 where any rank differs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REAL = """
 import runpy, sys
 import gpuprobe
 sys.argv = sys.argv[1:]
-with gpuprobe.virtual_gpu("h100-80gb", sys.argv.pop(0)):
+with gpuprobe.virtual_gpu("h100-80gb"):
     runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
@@ -38,13 +38,13 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **more}
 
 
-def real(name: str, ranks: int, compute: str) -> list[dict[str, int]]:
+def real(name: str, ranks: int) -> list[dict[str, int]]:
     """What each of so many real processes counts."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-c", REAL, compute, str(PROGRAM), name, folder]
+        words = [sys.executable, "-c", REAL, str(PROGRAM), name, folder]
         processes = [
             subprocess.Popen(
                 words,
@@ -93,8 +93,8 @@ def main() -> int:
     bad = 0
     for name in args.programs:
         for ranks in args.ranks:
+            there = real(name, ranks)
             for compute in args.compute:
-                there = real(name, ranks, compute)
                 here = [pretended(name, rank, ranks, compute) for rank in range(ranks)]
                 same = sum(one == other for one, other in zip(there, here, strict=True))
                 peak = max(rank["allocated_bytes.all.peak"] for rank in there)

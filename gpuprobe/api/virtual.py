@@ -144,7 +144,7 @@ def estimate_program(
     compute: str = "auto",
     conf: str | None = None,
     ranks: int = 1,
-    rank: int = 0,
+    rank: int | Sequence[int] = 0,
     assume: Sequence[str] = (),
     within: str = "",
     meeting: str = "",
@@ -157,7 +157,9 @@ def estimate_program(
     With ``compute="shapes"`` numbers that the program reads are NaN, and the result says so.
     Raises ProgramFailed where the program ends with an exception of its own, and `ValueNeeded`
     where NaN may have led to that, or cannot stand for what it reads. ``within`` is for that
-    second run: why it is made, within the bounds of ``"auto"``. ``meeting`` is for the process of
+    second run: why it is made, within the bounds of ``"auto"``. Where ``rank`` is several, each is
+    estimated in a process of its own, side by side, and the result is that of the one that needs
+    most, with a row for each (`Estimate.by_rank`). ``meeting`` is for the process of
     another rank: where the ranks meet (`gpuprobe.planning.peers`).
     """
     if steps < 1:
@@ -202,8 +204,12 @@ def estimate_program(
         "torch.cuda.is_available(), or by an option of its own (after --)"
     )
     start = Start(program)
-    Job(rank, ranks)
     order = {"gpu": gpu, "steps": steps, "conf": conf, "ranks": ranks, "assume": [*assume]}
+    if not isinstance(rank, int):
+        from gpuprobe.planning.ranks import of_ranks
+
+        return of_ranks(rank, ranks, start.peers, {**order, "compute": compute}, notify)
+    Job(rank, ranks)
 
     def attempt(how: str, why: str) -> tuple[Estimate, str]:
         peers = start.peers(rank, meeting, **order, compute=how) if ranks > 1 else None

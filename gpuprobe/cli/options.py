@@ -28,11 +28,12 @@ def positive(text: str) -> int:
     return number
 
 
-def rank(text: str) -> int:
-    """The number of a rank, from 0. Raises ArgumentTypeError."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number from 0, found {text!r}")
-    return int(text)
+def rank_list(text: str) -> list[int]:
+    """Numbers of ranks, from 0. Raises ArgumentTypeError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"expected whole numbers from 0, found {text!r}")
+    return [int(part) for part in parts]
 
 
 def add_top(parser: argparse.ArgumentParser, default: int) -> None:

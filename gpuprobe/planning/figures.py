@@ -91,6 +91,7 @@ def estimate_of(
         not_modelled=_NOT_MODELLED,
         settings=machine.settings.conf,
         ranks=machine.ranks,
+        rank=machine.rank,
         compute="shapes" if machine.shapes else "real",
         compute_why=why,
         compiled=_counted(machine.compiler_notes),

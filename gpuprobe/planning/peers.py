@@ -27,9 +27,9 @@ TRIAL: Final = "from gpuprobe.api.virtual import trial; trial()"
 
 
 class Peers:
-    """The ranks of one pretended job. ``order`` makes the order of a rank's process, whose
-    ``peers`` is this directory; ``meeting`` is that of the process that was asked first, "" in that
-    one.
+    """The ranks of one pretended job; ``rank`` is -1 in a process that is none of them. ``order``
+    makes the order of a rank's process, whose ``peers`` is this directory; ``meeting`` is that of
+    the process that was asked first, "" in that one.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Peers:
         Raises ProgramFailed where that rank ends without it.
         """
         path = self._place / name
-        self._start(rank)
+        self.start(rank)
         while True:
             ended = self._ended(rank)
             try:
@@ -104,7 +104,7 @@ class Peers:
         if self._owner:
             shutil.rmtree(self._place, ignore_errors=True)
 
-    def _start(self, rank: int) -> None:
+    def start(self, rank: int) -> None:
         """Start the process of a rank, if nobody has."""
         mark = self._place / f"started-{rank}"
         try:
@@ -123,16 +123,24 @@ class Peers:
             stream.write(str(process.pid))
         self._started.append(process)
 
-    def _ended(self, rank: int) -> str | None:
-        """Why a rank posts nothing more, None where it still runs."""
+    def is_over(self, rank: int) -> bool:
+        """Whether the process of a rank that was started has ended."""
         for process in self._started:
             process.poll()
+        text = (self._place / f"started-{rank}").read_text()
+        return text.isdecimal() and not _runs(int(text))
+
+    def output(self, rank: int) -> str:
+        """What the process of a rank has printed."""
+        return (self._place / f"log-{rank}").read_text(encoding="utf-8", errors="replace")
+
+    def _ended(self, rank: int) -> str | None:
+        """Why a rank posts nothing more, None where it still runs."""
         try:
             return f": {(self._place / f'ended-{rank}').read_text()}"
         except FileNotFoundError:
             pass
-        text = (self._place / f"started-{rank}").read_text()
-        return "" if text.isdecimal() and not _runs(int(text)) else None
+        return "" if self.is_over(rank) else None
 
 
 def _runs(pid: int) -> bool:

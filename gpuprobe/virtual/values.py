@@ -322,6 +322,11 @@ def awaitable(tensor: Any) -> Any:
     return AsyncCollectiveTensor(tensor)
 
 
+def waited(tensor: Any) -> Any:
+    """``wait_tensor``, which returns what it is given: torch's rule for shapes makes new memory."""
+    return tensor
+
+
 BY_SHAPE: Final[dict[str, Callable[..., Any]]] = {
     "_pack_padded_sequence": packed,
     "_ctc_loss": ctc,
@@ -347,6 +352,7 @@ BY_SHAPE: Final[dict[str, Callable[..., Any]]] = {
     "_fused_sgd_": nothing,
     "_fused_adagrad_": nothing,
     "_c10d_functional::_wrap_tensor_autograd": awaitable,
+    "_c10d_functional::wait_tensor": waited,
 }
 """Operators that lack a meta kernel, whose meta kernel makes other memory than CUDA's does, or
 whose arguments keep their values: what they return.

@@ -191,7 +191,7 @@ def test_the_document_says_what_it_is() -> None:
         == (report_json.SCHEMA, list(report_json.VERSION))
         == (
             "gpuprobe.report",
-            [2, 0],
+            [2, 1],
         )
     )
     assert report["recording"]["name"] == "a.gpuprobe"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -18,7 +19,12 @@ from torch import nn
 
 import gpuprobe
 from gpuprobe.errors import ProgramFailed, UsageError
+from gpuprobe.model.plans.estimate import FITS, NOT, Estimate
+from gpuprobe.model.values import Bytes
 from gpuprobe.planning.peers import Peers
+from gpuprobe.planning.ranks import worst_of
+from gpuprobe.reporters.json.estimate import document, estimate_of
+from gpuprobe.reporters.sections.plans import estimate_sections
 from gpuprobe.virtual.session import VirtualSession, machine_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -146,9 +152,9 @@ def test_what_the_others_send_is_what_this_rank_has(compute: str) -> None:
         session.stop()
 
 
-def test_a_stage_of_a_pipeline_is_told_its_shapes_by_the_stage_before(tmp_path: Path) -> None:
-    """That is another process, which is started for it; the figures are those of real ranks."""
-    words = ["estimate", "--ranks", "2", "--rank", "1", "--steps", "9", "--json", str(PROGRAM)]
+def test_stages_of_a_pipeline_tell_each_other_their_shapes(tmp_path: Path) -> None:
+    """Two ranks side by side, each in a process of its own, against what real ones count."""
+    words = ["estimate", "--ranks", "2", "--rank", "0,1", "--steps", "9", "--json", str(PROGRAM)]
     done = subprocess.run(
         [sys.executable, "-m", "gpuprobe", *words, "--", "pp", str(tmp_path)],
         capture_output=True,
@@ -156,13 +162,44 @@ def test_a_stage_of_a_pipeline_is_told_its_shapes_by_the_stage_before(tmp_path: 
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["ranks"] == 2
-    counted = json.loads((tmp_path / "1.json").read_text())
-    # Of two processes over gloo: benchmarks/pretended_ranks.py compares all of them.
-    assert counted["allocated_bytes.all.peak"] == PEAK
+    answer = json.loads(done.stdout)
+    rows = {row["rank"]: row for row in answer["by_rank"]}
+    assert list(rows) == [0, 1]
+    worst = rows[answer["rank"]]
+    assert worst["total_high"] == max(row["total_high"] for row in rows.values())
+    assert (worst["peak_allocated"], worst["peak_reserved"]) == (
+        answer["peak_allocated"],
+        answer["peak_reserved"],
+    )
+    for rank, real in PEAKS.items():
+        counted = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert counted["allocated_bytes.all.peak"] == real == rows[rank]["peak_allocated"]
 
 
-PEAK = 88156160
+PEAKS = {0: 88147968, 1: 88156160}
+"""Of two processes over gloo: ``benchmarks/pretended_ranks.py --ranks 2 --programs pp``."""
+
+
+def estimate(**changes: Any) -> Estimate:
+    size = Bytes(100)
+    whole = Estimate(
+        "t4", 1, 3, size, size, size, size, size, size, size, FITS, size, (), (), (), (), ()
+    )
+    return dataclasses.replace(whole, **changes)
+
+
+def test_the_worst_rank_is_the_one_that_does_not_fit() -> None:
+    found = {
+        0: estimate(rank=0, reserved_high=Bytes(900)),
+        1: estimate(rank=1, verdict=NOT),
+        2: estimate(rank=2),
+    }
+    worst = worst_of(found)
+    assert worst.rank == 1
+    assert [row.rank for row in worst.by_rank] == [0, 1, 2]
+    titles = [section.title for section in estimate_sections(worst)]
+    assert "Ranks" in titles
+    assert estimate_of(json.loads(json.dumps(document(worst)))) == worst
 
 
 def test_a_rank_that_sends_nothing_is_named() -> None:

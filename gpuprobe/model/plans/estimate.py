@@ -23,6 +23,18 @@ class EstimateShare:
 
 
 @dataclass(frozen=True, slots=True)
+class RankEstimate:
+    """What one rank of a job needs; see `Estimate`."""
+
+    rank: int
+    verdict: str
+    peak_allocated: Bytes
+    peak_reserved: Bytes
+    total_low: int
+    total_high: int
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate(Displayed):
     """The memory of a training run on a virtual GPU. Unit: bytes.
 
@@ -39,7 +51,8 @@ class Estimate(Displayed):
     were; ``compute_why`` is the reason. ``assumed`` says what was taken for granted on the way,
     ``not_modelled`` what no virtual GPU knows, ``compiled`` what torch.compile did: its graphs,
     graph breaks and recompilations, with their lines and reasons. ``communication`` is what this
-    rank sends in the last step.
+    rank sends in the last step. ``by_rank`` has a row for each rank that was asked for, where
+    those are several: then the rest is about the one that needs most.
     """
 
     gpu: str
@@ -65,6 +78,8 @@ class Estimate(Displayed):
     compute_why: str = ""
     compiled: tuple[str, ...] = ()
     communication: tuple[Transfer, ...] = ()
+    rank: int = 0
+    by_rank: tuple[RankEstimate, ...] = ()
 
     def __repr__(self) -> str:
         several = f"{self.devices}x" if self.devices > 1 else ""

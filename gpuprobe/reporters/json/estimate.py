@@ -8,7 +8,7 @@ from typing import Any, Final, TextIO
 from gpuprobe.model.io.document import header
 from gpuprobe.model.io.document import write as write_document
 from gpuprobe.model.place import parse_place
-from gpuprobe.model.plans.estimate import Estimate, EstimateShare
+from gpuprobe.model.plans.estimate import Estimate, EstimateShare, RankEstimate
 from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.values import Bytes
 from gpuprobe.reporters.json import fields_of
@@ -22,15 +22,18 @@ History:
 * 2.0: with all documents; nothing changed in this one. ``schemas/estimate-2.json``.
 * 2.1: ``compute`` and ``compute_why``.
 * 2.2: ``compiled``.
-* 2.3: ``communication``.
+* 2.3: ``communication``, ``rank`` and ``by_rank``.
 """
+
+
+_OF_RANK: Final = "rank verdict peak_allocated peak_reserved total_low total_high"
 
 
 def document(estimate: Estimate) -> dict[str, Any]:
     """The estimate as plain data. Sizes are bytes."""
     return {
         **header(SCHEMA, VERSION),
-        **fields_of(estimate, "gpu devices ranks steps settings compute compute_why"),
+        **fields_of(estimate, "gpu devices ranks rank steps settings compute compute_why"),
         **fields_of(estimate, "verdict fits capacity peak_allocated peak_reserved"),
         "reserved": {"at_least": estimate.reserved_low, "at_most": estimate.reserved_high},
         "context": {"at_least": estimate.context_low, "at_most": estimate.context_high},
@@ -49,6 +52,7 @@ def document(estimate: Estimate) -> dict[str, Any]:
             }
             for row in estimate.communication
         ],
+        "by_rank": [fields_of(row, _OF_RANK) for row in estimate.by_rank],
     }
 
 
@@ -91,6 +95,10 @@ def estimate_of(document: Mapping[str, Any]) -> Estimate:
                 row["module"],
             )
             for row in document["communication"]
+        ),
+        rank=document["rank"],
+        by_rank=tuple(
+            RankEstimate(*(row[name] for name in _OF_RANK.split())) for row in document["by_rank"]
         ),
     )
 

@@ -50,7 +50,8 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
     needed = Table("what it needs", columns, tuple(map(Row, rows)))
     notes = [plural(estimate.steps, "training step")]
     if estimate.ranks > 1:
-        notes.append(f"one rank of {estimate.ranks}")
+        worst = ", which needs most" if estimate.by_rank else ""
+        notes.append(f"rank {estimate.rank} of {estimate.ranks}{worst}")
     if estimate.settings:
         notes.append(estimate.settings)
     lines = [Line(", ".join(notes))]
@@ -72,6 +73,8 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
             ("Modules", estimate.by_module),
         )
     ]
+    if estimate.by_rank:
+        tables.insert(0, _ranks(estimate))
     if estimate.communication:
         tables.append(_communication(estimate.communication, top))
     listed = (
@@ -80,6 +83,30 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
         ("Not modelled", estimate.not_modelled),
     )
     return [head, *tables, *(Section(name, bulleted(texts)) for name, texts in listed if texts)]
+
+
+def _ranks(estimate: Estimate) -> Section:
+    """A row for each rank that was estimated."""
+    columns = (
+        Column("rank", 6, number=True),
+        Column("allocated", 10, gap=2, number=True),
+        Column("reserved", 10, gap=2, number=True),
+        Column("with context", AUTO, gap=2, number=True),
+        Column("", 0, gap=2, cut=False),
+    )
+    rows = tuple(
+        Row(
+            (
+                str(row.rank),
+                size(row.peak_allocated),
+                size(row.peak_reserved),
+                Cell(_span(row.total_low, row.total_high), row.total_high),
+                row.verdict,
+            )
+        )
+        for row in estimate.by_rank
+    )
+    return Section("Ranks", (Table("ranks", columns, rows),))
 
 
 def _communication(rows: Sequence[Transfer], top: int) -> Section:

@@ -17,7 +17,7 @@ from gpuprobe.cli.options import (
     add_virtual_run,
     answering,
     program_of,
-    rank,
+    rank_list,
 )
 
 OPTIONS_AFTER_SCRIPT = True
@@ -28,15 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe estimate (SCRIPT | -m MODULE) [--gpu GPU] [--steps N] "
         "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] "
-        "[--ranks N [--rank R]] [--json] [--] [ARGS ...]"
+        "[--ranks N [--rank R,...]] [--json] [--] [ARGS ...]"
     )
     add_virtual_run(parser)
     parser.add_argument(
         "--rank",
-        type=rank,
-        default=0,
-        metavar="R",
-        help="with --ranks: which of them, from 0 (default: 0)",
+        type=rank_list,
+        default=[0],
+        metavar="R,...",
+        help="with --ranks: which of them, from 0 (default: 0); of several, a table, and the one "
+        "that needs most",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     add_top(parser, 8)
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             compute=args.compute,
             conf=args.conf,
             ranks=args.ranks,
-            rank=args.rank,
+            rank=args.rank[0] if len(args.rank) == 1 else args.rank,
             assume=args.assume,
             notify=stderr.note,
         )
