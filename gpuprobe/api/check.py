@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,8 +24,8 @@ from gpuprobe.analysis.baseline import (
     Tolerance,
     baseline_of,
     check_baseline,
+    own_recording,
     with_repeats,
-    without,
 )
 from gpuprobe.errors import MissingExtra, ProgramFailed
 from gpuprobe.gate.children import Children
@@ -67,7 +67,6 @@ __all__ = [
     "recorded",
     "replaced_baseline",
     "tolerances",
-    "without",
     "write_baseline",
     "write_runs",
 ]
@@ -95,13 +94,22 @@ def check(
     return compare(before, after, tolerance, path=path)
 
 
-def recorded(path: str | os.PathLike[str], *, device: str = "", root: str = "") -> Baseline:
+def recorded(
+    path: str | os.PathLike[str],
+    *,
+    device: str = "",
+    root: str = "",
+    others: Mapping[str, Collection[int]] | None = None,
+) -> Baseline:
     """What a recording stands for. ``device`` names the GPU in words; ``root`` is the project's
-    folder, which file names are relative to. Raises what `load` raises.
+    folder, which file names are relative to; ``others``: addresses of blocks that are not to be
+    counted, by device (``cuda:0``). Raises what `load` raises.
     """
     from gpuprobe.api.recordings import load
 
     found = load(path)
+    if others:
+        found = own_recording(found, others)
     return baseline_of(found, device=device, root=root, sources=_sources_of(found, root))
 
 

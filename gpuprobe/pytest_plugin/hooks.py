@@ -80,14 +80,18 @@ class _Hooks:
         finally:
             self._depth -= 1
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    # Inside the wrappers of other plugins: what they take back in teardown they have to have begun.
+    @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, Any, Any]:
         meter = item.stash.get(METER, None)
+        told = ""
         if meter is not None:
             try:
                 meter.enter()
             except GpuprobeError as error:
-                pytest.fail(_worded(error), pytrace=False)
+                told = _worded(error)
+        if told:
+            pytest.fail(told, pytrace=False)
         self._meter = meter
         try:
             return (yield)

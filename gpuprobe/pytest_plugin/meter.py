@@ -77,8 +77,9 @@ class Devices:
 class Meter:
     """One test's measurement. Sizes in bytes; peaks are those of the device that has most.
 
-    Allocated is what the test and its own fixtures take: what lay on the device before them, and
-    what fixtures of a wider scope make, is not. Reserved is the device's: segments are shared.
+    Counted is what the test and its own fixtures take: what lay on the device before them, and
+    what fixtures of a wider scope make, is not. Where there is such memory, what is reserved is
+    what the test's own requests would have reserved on a device without it.
     """
 
     def __init__(self, item: pytest.Item, limits: Limits, devices: Devices) -> None:
@@ -87,6 +88,7 @@ class Meter:
         self._devices = devices
         self._before: list[int] = []  # allocated on each device before the test's fixtures
         self._shared: list[int] = []  # made by fixtures of a wider scope
+        self._others: dict[str, set[int]] = {}  # the addresses of both, by device
         self._scratch = ExitStack()  # the recording, until the test's report is made
         self._path: Path | None = None
         self._start: list[int] = []  # ... and before its own code
@@ -100,7 +102,7 @@ class Meter:
     @property
     def allocated(self) -> int:
         """Bytes allocated now, on all devices."""
-        return max(0, sum(_allocated()) - sum(self._others()))
+        return max(0, sum(_allocated()) - sum(self._bytes_of_others()))
 
     @property
     def peak_allocated(self) -> int:
@@ -109,10 +111,11 @@ class Meter:
 
     @property
     def peak_reserved(self) -> int:
-        """The most that was reserved since the test began, up to now, by whomever."""
+        """The most that was reserved since the test began, up to now, by whomever. What the
+        limits and the summary have is the test's own."""
         return self._own_peaks()[1]
 
-    def _others(self) -> list[int]:
+    def _bytes_of_others(self) -> list[int]:
         """What is not this test's own, of each device."""
         return [a + b for a, b in zip(self._before, self._shared, strict=True)]
 
@@ -124,7 +127,7 @@ class Meter:
         devices = range(torch.cuda.device_count())
         allocated = [
             torch.cuda.max_memory_allocated(index) - size
-            for index, size in zip(devices, self._others(), strict=True)
+            for index, size in zip(devices, self._bytes_of_others(), strict=True)
         ]
         reserved = [torch.cuda.max_memory_reserved(index) for index in devices]
         return max([0, *allocated]), max([0, *reserved])
@@ -140,6 +143,7 @@ class Meter:
         self._before = _settled()
         torch.cuda.empty_cache()
         self._shared = [0] * len(self._before)
+        self._others = _blocks() if any(self._before) else {}
         self._peaks = None
 
     def leave(self) -> None:
@@ -153,19 +157,23 @@ class Meter:
         if not self._before:  # the test has no device
             yield
             return
-        allocated = _allocated()
+        allocated, blocks = _allocated(), _blocks()
         try:
             yield
         finally:
+            _clear_workspaces()  # each test makes them anew, whichever needed the fixture first
+            now = _blocks()
             for index, (one, two) in enumerate(zip(allocated, _allocated(), strict=True)):
                 self._shared[index] += two - one
+            for device, addresses in now.items():
+                made = addresses - blocks.get(device, set())
+                self._others.setdefault(device, set()).update(made)
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
         """The test's own run."""
         import torch
 
-        from gpuprobe.api.check import without
         from gpuprobe.api.hazards import detect_hazards
         from gpuprobe.api.recordings import scratch_recording
         from gpuprobe.api.watch import record
@@ -176,25 +184,36 @@ class Meter:
             torch.cuda.reset_peak_memory_stats(index)
         path = self._path = self._scratch.enter_context(scratch_recording())
         self._scratch.callback(self._keep, path)
-        with ExitStack() as stack:
-            if limits.no_hazards or limits.max_syncs is not None:
-                self._hazards = stack.enter_context(detect_hazards())
-            recorder = stack.enter_context(
-                record(path, level="trace", trace_steps="all", warn=lambda text: None)
-            )
-            stack.enter_context(recorder.step())
-            try:
-                yield
-            finally:
-                self._peaks = self._own_peaks()
-        if limits.regression is not None and self.peak_allocated:
-            found = self._recorded(path)
-            self._baseline = without(found, max(self._others(), default=0))
-        torch._C._cuda_clearCublasWorkspaces()
+        try:
+            with ExitStack() as stack:
+                if limits.no_hazards or limits.max_syncs is not None:
+                    self._hazards = stack.enter_context(detect_hazards())
+                recorder = stack.enter_context(
+                    record(path, level="trace", trace_steps="all", warn=lambda text: None)
+                )
+                stack.enter_context(recorder.step())
+                try:
+                    yield
+                finally:
+                    self._peaks = self._own_peaks()
+        finally:
+            self._count_own(path)
+        _clear_workspaces()
         now = _settled(self._start)
         self._left = sum(max(0, b - a) for a, b in zip(self._start, now, strict=True))
         if self._left and not limits.leaks:
             self._left = max(0, self._left - _of_fixtures(self._item))
+
+    def _count_own(self, path: Path) -> None:
+        """What the test is compared by, and its figures where others had something, too."""
+        others = any(self._others.values())
+        if self._peaks is None or not self._peaks[0]:
+            return
+        if others or self._limits.regression is not None:
+            self._baseline = self._recorded(path)
+        if others:
+            metrics = self._baseline.metrics
+            self._peaks = metrics["peak_allocated"], metrics.get("peak_reserved", self._peaks[1])
 
     def _keep(self, path: Path) -> None:
         """Put the recording where it was asked for."""
@@ -210,7 +229,8 @@ class Meter:
 
         virtual = self._devices.virtual
         root = str(self._item.config.rootpath)
-        return recorded(path, device=f"virtual {virtual}" if virtual else "", root=root)
+        device = f"virtual {virtual}" if virtual else ""
+        return recorded(path, device=device, root=root, others=self._others)
 
     def tell_allocators(self) -> None:
         """Of a test that fails: the lines that had most at its peak, in the report."""
@@ -336,6 +356,26 @@ def _allocated() -> list[int]:
     import torch
 
     return [torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count())]
+
+
+def _blocks() -> dict[str, set[int]]:
+    """The addresses of the blocks that are allocated, by device."""
+    import torch
+
+    found: dict[str, set[int]] = {}
+    for segment in torch.cuda.memory_snapshot():
+        addresses = {
+            block["address"] for block in segment["blocks"] if block["state"] != "inactive"
+        }
+        found.setdefault(f"cuda:{segment['device']}", set()).update(addresses)
+    return found
+
+
+def _clear_workspaces() -> None:
+    """Those of cuBLAS, which are made at the first product of matrices and kept."""
+    import torch
+
+    torch._C._cuda_clearCublasWorkspaces()
 
 
 def _settled(expected: Sequence[int] | None = None) -> list[int]:

@@ -170,7 +170,7 @@ def _simulate(
         strict=True,
     ):
         if code == _ALLOC:
-            block = _request(sim, size, stream, pool)
+            block = request(sim, size, stream, pool)
             if block is None:
                 failed += 1
             else:
@@ -186,7 +186,7 @@ def _simulate(
                     sim.request_free(block)
                 sim.complete(block)
         elif code == _OOM:
-            block = _request(sim, size, stream, pool)
+            block = request(sim, size, stream, pool)
             if block is not None:
                 # What the program would have done with it is not known: it gives it back.
                 served += 1
@@ -207,7 +207,7 @@ def _simulate(
 _CALLS = ("device_allocs", "device_frees", "retries", "ooms")
 
 
-def _request(sim: Simulator, size: int, stream: int, pool: int) -> PoolBlock | None:
+def request(sim: Simulator, size: int, stream: int, pool: int) -> PoolBlock | None:
     """One allocation. Into a private pool it is as if within a capture: nothing is released
     to make room then."""
     if pool == 0:
@@ -224,7 +224,7 @@ def _allocate_old(sim: Simulator, state: StartState) -> dict[int, PoolBlock]:
     housed = [(old, part.stream, part.pool) for part in state.parts() for old in part.blocks]
     live = {}
     for old, stream, pool in [*housed, *((old, 0, 0) for old in state.homeless)]:
-        block = _request(sim, old.requested, stream, pool)
+        block = request(sim, old.requested, stream, pool)
         if block is not None:
             live[old.address] = block
             if old.pending:

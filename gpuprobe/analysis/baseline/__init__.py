@@ -8,7 +8,7 @@ As text it is small, and reviewed by people in pull requests.
 from __future__ import annotations
 
 from gpuprobe.analysis.baseline.check import check_baseline
-from gpuprobe.analysis.baseline.measure import baseline_of, without
+from gpuprobe.analysis.baseline.measure import baseline_of
 from gpuprobe.analysis.baseline.model import (
     METRICS,
     Baseline,
@@ -17,6 +17,7 @@ from gpuprobe.analysis.baseline.model import (
     Setting,
     Tolerance,
 )
+from gpuprobe.analysis.baseline.own import own_recording
 from gpuprobe.analysis.baseline.repeats import with_repeats
 from gpuprobe.analysis.baseline.runs import NAME, UNNAMED, dumps_runs, loads_runs, merged_tolerances
 from gpuprobe.analysis.baseline.text import SCHEMA, VERSION, dumps, loads
@@ -39,6 +40,6 @@ __all__ = [
     "loads",
     "loads_runs",
     "merged_tolerances",
+    "own_recording",
     "with_repeats",
-    "without",
 ]

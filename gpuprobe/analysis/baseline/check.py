@@ -31,6 +31,9 @@ from gpuprobe.model.text import human_bytes
 _REFUSED = ("device", "torch", "allocator")
 """What of the environment must be the same: sizes differ with each, whatever the program does."""
 
+ANOTHER_MODEL = "model: "
+"""What a mismatch begins with that no option accepts."""
+
 _MOST_CAUSES = 3
 """Named of one metric."""
 
@@ -151,7 +154,7 @@ def _another_model(rows: Mapping[str, Sequence[DiffRow]] | None) -> Iterable[str
     few = one_file and min(len(lines.gone), len(lines.new)) < 3
     if (lines.alone and not few and not modules.common) or (modules.alone and apart):
         one, two = (modules if modules.alone else lines).largest()
-        yield f"model: {one!r} in the baseline, {two!r} now, and nothing in common"
+        yield f"{ANOTHER_MODEL}{one!r} in the baseline, {two!r} now, and nothing in common"
 
 
 class _Unmatched:

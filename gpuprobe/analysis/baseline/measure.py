@@ -11,7 +11,6 @@ from gpuprobe.analysis.baseline.model import ACCOUNT_OF, PEAK, Baseline
 from gpuprobe.analysis.blame.source import Source
 from gpuprobe.analysis.compare.accounts import (
     Account,
-    LineShare,
     account_at,
     counted,
     device_allocs,
@@ -19,7 +18,6 @@ from gpuprobe.analysis.compare.accounts import (
     reserved_at,
 )
 from gpuprobe.analysis.compare.naming import Naming
-from gpuprobe.analysis.peak.high_water import Share
 from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, window_of
 from gpuprobe.analysis.trace.frames import UserFrame, is_user_frame
 from gpuprobe.analysis.trace.parts import (
@@ -209,36 +207,3 @@ def _accounts(
 def _is_the_peak(found: Traced, peak: TracePoint) -> bool:
     amount = found.site.amount
     return not isinstance(amount, Unavailable) and peak.bytes >= amount.at_least
-
-
-def without(baseline: Baseline, others: int) -> Baseline:
-    """The baseline less ``others`` bytes that something else held all the time, which every account
-    of bytes has as a row of its own."""
-    if not others:
-        return baseline
-
-    def less(name: str, account: Account) -> Account:
-        if account.unit != "bytes" or name in ("growth", "reserved"):
-            return account
-        share = [Share(_OTHERS, -others, 0)] if account.categories else []
-        return replace(
-            account,
-            total=account.total - others,
-            lines=(*account.lines, LineShare(_OTHERS, -others, 0)),
-            categories=(*account.categories, *share),
-            modules=(*account.modules, *share),
-        )
-
-    names = ("peak_allocated", "steady_allocated")
-    return replace(
-        baseline,
-        metrics={
-            name: max(0, size - others) if name in names else size
-            for name, size in baseline.metrics.items()
-        },
-        phases={name: max(0, size - others) for name, size in baseline.phases.items()},
-        accounts={name: less(name, account) for name, account in baseline.accounts.items()},
-    )
-
-
-_OTHERS: Final = "(held by others)"

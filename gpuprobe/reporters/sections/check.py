@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
+from gpuprobe.analysis.baseline.check import ANOTHER_MODEL
+from gpuprobe.analysis.baseline.rules import ENVIRONMENT
 from gpuprobe.analysis.compare.diff import DiffRow
 from gpuprobe.model.findings import Level
 from gpuprobe.reporters.sections.parts import (
@@ -33,6 +35,8 @@ def check_sections(result: CheckResult, top: int = _ROWS) -> list[Section]:
         parts += [Line(text, "item", "next", code=True) for text in _next_causes(result)]
         parts += [Line(text, "item", "also", code=True) for text in _other_causes(result)]
     parts += [Line(text, "alert") for text in result.mismatches]
+    if any(not text.startswith(ANOTHER_MODEL) for text in result.mismatches):
+        parts.append(Line(" ".join(ENVIRONMENT.remedy.split()), "item", "what to do"))
     level = None if result.ok else Level.ERROR
     found = [
         Section(verdict(result), tuple(parts), "answer", level=level),
