@@ -125,7 +125,7 @@ def test_the_action_fails_with_a_summary_and_annotations(
         working_directory="sub",
         run="large.gpuprobe",
         baseline="memory.json",
-        options="--tolerance steady_allocated=1GiB\n  --junit found.xml",
+        options='--tolerance "steady_allocated=2%, 1GiB"\n  --junit found.xml',
     )
     assert job.code == 1
     assert job.outputs["exit-code"] == "1"
@@ -135,6 +135,9 @@ def test_the_action_fails_with_a_summary_and_annotations(
     )
     assert "peak_allocated" in found
     assert "steady_allocated" not in found
+    # What a reader of the checks sees first names the line.
+    (notice,) = re.findall(r"^::notice title=gpuprobe check failed::(.*)$", job.log, re.M)
+    assert re.search(r"First cause.* at train\.py:\d+ in <module>", notice)
     assert (workspace / "sub" / "found.xml").exists()
 
 
