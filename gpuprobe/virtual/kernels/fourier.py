@@ -105,7 +105,10 @@ def _several(forward: bool) -> Callable[..., Any]:
         scaling = _scaling(norm, forward)
         if forward:
             return _aten._fft_r2c.default(given, dims, scaling, True)
-        last = _aten._fft_r2c.default(given, dims[-1:], scaling, True).conj_physical()
-        return _aten._fft_c2c.default(last, dims[:-1], scaling, False) if dims[:-1] else last
+        last = _aten._fft_r2c.default(given, dims[-1:], scaling, True)
+        if not dims[:-1]:
+            return last.conj()
+        last = last.conj_physical()
+        return _aten._fft_c2c.default(last, dims[:-1], scaling, False)
 
     return transform
