@@ -17,8 +17,8 @@ takes long or the screen, so that this too has 5,000. All in one process: the sa
 starting an interpreter for each. Of snapshots each is first read with an audit hook that ends the
 process if anything is imported, opened or started meanwhile. ``details`` are snapshots in which
 only frames, tags, times, annotations and settings are odd: they must be read, with the same
-accounts. The limits of time are the same; an input may take 2 GiB of addresses beyond what the
-process had.
+accounts. The limits of time are the same; an input may take 1.5 GB of addresses beyond what
+the process had.
 
 Both: no traceback, no internal error, no control character, JSON that is JSON, an exit code that
 the command has, and one line where that is 4. With ``--results FOLDER`` a run that is started again
