@@ -30,7 +30,7 @@ from gpuprobe.errors import GpuprobeError, SnapshotError
 SAVED_EVERY = 500
 USED_ADDRESSES = 1500 << 20
 """Bytes that an input may take beyond what the process has when it begins: more is a MemoryError,
-which ends a command with another code. A snapshot's own process has less (`worker.MEMORY_FLOOR`)."""
+which ends a command with another code. A snapshot's own process has less (`MEMORY_FLOOR`)."""
 
 
 @dataclass

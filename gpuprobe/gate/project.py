@@ -183,6 +183,8 @@ def _parse(text: str, shown: str) -> dict[str, Any]:
 def _text(value: str) -> str:
     if not value.strip():
         raise ValueError("expected text, found an empty one")
+    if "\0" in value:
+        raise ValueError(f"expected text without null bytes, found {value!r:.80}")
     return value
 
 
@@ -191,6 +193,8 @@ def _command(value: str | list[str]) -> tuple[str, ...]:
         words = shlex.split(value) if isinstance(value, str) else list(value)
     except ValueError as error:
         raise Malformed(f"{error}: {value!r:.80}") from None
+    if any("\0" in word for word in words):
+        raise Malformed(f"expected text without null bytes, found {value!r:.80}")
     if words[:1] == ["python"]:
         words = words[1:]
     if not words or words == ["-m"]:

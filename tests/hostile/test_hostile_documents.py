@@ -14,7 +14,10 @@ from hostile_recordings import CRAFTED
 
 from gpuprobe.analysis.inspection.steps import insight
 from gpuprobe.cli import main, stderr
+from gpuprobe.errors import ConfigError
+from gpuprobe.gate.project import read_project
 from gpuprobe.model.findings import Finding, Fix, Level
+from gpuprobe.model.io.files import open_regular
 from gpuprobe.model.values import Unavailable
 from gpuprobe.pytest_plugin import summary
 from gpuprobe.recording.load import load
@@ -139,3 +142,17 @@ def test_traces_of_impossible_sizes_are_told_on_the_screen(tmp_path: Path) -> No
     found = insight(rank, "cuda:0")
     assert isinstance(found.leaks, Unavailable)
     assert "its sizes add up to more" in found.leaks.reason
+
+
+@pytest.mark.parametrize(
+    "setting", ['baseline = "a\\u0000"', 'run = "a\\u0000"', 'gpu = "\\u0000"']
+)
+def test_a_setting_with_a_null_byte(setting: str, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(f"[tool.gpuprobe]\n{setting}\n")
+    with pytest.raises(ConfigError, match="without null bytes"):
+        read_project(tmp_path)
+
+
+def test_no_file_has_a_null_byte_in_its_name() -> None:
+    with pytest.raises(OSError, match="no file's name has a null byte"):
+        open_regular("a\0b")

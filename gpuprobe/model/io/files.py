@@ -46,6 +46,8 @@ def open_regular(path: str | os.PathLike[str], *, inside: bool = False) -> IO[by
     of a file.
     """
     where = os.fspath(path)
+    if "\0" in where:
+        raise OSError(errno.EINVAL, "no file's name has a null byte", where)
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
     if inside and Path(where).is_symlink():
         target = os.path.realpath(where)
