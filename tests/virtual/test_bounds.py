@@ -14,6 +14,7 @@ import torch
 
 import gpuprobe
 from gpuprobe.errors import ProgramFailed, ValueNeeded
+from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.planning.auto import estimate_with
 from gpuprobe.virtual.budget import TooLarge
 from gpuprobe.virtual.session import VirtualSession
@@ -73,22 +74,32 @@ OPERATORS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_a_size_is_that_of_elements_that_are_all_different_and_positive(name: str) -> None:
-    operator = OPERATORS[name]
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """By operator: shapes of the largest result, those of shapes mode, and what that notes."""
     # float32 tells them apart: there are fewer than 2 ** 24.
     largest = torch.arange(1, 1 + WIDTH * WIDTH, dtype=torch.float32).view(SHAPE)
-    expected = shapes(operator(largest))
+    results: dict[str, Any] = {name: [shapes(of(largest))] for name, of in OPERATORS.items()}
     with gpuprobe.virtual_gpu("t4", "shapes") as session:
         machine = session.machine
         machine.unknown_as_nan = True
         unknown = torch.randn(SHAPE, device="cuda")
-        assert not machine.bounded
-        found = operator(unknown)
-        assert shapes(found) == expected
-        if not name.endswith("put"):
-            assert Path(__file__).name in machine.bounded
-            assert any("the most that can be" in text for text in machine.assumed)
+        for name, of in OPERATORS.items():
+            machine.bounded = ""
+            machine.assumed.clear()
+            results[name] += [shapes(of(unknown)), machine.bounded, " ".join(machine.assumed)]
+    return results
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_size_is_that_of_elements_that_are_all_different_and_positive(
+    name: str, found: dict[str, Any]
+) -> None:
+    expected, bound, place, assumed = found[name]
+    assert bound == expected
+    if not name.endswith("put"):
+        assert Path(__file__).name in place
+        assert "the most that can be" in assumed
 
 
 def peak(compute: str, share: float) -> int:
@@ -140,8 +151,12 @@ def test_without_an_estimate_nothing_is_bounded(session: VirtualSession) -> None
 # -- with all values, where the run is small enough
 
 
-def test_a_bound_stands_where_the_run_is_too_large_for_all_values() -> None:
-    exact = gpuprobe.estimate(lambda: torch.empty(8, device="cuda"), gpu="t4", steps=1)
+@pytest.fixture(scope="module")
+def exact() -> Estimate:
+    return gpuprobe.estimate(lambda: torch.empty(8, device="cuda"), gpu="t4", steps=1)
+
+
+def test_a_bound_stands_where_the_run_is_too_large_for_all_values(exact: Estimate) -> None:
     bound = replace(exact, steps=2)
     asked: list[str] = []
 
@@ -165,14 +180,12 @@ def test_a_bound_stands_where_the_run_is_too_large_for_all_values() -> None:
     assert estimate_with("auto", lambda how, why: (bound, ""), too_large) is bound
 
 
-def test_a_bound_stands_where_a_second_run_fails() -> None:
-    bound = gpuprobe.estimate(lambda: torch.empty(8, device="cuda"), gpu="t4", steps=1)
-
+def test_a_bound_stands_where_a_second_run_fails(exact: Estimate) -> None:
     def again(why: str) -> Any:
         raise ProgramFailed("FileExistsError: [Errno 17] File exists: 'out'")
 
-    found = estimate_with("auto", lambda how, why: (bound, "train.py:3"), again)
-    assert found.peak_allocated == bound.peak_allocated
+    found = estimate_with("auto", lambda how, why: (exact, "train.py:3"), again)
+    assert found.peak_allocated == exact.peak_allocated
     assert "train.py:3" in found.compute_why
     assert "File exists: 'out'" in found.compute_why
 
