@@ -31,7 +31,15 @@ from gpuprobe.analysis.summary import summarize
 from gpuprobe.errors import DataError
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import Block, BlockState, Category, Segment
-from gpuprobe.model.report import Report
+from gpuprobe.model.place import NoPlace, Place
+from gpuprobe.model.report import (
+    AT_PEAK,
+    CategoryTable,
+    Remainder,
+    Report,
+    ShareRow,
+    ShareTable,
+)
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import (
     BlindSpot,
@@ -49,6 +57,7 @@ from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.reporters.html import report as html_report
 from gpuprobe.reporters.json import report as report_json
 from gpuprobe.reporters.sections.report import facts, headline, report_sections
+from gpuprobe.reporters.sections.report.memory import causes_section
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw
 
@@ -695,3 +704,26 @@ class TestAdvice:
     def test_nothing_is_advised_without_a_reserved_count(self) -> None:
         assert NO_RESERVED.reason
         assert self.ids(recording([step(0, {"forward": 4 * GIB}, device="cuda:0")])) == []
+
+
+@pytest.mark.parametrize(("line", "shown"), [(30, "train.py:3"), (20, "optimizer_state")])
+def test_the_biggest_causes_are_categories_where_lines_hold_less_than_half(
+    line: int, shown: str
+) -> None:
+    """Most of a snapshot's memory may be older than its trace, so that it has no line."""
+    made = step(0, {"forward": 60}, end=60, device="cuda:0")
+    report = summarize(recording([made], session=session("counters", "cuda:0")))
+    lines = ShareTable(
+        60,
+        (
+            ShareRow(NoPlace.BEFORE_THE_TRACE, 60 - line, 1),
+            ShareRow(Place("train.py", 3, "f"), line, 1),
+        ),
+        Remainder("more lines", 0, 0),
+    )
+    categories = CategoryTable(
+        60, (ShareRow("optimizer_state", 60, 2),), Remainder("", 0, 0), AT_PEAK, 0
+    )
+    section = causes_section(replace(report, top_lines=lines, categories=categories))
+    drawn = " ".join(draw.lines([section], Style()))
+    assert shown in drawn

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpuprobe.model import report as model
 from gpuprobe.model.report import (
@@ -182,12 +182,18 @@ def _shares(
 
 
 def causes_section(report: Report) -> Section:
-    """The three lines with the most memory, and all else; categories where no line is known."""
+    """The three lines with the most memory, and all else. Categories instead, where no line is
+    known of most of the memory: what was allocated before the trace, or by autograd's threads.
+    """
     title = "Biggest causes"
-    for table in (report.top_lines, report.categories):
-        if isinstance(table, Unavailable):
-            continue
-        named = [row for row in table.rows if row.bytes and not _is_nowhere(row)][:3]
+    tables = [
+        (table, _largest_named(table))
+        for table in (report.top_lines, report.categories)
+        if not isinstance(table, Unavailable)
+    ]
+    if len(tables) == 2 and not _holds_half(*tables[0]):
+        tables.reverse()
+    for table, named in tables:
         if not named:
             continue
         if isinstance(table, CategoryTable) and table.at == AT_STEP_END:
@@ -204,6 +210,14 @@ def causes_section(report: Report) -> Section:
     lines = report.top_lines
     why = lines.reason if isinstance(lines, Unavailable) else "no line of yours is on any stack"
     return Section(title, (Line(f"not known: {why}"),))
+
+
+def _largest_named(table: model.ShareTable) -> list[model.ShareRow]:
+    return [row for row in table.rows if row.bytes and not _is_nowhere(row)][:3]
+
+
+def _holds_half(table: model.ShareTable, rows: Sequence[model.ShareRow]) -> bool:
+    return not isinstance(table.total, int) or 2 * sum(row.bytes for row in rows) >= table.total
 
 
 def largest_rows(table: model.ShareTable | Unavailable) -> list[tuple[str, int]]:
