@@ -1,8 +1,12 @@
-"""The pictures of the documentation: a terminal as SVG that needs no font or file from afar."""
+"""The pictures of the documentation: a terminal as SVG that needs no font or file from afar, and
+the report page as a browser shows it.
+"""
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
@@ -10,6 +14,14 @@ import blocks
 
 REPORT = blocks.DOCS / "images" / "report.svg"
 VIEW = blocks.DOCS / "images" / "view.svg"
+
+# Pictures of the page, by file: the theme, and the window in pixels.
+PAGES = {
+    "page-light.png": ("light", 1280, 900),
+    "page-dark.png": ("dark", 1280, 900),
+    "page-narrow.png": ("light", 400, 900),
+}
+BROWSERS = ("chromium", "google-chrome", "chrome")
 
 # What the picture shows, and what has to run before it.
 BEFORE = "gpuprobe run --level trace --output gpt.gpuprobe examples/train_gpt.py --steps 8"
@@ -136,6 +148,38 @@ def words(picture: str) -> set[str]:
     return set(re.findall(r"[a-z_]{3,}", text, re.IGNORECASE))
 
 
+def pages(runner: blocks.Runner, scratch: str = "page") -> None:
+    """The report page, light, dark and on a narrow screen, as PNG. Needs a browser: without one the
+    pictures stay as they are.
+    """
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        return
+    cwd = runner.scratch(scratch)
+    for command in (BEFORE, "gpuprobe report gpt.gpuprobe --html report.html"):
+        result = runner.shell(command, cwd)
+        if result.code != 0:
+            raise RuntimeError(result.output)
+    page = (cwd / "report.html").read_text(encoding="utf-8")
+    for name, (theme, width, height) in PAGES.items():
+        themed = cwd / f"{name}.html"
+        themed.write_text(page.replace("<html ", f'<html data-theme="{theme}" ', 1), "utf-8")
+        subprocess.run(
+            [
+                browser,
+                *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
+                *("--no-first-run", f"--user-data-dir={cwd / 'browser'}"),
+                "--virtual-time-budget=8000",  # the curves are unpacked first
+                f"--window-size={width},{height}",
+                f"--screenshot={blocks.DOCS / 'images' / name}",
+                themed.as_uri(),
+            ],
+            check=True,
+            capture_output=True,
+            timeout=120,
+        )
+
+
 def write(runner: blocks.Runner) -> None:
     """Make the pictures anew, where what they show has changed."""
     lines = report_lines(runner)
@@ -144,3 +188,4 @@ def write(runner: blocks.Runner) -> None:
     screen = view(runner)
     if not VIEW.exists() or words(screen) != words(VIEW.read_text(encoding="utf-8")):
         VIEW.write_text(screen, encoding="utf-8")
+    pages(runner)
