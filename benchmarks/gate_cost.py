@@ -110,6 +110,8 @@ def main() -> int:
         for _ in range(runs):
             found["build"].append(timed([sys.executable, "gpt2.py", "build"], folder))
             found["check"].append(timed([*gpuprobe, "check", "gpt2.py", *options], folder))
+            one, two = (found[name][-1][0] for name in ("build", "check"))
+            print(f"build {one:.1f} s, check {two:.1f} s: {two / one:.2f} times", flush=True)
     middle = {
         name: [statistics.median(column) for column in zip(*rows, strict=True)]
         for name, rows in found.items()
