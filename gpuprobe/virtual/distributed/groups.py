@@ -17,6 +17,7 @@ from gpuprobe.patching import Patches
 from gpuprobe.virtual.distributed.checkpoints import Checkpoints
 from gpuprobe.virtual.distributed.dtensor import DistributedTensors
 from gpuprobe.virtual.machine import Machine, is_meta
+from gpuprobe.virtual.torch_patches.keys import schemas
 
 if TYPE_CHECKING:
     from gpuprobe.virtual.distributed.pretended import Objects
@@ -123,8 +124,8 @@ def _kernels(machine: Machine, patches: Patches) -> None:
         patches.set_all(c10d, carriers, "torch.distributed")
     library = torch.library.Library("c10d", "IMPL")
     patches.add(library._destroy)
-    for schema in torch._C._jit_get_all_schemas():
-        if not schema.name.startswith("c10d::") or not schema.returns:
+    for schema in schemas("c10d"):
+        if not schema.returns:
             continue
         returns = [str(item.type) for item in schema.returns]
         if "Work" not in returns[-1]:

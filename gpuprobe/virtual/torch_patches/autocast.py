@@ -8,6 +8,7 @@ asked of the installed torch; what is done to their arguments is listed here. So
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,7 +17,7 @@ import torch
 
 from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import Machine
-from gpuprobe.virtual.torch_patches.keys import CAST, Kernels, below_cast, exclude, include
+from gpuprobe.virtual.torch_patches.keys import CAST, Kernels, below_cast, exclude, include, schemas
 
 LOWER: Final = frozenset(
     [
@@ -176,12 +177,11 @@ def install(machine: Machine, kernels: Kernels, patches: Patches) -> None:
     patches.add(lambda: exclude(CAST))
 
 
+@functools.cache
 def _operators() -> list[tuple[str, Any]]:
     """Every operator with an AutocastCUDA kernel in this torch."""
     found = []
-    for schema in torch._C._jit_get_all_schemas():
-        if not schema.name.startswith("aten::"):
-            continue
+    for schema in schemas("aten"):
         full = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
         try:
             if not torch._C._dispatch_has_kernel_for_dispatch_key(full, "AutocastCUDA"):

@@ -6,6 +6,7 @@ the host's memory (or a meta tensor) with the device remembered for the storages
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,14 @@ from gpuprobe.torch_support.tensors import storage_key
 from gpuprobe.virtual import frames
 from gpuprobe.virtual.machine import HOST, PINNED, Machine, is_meta
 from gpuprobe.virtual.reads.known import is_known
-from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, below, single_level, transformed
+from gpuprobe.virtual.torch_patches.keys import (
+    DEVICE,
+    Kernels,
+    below,
+    schemas,
+    single_level,
+    transformed,
+)
 from gpuprobe.virtual.torch_patches.parameters import of_kind
 
 _DDP = f"{folder_of(torch)}nn/parallel/distributed.py"
@@ -47,19 +55,11 @@ class Intercept:
         self.machine = machine
 
     def install(self, kernels: Kernels) -> None:
-        for schema in torch._C._jit_get_all_schemas():
-            if not schema.name.startswith("aten::"):
-                continue
-            names = [argument.name for argument in schema.arguments]
-            name = schema.name.removeprefix("aten::")
-            if "out" in names or name.endswith("_out"):
-                continue
+        for name, schema, names in _operators():
             if "device" in names:
                 kernel = self._kernel(name, schema, names)
-            elif name in ("to", "type_as") and "other" in names:
-                kernel = self._like(_operator(schema))
             else:
-                continue
+                kernel = self._like(_operator(schema))
             if kernel is not None:
                 full = f"{name}.{schema.overload_name}" if schema.overload_name else name
                 kernels.add(full, kernel, DEVICE)
@@ -376,6 +376,22 @@ def _place_of_gradients(machine: Machine, node: Any) -> int:
             return machine.place_of(leaf)
         nodes.extend(after for after, _ in node.next_functions)
     return HOST
+
+
+@functools.cache
+def _operators() -> list[tuple[str, Any, list[str]]]:
+    """Operators that take a device, or a tensor whose device is meant: their names, schemas and
+    the names of their arguments.
+    """
+    found = []
+    for schema in schemas("aten"):
+        names = [argument.name for argument in schema.arguments]
+        name = schema.name.removeprefix("aten::")
+        if "out" in names or name.endswith("_out"):
+            continue
+        if "device" in names or (name in ("to", "type_as") and "other" in names):
+            found.append((name, schema, names))
+    return found
 
 
 def _operator(schema: Any) -> Any:

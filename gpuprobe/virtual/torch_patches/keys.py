@@ -14,6 +14,7 @@ in ``c10/core/impl/LocalDispatchKeySet.h``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -120,6 +121,13 @@ def pass_by(patches: Patches) -> None:
         return original(args, kwargs, keys)
 
     patches.set(torch._ops, "_compute_keyset", compute)
+
+
+@functools.cache
+def schemas(namespace: str) -> tuple[Any, ...]:
+    """The schemas of torch's own operators: there are thousands, and sessions come often."""
+    found = torch._C._jit_get_all_schemas()
+    return tuple(schema for schema in found if schema.name.startswith(f"{namespace}::"))
 
 
 class Kernels:
