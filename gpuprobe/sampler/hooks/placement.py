@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -54,7 +56,7 @@ class Placement:
         if not self.wanted:
             return ()
         self._steps += 1
-        found = [row for model in models for row in place(model)]
+        found = [row for model in _stages() or models for row in place(model)]
         found += [
             Placed(what, name, device, Bytes(size), kind)
             for (what, name, device, kind), size in sorted(self._seen.items())
@@ -65,6 +67,17 @@ class Placement:
             return ()
         self._before = placed
         return placed
+
+
+def _stages() -> list[Any]:
+    """The modules of the stages of a pipeline that this process runs; empty without a pipeline. What
+    else a program holds of its model then (it is often built whole, on the CPU) is the others'.
+    """
+    pipelining = sys.modules.get("torch.distributed.pipelining.stage")
+    if pipelining is None:
+        return []
+    base = pipelining._PipelineStageBase
+    return [one.submod for one in gc.get_objects() if base in type(one).__mro__]
 
 
 def place(model: Any) -> Iterator[Placed]:

@@ -142,3 +142,40 @@ def test_the_output_device_of_data_parallel() -> None:
 
 def test_every_rule_has_a_number_of_its_own() -> None:
     assert len({rule.id for rule in RULES}) == len({rule.kind for rule in RULES}) == len(RULES)
+
+
+class Layers(nn.Module):
+    """A model that its pipeline is cut from, and that stays where it was built: on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("pipelined", [True, False])
+def test_layers_of_other_stages_of_a_pipeline_are_not_misplaced(pipelined: bool) -> None:
+    kept: list[Any] = []
+
+    def program() -> None:
+        import torch.distributed as dist
+        from torch.distributed.pipelining import PipelineStage
+
+        whole = Layers()
+        kept.append(whole)
+        first = nn.Sequential(*list(whole.layers)[:2]).cuda()
+        if pipelined:
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            kept.append(PipelineStage(first, 0, 1, torch.device("cuda:0")))
+            dist.destroy_process_group()
+        optimizer = torch.optim.SGD(whole.parameters(), 0.1)
+        for _ in range(2):
+            first(torch.randn(8, 32, device="cuda")).sum().backward()
+            optimizer.step()
+
+    rules = {finding.rule for finding in findings(program)}
+    assert ("GP301" in rules) is not pipelined
