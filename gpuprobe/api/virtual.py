@@ -267,6 +267,7 @@ def _estimate(
 
     machine = machine_of(gpu, compute, conf, endless=True, assume=assume)
     count = len(machine.devices)
+    machine.estimated = True
     machine.ranks, machine.rank, machine.peers = job.ranks, job.rank, job.peers
     if bounded:
         Budget(machine)

@@ -150,6 +150,7 @@ class Machine:
         self.verdicts: dict[Any, Any] = {}  # of branches on unknown conditions: see `unknown`
         self.zeros: dict[int, Any] = {}  # memory in place of storages: see `saving`
         self.ranks = 1  # of a pretended cluster
+        self.estimated = False  # what is run is estimated, and nothing else wanted of it
         self.rank = 0  # the one that this process pretends to be
         self.traffic: Any = None  # what is sent, as `virtual.distributed.traffic.Traffic`
         self.peers: Any = None  # the others, as `virtual.distributed.pretended.Peers`

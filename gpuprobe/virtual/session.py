@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from gpuprobe.virtual import boundary, cuda_api, saving
 from gpuprobe.virtual.catalogue.gpus import GpuModel, parse_spec
 from gpuprobe.virtual.compiled import compiler, triton_kernels
 from gpuprobe.virtual.dispatch.mode import DispatchMode
-from gpuprobe.virtual.distributed import groups
+from gpuprobe.virtual.distributed import children, groups
 from gpuprobe.virtual.kernels import attention, fourier, host, jiterator, nearest
 from gpuprobe.virtual.lowering import functions, recurrent, rows
 from gpuprobe.virtual.machine import Machine
@@ -66,6 +66,7 @@ class VirtualSession:
             recurrent.install(self.machine, self._kernels, self._patches)
             autocast.install(self.machine, self._kernels, self._patches)
             cuda_api.install(self.machine, self._patches)
+            children.install(self.machine, self._patches, run_on)
             groups.install(self.machine, self._patches)
             tensors.install(self.machine, self.intercept, self._patches)
             parameters.install(self.machine, self._patches)
@@ -167,6 +168,24 @@ def machine_of(
     machine = Machine(models, compute, settings, order=order, endless=endless)
     machine.assumptions = Assumptions(assume)
     return machine
+
+
+def run_on(
+    gpus: Sequence[GpuModel],
+    compute: str,
+    conf: str,
+    call: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call something in a process that a program on virtual GPUs has spawned, on GPUs like them."""
+    session = VirtualSession(machine_of(gpus, compute, conf))
+    session.machine.unknown_as_nan = compute == "shapes"
+    session.start()
+    try:
+        return call(*args, **kwargs)
+    finally:
+        session.stop()
 
 
 @contextmanager

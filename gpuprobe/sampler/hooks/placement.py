@@ -70,8 +70,8 @@ class Placement:
 
 
 def _stages() -> list[Any]:
-    """The modules of the stages of a pipeline that this process runs; empty without a pipeline. What
-    else a program holds of its model then (it is often built whole, on the CPU) is the others'.
+    """The modules of the stages of a pipeline that this process runs; empty without a pipeline.
+    What else it holds of its model then (it is often built whole, on the CPU) is the others'.
     """
     pipelining = sys.modules.get("torch.distributed.pipelining.stage")
     if pipelining is None:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from gpuprobe.errors import NotModelled
 from gpuprobe.patching import Patches
 from gpuprobe.virtual.distributed.checkpoints import Checkpoints
 from gpuprobe.virtual.distributed.dtensor import DistributedTensors
+from gpuprobe.virtual.frames import where
 from gpuprobe.virtual.machine import Machine, is_meta
 from gpuprobe.virtual.torch_patches.keys import schemas
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from gpuprobe.virtual.distributed.pretended import Objects
 
 _NCCL: Final = "NCCL's own buffers (some hundred MiB per communicator) are not counted"
+_NO_RANK: Final = "environment variable"
+"""In torch's error where RANK or its like is not set: ``_env_error`` in
+``torch/distributed/rendezvous.py``."""
 _BACKEND_AT: Final = 3
 """Position of ``backend`` in ``_new_process_group_helper``."""
 
@@ -64,7 +69,16 @@ def install(machine: Machine, patches: Patches) -> None:
             machine.assume(_NCCL)
             backend = "gloo"
         kwargs.pop("device_id", None)  # it would have NCCL connect at once
-        original(backend, *args, **kwargs)
+        try:
+            original(backend, *args, **kwargs)
+        except ValueError as error:
+            if not machine.estimated or _NO_RANK not in str(error):
+                raise
+            raise NotModelled(
+                f"{where()}: the program is one of several processes, and nothing says which "
+                f"({error})",
+                hint="--ranks N pretends to be one of N processes",
+            ) from None
 
     answers = {"init_process_group": init_process_group, "is_nccl_available": lambda: True}
     patches.set_all(c10d, answers, "torch.distributed")

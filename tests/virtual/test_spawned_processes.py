@@ -1,0 +1,83 @@
+"""Processes that a program spawns have its virtual GPUs; in an estimate one of them is run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import gpuprobe
+from gpuprobe.errors import NotModelled
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def no_group_is_left() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def worker(rank: int, folder: str, queue: Any = None) -> None:
+    torch.cuda.set_device(rank)
+    held = torch.ones(1 << 20, device="cuda")
+    found = [torch.cuda.get_device_name(), torch.cuda.memory_allocated(), held.device.index]
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
+    if queue is not None:
+        queue.put(held * 2)
+        while not (Path(folder) / "taken").exists():  # it owns the memory
+            pass
+
+
+def test_spawned_processes_have_the_same_gpus(tmp_path: Path) -> None:
+    """The second of two kinds, too, and tensors of theirs arrive on its device."""
+    with gpuprobe.virtual_gpu("h100-80gb,t4"):
+        context = mp.get_context("spawn")
+        queue = context.Queue()
+        process = context.Process(target=worker, args=(1, str(tmp_path), queue))
+        process.start()
+        tensor = queue.get(timeout=120)
+        (tmp_path / "taken").touch()
+        process.join()
+        assert process.exitcode == 0
+        assert (str(tensor.device), tensor.sum().item()) == ("cuda:1", 2 << 20)
+    name, allocated, index = json.loads((tmp_path / "1.json").read_text())
+    assert ("T4" in name, allocated, index) == (True, 4 << 20, 1)
+    assert not torch.cuda.is_available()
+
+
+def spawned() -> None:
+    mp.spawn(as_rank, args=(os.getpid(),), nprocs=torch.cuda.device_count())
+
+
+def as_rank(rank: int, parent: int) -> None:
+    assert os.getpid() == parent
+    if not dist.is_initialized():
+        dist.init_process_group("nccl", rank=rank, world_size=2)
+    assert (rank, dist.get_rank(), dist.get_world_size()) == (1, 3, 4)
+    torch.ones(1 << 20, device=f"cuda:{rank}")
+
+
+def test_in_a_pretended_job_the_rank_runs_here() -> None:
+    found = gpuprobe.estimate(spawned, "2xt4", ranks=4, rank=3)
+    assert found.peak_allocated == 4 << 20
+
+
+def test_an_estimate_of_one_process_names_the_option_for_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(NotModelled, match="spawns processes") as caught:
+        gpuprobe.estimate(spawned)
+    assert "--ranks N" in caught.value.hint
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(NotModelled, match="one of several processes") as caught:
+        gpuprobe.estimate(lambda: dist.init_process_group("nccl"))
+    assert "--ranks N" in caught.value.hint
