@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import correct_autograd
 import correct_streams
+import upstream_blind
 import upstream_offloading
 import upstream_serving
 import upstream_training
@@ -16,5 +17,10 @@ BUGS: tuple[Bug, ...] = (
     *upstream_offloading.BUGS,
     *upstream_training.BUGS,
     *upstream_serving.BUGS,
+    *upstream_blind.BUGS,
 )
-CORRECT: tuple[Case, ...] = (*correct_autograd.CASES, *correct_streams.CASES)
+CORRECT: tuple[Case, ...] = (
+    *correct_autograd.CASES,
+    *correct_streams.CASES,
+    *upstream_blind.CORRECT,
+)
