@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from gpuprobe.hazards.observer import Observer, StorageTag
+from gpuprobe.hazards.observer import HostMemory, Observer, StorageTag
 
 
 class ThreadState(Protocol):
@@ -39,6 +39,10 @@ class DeviceModel(Protocol):
     @property
     def tags(self) -> Mapping[int, StorageTag]:
         """Tags of live storages, by their key."""
+
+    @property
+    def registered(self) -> Mapping[int, HostMemory]:
+        """Host memory that the program pinned itself, by address."""
 
     @property
     def local(self) -> ThreadState: ...

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpuprobe.hazard_watch import host_access as host_watch
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.footprint import Footprint, of_tensor
-from gpuprobe.hazards.observer import HOST, PINNED, Observer
+from gpuprobe.hazards.observer import HOST, PINNED, HostMemory, Observer
 from gpuprobe.patching import Patches
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
@@ -41,13 +41,15 @@ _REPORTS: Final = (
 class _Pinned(weakref.ref[Any]):
     """The tag of a pinned storage that a copy used."""
 
-    __slots__ = ("block", "key", "nbytes", "place", "stream")
+    __slots__ = ("block", "key", "nbytes", "offset", "place", "registered", "stream")
 
     key: int
     nbytes: int
     place: int
     stream: int
     block: None
+    registered: HostMemory | None
+    offset: int
 
 
 class _Local:
@@ -69,6 +71,7 @@ class _Cuda:
     def __init__(self) -> None:
         self.devices = list(range(torch.cuda.device_count()))
         self.tags: dict[int, _Pinned] = {}
+        self.registered: dict[int, HostMemory] = {}  # by address
         self.local = _Local()
         self.observer: Observer | None = None
         self.assumed: dict[str, int] = {}
@@ -95,6 +98,11 @@ class _Cuda:
         tag = _Pinned(storage, self.freed)
         tag.key, tag.nbytes, tag.place = storage._cdata, storage.nbytes(), PINNED
         tag.stream, tag.block = 0, None
+        found = (one for one in self.registered.values() if one.overlaps(storage.data_ptr(), 1))
+        tag.registered = next(found, None)
+        tag.offset = 0
+        if tag.registered is not None:
+            tag.offset = storage.data_ptr() - tag.registered.address
         self.tags[tag.key] = tag
         return PINNED
 
@@ -115,6 +123,7 @@ class CudaSource(EventSource):
         machine = _Cuda()
         super().__init__(machine)
         machine.freed, self._tags = self._pinned_freed, machine.tags
+        self._memory = machine.registered
         self.broken = ""
         self._queue: deque[tuple[Any, ...]] = deque()
         self._captured: set[int] = set()  # blocks that were allocated during a capture
@@ -184,6 +193,13 @@ class CudaSource(EventSource):
 
         for module in (memory, torch.cuda):
             patches.set(module, "empty_cache", empty_cache)
+        runtime: Any = torch._C._cudart
+        registered: dict[str, Callable[..., None]] = {
+            "cudaHostRegister": self._registered,
+            "cudaHostUnregister": self._unregistered,
+        }
+        for function, reporter in registered.items():
+            patches.set(runtime, function, self._after(getattr(runtime, function), reporter))
         patches.set(torch.Tensor, "numpy", numpy)
 
     def _reporting(self, original: Any, report: Callable[..., None]) -> Callable[..., Any]:
@@ -194,6 +210,27 @@ class CudaSource(EventSource):
 
         method.__name__ = original.__name__
         return method
+
+    def _after(self, original: Any, report: Callable[..., None]) -> Callable[..., Any]:
+        def function(*args: Any) -> Any:
+            result = original(*args)
+            if not int(result):
+                self.guarded(report, *args)
+            return result
+
+        return function
+
+    def _registered(self, address: int, nbytes: int, flags: int) -> None:
+        self._memory[address] = HostMemory(address, nbytes)
+
+    def _unregistered(self, address: int) -> None:
+        memory = self._memory.pop(address, None)
+        if memory is None:  # registered before watching began
+            return
+        for tag in list(self._tags.values()):
+            if tag.registered is memory:
+                del self._tags[tag.key]
+        self.unregistered(memory)
 
     def _event_queried(self, event: Any, done: bool) -> None:
         if done:
@@ -317,12 +354,14 @@ class CudaSource(EventSource):
             return None
 
     def _touch(self, tensor: Any) -> tuple[int, Footprint] | None:
+        offset = 0
         if tensor.is_cuda:
             address = self._device_address(tensor)
         else:
             place = self.machine.place_of(tensor) if tensor.layout is torch.strided else HOST
             tag = self.machine.tag_of(tensor) if place == PINNED else None
             address = None if tag is None else self._address(tag)
+            offset = 0 if tag is None else tag.offset
         if address is None:
             return None
         if not self.engine.knows(address):
@@ -331,7 +370,7 @@ class CudaSource(EventSource):
             owner = self._owners.get(address)
             self._add_block(address, nbytes, owner, address in self._captured)
         item = tensor.element_size()
-        start = address + tensor.storage_offset() * item
+        start = address + offset + tensor.storage_offset() * item
         where = of_tensor(start, tensor.size(), tensor.stride(), item)
         return None if where is None else (address, where)
 
@@ -339,7 +378,8 @@ class CudaSource(EventSource):
         if self._tags.get(tag.key) is tag:
             del self._tags[tag.key]
         # The caching host allocator waits for the streams that used it before it hands it on.
-        self._queue.append(("free", self._address(tag), True))
+        if tag.registered is None:
+            self._queue.append(("free", self._address(tag), True))
 
     def device_of(self, args: Any, kwargs: Any, result: Any) -> int:
         """The device of the first CUDA tensor, -1 where there is none."""

@@ -401,6 +401,8 @@ class EventSource(StreamSource):
             return
         if is_meta(value) or not (key := storage_key(value)):
             return
+        if self.machine.registered:
+            self.machine.place_of(value)  # a storage there has its tag from now on
         tag = self.machine.tags.get(key)
         if tag is not None:
             found = self._touch(value) if tag.place == PINNED else None
@@ -421,8 +423,9 @@ class EventSource(StreamSource):
         """
         tag = self.machine.tags.get(tensor.untyped_storage()._cdata)
         address = None if tag is None else self._address(tag)
-        if address is not None:
-            where = where._replace(low=where.low + address, high=where.high + address)
+        if tag is not None and address is not None:
+            start = address + tag.offset
+            where = where._replace(low=where.low + start, high=where.high + start)
             self.engine.host_access(address, where, write, op, site_at_hand(), "numpy")
 
     def device_read(self, tensor: Any, index: int, op: str) -> None:

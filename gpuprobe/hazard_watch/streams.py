@@ -16,7 +16,7 @@ from gpuprobe.hazards.accesses import Context
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.footprint import Footprint, of_tensor, whole
 from gpuprobe.hazards.ledger import SyncLedger
-from gpuprobe.hazards.observer import PINNED, StorageTag
+from gpuprobe.hazards.observer import PINNED, HostMemory, StorageTag
 from gpuprobe.torch_support.tensors import parts, storage_key
 
 _SPACE: Final = 1 << 56  # one address space per device, and one for pinned memory
@@ -84,7 +84,10 @@ class StreamSource:
     def _address(self, tag: StorageTag) -> int | None:
         if tag.place >= 0:
             return None if tag.block is None else tag.block.address + tag.place * _SPACE
-        return tag.key + PINNED_SPACE if tag.place == PINNED else None
+        if tag.place != PINNED:
+            return None
+        memory = tag.registered
+        return PINNED_SPACE + (tag.key if memory is None else memory.address)
 
     def site(self) -> Any:
         """The program's line at hand."""
@@ -99,14 +102,13 @@ class StreamSource:
             return None
         if _is_contiguous(tensor):  # nearly all: the strides say nothing more
             nbytes = tensor.nbytes
-            if nbytes == tag.nbytes:
+            if nbytes == tag.nbytes and not tag.offset:
                 return (address, whole(address, address + nbytes)) if nbytes else None
-            start = address + tensor.storage_offset() * tensor.element_size()
+            start = address + tag.offset + tensor.storage_offset() * tensor.element_size()
             return (address, whole(start, start + nbytes)) if nbytes else None
         item = tensor.element_size()
-        where = of_tensor(
-            address + tensor.storage_offset() * item, tensor.size(), tensor.stride(), item
-        )
+        start = address + tag.offset + tensor.storage_offset() * item
+        where = of_tensor(start, tensor.size(), tensor.stride(), item)
         return None if where is None else (address, where)
 
     # -- memory
@@ -115,7 +117,8 @@ class StreamSource:
         address = self._address(tag)
         if address is not None and not self.engine.knows(address):
             owner = (tag.place, tag.stream) if tag.place >= 0 else None
-            self._add_block(address, tag.nbytes, owner, self._capture is not None)
+            nbytes = tag.nbytes if tag.registered is None else tag.registered.nbytes
+            self._add_block(address, nbytes, owner, self._capture is not None)
 
     def _add_block(
         self, address: int, nbytes: int, owner: tuple[int, int] | None, captured: bool
@@ -136,6 +139,9 @@ class StreamSource:
         address = self._address(tag)
         if address is not None:
             self._freed(address, waits=tag.place == PINNED)
+
+    def unregistered(self, memory: HostMemory) -> None:
+        self._freed(PINNED_SPACE + memory.address, waits=True)
 
     def _freed(self, address: int, *, waits: bool = False) -> None:
         engine = self.engine

@@ -6,6 +6,7 @@ not know who it is. Tensors are ``Any``: nothing on this floor knows torch.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 HOST: Final = -1
@@ -21,10 +22,23 @@ class AllocatedBlock(Protocol):
     def address(self) -> int: ...
 
 
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Host memory that the program pinned itself (``cudaHostRegister``), in bytes."""
+
+    address: int
+    nbytes: int
+
+    def overlaps(self, address: int, nbytes: int) -> bool:
+        return self.address < address + nbytes and address < self.address + self.nbytes
+
+
 class StorageTag(Protocol):
     """Where a live storage lies: ``place`` is a device index, `HOST` or `PINNED`. ``key``
     identifies the storage as long as it lives; ``stream`` is the number of the one that it was
-    allocated on; ``block`` is None where it has no device memory.
+    allocated on; ``block`` is None where it has no device memory. ``registered`` is the memory
+    that a pinned storage lies in where torch did not allocate it, ``offset`` the storage's first
+    byte in there.
     """
 
     @property
@@ -37,6 +51,10 @@ class StorageTag(Protocol):
     def stream(self) -> int: ...
     @property
     def block(self) -> AllocatedBlock | None: ...
+    @property
+    def registered(self) -> HostMemory | None: ...
+    @property
+    def offset(self) -> int: ...
 
 
 class Observer(Protocol):
@@ -58,6 +76,9 @@ class Observer(Protocol):
 
     def idle(self, index: int, number: int) -> bool:
         """Whether the host has waited for all that was launched on a stream."""
+
+    def unregistered(self, memory: HostMemory) -> None:
+        """Host memory is pageable again (``cudaHostUnregister``)."""
 
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache``."""

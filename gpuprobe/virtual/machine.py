@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.allocator.blocks import PoolBlock
-from gpuprobe.hazards.observer import HOST, PINNED, Observer
+from gpuprobe.hazards.observer import HOST, PINNED, HostMemory, Observer
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.torch_support.tensors import is_meta, parts, storage_key
@@ -57,17 +57,34 @@ class Tag(weakref.ref[Any]):
 
     ``held`` is the storage that this one stands for and keeps alive: see `compiled.graph`.
 
+    ``registered`` is host memory that the program pinned itself, where the storage lies in it;
+    ``offset`` the storage's first byte in there.
+
     ``values`` is the host memory with the values of a storage without memory, None where they are
     unknown; ``lost`` says of a storage with memory that its contents are unknown (`known`).
     """
 
-    __slots__ = ("block", "held", "key", "lost", "nbytes", "place", "stream", "values", "zeroed")
+    __slots__ = (
+        "block",
+        "held",
+        "key",
+        "lost",
+        "nbytes",
+        "offset",
+        "place",
+        "registered",
+        "stream",
+        "values",
+        "zeroed",
+    )
 
     key: int
     place: int
     nbytes: int
     stream: int
     block: PoolBlock | None
+    registered: HostMemory | None
+    offset: int
     held: Any
     zeroed: int | None
     values: Any
@@ -134,6 +151,7 @@ class Machine:
         self.local = Local()
         self.tags: dict[int, Tag] = {}
         self.untagged: dict[int, Tag] = {}  # values of storages that have no place yet
+        self.registered: dict[int, HostMemory] = {}  # by address: see cuda_api.runtime
         self.generators = Generators(len(models))
         self.observer: Observer | None = None
         self.meter: Callable[..., None] | None = None  # is given each operator of a device
@@ -176,9 +194,12 @@ class Machine:
         """
         try:
             if type(tensor) in _PLAIN:
-                return self.tags.get(tensor.untyped_storage()._cdata)
-            with torch._C.DisableTorchFunctionSubclass():  # this is no call of the program's
-                return self.tags.get(tensor.untyped_storage()._cdata)
+                storage = tensor.untyped_storage()
+            else:
+                with torch._C.DisableTorchFunctionSubclass():  # this is no call of the program's
+                    storage = tensor.untyped_storage()
+            tag = self.tags.get(storage._cdata)
+            return self._registered(storage) if tag is None and self.registered else tag
         except (NotImplementedError, RuntimeError):  # a subclass or layout without storage
             found = parts(tensor)
             return self.tag_of(found[0]) if found else None
@@ -189,6 +210,22 @@ class Machine:
         if tag is None:
             return HOST if self.tracing is None else int(self.tracing.place_of(tensor))
         return tag.place
+
+    def _registered(self, storage: Any) -> Tag | None:
+        """The tag of a host storage that lies in memory which the program pinned itself."""
+        for memory in self.registered.values():
+            if memory.overlaps(storage.data_ptr(), 1):
+                return self.track(storage, PINNED, registered=memory)
+        return None
+
+    def unregister(self, memory: HostMemory) -> None:
+        """What lies there is ordinary host memory again."""
+        del self.registered[memory.address]
+        for tag in list(self.tags.values()):
+            if tag.registered is memory:
+                del self.tags[tag.key]
+        if self.observer is not None:
+            self.observer.unregistered(memory)
 
     @property
     def valueless(self) -> bool:
@@ -214,11 +251,13 @@ class Machine:
         *,
         instead: Tag | None = None,
         charged: bool = True,
+        registered: HostMemory | None = None,
     ) -> Tag:
         """Tag a storage, and take a block for it where it lies on a device.
 
         ``instead``: the storage takes over this one's block, if it has the same size. Not
-        ``charged``: it has a size but no memory (zeros that are only known to be so). Raises
+        ``charged``: it has a size but no memory (zeros that are only known to be so).
+        ``registered``: the memory that it lies in, where the program pinned that itself. Raises
         torch.OutOfMemoryError where that device is full.
         """
         nbytes = storage.nbytes()
@@ -235,6 +274,8 @@ class Machine:
         tag.nbytes = nbytes
         tag.stream = stream
         tag.block = block
+        tag.registered = registered
+        tag.offset = 0 if registered is None else storage.data_ptr() - registered.address
         tag.held = None
         tag.zeroed = None
         without_place = self.untagged.pop(tag.key, None)
@@ -316,7 +357,7 @@ class Machine:
             self.zeros.pop(tag.key, None)
         if self.closed:
             return
-        if self.observer is not None:
+        if self.observer is not None and tag.registered is None:
             self.observer.freed(tag)
         if tag.place >= 0:
             device = self.devices[tag.place]

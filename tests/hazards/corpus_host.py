@@ -195,4 +195,51 @@ for host in source:
     y = batch * 2
 """,
     ),
+    case(
+        "registered_host_memory_refilled_in_flight",
+        "CUDA runtime API, cudaHostRegister",
+        HOST,
+        """
+import numpy
+memory = numpy.zeros(64, dtype=numpy.float32)
+source = torch.from_numpy(memory)
+assert int(cuda.cudart().cudaHostRegister(source.data_ptr(), source.nbytes, 0)) == 0
+x = torch.zeros(64, device="cuda")
+x.copy_(source, non_blocking=True)
+torch.from_numpy(memory[32:]).zero_()
+cuda.cudart().cudaHostUnregister(source.data_ptr())
+""",
+    ),
+    case(
+        "registered_host_memory_read_too_early",
+        "CUDA runtime API, cudaHostRegister",
+        HOST,
+        """
+target = torch.zeros(64)
+assert int(cuda.cudart().cudaHostRegister(target.data_ptr(), target.nbytes, 0)) == 0
+target.copy_(torch.ones(64, device="cuda"), non_blocking=True)
+total = target.numpy()[:8].sum()
+cuda.cudart().cudaHostUnregister(target.data_ptr())
+""",
+    ),
+    case(
+        "registered_host_memory_used_in_order",
+        "CUDA runtime API, cudaHostRegister",
+        (),
+        """
+import numpy
+memory = numpy.zeros(64, dtype=numpy.float32)
+halves = torch.from_numpy(memory[:32]), torch.from_numpy(memory[32:])
+address = halves[0].data_ptr()
+assert int(cuda.cudart().cudaHostRegister(address, memory.nbytes, 0)) == 0
+x = torch.zeros(32, device="cuda")
+x.copy_(halves[0], non_blocking=True)
+halves[1].fill_(1)
+cuda.current_stream().synchronize()  #needed
+torch.from_numpy(memory).fill_(2)
+assert int(cuda.cudart().cudaHostUnregister(address)) == 0
+halves[1].copy_(x, non_blocking=True)
+total = halves[1].sum()
+""",
+    ),
 )

@@ -41,8 +41,16 @@ def test_the_cuda_runtime() -> None:
     with pytest.raises(torch.cuda.CudaError, match="invalid resource handle"):
         torch.cuda.check_error(runtime.cudaStreamDestroy(handle.value))
     host = torch.ones(4)
+    before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
     assert int(runtime.cudaHostRegister(host.data_ptr(), 16, 0)) == 0
+    assert host.is_pinned()
+    assert host[2:].is_pinned()
+    assert not torch.ones(4).is_pinned()
+    assert torch.cuda.host_memory_stats()["allocated_bytes.current"] == before
+    with pytest.raises(torch.cuda.CudaError, match="already mapped"):
+        torch.cuda.check_error(runtime.cudaHostRegister(host[3:].data_ptr(), 4, 0))
     assert int(runtime.cudaHostUnregister(host.data_ptr())) == 0
+    assert not host.is_pinned()
     with pytest.raises(torch.cuda.CudaError, match="registered memory region"):
         torch.cuda.check_error(runtime.cudaHostUnregister(host.data_ptr()))
 

@@ -115,7 +115,7 @@ class _Memory:
 
     def host_statistics(self) -> dict[str, int]:
         tags = list(self.machine.tags.values())
-        sizes = [tag.nbytes for tag in tags if tag.place == PINNED]
+        sizes = [tag.nbytes for tag in tags if tag.place == PINNED and tag.registered is None]
         return {
             "allocated_bytes.current": sum(sizes),
             "active_bytes.current": sum(sizes),

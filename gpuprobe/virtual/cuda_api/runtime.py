@@ -12,6 +12,7 @@ from typing import Final
 
 import torch
 
+from gpuprobe.hazards.observer import HostMemory
 from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import Machine
 
@@ -48,7 +49,6 @@ class Runtime:
         self._machine = machine
         self._handles = itertools.count(_FIRST_HANDLE)
         self._streams: set[int] = set()
-        self._registered: dict[int, int] = {}  # bytes of host memory, by address
 
     def cudaGetErrorString(self, error: int) -> str:
         return _TEXTS.get(int(error), "unrecognized error code")
@@ -60,18 +60,22 @@ class Runtime:
         return CudaError.success
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> CudaError:
-        """Host memory is pinned where it lies. Copies from there are taken for pageable ones."""
-        if not nbytes:
+        """Host memory is pinned where it lies: tensors there are pinned from now on. Ranges may
+        not overlap (CUDA runtime API, "Memory Management").
+        """
+        if not nbytes or not address:
             return CudaError.invalid_value
-        if address in self._registered:
-            return CudaError.host_memory_already_registered
-        self._registered[address] = nbytes
-        self._machine.assume("memory pinned by cudaHostRegister is taken for pageable")
+        for memory in self._machine.registered.values():
+            if memory.overlaps(address, nbytes):
+                return CudaError.host_memory_already_registered
+        self._machine.registered[address] = HostMemory(address, nbytes)
         return CudaError.success
 
     def cudaHostUnregister(self, address: int) -> CudaError:
-        if self._registered.pop(address, None) is None:
+        memory = self._machine.registered.get(address)
+        if memory is None:
             return CudaError.host_memory_not_registered
+        self._machine.unregister(memory)
         return CudaError.success
 
     def cudaStreamCreate(self, pointer: int) -> CudaError:
