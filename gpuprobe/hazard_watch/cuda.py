@@ -24,6 +24,7 @@ from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.footprint import Footprint, of_tensor
 from gpuprobe.hazards.observer import HOST, PINNED, HostMemory, Observer
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support.tensors import storage_key
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _REPORTS: Final = (
@@ -113,7 +114,7 @@ class _Cuda:
         return bool(tensor.is_pinned())
 
     def tag_of(self, tensor: Any) -> _Pinned | None:
-        return self.tags.get(tensor.untyped_storage()._cdata)
+        return self.tags.get(storage_key(tensor))
 
 
 class CudaSource(EventSource):
@@ -149,6 +150,7 @@ class CudaSource(EventSource):
         host_watch.install(self, patches)
         self.collectives.install(patches)
         self.blocks.install(patches)
+        self.creations.install(patches)
         self._methods(patches)
         mode = _Watch(self)
         mode.__enter__()
@@ -352,6 +354,12 @@ class CudaSource(EventSource):
             return int(tensor.untyped_storage().data_ptr()) or None
         except (NotImplementedError, RuntimeError):
             return None
+
+    def block_of(self, tensor: Any) -> int | None:
+        with torch._C.DisableTorchFunctionSubclass():  # any tensor that the program has a name for
+            if tensor.is_cuda:
+                return self._device_address(tensor)
+            return super().block_of(tensor)
 
     def _touch(self, tensor: Any) -> tuple[int, Footprint] | None:
         offset = 0

@@ -7,15 +7,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 
 from gpuprobe.code_origin import name_of
-from gpuprobe.hazard_watch.places import is_users
+from gpuprobe.hazard_watch.places import is_users, site_at_hand
 from gpuprobe.hazards.accesses import Context, Scope
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support.tensors import storage_key
 
 _MOST_FRAMES: Final = 8
 _MOST_NAMES: Final = 400
@@ -52,11 +51,47 @@ class Blocks:
         patches.set(kind, "__exit__", __exit__)
 
 
+class Creations:
+    """The places where the program made its streams, by device and number: the last one of each,
+    as torch gives streams out in turn.
+    """
+
+    def __init__(self) -> None:
+        self.sites: dict[tuple[int, int], Any] = {}
+
+    def install(self, patches: Patches) -> None:
+        """Note them until ``patches`` are undone."""
+        kind: Any = torch.cuda.Stream
+        original, sites = kind.__new__, self.sites
+
+        def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            made = original(cls, *args, **kwargs)
+            # With an id it is another object for a stream that there is: the current one, say.
+            if "stream_id" not in kwargs or issubclass(cls, torch.cuda.ExternalStream):
+                sites[_key(made)] = site_at_hand()
+            return made
+
+        patches.set(kind, "__new__", staticmethod(make))
+
+
 def _key(stream: Any) -> tuple[int, int]:
     return int(stream.device_index), int(stream.cuda_stream)
 
 
-def context_at_hand(source: Any, actors: Mapping[tuple[int, int], int], address: int) -> Context:
+class Source(Protocol):
+    """What is asked about tensors and streams: an event source."""
+
+    blocks: Blocks
+    creations: Creations
+
+    def block_of(self, tensor: torch.Tensor) -> int | None:
+        """The address of the block that a tensor lies in; None where it has none."""
+
+    def current_stream(self, device: int) -> int:
+        """The number of the stream that work of this thread on a device goes to."""
+
+
+def context_at_hand(source: Source, actors: Mapping[tuple[int, int], int], address: int) -> Context:
     """The program's frames, innermost first, with what they call the streams in ``actors`` and
     the tensors whose memory begins at ``address``.
     """
@@ -67,23 +102,30 @@ def context_at_hand(source: Any, actors: Mapping[tuple[int, int], int], address:
         if is_users(code.co_filename):
             scopes.append(_scope(frame, source, actors, address))
         frame = frame.f_back
-    machine = source.machine
     current = tuple(
-        actors[key] for key in actors if key[0] >= 0 and machine.stream(key[0]) == key[1]
+        actors[key] for key in actors if key[0] >= 0 and source.current_stream(key[0]) == key[1]
     )
     blocks = tuple(
         (actors.get(stream, -1), actors.get(before, -1))
         for stream, before in reversed(source.blocks.open)
     )
-    return Context(tuple(scopes), current, blocks)
+    return Context(tuple(scopes), current, blocks, created_streams(source, actors))
 
 
-def _scope(frame: Any, source: Any, actors: Mapping[tuple[int, int], int], address: int) -> Scope:
+def created_streams(source: Source, actors: Mapping[tuple[int, int], int]) -> dict[int, Any]:
+    """The places where the streams of ``actors`` were made, as far as they are known."""
+    sites = source.creations.sites
+    return {actor: sites[key] for key, actor in actors.items() if key in sites}
+
+
+def _scope(
+    frame: Any, source: Source, actors: Mapping[tuple[int, int], int], address: int
+) -> Scope:
     streams: dict[int, list[str]] = {}
     tensors: list[str] = []
     for name, value in _variables(frame):
         if isinstance(value, torch.Tensor):
-            if len(tensors) < 4 and _begins_at(source, value, address):
+            if len(tensors) < 4 and source.block_of(value) == address:
                 tensors.append(name)
         elif isinstance(value, torch.cuda.Stream):
             actor = actors.get(_key(value))
@@ -125,18 +167,7 @@ def _attributes(value: Any) -> dict[Any, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _begins_at(source: Any, tensor: torch.Tensor, address: int) -> bool:
-    try:
-        tag = source.machine.tags.get(storage_key(tensor))
-        if tag is None:
-            found = source._touch(tensor) if tensor.is_cuda else None
-            return found is not None and found[0] == address
-        return bool(source._address(tag) == address)
-    except (NotImplementedError, RuntimeError, AttributeError):
-        return False
-
-
-def names_at_hand(source: Any, addresses: list[int]) -> tuple[str, ...]:
+def names_at_hand(source: Source, addresses: list[int]) -> tuple[str, ...]:
     """What the innermost frame of the program calls the tensors at ``addresses``, of those that
     the line at hand names.
     """
@@ -148,6 +179,5 @@ def names_at_hand(source: Any, addresses: list[int]) -> tuple[str, ...]:
     return tuple(
         name
         for name, value in _variables(frame)
-        if isinstance(value, torch.Tensor)
-        and any(_begins_at(source, value, address) for address in addresses)
+        if isinstance(value, torch.Tensor) and source.block_of(value) in addresses
     )

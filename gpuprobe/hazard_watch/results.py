@@ -24,6 +24,7 @@ def fill(found: Hazards, source: EventSource) -> None:
     """Put what the engines found into words, when the watch has ended."""
     engine = source.engine
     found.operations = engine.operations
+    source.ended = True
     engine.at_end()
     for one in (engine, *source.captures):
         items = findings(one, place)

@@ -72,6 +72,7 @@ class EventSource(StreamSource):
         self.collectives.install(patches)
         self.processes.install(patches)
         self.blocks.install(patches)
+        self.creations.install(patches)
         # What exists already was made before the watch.
         for tag in list(self.machine.tags.values()):
             self.earlier = self.earlier or tag.place >= 0

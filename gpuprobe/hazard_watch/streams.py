@@ -9,7 +9,13 @@ import torch
 
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.hazard_watch.base import DeviceModel
-from gpuprobe.hazard_watch.names import Blocks, context_at_hand, names_at_hand
+from gpuprobe.hazard_watch.names import (
+    Blocks,
+    Creations,
+    context_at_hand,
+    created_streams,
+    names_at_hand,
+)
 from gpuprobe.hazard_watch.order.backward import BackwardPass
 from gpuprobe.hazard_watch.places import site_at_hand
 from gpuprobe.hazards.accesses import Context
@@ -53,7 +59,8 @@ class StreamSource:
         self._capture: _Capture | None = None
         self.captures: list[Engine] = []
         self._backward: list[BackwardPass] = []
-        self.blocks = Blocks()
+        self.blocks, self.creations = Blocks(), Creations()
+        self.ended = False  # the program is over: its frames are gone
         self._captured_names: dict[int, tuple[str, ...]] = {}  # by address
         self.engine.context = self._context
 
@@ -63,6 +70,8 @@ class StreamSource:
         """What the program calls what races, and where it is."""
         names = self.active.names
         actors = {names[actor]: actor for actor in range(1, len(names)) if names[actor][1] >= 0}
+        if self.ended:
+            return Context((), (), (), created_streams(self, actors))
         return context_at_hand(self, actors, address)
 
     def _call_by_name(self, actor: int, accesses: Any, site: Any) -> None:
@@ -88,6 +97,15 @@ class StreamSource:
             return None
         memory = tag.registered
         return PINNED_SPACE + (tag.key if memory is None else memory.address)
+
+    def block_of(self, tensor: Any) -> int | None:
+        """The address of the block that a tensor lies in; None where it has none."""
+        tag = self.machine.tag_of(tensor)
+        return None if tag is None else self._address(tag)
+
+    def current_stream(self, device: int) -> int:
+        """The number of the stream that work of this thread on a device goes to."""
+        return self.machine.stream(device)
 
     def site(self) -> Any:
         """The program's line at hand."""

@@ -54,12 +54,14 @@ class Scope(NamedTuple):
 class Context(NamedTuple):
     """Where a race was found. ``scopes``: innermost first; ``current``: the actors whose streams
     were current; ``blocks``: (stream, stream before) of each open ``with torch.cuda.stream(...)``,
-    innermost first, -1 for other streams than the race's.
+    innermost first, -1 for other streams than the race's; ``created``: the places where streams
+    were made, by actor.
     """
 
     scopes: tuple[Scope, ...]
     current: tuple[int, ...]
     blocks: tuple[tuple[int, int], ...]
+    created: dict[int, Any] = {}  # noqa: RUF012 - never changed
 
 
 class History(NamedTuple):

@@ -180,7 +180,6 @@ class Engine:
 
     def at_end(self) -> None:
         """The watch ends: what is still latent is found (see `Loose`)."""
-        self.context = None
         host = self._clocks[HOST]
         for block, access in self._loose.left(host, self._clocks):
             freed = None if access.history is None else access.history.freed

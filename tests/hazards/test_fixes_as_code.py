@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import linecache
 import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,85 @@ def test_the_printed_change_ends_the_race(name: str, text: str) -> None:
     mended = "".join(applied(text.splitlines(keepends=True), insertions))
     assert [race.message for race in races(name, mended)] == []
     assert [race.message for race in races(name, on_a_side_stream(mended))] == []
+
+
+_PINNED = """
+buffer = torch.zeros((), pin_memory=True)
+x = torch.ones(64, device="cuda")
+"""
+_DIST = """
+import torch.distributed as dist
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+x = torch.ones(64, device="cuda")
+"""
+_COPY = "buffer.copy_(x.sum(), non_blocking=True)"
+# A statement that copies and uses the copy, and a line of what it is split into.
+_STATEMENTS = {
+    "argument": (_PINNED, f"total = float({_COPY})", "total = float(copied)"),
+    "test": (_PINNED, f"if {_COPY} > 3: pass", "if copied > 3: pass"),
+    "assertion": (_PINNED, f'assert {_COPY} > 0, "ö"', 'assert copied > 0, "ö"'),
+    "element": (_PINNED, f"a, b = {_COPY}, float(buffer)", "a, b = copied, float(buffer)"),
+    "two statements": (_PINNED, f"{_COPY}; y = float(buffer)", "y = float(buffer)"),
+    "block": (
+        _PINNED,
+        'cuda.synchronize()\nwith cuda.stream(s):\n    y = x.to("cpu", non_blocking=True).sum()',
+        "    y = copied.sum()",
+    ),
+    "handle": (_DIST, "y = dist.all_reduce(x, async_op=True), x * 2", "y = work, x * 2"),
+    "handle of its own": (_DIST, "dist.all_reduce(x, async_op=True); y = x * 2", "work.wait()"),
+    # What is evaluated before the copy has effects, or the copy is made again and again.
+    "after": (_PINNED, f"y = x.mean() + float({_COPY})", "non_blocking=False))"),
+    "loop": (_PINNED, f"while float({_COPY}) > 64: pass", "non_blocking=False)) > 64: pass"),
+    "comprehension": (
+        _PINNED,
+        "y = [float(buffer.copy_(one, non_blocking=True)) for one in x[:2]]",
+        "non_blocking=False)) for one in x[:2]]",
+    ),
+    "elif": (
+        _PINNED,
+        f"if x is None:\n    pass\nelif float({_COPY}) > 3:\n    pass",
+        "non_blocking=False)) > 3:",
+    ),
+}
+if sys.version_info >= (3, 11):  # instructions have columns
+    _STATEMENTS["several lines"] = (
+        _PINNED,
+        "y = float(  # ö\n    buffer\n    .copy_(\n        x.sum(), non_blocking=True)\n)",
+        "    copied",
+    )
+    _STATEMENTS["functional"] = (
+        _DIST,
+        'y = torch.ops._c10d_functional.all_reduce(x, "sum", dist.group.WORLD.group_name) + 1',
+        "wait_tensor(torch.ops._c10d_functional",
+    )
+
+
+@pytest.mark.parametrize("name", list(_STATEMENTS))
+def test_a_statement_that_races_with_itself_is_split(name: str) -> None:
+    before, statement_text, expected = _STATEMENTS[name]
+    text = f"{before}{statement_text}\n"
+    (race,) = races(name, text)
+    assert dict(race.evidence)["fix verified"].startswith("yes")
+    mended = "".join(applied(text.splitlines(keepends=True), race.fix.insertions))
+    assert expected in mended
+    assert [race.message for race in races(name, mended)] == []
+    assert [race.message for race in races(name, on_a_side_stream(mended))] == []
+
+
+def test_streams_in_containers_have_their_expression() -> None:
+    text = """
+streams = {"copies": [cuda.Stream(), cuda.Stream()]}
+x = torch.ones(64, device="cuda")
+def step(i):
+    with cuda.stream(streams["copies"][i % 2]):
+        return x * 2
+kept = [step(i) for i in range(2)]
+"""
+    (race,) = races("containers", text)
+    expected = 'streams["copies"][i % 2].wait_stream(torch.cuda.current_stream())'
+    assert expected.replace('"', "'") in race.fix.code
+    mended = "".join(applied(text.splitlines(keepends=True), race.fix.insertions))
+    assert [race.message for race in races("containers", mended)] == []
 
 
 def test_the_diff_applies_with_patch(tmp_path: Path) -> None:

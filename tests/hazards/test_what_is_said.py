@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import io
+import json
+import re
 from typing import Any
 
 import jsonschema
@@ -14,6 +17,8 @@ from test_hazard_corpus import gpus, judge
 from gpuprobe.hazards.findings.code import applied
 from gpuprobe.model.findings import Insertion
 from gpuprobe.reporters.ci import sarif
+from gpuprobe.reporters.html import draw as html_page
+from gpuprobe.reporters.json import hazards as hazards_json
 from gpuprobe.reporters.sections.hazards import hazard_sections
 from gpuprobe.reporters.text import draw
 
@@ -32,6 +37,11 @@ def text_of(found: Any) -> str:
     return " ".join(stream.getvalue().split())
 
 
+def html_of(found: Any) -> str:
+    drawing = html_page.Drawing()
+    return "".join(str(drawing.section(one)) for one in hazard_sections(found))
+
+
 _NAMED = """
 copies = cuda.Stream()
 weights = torch.ones(64, device="cuda")
@@ -46,6 +56,39 @@ def test_a_finding_has_the_names_of_the_program() -> None:
     assert "(copies)" in race.message
     assert race.fix.code == "copies.wait_stream(torch.cuda.current_stream())  # before line 4"
     assert "+copies.wait_stream(torch.cuda.current_stream())\n" in race.fix.diff
+
+
+_NAMELESS = """
+def streams():
+    return [cuda.Stream() for _ in range(2)]
+def work(pool, x):
+    with cuda.stream(pool["copies"][1]):
+        return x * 2
+x = torch.ones(64, device="cuda")
+y = work({"copies": streams()}, x)
+z = y + 1
+del y
+"""
+
+
+def test_a_stream_without_a_name_has_the_line_that_made_it() -> None:
+    found = run("nameless", _NAMELESS)
+    into, out = found.races
+    made = "(created at <corpus nameless>.py:3)"
+    assert re.search(rf"read by mul of \[64\] on stream \d+ {re.escape(made)},", into.message)
+    assert re.search(rf"at line 6 on stream \d+ {re.escape(made)}, in no order", out.message)
+    assert made in dict(out.evidence)["first"]
+    # Also of what was found only when the program was over.
+    freed = (
+        _NAMELESS.replace("z = y + 1\n", "")
+        .replace("z = y", "")
+        .replace("    with", "    pool['copies'][1].wait_stream(cuda.current_stream())\n    with")
+    )
+    freed = freed.replace("del y\n", "del x, y\n")
+    (latent,) = run("nameless", freed).latent
+    assert made in latent.message
+    for text in (text_of(found), html_of(found), json.dumps(hazards_json.document(found))):
+        assert made in html.unescape(text)
 
 
 _FREED = """
@@ -183,8 +226,12 @@ z = y + 1
 def test_nothing_is_inserted_between_two_accesses_of_one_statement() -> None:
     text = 'x = torch.ones(64, device="cuda").sum().to("cpu", non_blocking=True).item()\n'
     (race,) = run("one statement", text).races
-    assert race.fix.insertions == ()
-    assert race.fix.code
+    (change,) = race.fix.insertions
+    assert (change.line, change.replaces) == (1, 1)
+    assert change.text.splitlines()[1:] == [
+        "torch.cuda.current_stream().synchronize()",
+        "x = copied.item()",
+    ]
 
 
 # -- SARIF

@@ -10,6 +10,7 @@ import ast
 import contextlib
 import difflib
 import linecache
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -178,6 +179,32 @@ def is_name(expression: str) -> bool:
     return all(part.isidentifier() for part in expression.split("."))
 
 
+def is_plain(expression: str) -> bool:
+    """Whether an expression for a stream is a name, an attribute, or an item (``streams[i % 2]``):
+    it can be evaluated twice.
+    """
+    return _is_plain(ast.parse(expression, mode="eval").body)
+
+
+def _is_plain(node: ast.expr, *, index: bool = False) -> bool:
+    if isinstance(node, ast.Attribute):
+        return _is_plain(node.value)
+    if isinstance(node, ast.Subscript):
+        return _is_plain(node.value) and _is_plain(node.slice, index=True)
+    if isinstance(node, ast.BinOp):
+        return index and _is_plain(node.left, index=True) and _is_plain(node.right, index=True)
+    return isinstance(node, ast.Name) or (index and isinstance(node, ast.Constant))
+
+
+def free_name(found: Statement, name: str) -> str:
+    """A name that the file does not use."""
+    words = set(re.findall(r"\w+", "".join(linecache.getlines(found.file))))
+    candidate, number = name, 2
+    while candidate in words:
+        candidate, number = f"{name}_{number}", number + 1
+    return candidate
+
+
 def torch_name(file: str) -> str:
     """How the file calls ``torch.cuda``: as it imports it."""
     module = _module(file)
@@ -232,7 +259,7 @@ def _relative(file: str) -> str:
     if path.is_absolute():
         with contextlib.suppress(ValueError, OSError):
             path = path.relative_to(Path.cwd())
-    return path.as_posix()
+    return path.as_posix().removeprefix("/")
 
 
 def _lines(file: str) -> list[str]:

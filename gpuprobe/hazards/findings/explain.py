@@ -65,12 +65,13 @@ def _finding(
 ) -> Finding:
     first, second = race.first, race.second
     here, there = place(second.site), place(first.site)
-    one, other = _stream(engine, race, first.actor), _stream(engine, race, second.actor)
+    one = _stream(engine, race, place, first.actor)
+    other = _stream(engine, race, place, second.actor)
     name = _called(race)
     about = f"{name}, " if name else ""
     message = (
-        f"{race.rule.title}: {about}{_what(second)} on {other}, {_what(first)} on {one}"
-        f"{_near(there, here)}, in no order. {why_not_ordered(engine, race, place)}"
+        f"{race.rule.title}: {about}{_what(second)} on {other}, {_what(first)}"
+        f"{_near(there, here)} on {one}, in no order. {why_not_ordered(engine, race, place)}"
     )
     if race.rule is rules.GRAPH_FREED:
         message = (
@@ -112,14 +113,16 @@ _PROOFS: Final = {
 }
 
 
-def _stream(engine: Engine, race: Race, actor: int) -> str:
-    """A stream, with what the program calls it."""
+def _stream(engine: Engine, race: Race, place: PlaceOf, actor: int) -> str:
+    """A stream, with what the program calls it, or where it was made."""
     name = stream_name(engine, actor)
-    if race.context is not None and actor != HOST:
-        for scope in race.context.scopes:
-            if scope.streams.get(actor):
-                return f"{name} ({scope.streams[actor][0]})"
-    return name
+    if race.context is None or actor == HOST:
+        return name
+    for scope in race.context.scopes:
+        if scope.streams.get(actor):
+            return f"{name} ({scope.streams[actor][0]})"
+    made = place(race.context.created.get(actor))
+    return name if made is None else f"{name} (created{_near(made, None)})"
 
 
 def _called(race: Race) -> str:

@@ -15,6 +15,7 @@ from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.findings import repairs
 from gpuprobe.hazards.findings.code import unified_diff
 from gpuprobe.hazards.findings.repairs import Change, Sites
+from gpuprobe.hazards.findings.splitting import split
 from gpuprobe.hazards.log import ADDED, Edit, LogEntry
 from gpuprobe.model.findings import Fix
 from gpuprobe.model.place import Place
@@ -101,6 +102,8 @@ _TEXTS: Final = {
     "the code can hand one over",
     "record": "call record_stream on the tensor where another stream uses it",
     "work": "wait for what the collective returned",
+    "split": "split the statement, and wait before the rest of it uses the memory",
+    "blocking": "copy without non_blocking: the same statement uses the memory",
 }
 
 
@@ -123,7 +126,8 @@ def _candidates(engine: Engine, race: Race, at: Sites, place: PlaceOf) -> Iterat
         yield repairs.cloned(at, engine.called.get(first.site, ()))
         return
     if _within_one_statement(race, at):
-        return  # nothing can go between the two
+        yield from split(race, at)
+        return  # nothing else can go between the two
     unsafe = race.rule.id in _UNSAFE
     if first.actor != HOST and _is_collective(engine, first.actor) and not unsafe:
         yield repairs.awaited_handle(race, at)
@@ -219,6 +223,8 @@ def _edit(engine: Engine, race: Race, how: str) -> Edit:
     made: dict[str, Callable[[], Edit]] = {
         "host event": lambda: _host_wait(race),
         "host wait": lambda: _synchronize(race),
+        "split": lambda: _waits_at_once(race),
+        "blocking": lambda: _waits_at_once(race),
         "device": lambda: _device(engine, race),
         "record": lambda: _record_stream(engine, race),
         "keep": lambda: _keep_alive(race),
@@ -281,6 +287,20 @@ def _device(engine: Engine, race: Race) -> Edit:
     def edit(replay: Engine, at: int, entry: LogEntry) -> bool:
         if at == race.log_index:
             replay.device_synchronize(engine.names[race.first.actor][0])
+        return True
+
+    return edit
+
+
+def _waits_at_once(race: Race) -> Edit:
+    """The host waits for the first access's stream right after it."""
+    waited = False
+
+    def edit(replay: Engine, at: int, entry: LogEntry) -> bool:
+        nonlocal waited
+        if not waited and replay.passed(race.first.actor, race.first.time):
+            replay.stream_synchronize(race.first.actor)
+            waited = True
         return True
 
     return edit

@@ -14,8 +14,10 @@ from typing import Final, NamedTuple
 from gpuprobe.hazards.accesses import HOST, Context, Race, Scope
 from gpuprobe.hazards.findings.code import (
     Statement,
+    free_name,
     handle_of_call,
     is_name,
+    is_plain,
     statement,
     torch_name,
 )
@@ -30,7 +32,7 @@ FUNCTIONAL: Final = "functional"
 class Change(NamedTuple):
     """``code``: as lines to be pasted, each with where it goes; ``insertions``: the same for the
     source. ``how``: "wait", "event", "host wait", "host event", "device", "record", "work",
-    "keep" or "clone": what it does to the log.
+    "keep", "clone", "split" or "blocking": what it does to the log.
     """
 
     how: str
@@ -59,17 +61,17 @@ def ordered_by_event(race: Race, at: Sites, *, host: bool) -> Change | None:
     if host and race.first.actor == HOST:
         return None
     cuda = torch_name(first.file)
-    name = _free_name(second, _EVENT)
+    name = free_name(second, _EVENT)
     if first.inner_blocks:  # written in one line: what follows it is not on the stream
         stream = first.inner_blocks[-1].stream
-        record = f"{name} = {stream}.record_event()" if is_name(stream) else ""
+        record = f"{name} = {stream}.record_event()" if is_plain(stream) else ""
     else:
         record = f"{name} = {cuda}.current_stream().record_event()"
     if not record or second.inner_blocks:
         return None
     wait = f"{name}.synchronize()" if host else f"{cuda}.current_stream().wait_event({name})"
     insertions = (first.after(record), second.before(wait))
-    return Change("host event" if host else "event", _listing(insertions), insertions)
+    return Change("host event" if host else "event", listing(insertions), insertions)
 
 
 def _follows(race: Race, first: Statement, second: Statement) -> bool:
@@ -108,14 +110,14 @@ def wait_by_name(race: Race, waiter: int, source: int) -> Change | None:
             yours = current
         if mine and yours and mine != yours:
             insertion = found.before(f"{mine}.wait_stream({yours})")
-            return Change("wait", _listing((insertion,)), (insertion,))
+            return Change("wait", listing((insertion,)), (insertion,))
         # Before a block around it, from whose outside the stream is current that is waited for.
         for block in found.blocks:
-            if blocks and blocks[0] == (waiter, source) and is_name(block.stream):
+            if blocks and blocks[0] == (waiter, source) and is_plain(block.stream):
                 outside = statement(scope.file, block.statement.lineno)
                 if outside is not None and not outside.inner_blocks[1:]:
                     insertion = outside.before(f"{block.stream}.wait_stream({current})")
-                    return Change("wait", _listing((insertion,)), (insertion,))
+                    return Change("wait", listing((insertion,)), (insertion,))
             crossed = block.stream
             blocks = blocks[1:]
     return None
@@ -152,7 +154,7 @@ def host_wait(race: Race, at: Sites) -> Change | None:
     if not stream:
         return None
     insertion = second.before(f"{stream}.synchronize()")
-    return Change("host wait", _listing((insertion,)), (insertion,))
+    return Change("host wait", listing((insertion,)), (insertion,))
 
 
 def whole_device(at: Sites, *, several: bool) -> Change | None:
@@ -164,7 +166,7 @@ def whole_device(at: Sites, *, several: bool) -> Change | None:
     if several:
         code = [f"for device in range({cuda}.device_count()):", f"    {cuda}.synchronize(device)"]
     insertion = at.second.before(*code)
-    return Change("device", _listing((insertion,)), (insertion,))
+    return Change("device", listing((insertion,)), (insertion,))
 
 
 def recorded(at: Sites, names: tuple[str, ...]) -> Change | None:
@@ -177,10 +179,10 @@ def recorded(at: Sites, names: tuple[str, ...]) -> Change | None:
     stream = f"{cuda}.current_stream()"
     if first.inner_blocks:
         stream = first.inner_blocks[-1].stream
-        if not is_name(stream):
+        if not is_plain(stream):
             return None
     insertion = first.before(*(f"{name}.record_stream({stream})" for name in usable))
-    return Change("record", _listing((insertion,)), (insertion,))
+    return Change("record", listing((insertion,)), (insertion,))
 
 
 def awaited_handle(race: Race, at: Sites) -> Change | None:
@@ -195,7 +197,7 @@ def awaited_handle(race: Race, at: Sites) -> Change | None:
         return None
     insertions: list[Insertion] = []
     if not handle:
-        handle = _free_name(first, "work")
+        handle = free_name(first, "work")
         text = first.before(f"{handle} = ").text.rstrip("\n")
         insertions.append(_rewritten(first, text))
     code = f"{handle}.wait()"
@@ -205,7 +207,7 @@ def awaited_handle(race: Race, at: Sites) -> Change | None:
         insertions.append(second.before(code))
     else:
         insertions.append(first.after(code))
-    return Change("work", _listing(tuple(insertions)), tuple(insertions))
+    return Change("work", listing(tuple(insertions)), tuple(insertions))
 
 
 def kept_alive(freed: Place | None, names: tuple[str, ...]) -> Change | None:
@@ -215,9 +217,9 @@ def kept_alive(freed: Place | None, names: tuple[str, ...]) -> Change | None:
     if found is None or not usable:
         return None
     name = usable[0]
-    kept = _free_name(found, f"static_{name.rpartition('.')[2]}")
+    kept = free_name(found, f"static_{name.rpartition('.')[2]}")
     insertion = found.before(f"{kept} = {name}")
-    return Change("keep", _listing((insertion,)), (insertion,))
+    return Change("keep", listing((insertion,)), (insertion,))
 
 
 def cloned(at: Sites, names: tuple[str, ...]) -> Change | None:
@@ -244,16 +246,7 @@ def _rewritten(found: Statement, begin: str) -> Insertion:
     return Insertion(found.file, found.line, text, found.end - found.line + 1)
 
 
-def _free_name(found: Statement, name: str) -> str:
-    """A name that the file does not use."""
-    words = set(re.findall(r"\w+", "".join(linecache.getlines(found.file))))
-    candidate, number = name, 2
-    while candidate in words:
-        candidate, number = f"{name}_{number}", number + 1
-    return candidate
-
-
-def _listing(insertions: tuple[Insertion, ...]) -> str:
+def listing(insertions: tuple[Insertion, ...]) -> str:
     """The lines, each with where it goes."""
     lines = []
     for one in insertions:
