@@ -48,11 +48,18 @@ class Annotations:
             raise argparse.ArgumentTypeError(f"cannot write {file}")  # before anything is run
         return Annotations(service, str(Path.cwd()), path)
 
-    def write(self, findings: Sequence[Finding], elsewhere: str, project: str = "") -> None:
+    def write(
+        self,
+        findings: Sequence[Finding],
+        elsewhere: str,
+        project: str = "",
+        failed: str = "",
+    ) -> None:
         """GitHub's go to stderr, which it reads as it does stdout: stdout may be a report that
         is kept. GitLab's go to the file, also where nothing was found. ``elsewhere``: the file
         that findings without a place of their own are shown at; ``project``: the folder that
-        names of files start from, default the working directory.
+        names of files start from, default the working directory; ``failed``: how the program
+        ended that did not end well.
 
         Raises UsageError where the file cannot be written.
         """
@@ -62,7 +69,7 @@ class Annotations:
 
         stream = io.StringIO()
         places = annotations.Places.of(os.environ, project or self.project)
-        annotations.write(self.service, findings, stream, places, elsewhere)
+        annotations.write(self.service, findings, stream, places, elsewhere, failed=failed)
         if self.service == "github":
             if stream.getvalue():
                 stderr.write(stream.getvalue())

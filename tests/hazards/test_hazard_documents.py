@@ -22,7 +22,7 @@ from gpuprobe.hazards.findings.results import Hazards
 from gpuprobe.hazards.rules import RULES
 from gpuprobe.model.findings import Finding, Fix, Level
 from gpuprobe.model.place import Place
-from gpuprobe.reporters.ci import junit, sarif
+from gpuprobe.reporters.ci import annotations, junit, sarif
 from gpuprobe.reporters.html import draw as html
 from gpuprobe.reporters.json import hazards as hazards_json
 from gpuprobe.reporters.sections.hazards import hazard_sections
@@ -122,6 +122,15 @@ def test_a_failure_is_reported_in_every_format(launches: int) -> None:
     log = sarif.document(found.findings, failed=found.failed)
     VALIDATOR.validate(log)
     assert log["runs"][0]["invocations"][0]["executionSuccessful"] is False
+    here = annotations.Places("/work", "/work")
+    stream = io.StringIO()
+    annotations.write("github", [], stream, here, "train.py", failed=found.failed)
+    expected = "the program failed: RuntimeError: no such column"
+    assert stream.getvalue() == f"::error title=gpuprobe program-failed::{expected}\n"
+    stream = io.StringIO()
+    annotations.write("gitlab", [], stream, here, "train.py", failed=found.failed)
+    (entry,) = json.loads(stream.getvalue())
+    assert (entry["description"], entry["location"]["path"]) == (expected, "train.py")
     stream = io.StringIO()
     junit.write([], stream, suite="hazards", failed=found.failed)
     (suite,) = ET.fromstring(stream.getvalue())

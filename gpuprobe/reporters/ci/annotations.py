@@ -92,7 +92,7 @@ def commands(findings: Sequence[Finding], places: Places) -> Iterator[str]:
         path = None if finding.location is None else places.path(finding.location.file)
         if path is not None and finding.location is not None:
             properties = {"file": path, "line": str(max(1, finding.location.line))}
-        properties["title"] = f"gpuprobe {finding.rule} {finding.kind}"
+        properties["title"] = f"gpuprobe {finding.rule} {finding.kind}".rstrip()
         given = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
         text = "\n".join(_text(finding, placed=path is not None))
         yield f"::{_COMMANDS[finding.level]} {given}::{_data(text)}"
@@ -130,9 +130,20 @@ def code_quality(
 
 
 def write(
-    service: str, findings: Sequence[Finding], stream: TextIO, places: Places, elsewhere: str
+    service: str,
+    findings: Sequence[Finding],
+    stream: TextIO,
+    places: Places,
+    elsewhere: str,
+    *,
+    failed: str = "",
 ) -> None:
-    """Write what ``service``, one of `SERVICES`, reads; ``elsewhere`` as for `code_quality`."""
+    """Write what ``service``, one of `SERVICES`, reads; ``elsewhere`` as for `code_quality`.
+    ``failed``: how the program ended, where it did not end well; it is an entry of its own.
+    """
+    if failed:
+        message = f"the program failed: {failed}"
+        findings = (Finding("program-failed", "", Level.ERROR, message), *findings)
     if service == "github":
         for command in commands(findings, places):
             stream.write(command + "\n")

@@ -258,7 +258,7 @@ def _show_hazards(args: argparse.Namespace, found: Hazards) -> None:
         new = found.findings if found.comparison is None else found.comparison.new
         # Every hazard has a place; one outside of the checkout is shown at the program.
         program = args.script if args.module is None else args.module[0].replace(".", "/") + ".py"
-        args.hazards_annotations.write(new, program)
+        args.hazards_annotations.write(new, program, failed=found.failed)
     text.write(hazard_sections(found), sys.stderr, cwd=str(Path.cwd()))
 
 
