@@ -126,11 +126,19 @@ def allow_sync(reason: str = "") -> Iterator[None]:
         source.allowed -= 1
 
 
-def declare_access(reads: Any = (), writes: Any = (), stream: Any = None) -> None:
+def declare_access(
+    reads: Any = (), writes: Any = (), stream: Any = None, *, host: bool = False
+) -> None:
     """Say what a kernel that torch does not see reads and writes, where it is launched.
 
     ``reads`` and ``writes`` are tensors or lists of them, ``stream`` a ``torch.cuda.Stream``
-    (None: the current one). Does nothing where no hazards are looked for.
+    (None: the current one). ``host``: it is no kernel but code on the host, at work on pinned
+    tensors: C code that fills the array of one, say. Does nothing where no hazards are looked
+    for.
     """
-    if _source is not None:
+    if _source is None:
+        return
+    if host:
+        _source.declared_on_host(reads, writes)
+    else:
         _source.declared(reads, writes, stream)

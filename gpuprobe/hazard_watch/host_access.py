@@ -50,7 +50,7 @@ def install(source: Any, patches: Patches) -> None:
         patches.set(torch, name, _aliasing(source.machine, getattr(torch, name)))
     numpy = sys.modules.get("numpy")  # there already, where torch can make arrays
     if numpy is not None:
-        for name in ("array", "asarray", "ascontiguousarray"):
+        for name in ("array", "asarray", "ascontiguousarray", "frombuffer"):
             patches.set(numpy, name, _viewing(getattr(numpy, name)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any, Final
 
 import torch
@@ -26,10 +27,20 @@ from gpuprobe.hazards.observer import PINNED
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import is_meta, parts, storage_key
 
+# Python asks an array for its memory since 3.12 (PEP 688); NumPy's own C code never does.
+_UNSEEN: Final = (
+    "random numbers written into one, nditer"
+    if sys.version_info >= (3, 12)
+    else "readinto, memoryview, struct, random numbers written into one, nditer"
+)
 _NEVER_SEEN: Final = (
     "kernels outside torch's dispatcher (Triton, custom extensions, NCCL): name what they touch "
     "with gpuprobe.declare_access",
     "threads of the host are taken to be ordered as Python ran them",
+)
+_C_CODE: Final = (
+    f"what C code does with NumPy arrays over pinned memory ({_UNSEEN}): name it with "
+    "gpuprobe.declare_access(..., host=True)"
 )
 _Accesses = list[tuple[int, Footprint, bool]]
 """Address of the block, bytes, whether they are written."""
@@ -90,8 +101,7 @@ class EventSource(StreamSource):
         seen = {
             f"{self.engine.unknown_events} waits for events that were not recorded while "
             "watching": self.engine.unknown_events,
-            "what C code does with NumPy arrays over pinned memory (readinto, memoryview, random "
-            "numbers written into one)": self.arrays,
+            _C_CODE: self.arrays,
             f"{self.uncharged_graphs} replays of CUDA graphs that were captured before watching "
             "began": self.uncharged_graphs,
             "what was queued before watching began: a race with it is not found": self.earlier,
@@ -456,6 +466,13 @@ class EventSource(StreamSource):
         if self._capture is not None:
             self._capture.accesses.update(dict.fromkeys(accesses))
         self.active.launch(actor, "declared kernel", accesses, site_at_hand())
+
+    def declared_on_host(self, reads: Any, writes: Any) -> None:
+        """What code of the host does with pinned tensors, as its author describes it."""
+        for value, write in ((reads, False), (writes, True)):
+            for tensor in (value,) if isinstance(value, torch.Tensor) else value:
+                if self.machine.place_of(tensor) == PINNED:
+                    self.host_use(tensor, write, "declared C code")
 
     def aliased(self, tensor: Any, array: Any) -> Any:
         """A NumPy array over pinned memory: its uses are watched, where NumPy reports them."""

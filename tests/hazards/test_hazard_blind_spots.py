@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import struct
+import sys
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -132,3 +135,45 @@ def test_what_c_code_does_with_an_array_is_not_seen() -> None:
     with gpuprobe.detect_hazards() as found:
         io.BytesIO(bytes(64)).readinto(torch.zeros(64, dtype=torch.uint8).pin_memory().numpy())
     assert says(found, "NumPy arrays over pinned memory")
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_c_code_of_the_host_is_seen_if_it_is_declared(declared: bool) -> None:
+    with gpuprobe.detect_hazards() as found:
+        buffer = torch.zeros(64, dtype=torch.float64).pin_memory()
+        on_gpu = buffer.cuda(non_blocking=True)
+        numpy.random.default_rng(0).random(out=buffer.numpy())
+        if declared:
+            gpuprobe.declare_access(reads=on_gpu, writes=[buffer], host=True)
+    assert [race.rule for race in found.races] == ["GP206"] * declared
+    assert all(race.location and race.location.file == __file__ for race in found.races)
+
+
+_C_CODE = {
+    "readinto": lambda array: io.BytesIO(bytes(64)).readinto(array),
+    "memoryview": lambda array: memoryview(array).__setitem__(0, 3),
+    "struct": lambda array: struct.pack_into("<I", array, 0, 7),
+}
+
+
+@pytest.mark.parametrize("name", list(_C_CODE))
+def test_who_asks_for_the_memory_of_an_array_is_seen_since_python_3_12(name: str) -> None:
+    with gpuprobe.detect_hazards() as found:
+        buffer = torch.zeros(64, dtype=torch.uint8).pin_memory()
+        buffer.cuda(non_blocking=True)
+        _C_CODE[name](buffer.numpy())
+    seen = sys.version_info >= (3, 12)
+    assert [race.rule for race in found.races] == ["GP207"] * seen
+    assert says(found, name) is not seen
+
+
+def test_the_elements_of_an_array_are_seen_by_position() -> None:
+    def assign(array: Any) -> None:
+        array.flat[3] = 1
+
+    for use in (assign, lambda array: numpy.frombuffer(array, dtype=numpy.uint8).sum()):
+        with gpuprobe.detect_hazards() as found:
+            buffer = torch.zeros(64, dtype=torch.uint8).pin_memory()
+            buffer.copy_(torch.ones(64, dtype=torch.uint8, device="cuda"), non_blocking=True)
+            use(buffer.numpy())
+        assert {race.kind for race in found.races} == {"host-race"}
