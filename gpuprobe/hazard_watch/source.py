@@ -29,7 +29,7 @@ from gpuprobe.torch_support.tensors import is_meta, parts, storage_key
 
 # Python asks an array for its memory since 3.12 (PEP 688); NumPy's own C code never does.
 _UNSEEN: Final = (
-    "random numbers written into one, nditer"
+    "random numbers written into one, nditer, writes through a memoryview"
     if sys.version_info >= (3, 12)
     else "readinto, memoryview, struct, random numbers written into one, nditer"
 )
