@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -32,8 +32,7 @@ def fill(found: Hazards, source: EventSource) -> None:
     # Waiting for the default stream on itself is what single-stream code does.
     waits = [sync.site for sync in engine.self_waits if engine.names[sync.waiter][1] != 0]
     found.self_waits += [place(site) for site in dict.fromkeys(waits)]
-    for entry in source.ledger.entries.values():
-        location = place(entry.site)
+    for entry, location in _by_line(source.ledger.entries.values()):
         allowed = entry.allowed or _allowed(location)
         replacement = REPLACEMENTS.get(entry.reason, "")
         found.syncs.append(
@@ -43,6 +42,22 @@ def fill(found: Hazards, source: EventSource) -> None:
             found.findings.append(_sync_finding(entry, location))
     found.redundant += [(place(site), count) for site, count in engine.redundant.items()]
     found.coverage += source.coverage()
+
+
+def _by_line(entries: Iterable[SyncEntry]) -> list[tuple[SyncEntry, Place | None]]:
+    """Entries with their places: those of one line, for one reason, as one."""
+    found: dict[tuple[str, str, bool], tuple[SyncEntry, Place | None]] = {}
+    for entry in entries:
+        location = place(entry.site)
+        key = (entry.reason, repr(entry.site) if location is None else str(location), entry.allowed)
+        if key not in found:
+            found[key] = replace(entry), location
+            continue
+        same, _ = found[key]
+        same.count += entry.count
+        if entry.seconds is not None:
+            same.seconds = (same.seconds or 0.0) + entry.seconds
+    return list(found.values())
 
 
 def _sync_finding(entry: SyncEntry, location: Place | None) -> Finding:

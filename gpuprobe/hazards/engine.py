@@ -551,20 +551,13 @@ class Engine:
                 getattr(other, entry[0])(*entry[1:])
         return other
 
-    def cured(self, race: Race, edit: Edit, races: Sequence[Race]) -> list[Race]:
-        """Which of ``races`` are gone, too, when the log is done again with what mends ``race``
-        at each use of its second access's place. ``edit`` says what that is for one of them.
-        """
-        if race.log_index < 0 or not self.log_complete:
+    def cured(self, edit: Edit, races: Sequence[Race]) -> list[Race]:
+        """Which of ``races`` are gone when the log is done again with an edit."""
+        if not self.log_complete or any(race.log_index < 0 for race in races):
             return []
-
-        def everywhere(replay: Engine, at: int, entry: LogEntry) -> bool:
-            again = entry[0] == "launch" and entry[4] == race.second.site
-            if again and at != race.log_index:
-                replay.stream_wait(entry[1], race.first.actor)
-            return edit(replay, at, entry)
-
-        other = self.done_again(everywhere, max(one.log_index for one in races))
+        other = self.done_again(edit, max(race.log_index for race in races))
+        if any(race.rule is rules.LATENT for race in races):
+            other.at_end()
         left = {identity(found) for found in other.races}
         return [one for one in races if identity(one) not in left]
 

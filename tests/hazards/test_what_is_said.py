@@ -234,6 +234,61 @@ def test_nothing_is_inserted_between_two_accesses_of_one_statement() -> None:
     ]
 
 
+def test_two_synchronisations_of_one_line_are_one() -> None:
+    text = 'a, b = torch.tensor([1], device="cuda"), torch.tensor([2], device="cuda")\n'
+    found = run("two in a line", text)
+    (row,) = [one for one in found.syncs if not one.allowed]
+    assert (row.count, row.location.line) == (2, 1)
+    (finding,) = found.findings
+    assert finding.count == 2
+
+
+_TWO_KINDS = """
+model = nn.Linear(8, 8).cuda()
+opt = torch.optim.SGD(model.parameters(), 0.1)
+side = cuda.Stream()
+side.wait_stream(cuda.current_stream())
+with cuda.stream(side):
+    loss = model(torch.ones(4, 8, device="cuda")).sum()
+    loss.backward()
+opt.step()
+"""
+
+
+def test_findings_of_two_kinds_share_a_change() -> None:
+    of_weights, of_gradients = run("two kinds", _TWO_KINDS).races
+    assert (of_weights.rule, of_gradients.rule) == ("GP202", "GP209")
+    assert of_weights.fix.insertions == of_gradients.fix.insertions
+    expected = "the change for GP209 at <corpus two kinds>.py:9 cures this, too."
+    assert of_weights.fix.text == expected
+    mended = "".join(applied(_TWO_KINDS.splitlines(True), of_gradients.fix.insertions))
+    assert run("two kinds", mended).races == []
+
+
+_FIFTEEN = (
+    """
+def loader():
+    copies = cuda.Stream()
+    for _ in range(2):
+        with cuda.stream(copies):
+            parts = [torch.ones(8).pin_memory().cuda(non_blocking=True) for _ in range(15)]
+        yield parts
+for parts in loader():
+    sums = (
+"""
+    + "".join(f"        parts[{i}].sum(),\n" for i in range(15))
+    + "    )\n"
+)
+
+
+def test_what_a_wait_for_the_device_cures_is_one_finding() -> None:
+    races = run("fifteen", _FIFTEEN).races
+    assert sorted(race.rule for race in races)[0] == "GP201"
+    (read,) = (race for race in races if race.rule == "GP201")
+    assert read.count == 15
+    assert "it cures 14 more races" in text_of(run("fifteen", _FIFTEEN))
+
+
 # -- SARIF
 
 

@@ -259,7 +259,7 @@ def _relative(file: str) -> str:
     if path.is_absolute():
         with contextlib.suppress(ValueError, OSError):
             path = path.relative_to(Path.cwd())
-    return path.as_posix().removeprefix("/")
+    return path.as_posix()
 
 
 def _lines(file: str) -> list[str]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Final
 
 from gpuprobe.hazards import rules
 from gpuprobe.hazards.accesses import HOST, Access, Race, Sync
 from gpuprobe.hazards.engine import Engine
-from gpuprobe.hazards.findings.fixes import Repair, repair, stream_name
+from gpuprobe.hazards.findings.fixes import SHARED, Repair, everywhere, repair, stream_name
 from gpuprobe.hazards.findings.known import fingerprint
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.place import Place
@@ -36,23 +37,61 @@ def findings(engine: Engine, place: PlaceOf) -> list[Finding]:
         if race.rule is not rules.LATENT or race.first.site not in sites
     ]
     repaired = {id(race): repair(engine, race, place) for race in races}
-    left = list(races)
+    cures = _cures(engine, races, repaired)
+    kinds = {id(race): (race.rule.id, race.rule.kind) for race in races}
+    alike = {key: {one for one in gone if kinds[one] == kinds[key]} for key, gone in cures.items()}
+    left = {id(race): race for race in races}
     chosen: list[tuple[Race, list[Race]]] = []
     while left:
-        candidates = []
-        for race in left if 1 < len(left) <= _MOST else []:
-            _, edit, proof, how = repaired[id(race)]
-            cured = engine.cured(race, edit, left) if proof and how == "wait" else [race]
-            cured = [one for one in cured if one.rule.id == race.rule.id]
-            cured = [one for one in cured if one.rule.kind == race.rule.kind]
-            candidates.append((race, cured if race in cured else [race]))
-        race, cured = max(candidates, key=lambda pair: len(pair[1]), default=(left[0], [left[0]]))
-        cured = [one for one in left if any(one is other for other in cured)]
-        chosen.append((race, [one for one in cured if one is not race]))
-        left = [one for one in left if one is not race and not any(one is c for c in cured)]
+        race = max(left.values(), key=lambda one: len(alike[id(one)] & left.keys()))
+        cured = alike[id(race)] & left.keys() - {id(race)}
+        chosen.append((race, [left[one] for one in left if one in cured]))
+        left = {key: one for key, one in left.items() if key != id(race) and key not in cured}
     order = {id(race): at for at, race in enumerate(races)}
     chosen.sort(key=lambda pair: order[id(pair[0])])
+    _share(chosen, cures, repaired, place)
     return [_finding(engine, race, place, repaired[id(race)], others) for race, others in chosen]
+
+
+def _cures(
+    engine: Engine, races: Sequence[Race], repaired: Mapping[int, Repair]
+) -> dict[int, set[int]]:
+    """By a race: those that are gone with its fix, itself among them."""
+    cures = {id(race): {id(race)} for race in races}
+    for race in races if 1 < len(races) <= _MOST else ():
+        found = repaired[id(race)]
+        if found.proof and found.how in SHARED:
+            gone = engine.cured(everywhere(engine, race, found.how), races)
+            if any(one is race for one in gone):
+                cures[id(race)] = {id(one) for one in gone}
+    return cures
+
+
+def _share(
+    chosen: Sequence[tuple[Race, list[Race]]],
+    cures: Mapping[int, set[int]],
+    repaired: dict[int, Repair],
+    place: PlaceOf,
+) -> None:
+    """Give findings of several kinds the same fix, where one of theirs cures the others: few
+    changes are to be made.
+    """
+    groups = {id(race): {id(race), *map(id, others)} for race, others in chosen}
+    mended: set[int] = set()
+    for race, _ in sorted(
+        chosen, key=lambda pair: -sum(group <= cures[id(pair[0])] for group in groups.values())
+    ):
+        if id(race) in mended:
+            continue
+        mended.add(id(race))
+        fix, here = repaired[id(race)].fix, place(race.second.site)
+        if repaired[id(race)].how == "device":
+            continue  # the last resort: others have something better
+        for key, group in groups.items():
+            if key not in mended and group <= cures[id(race)] and fix.diff and here is not None:
+                mended.add(key)
+                text = f"the change for {race.rule.id}{_near(here, None)} cures this, too"
+                repaired[key] = repaired[key]._replace(fix=replace(fix, text=f"{text}."))
 
 
 def finding(engine: Engine, race: Race, place: PlaceOf, *, verify: bool = True) -> Finding:
@@ -148,11 +187,11 @@ def _life(
     text += f"{_near(gone, here)} while {one} may still be using it "
     text += f"({_what(first)}{_near(place(first.site), here)})"
     if second.op != "free":
-        text += f"; {_what(second)} on {other}"
+        at = _near(here, here)
         if race.rule is rules.LATENT:
-            text += f" uses memory{_near(here, None)} that could have been the same"
+            text += f". The {_what(second)}{at} on {other} could have been given the same memory"
         else:
-            text += f"{_near(here, None)} is of a tensor that has its memory now"
+            text += f". Its memory was given to another tensor: {_what(second)}{at} on {other}"
     return f"{text}. {why_not_ordered(engine, race, place)}"
 
 

@@ -233,6 +233,41 @@ def _edit(engine: Engine, race: Race, how: str) -> Edit:
     return made[how]()
 
 
+SHARED: Final = ("wait", "event", "host wait", "host event", "device")
+"""Changes that may cure other races than their own: what waits."""
+
+
+def everywhere(engine: Engine, race: Race, how: str) -> Edit:
+    """One of `SHARED` as an edit that is made each time that the lines are run."""
+    first, second = race.first, race.second
+    one = _edit(engine, race, how)
+    waits: dict[str, Callable[[Engine, int], None]] = {
+        "wait": lambda replay, actor: replay.stream_wait(actor, first.actor),
+        "event": lambda replay, actor: replay.event_wait(_EVENT, actor),
+        "host wait": lambda replay, actor: replay.stream_synchronize(first.actor),
+        "host event": lambda replay, actor: replay.event_synchronize(_EVENT),
+        "device": lambda replay, actor: replay.device_synchronize(engine.names[first.actor][0]),
+    }
+    records = how in ("event", "host event")
+    launched = False
+
+    def edit(replay: Engine, at: int, entry: LogEntry) -> bool:
+        nonlocal launched
+        if launched and records:
+            replay.event_record(_EVENT, first.actor)
+        site = _SITES.get(entry[0])
+        launched = site is not None and entry[site] == first.site
+        if site is not None and entry[site] == second.site and at != race.log_index:
+            waits[how](replay, entry[1] if entry[0] == "launch" else HOST)
+        return one(replay, at, entry)
+
+    return edit
+
+
+_SITES: Final = {"launch": 4, "host_access": 5}
+"""Entries of the log that touch memory, and where in them the line is."""
+
+
 # -- the same as changes of the log
 
 
