@@ -265,7 +265,8 @@ def _collectives(steps: Sequence[Step]) -> Iterable[str]:
         return
     for call in shares.collectives[:3]:
         time = "" if isinstance(call.host_ns, Unavailable) else f", waited {human_ns(call.host_ns)}"
-        yield f"{call.op}: {call.count} calls, {human_bytes(call.bytes)}{time}"
+        wire = "" if isinstance(call.wire, Unavailable) else f", {human_bytes(call.wire)} sent"
+        yield f"{call.op}: {call.count} calls, {human_bytes(call.bytes)}{wire}{time}"
 
 
 def _syncs(findings: Sequence[Finding]) -> list[str]:
