@@ -112,7 +112,9 @@ def test_the_allocator_collectives_waits_and_hazards(run: Run) -> None:
     rank = rank_of(run)
     call = Collective("all_reduce", 2, Bytes(MIB), 3_000_000, Bytes(2 * MIB))
     rank = replace(rank, steps=tuple(replace(s, collectives=(call,)) for s in rank.steps))
-    assert "all_reduce: 26 calls, 13.0 MiB, 26.0 MiB sent, waited 39.0 ms" in section(rank, "collectives")
+    assert "all_reduce: 26 calls, 13.0 MiB, 26.0 MiB sent, waited 39.0 ms" in section(
+        rank, "collectives"
+    )
     assert "1 read-after-write" in section(rank, "hazards")
     assert "12× .item() at model.py:13" in section(rank, "host waits")
 
