@@ -292,7 +292,7 @@ def snapshot_rows(folder: Path, wanted: str) -> Iterator[Row]:
             recorded = gpuprobe.replay(path)
             estimate, problem = estimate_apart(name, {})
             peaks = recorded.peak_allocated, recorded.peak_reserved
-            yield Row(name, "not known", "not known", *peaks, estimate, problem)
+            yield Row(name, "unknown", "unknown", *peaks, estimate, problem)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -117,7 +117,7 @@ def problems(folder: Path, world: int) -> tuple[list[str], str]:
     """What is wrong with what was left, and how much of it there is in a word."""
     path = folder / "run.gpuprobe"
     if not path.exists():
-        return ([] if not said(folder, 0) else ["there is no recording"]), "nothing yet"
+        return ([] if not said(folder, 0) else ["no such recording"]), "nothing yet"
     try:
         recording = load(path)
     except DataError as error:

@@ -58,7 +58,7 @@ def _figures(model: GpuModel) -> tuple[str, ...]:
         f"{model.total_memory:,}",
         f"{model.major}.{model.minor}",
         str(model.multi_processor_count),
-        "not known" if isinstance(cache, Unavailable) else human_bytes(cache),
+        "unknown" if isinstance(cache, Unavailable) else human_bytes(cache),
         f"{low:.0f} to {high:.0f} MiB",
         f"{model.cublas_workspace_bytes:,}",
     )

@@ -28,7 +28,7 @@ BEFORE = "gpuprobe run --level trace --output gpt.gpuprobe examples/train_gpt.py
 COMMAND = "gpuprobe report gpt.gpuprobe --top 4"
 
 # The tables are what a picture is good for; the text below them would double its height.
-UNTIL = "What this could not see"
+UNTIL = "Blind spots"
 
 # Pixels of a character cell: the usual 0.6 em of a monospace font, and room between lines.
 _FONT_SIZE, _CELL, _LINE = 14, 8.4, 19

@@ -547,7 +547,11 @@ def compare(name: str, words: list[str], folder: Path) -> list[str]:
             found.append(f"{level}: no report: {report.stderr.decode()}")
             continue
         spots = json.loads(report.stdout)["blind_spots"]
-        found += [f"{level}: {spot['what']}" for spot in spots if "a fault inside" in spot["what"]]
+        found += [
+            f"{level}: {spot['what']}"
+            for spot in spots
+            if "an internal error of gpuprobe" in spot["what"]
+        ]
     return found
 
 

@@ -75,7 +75,7 @@ def record(case: Case, device: str, tiny: bool, steps: int, used_before: int, ou
         free, total = torch.cuda.mem_get_info()
         beside = total - free - torch.cuda.memory_reserved() - used_before
         if used_before < 0:
-            beside = Unavailable("what others used before is not known")
+            beside = Unavailable("what others used before is unknown")
         trace = _trace(starts)
     truth = Truth(
         case=case.name,

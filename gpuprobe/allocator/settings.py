@@ -116,7 +116,7 @@ def _refused(key: str, value: str, why: str) -> ConfigError:
 
 def _whole(key: str, value: str) -> int:
     if not re.fullmatch(r"[0-9]{1,12}", value):
-        raise _refused(key, value, "a whole number is needed")
+        raise _refused(key, value, "expected an integer")
     return int(value)
 
 
@@ -124,7 +124,7 @@ def _number(key: str, value: str) -> float:
     try:
         return float(value)
     except ValueError:
-        raise _refused(key, value, "a number is needed") from None
+        raise _refused(key, value, "expected a number") from None
 
 
 def _fraction(key: str, value: str) -> float:
@@ -136,14 +136,14 @@ def _fraction(key: str, value: str) -> float:
 
 def _boolean(key: str, value: str) -> bool:
     if value not in ("True", "False", "true", "false"):
-        raise _refused(key, value, "True or False is needed")
+        raise _refused(key, value, "expected True or False")
     return value in ("True", "true")
 
 
 def _power_of_two(key: str, value: str, *, zero: bool = False) -> int:
     number = _whole(key, value)
     if number & (number - 1) or (number == 0 and not zero):
-        raise _refused(key, value, "a power of two is needed")
+        raise _refused(key, value, "expected a power of two")
     return number
 
 

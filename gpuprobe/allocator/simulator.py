@@ -373,7 +373,7 @@ class Simulator(AllocatorState):
             if entry[0] == pool:
                 self.captures.remove(entry)
                 return
-        raise InternalError(f"no capture into pool {pool} is underway")
+        raise InternalError(f"no capture into pool {pool} is in progress")
 
     def pool_of(self, stream: int) -> int:
         """Where an allocation on ``stream`` goes now (``get_pool``): the last capture wins."""

@@ -26,12 +26,12 @@ RULES = tuple(
     define(id, "suggestion", Level.NOTE, title)
     for id, title in (
         ("growth", "Memory grows from step to step"),
-        ("expandable-segments", "Much memory is reserved and not allocated"),
-        ("zero-grad", "Gradients are alive in the forward pass"),
-        ("checkpoint", "Activations take most of the peak, and none are recomputed"),
-        ("smaller-batch", "Activations take most of the peak"),
-        ("temporaries", "Temporary results take much of the peak"),
-        ("optimizer-state", "Optimizer state takes much of the peak"),
+        ("expandable-segments", "Much reserved memory is not allocated"),
+        ("zero-grad", "Gradients are alive during the forward pass"),
+        ("checkpoint", "Activations dominate the peak, and none are recomputed"),
+        ("smaller-batch", "Activations dominate the peak"),
+        ("temporaries", "Temporary tensors take a large part of the peak"),
+        ("optimizer-state", "Optimizer state takes a large part of the peak"),
         ("trace", "The peak was not traced"),
     )
 )
@@ -141,8 +141,7 @@ def _percent(part: float) -> str:
 
 
 _STATE_GROWS = (
-    "The optimizer's state grows with the steps: see what bounds it (as history_size does that of "
-    "L-BFGS)."
+    "The optimizer state grows with every step: limit its size (for L-BFGS, with history_size)."
 )
 
 
@@ -153,7 +152,7 @@ def _growing(evidence: Evidence) -> Iterator[Suggestion]:
         return
     seen = (
         f"{human_bytes(growth.bytes)} more is allocated at the end of step {growth.last} than at "
-        f"the end of step {growth.first}: {human_bytes(growth.per_step)} a step"
+        f"the end of step {growth.first}: {human_bytes(growth.per_step)} per step"
     )
     line = next((s for s in growth.lines if s.bytes > 0 and isinstance(s.key, Place)), None)
     state = evidence.state_growth(growth.first, growth.last)
@@ -162,14 +161,14 @@ def _growing(evidence: Evidence) -> Iterator[Suggestion]:
         seen += f"; optimizer state held {human_bytes(state)} more"
     elif line is not None:
         text = (
-            f"Look at what keeps the tensors made at {line.key} alive from one step to the next "
-            "(a list of losses that was not detached, a cache without a limit)."
+            f"Find what keeps the tensors allocated at {line.key} alive from step to step (such "
+            "as a list of losses that were not detached, or an unbounded cache)."
         )
         seen += f"; that line held {human_bytes(line.bytes)} more"
     else:
         text = (
-            "Look for tensors that are kept from one step to the next: a list of losses that was "
-            "not detached (use loss.item()), a cache without a limit."
+            "Look for tensors that are kept from step to step: a list of losses that were not "
+            "detached (use loss.item()), or an unbounded cache."
         )
     # Growth has no end: whatever its size by now, it comes first.
     yield Suggestion("growth", text, "", seen, max(evidence.peak, growth.bytes) + 1)
@@ -183,8 +182,8 @@ def _kept(evidence: Evidence) -> Iterator[Suggestion]:
     if isinstance(line, NoPlace) or size < WORTH_SAYING * evidence.peak:
         return
     text = (
-        f"Look at what keeps the tensors made at {line} alive from one step to the next (a list "
-        "of losses that was not detached, a cache without a limit)."
+        f"Find what keeps the tensors allocated at {line} alive from step to step (such as a "
+        "list of losses that were not detached, or an unbounded cache)."
     )
     place = "there"
     last = evidence.site.rank.steps[-1].index if evidence.site.rank.steps else 0
@@ -194,8 +193,8 @@ def _kept(evidence: Evidence) -> Iterator[Suggestion]:
         "growth",
         text,
         "",
-        f"{human_bytes(size)} made {place} outlived the steps that made them: "
-        f"{human_bytes(per_step)} a step",
+        f"{human_bytes(size)} allocated {place} outlived its step: "
+        f"{human_bytes(per_step)} per step",
         max(evidence.peak, size) + 1,
     )
 
@@ -224,7 +223,7 @@ def _fragmented(evidence: Evidence) -> Iterator[Suggestion]:
         seen += f"; the allocator emptied its cache {window.activity.alloc_retries}× in that step"
     yield Suggestion(
         "expandable-segments",
-        "Let segments grow in place, so that free blocks of different sizes can be joined.",
+        "Use expandable segments, which let free blocks of different sizes merge.",
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" + (f",{others}" if others else ""),
         seen,
         unused,
@@ -237,8 +236,7 @@ def _gradients_in_forward(evidence: Evidence) -> Iterator[Suggestion]:
         return
     yield Suggestion(
         "zero-grad",
-        "Free the gradients before the forward pass rather than after it (unless they are being "
-        "accumulated on purpose).",
+        "Free the gradients before the forward pass, not after it (unless you accumulate them).",
         "optimizer.zero_grad(set_to_none=True)",
         f"{human_bytes(count)} of gradients ({_percent(share)}) were alive at {evidence.when}, "
         "which is in the forward pass",
@@ -253,20 +251,18 @@ def _activations(evidence: Evidence) -> Iterator[Suggestion]:
     line = evidence.line(Category.ACTIVATION)
     seen = f"activations are {human_bytes(count)} of {evidence.when} ({_percent(share)})"
     if line is not None:
-        seen += f", {human_bytes(line.bytes)} of them made at {line.key}"
+        seen += f", {human_bytes(line.bytes)} of them allocated at {line.key}"
     if not evidence.ran("torch/utils/checkpoint.py"):
         yield Suggestion(
             "checkpoint",
-            "Recompute activations in the backward pass instead of keeping them, for the modules "
-            "that hold most of them.",
+            "Use activation checkpointing for the modules with the most activations.",
             "torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)",
             seen,
             count,
         )
     yield Suggestion(
         "smaller-batch",
-        "If the batch can be halved: do, and accumulate gradients over two of them. Activations "
-        "shrink with it.",
+        "Halve the batch size and accumulate gradients over two batches, to reduce activations.",
         "",
         seen,
         count // 2,
@@ -280,10 +276,10 @@ def _temporaries(evidence: Evidence) -> Iterator[Suggestion]:
         return
     yield Suggestion(
         "temporaries",
-        f"Work in smaller pieces, or in place, at {line.key}.",
+        f"Work in smaller chunks, or in place, at {line.key}.",
         "",
-        f"temporary results are {human_bytes(count)} of {evidence.when} ({_percent(share)}), "
-        f"{human_bytes(line.bytes)} of them made there",
+        f"temporary tensors are {human_bytes(count)} of {evidence.when} ({_percent(share)}), "
+        f"{human_bytes(line.bytes)} of them allocated there",
         line.bytes,
     )
 
@@ -315,15 +311,15 @@ def _trace_it(evidence: Evidence) -> Iterator[Suggestion]:
     known = sum(t.known for t in step.tensors if t.device == evidence.site.device)
     if evidence.peak and known > (1 - _DOMINATES) * evidence.peak:
         return
-    seen = "at level 'counters' only parameters, gradients and optimizer state have names"
+    seen = "at level 'counters' only parameters, gradients and optimizer state are named"
     if evidence.peak and known:
         seen = (
-            f"tensors with a name explain {human_bytes(known)} of the "
+            f"named tensors explain {human_bytes(known)} of the "
             f"{human_bytes(evidence.peak)} at the peak"
         )
     yield Suggestion(
         "trace",
-        "Record again at level 'trace': it shows which lines and modules the memory belongs to.",
+        "Record again at level 'trace' to see the lines and modules that hold the memory.",
         "gpuprobe run --level trace …",
         seen,
         max(evidence.peak - known, 0),

@@ -38,12 +38,12 @@ def blind_spots(
         if rank.end is None and recording.kind == "recording":
             add(_NO_END.get(status, _UNKNOWN_END), rank)
         for fault in rank.end.gpuprobe_faults if rank.end else ():
-            consequence = "what was to be recorded after it is missing"
-            add(BlindSpot(f"a fault inside gpuprobe: {fault}", consequence), rank)
+            consequence = "nothing was recorded after that"
+            add(BlindSpot(f"an internal error of gpuprobe: {fault}", consequence), rank)
     if site is not None and isinstance(mark, Unavailable) and mark.status is ReadStatus.ERROR:
         spot = BlindSpot(
             f"the trace of the peak: {mark.reason}",
-            "no lines, modules or categories can be shown for it",
+            "its lines, modules and categories are unavailable",
         )
         add(spot, site.rank)
     return tuple(
@@ -64,17 +64,19 @@ def _absent_ranks(recording: Recording) -> BlindSpot | None:
     return BlindSpot(
         f"{'a rank' if count == 1 else f'{count} ranks'} of the job's {size} "
         f"(rank {listed}): nothing of {'it' if count == 1 else 'them'} is in this recording",
-        f"{'its' if count == 1 else 'their'} peak may be higher than the one shown",
+        f"{'its' if count == 1 else 'their'} peak may be higher than shown",
     )
 
 
-_AFTER = "what happened after the last step on record is unknown"
+_AFTER = "nothing is known after the last recorded step"
 _NO_END = {
     "killed": BlindSpot(
-        "how the program ended: it was killed before the recording was closed", _AFTER
+        "the end of the program: it was killed before the recording was closed", _AFTER
     ),
-    "running": BlindSpot("the rest of the program: it is still running", "the peak may yet rise"),
+    "running": BlindSpot(
+        "the rest of the program, which is still running", "the peak may still rise"
+    ),
 }
 _UNKNOWN_END = BlindSpot(
-    "how the program ended: the recording has no end (it is running, or was killed)", _AFTER
+    "the end of the program: the recording is not closed (still running, or killed)", _AFTER
 )

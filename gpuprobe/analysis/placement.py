@@ -29,14 +29,12 @@ _NO_DEVICE = ("cpu", "meta")
 
 _W, _N = Level.WARNING, Level.NOTE
 RULES = (
-    define(
-        "GP301", "module-on-cpu", Level.WARNING, "No module of a model on a GPU is left on the CPU"
-    ),
+    define("GP301", "module-on-cpu", Level.WARNING, "All modules of a GPU model are on the GPU"),
     define(
         "GP302",
         "split-model",
         (Level.WARNING, Level.NOTE),
-        "A model is on one GPU, or on several on purpose",
+        "A model is on one GPU unless split on purpose",
     ),
     define(
         "GP303",
@@ -45,7 +43,7 @@ RULES = (
         "Batches are copied to the GPU from pinned memory",
     ),
     define("GP304", "wrong-gpu", _W, "Inputs and memory are on the model's own GPU"),
-    define("GP305", "data-parallel-imbalance", _W, "DataParallel loads its GPUs alike"),
+    define("GP305", "data-parallel-imbalance", _W, "DataParallel balances its GPUs"),
 )
 
 
@@ -104,8 +102,8 @@ def _module_on_cpu(seen: _Seen) -> Iterator[Finding]:
             f"model on {_listed(gpus)}",
             (("module", item.name), ("device", "cpu"), ("bytes", str(item.bytes))),
             Fix(
-                "Move it with the rest; a list of modules must be a ModuleList, and a tensor of "
-                "the model a Parameter or a registered buffer, to be moved with it.",
+                "Move it with the rest of the model. model.to() only moves modules in a "
+                "ModuleList, Parameters and registered buffers.",
                 f'model.to("{gpus[0]}")',
             ),
             item.name,
@@ -124,8 +122,8 @@ def _split_model(seen: _Seen) -> Iterator[Finding]:
     if small:
         message = (
             f"{_listed(names)} {'is' if len(names) == 1 else 'are'} on {_listed(small)}, apart "
-            f"from the rest of the model on {largest} ({parts}): activations are copied between "
-            "GPUs for it"
+            f"from the rest of the model on {largest} ({parts}): its activations are copied "
+            "between GPUs"
         )
     else:
         message = f"the model is split over {len(by_device)} GPUs: {parts}"
@@ -134,7 +132,7 @@ def _split_model(seen: _Seen) -> Iterator[Finding]:
         Level.WARNING if small else Level.NOTE,
         message,
         tuple(sorted((d, str(n)) for d, n in by_device.items())),
-        Fix("If it is not meant: put the whole model on one GPU.", f'model.to("{largest}")'),
+        Fix("If this is not intended, put the whole model on one GPU.", f'model.to("{largest}")'),
     )
 
 
@@ -145,11 +143,11 @@ def _pageable(seen: _Seen) -> Iterator[Finding]:
     yield _finding(
         "GP303",
         Level.WARNING,
-        f"the DataLoader gives {human_bytes(size)} a step in pageable memory, which CUDA copies "
-        "through a buffer of its own while the program waits",
+        f"the DataLoader gives {human_bytes(size)} per step in pageable memory, which CUDA copies "
+        "through an internal buffer while the program waits",
         (("bytes per step", str(size)),),
         Fix(
-            "Pin the loader's memory, and copy without waiting.",
+            "Pin the loader's memory and copy asynchronously.",
             "DataLoader(…, pin_memory=True); batch.to(device, non_blocking=True)",
         ),
     )
@@ -163,9 +161,9 @@ def _wrong_gpu(seen: _Seen) -> Iterator[Finding]:
                 "GP304",
                 Level.WARNING,
                 f"the model on {_listed(gpus)} is called with inputs on {item.device} "
-                f"({human_bytes(item.bytes)} a step)",
+                f"({human_bytes(item.bytes)} per step)",
                 (("inputs", item.device), ("model", ", ".join(gpus))),
-                Fix("Put the inputs where the model is.", f'x.to("{gpus[0]}")'),
+                Fix("Move the inputs to the model's device.", f'x.to("{gpus[0]}")'),
                 item.device,
             )
     used = {item.device for item in seen.placed}
@@ -188,8 +186,8 @@ def _wrong_gpu(seen: _Seen) -> Iterator[Finding]:
                     ),
                     (("device", window.device), ("allocated", str(allocated))),
                     Fix(
-                        "Choose the GPU before the first tensor is made; a device 'cuda' without "
-                        "a number is the current one.",
+                        "Set the GPU before creating the first tensor; the device 'cuda' without "
+                        "an index is the current one.",
                         f"torch.cuda.set_device({gpus[0].partition(':')[2] or 0})",
                     ),
                     window.device,
@@ -208,11 +206,11 @@ def _data_parallel(seen: _Seen) -> Iterator[Finding]:
         Level.WARNING,
         f"DataParallel: {device} peaks at {human_bytes(most)}, the other GPUs at "
         f"{human_bytes(others)} on average. It holds the parameters, the optimizer's state and "
-        "the gathered outputs, and so decides the batch size for all",
+        "the gathered outputs, and therefore limits the batch size",
         (("output device", device), ("its peak", str(most)), ("others' mean peak", str(others))),
         Fix(
-            "Use DistributedDataParallel, with one process for each GPU; or compute the loss "
-            "inside the module, so that only scalars are gathered.",
+            "Use DistributedDataParallel with one process per GPU, or compute the loss inside "
+            "the module so that only scalars are gathered.",
             "torch.nn.parallel.DistributedDataParallel(model)",
         ),
         device,

@@ -127,7 +127,7 @@ def _own_ns(step: Step) -> int:
 def _time(ranks: Sequence[RankRecording]) -> RankTime | Unavailable:
     if any(rank.session.virtual for rank in ranks):
         return Unavailable(
-            "a virtual GPU takes no time: what the steps took says nothing of the ranks",
+            "step times on a virtual GPU are not comparable",
             ReadStatus.NOT_COLLECTED,
         )
     chosen = {rank.session.rank: {s.index: s for s in full_steps(rank.steps)} for rank in ranks}
@@ -223,7 +223,7 @@ def _known(site: PeakSite) -> dict[str, int]:
         if tensors.device == site.device:
             found = {category.value: int(n) for category, n in tensors.by_category.items()}
             if not isinstance(tensors.rest, Unavailable):
-                found["(no tensor with a name)"] = tensors.rest
+                found["(no named tensor)"] = tensors.rest
             return found
     return {}
 

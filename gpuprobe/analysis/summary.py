@@ -176,7 +176,9 @@ def _rank(rank: RankRecording, status: str) -> RankRow:
         status=status,
         error=_error(rank),
         steps=sum(step.ended_by != "end" for step in rank.steps),
-        duration_ns=rank.end.duration_ns if rank.end else Unavailable("the session has no end yet"),
+        duration_ns=rank.end.duration_ns
+        if rank.end
+        else Unavailable("the session is not closed yet"),
         host_rss_peak=_NOT_MEASURED if host is None else host.amount,
     )
 
@@ -294,7 +296,7 @@ def _of_tensors(tensors: KnownTensors, step: int) -> CategoryTable:
     return CategoryTable(
         total=rest if isinstance(rest, Unavailable) else tensors.known + rest,
         rows=tuple(ShareRow(category.value, count, None) for category, count in rows),
-        remainder=Remainder("no tensor with a name explains it", rest, None),
+        remainder=Remainder("no named tensor explains it", rest, None),
         at=AT_STEP_END,
         step=step,
     )

@@ -207,9 +207,9 @@ def _ensure_alone(processes: int, started_by: str) -> None:
     comparison without it would say nothing."""
     if processes:
         raise ProgramFailed(
-            f"the program uses the GPU in {processes} process{'es' * (processes > 1)} of its own "
+            f"the program uses the GPU in {processes} child process{'es' * (processes > 1)} "
             f"({started_by}), which {'are' if processes > 1 else 'is'} not measured",
-            hint="check what one of them runs, as a script",
+            hint="check the code of one process, as a script",
         )
 
 
@@ -226,7 +226,7 @@ def _no_cuda(virtual: str | None) -> str:
     torch = sys.modules.get("torch")
     if virtual is not None or torch is None or torch.cuda.is_available():
         return ""
-    return "there is no GPU here; --gpu h100-80gb runs it on one in software"
+    return "there is no GPU on this machine; --gpu h100-80gb simulates one"
 
 
 class _Watched:
@@ -383,7 +383,7 @@ def measure_apart(plan: CheckPlan, *, shown: bool = False) -> Baseline:
             raise ProgramFailed(f"{name} was not measured: exit code {done.returncode}")
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-            raise ProgramFailed(f"the program did not end well when it was repeated: {last}")
+            raise ProgramFailed(f"the program failed when it was repeated: {last}")
         found = read_baseline(path)
         sources = with_text(found.sources, plan.root or plan.folder)
         return replace(found, sources=sources, command=plan.command)

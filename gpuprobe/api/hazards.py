@@ -56,9 +56,9 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
     """
     global _source
     if find_spec("torch") is None:
-        raise MissingExtra("torch", "torch", why="hazards are looked for in torch's operators")
+        raise MissingExtra("torch", "torch", why="checking for hazards needs torch")
     if _source is not None:
-        raise UsageError("hazards are being looked for already", hint="leave that one first")
+        raise UsageError("already checking for hazards", hint="leave that one first")
     from gpuprobe.hazard_watch.results import fill
     from gpuprobe.hazards.findings.results import Hazards, ending
     from gpuprobe.patching import Patches
@@ -105,7 +105,7 @@ def findings_so_far() -> FindingsSoFar:
     from gpuprobe.hazard_watch.results import FindingsSoFar
 
     if _source is None:
-        raise UsageError("no hazards are being looked for")
+        raise UsageError("not checking for hazards")
     return FindingsSoFar(_source)
 
 

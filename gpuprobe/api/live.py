@@ -92,16 +92,16 @@ def neighbours(
     cannot be told apart on its GPUs. ``demo`` names a fake fleet to ask instead.
     """
     if not device.startswith("cuda"):
-        return Unavailable("the memory is not a GPU's", ReadStatus.UNSUPPORTED)
+        return Unavailable("this is not GPU memory", ReadStatus.UNSUPPORTED)
     if not is_running(rank):
-        return Unavailable("the program does not run any more", ReadStatus.NOT_COLLECTED)
+        return Unavailable("the program has ended", ReadStatus.NOT_COLLECTED)
     environment = rank.environment
     visible = environment.cuda_visible_devices
     environ = {} if isinstance(visible, Unavailable) else {"CUDA_VISIBLE_DEVICES": visible}
     found = inventory(("nvml",), demo, detail="table", environ=environ)
     if not any(source.available for source in found.sources):
         reasons = "; ".join(source.reason for source in found.sources)
-        return Unavailable(f"NVML cannot be asked: {reasons}")
+        return Unavailable(f"NVML is unavailable: {reasons}")
     return neighbours_of(rank.session.pid, device, found)
 
 
@@ -119,7 +119,7 @@ def out_of_memory(
 def _limit(rank: RankRecording, device: str, around: Neighbours | Unavailable) -> int | Unavailable:
     last = rank.steps[-1] if rank.steps else None
     if last is None:
-        return Unavailable("there is no step yet", ReadStatus.NOT_COLLECTED)
+        return Unavailable("no step yet", ReadStatus.NOT_COLLECTED)
     window = window_of(last.windows, device) if device else None
     if device.startswith("cuda"):
         if isinstance(around, Unavailable):
@@ -129,7 +129,7 @@ def _limit(rank: RankRecording, device: str, around: Neighbours | Unavailable) -
         reserved = window.end.reserved if window else Unavailable("no window")
         return reserved if isinstance(reserved, Unavailable) else reserved + around.free
     if not is_running(rank):
-        return Unavailable("the program does not run any more", ReadStatus.NOT_COLLECTED)
+        return Unavailable("the program has ended", ReadStatus.NOT_COLLECTED)
     import psutil  # 15 ms, and only where a process on the CPU is followed
 
     level = window.end.allocated if window else last.host.rss_end

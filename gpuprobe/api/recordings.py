@@ -168,7 +168,7 @@ def replay(
     ]
     if not traces:
         raise DataError(
-            "no allocation trace of a CUDA device in it"
+            "it contains no allocation trace of a CUDA device"
             if device is None
             else f"no device cuda:{device} in it",
             hint="a trace is recorded by gpuprobe.record(..., level='trace') or "

@@ -114,13 +114,13 @@ def read_hazards(path: StrPath) -> Hazards:
         found = json.loads(read_text(where))
     except FileNotFoundError:
         raise UsageError(
-            f"no such file: {where}", hint="gpuprobe run --hazards-json FILE writes one"
+            f"no such file: {where}", hint="create one with gpuprobe run --hazards-json FILE"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"cannot read {where}: {reason}") from error
     if not isinstance(found, dict) or found.get("schema") != "gpuprobe.hazards":
-        raise DataError(f"{where} is no hazards document")
+        raise DataError(f"{where} is not a hazards document")
     return from_document(found, str(where))
 
 
@@ -152,7 +152,7 @@ def write_flamegraph(
     if nearest is not None:
         step, mark = nearest
         title = f"Memory at the high water mark of step {step.index}"
-        below = "the highest step with a trace"
+        below = "the highest traced step"
         if not isinstance(site.amount, Unavailable):
             less = human_bytes(max(0, site.amount.at_least - mark.allocated))
             below += f": {less} below the peak"

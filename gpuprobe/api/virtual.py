@@ -54,7 +54,7 @@ def virtual_gpu(
     bad settings, UsageError inside another one and for a bad assumption. On the way out everything
     in torch is put back.
     """
-    _require_torch("a virtual GPU needs it")
+    _require_torch("required for the virtual GPU")
     from gpuprobe.virtual import session
 
     with session.virtual_gpu(gpu, compute, conf=conf, assume=assume) as found:
@@ -179,8 +179,8 @@ def estimate_program(
                 program.run()
             except Enough:
                 session.machine.assume(
-                    f"stopped after step {count()} (--steps): what comes later, such as an "
-                    "evaluation or a checkpoint, was not run, and may need more"
+                    f"stopped after step {count()} (--steps): later code, such as an evaluation "
+                    "or a checkpoint, was not run and may need more"
                 )
             except SystemExit as exit_:
                 if exit_.code not in (None, 0):
@@ -190,7 +190,9 @@ def estimate_program(
                 raise unwrapped(error) from None
             except Exception as error:
                 if within and of_host_memory(error):
-                    raise TooLarge("this machine's memory does not hold its tensors") from None
+                    raise TooLarge(
+                        "this machine does not have enough memory for its tensors"
+                    ) from None
                 known = explained(error)
                 if known is not None:
                     raise known from None
@@ -200,8 +202,8 @@ def estimate_program(
         return count()
 
     unused = (
-        "the program ran on the CPU: it has to move its model and data to the device where "
-        "torch.cuda.is_available(), or by an option of its own (after --)"
+        "the program ran on the CPU: move model and data to the GPU if "
+        "torch.cuda.is_available(), or with an option of the script (after --)"
     )
     start = Start(program)
     order = {"gpu": gpu, "steps": steps, "conf": conf, "ranks": ranks, "assume": [*assume]}
@@ -234,7 +236,7 @@ def _failed(session: VirtualSession, text: str) -> ProgramFailed:
         return ProgramFailed(text)
     what = "NaN for a value" if machine.given_nan else "the largest size for one"
     return ValueNeeded(
-        f"{text}; it was given {what} that was not computed ({given}), and perhaps needs the value",
+        f"{text}; it was given {what} that was not computed ({given}), which it may need",
         hint="compute the values: --compute real, compute='real'",
         place=given,
     )

@@ -75,11 +75,11 @@ def record(
     """
     if hazards:
         raise UsageError(
-            "record() does not look for hazards",
+            "record() does not detect hazards",
             hint="use `with gpuprobe.detect_hazards():` around it, or gpuprobe run --hazards",
         )
     if find_spec("torch") is None:
-        raise MissingExtra("torch", "torch", why="recording needs it")
+        raise MissingExtra("torch", "torch", why="required for recording")
     from gpuprobe.recording.writer import RecordingWriter
     from gpuprobe.sampler.environment import ranks
     from gpuprobe.sampler.recorder import LEVELS, Recorder
@@ -216,7 +216,7 @@ def run(
     """
     if virtual is not None:
         if find_spec("torch") is None:
-            raise MissingExtra("torch", "torch", why="a virtual GPU needs it")
+            raise MissingExtra("torch", "torch", why="required for the virtual GPU")
         from gpuprobe.virtual.session import virtual_gpu
 
         with virtual_gpu(virtual, compute) as session:
@@ -364,7 +364,7 @@ def summary(output: Path, width: int = 80) -> list[str]:
     style = Style(width=width, cwd=report.session.cwd)
     lines = []
     if report.peak.measure is None:
-        lines.append("nothing was recorded: the program made no training step that torch saw")
+        lines.append("nothing was recorded: no training step was detected")
     else:
         first, *rest = draw.lines([headline(report)], style)
         lines += [f"peak: {first}", *rest]

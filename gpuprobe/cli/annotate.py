@@ -86,6 +86,7 @@ def add_option(parser: argparse.ArgumentParser, flag: str, more: str = "") -> No
         flag,
         type=Annotations.of,
         metavar="SERVICE",
-        help="also show findings at their lines in a pull request: github, gitlab, gitlab=FILE "
-        f"(default: gl-code-quality-report.json), or auto, the one this runs on{more}",
+        help="also annotate the lines of findings in a pull request: github, gitlab, gitlab=FILE "
+        "(default: gl-code-quality-report.json), or auto (detect the service)"
+        f"{more}",
     )

@@ -53,7 +53,7 @@ def add_demo(parser: argparse.ArgumentParser, more: str = "") -> None:
         metavar="FLEET",
         nargs="?",
         const="8xh100",
-        help=f"look at a fake fleet instead of this machine (default: 8xh100{more})",
+        help=f"show a simulated fleet instead of this machine (default: 8xh100{more})",
     )
 
 
@@ -98,7 +98,8 @@ def add_virtual_run(parser: argparse.ArgumentParser) -> None:
     """
     add_gpu(
         parser,
-        "the GPU, such as h100-80gb or 2xa100-40gb (default: h100-80gb); list: print those known",
+        "the GPU, such as h100-80gb or 2xa100-40gb (default: h100-80gb); list: print the "
+        "supported ones",
         default="h100-80gb",
     )
     parser.add_argument(
@@ -108,21 +109,21 @@ def add_virtual_run(parser: argparse.ArgumentParser) -> None:
         "--compute",
         choices=("auto", "shapes", "real"),
         default="auto",
-        help="shapes: only values that decide, fast; real: every value, on the CPU; auto "
-        "(default): shapes, and where the script needs a value and is small, real in a second run",
+        help="shapes: compute only values that affect control flow; real: compute all values on "
+        "the CPU; auto (default): shapes, then real if a small script needs a value",
     )
     parser.add_argument(
         "--assume",
         action="append",
         default=[],
         metavar="FILE:LINE=VALUE",
-        help="what a line reads that is not computed: true, false or a number (repeatable)",
+        help="the value that this line reads: true, false or a number (repeatable)",
     )
     parser.add_argument(
         "--conf", metavar="CONF", help="allocator settings, as in PYTORCH_CUDA_ALLOC_CONF"
     )
     parser.add_argument(
-        "--ranks", type=positive, default=1, metavar="N", help="pretend to be one of N processes"
+        "--ranks", type=positive, default=1, metavar="N", help="simulate one of N processes"
     )
 
 

@@ -42,7 +42,7 @@ def _overview() -> argparse.ArgumentParser:
         prog="gpuprobe",
         usage="gpuprobe [--version] [--help] COMMAND ...",
         description="Where GPU memory goes, why, and what to do about it.",
-        epilog=f"commands:\n{listing}\n\nHelp on one of them: gpuprobe help COMMAND",
+        epilog=f"commands:\n{listing}\n\nHelp on a command: gpuprobe help COMMAND",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-V", "--version", action="store_true", help="print the version")
@@ -66,8 +66,7 @@ def own_options_first(parser: argparse.ArgumentParser, given: Sequence[str]) -> 
     doubtful = [name for name in found.doubtful if _mentions(given, name)]
     if doubtful:
         stderr.print_line(
-            f"note: read as gpuprobe's: {', '.join(doubtful)}; "
-            "put -- before the script's own options to give them to the script"
+            f"note: read as gpuprobe's: {', '.join(doubtful)}; put -- before options of the script"
         )
     return found.arguments
 
@@ -135,14 +134,15 @@ def _unexpected(error: Exception) -> int:
     if os.environ.get("GPUPROBE_DEBUG", "") not in ("", "0"):
         stderr.write("".join(traceback.format_exception(error)))
     if isinstance(error, MemoryError):
-        stderr.error("there is not enough memory for this")
+        stderr.error("not enough memory on this machine")
         return exit_codes.ENVIRONMENT
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     what = cut(" ".join(f"{type(error).__name__}: {error}".split()), 300)
     stderr.error(
         f"internal error: {what}{place}",
-        hint=f"a bug in gpuprobe: report it at {_ISSUES} with this line, the command and what "
+        hint=f"internal error in gpuprobe: please report it at {_ISSUES} with this line, the "
+        "command and what "
         "GPUPROBE_DEBUG=1 prints",
     )
     return exit_codes.INTERNAL

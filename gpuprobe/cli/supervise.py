@@ -61,8 +61,8 @@ def supervised(command: Callable[[], int]) -> int:
         stacks.seek(0)
         where = _program_line(stacks)
     stderr.error(
-        f"the program ended this process {how}, before anything was measured{where}",
-        hint="it must come to its own end, or to sys.exit: not to os._exit, os.exec or a signal",
+        f"the program terminated this process {how}, before anything was measured{where}",
+        hint="it must return or call sys.exit, not os._exit, os.exec or a signal",
     )
     return exit_codes.PROGRAM_FAILED
 

@@ -124,8 +124,8 @@ def export(
             server.start(reader.families, reports.put)
             if not server.loopback:
                 warn(
-                    f"listening on {server.host}: whoever can reach this machine can read its "
-                    "GPUs, processes and runs; there is no password"
+                    f"listening on {server.host}: anyone who can reach this machine can read its "
+                    "GPUs, processes and runs without a password"
                 )
             notify(f"serving {server.url}")
         while True:

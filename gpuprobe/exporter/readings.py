@@ -147,7 +147,7 @@ class MachineMetrics:
             if self._troubles.get(key) != text:
                 yield text
         for key in self._troubles.keys() - now.keys():
-            yield f"{key}: answers again" if key in SOURCES else f"{key}: can be read now"
+            yield f"{key}: answers again" if key in SOURCES else f"{key}: is readable again"
         self._troubles = now
 
 
@@ -186,7 +186,7 @@ def families_of(measured: Measured | None, *, stale: bool = False) -> list[Famil
     """Everything to export of a reading: of none, or of one that is too old, only that."""
     from gpuprobe.reporters.metrics.exporter import self_families
 
-    none = Unavailable("nothing was read yet", ReadStatus.NOT_COLLECTED)
+    none = Unavailable("nothing has been read yet", ReadStatus.NOT_COLLECTED)
     own = self_families(
         None if measured is None else measured.found,
         sources=SOURCES,

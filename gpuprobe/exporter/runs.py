@@ -66,7 +66,7 @@ class RunWatch:
             if path.exists() and not path.is_dir():
                 raise UsageError(
                     f"{path} is not a directory",
-                    hint="give recordings, or directories that hold recordings",
+                    hint="give recordings, or directories of recordings",
                 )
         self._discover = discover
         self._now = now
@@ -102,7 +102,7 @@ class RunWatch:
             except NotARecording:
                 self._tails.pop(path)
                 if named:  # else it was removed meanwhile
-                    problems[str(path)] = f"no recording is there (yet): {path}"
+                    problems[str(path)] = f"no recording yet: {path}"
                 continue
             except DataError as error:
                 problems[str(path)] = str(error)

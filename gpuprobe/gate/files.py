@@ -36,7 +36,7 @@ def read_runs(path: StrPath) -> dict[str, Baseline]:
     none. Raises UsageError where there is none, DataError for something else."""
     from gpuprobe.analysis.baseline import loads_runs
 
-    hint = "gpuprobe baseline update writes one, with the same arguments as this"
+    hint = "create it with gpuprobe baseline update and the same arguments"
     return loads_runs(_text(path, hint), str(Path(path)))
 
 
@@ -86,7 +86,7 @@ def _no_run(path: StrPath, run: str, names: Sequence[str]) -> UsageError:
     if not run:
         return UsageError(
             f"{where} has baselines of several runs: {', '.join(names)}",
-            hint="name the one that is meant: --run NAME",
+            hint="choose one with --run NAME",
         )
     return UsageError(
         f"{where} has no baseline of the run {run!r}",
@@ -122,7 +122,7 @@ def write_runs(
         if lost:
             raise UsageError(
                 f"{Path(path)} has merge conflicts, and baselines of other runs: {', '.join(lost)}",
-                hint="gpuprobe baseline update, without --run, writes all of them anew",
+                hint="run gpuprobe baseline update without --run to rewrite all of them",
             )
         others = read_runs(path) if merged is None else {}
     others.pop("", None)
@@ -138,7 +138,7 @@ def read_known(path: StrPath) -> tuple[KnownFinding, ...]:
     something else."""
     from gpuprobe.hazards.findings.known import loads
 
-    return loads(_text(path, "add --hazards-baseline-update to write one"), str(Path(path)))
+    return loads(_text(path, "add --hazards-baseline-update to create it"), str(Path(path)))
 
 
 def ensure_replaceable(path: StrPath) -> None:
@@ -188,7 +188,7 @@ def _text(path: StrPath, hint: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(
-            f"cannot read {Path(path)}: {reason}", hint="is this a baseline? it is text, in UTF-8"
+            f"cannot read {Path(path)}: {reason}", hint="a baseline is a UTF-8 text file"
         ) from error
 
 
@@ -201,5 +201,5 @@ def _write(path: StrPath, text: str) -> None:
 
 
 def _cannot_write(path: Path, reason: str) -> UsageError:
-    hint = "" if path.parent.is_dir() else f"there is no folder {path.parent}: make it first"
+    hint = "" if path.parent.is_dir() else f"the folder {path.parent} does not exist"
     return UsageError(f"cannot write {path}: {reason}", hint=hint)

@@ -107,7 +107,7 @@ def baseline_path(given: Path | None, project: ProjectSettings) -> Path:
     found = given if given is not None else project.baseline
     if found is None:
         raise UsageError(
-            "no baseline is named",
+            "no baseline given",
             hint=f'--baseline FILE, or baseline = "memory.json" in [tool.gpuprobe] of {PROJECT}',
         )
     return found
@@ -231,8 +231,8 @@ def _ensure_same(before: Sequence[str], now: Sequence[str]) -> None:
     if ours != theirs:
         raise UsageError(
             f"the baseline is of {shlex.join(ours)}, not of {shlex.join(theirs)}",
-            hint="name its own with --baseline FILE or --run NAME; of one renamed: "
-            "gpuprobe baseline update",
+            hint="choose another baseline with --baseline FILE or --run NAME; if the script was "
+            "renamed, run gpuprobe baseline update",
         )
 
 

@@ -169,7 +169,7 @@ def _parse(text: str, shown: str) -> dict[str, Any]:
             import tomli as reader
         except ImportError:
             raise ConfigError(
-                f"{shown} has settings for gpuprobe, and Python 3.10 cannot read TOML by itself",
+                f"{shown} has settings for gpuprobe, but Python 3.10 cannot read TOML",
                 hint="pip install tomli, or use Python 3.11 or later",
             ) from None
     try:
@@ -182,7 +182,7 @@ def _parse(text: str, shown: str) -> dict[str, Any]:
 
 def _text(value: str) -> str:
     if not value.strip():
-        raise ValueError("expected text, found an empty one")
+        raise ValueError("expected a non-empty string")
     if "\0" in value:
         raise ValueError(f"expected text without null bytes, found {value!r:.80}")
     return value
@@ -199,7 +199,7 @@ def _command(value: str | list[str]) -> tuple[str, ...]:
         words = words[1:]
     if not words or words == ["-m"]:
         raise Malformed(
-            f"it names nothing to run: {value!r:.80}",
+            f"it contains nothing to run: {value!r:.80}",
             hint='such as "train.py" or "-m package.train --fast"',
         )
     return tuple(words)

@@ -15,7 +15,7 @@ __all__ = ["MemoryCallback"]
 
 def _callback_class() -> Any:
     if find_spec("transformers") is None:
-        why = "its Trainer is what calls this callback"
+        why = "its Trainer calls this callback"
         raise MissingExtra("transformers", "huggingface", why=why)
     return import_module("transformers").TrainerCallback
 

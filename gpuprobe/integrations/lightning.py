@@ -23,7 +23,7 @@ def _callback_class() -> Any:
     for name in (*(name for name in names if name in sys.modules), *names):
         if find_spec(name.partition(".")[0]) is not None:
             return import_module(f"{name}.callbacks").Callback
-    raise MissingExtra("lightning", "lightning", why="its Trainer is what calls this callback")
+    raise MissingExtra("lightning", "lightning", why="its Trainer calls this callback")
 
 
 class MemoryCallback(_callback_class()):  # type: ignore[misc]

@@ -88,7 +88,7 @@ def define(
     Raises ValueError where the id is taken.
     """
     if id in _RULES:
-        raise ValueError(f"there is a rule {id} already: {_RULES[id].title}")
+        raise ValueError(f"rule {id} is already defined: {_RULES[id].title}")
     levels = (levels,) if isinstance(levels, Level) else levels
     made = _RULES[id] = Rule(id, kind, levels, title, cleandoc(description), remedy, reads)
     return made

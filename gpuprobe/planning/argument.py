@@ -72,7 +72,7 @@ def way(script: str, argument: str, arguments: Sequence[str] = ()) -> Way:
     near = difflib.get_close_matches(bare, has, n=3, cutoff=0.4)
     raise UsageError(
         f"{script} has no option --{bare.replace('_', '-')} and no top-level number {plain}",
-        hint=f"it has {', '.join(near)}" if near else "name an option of the script's",
+        hint=f"it has {', '.join(near)}" if near else "name an option of the script",
     )
 
 

@@ -20,8 +20,8 @@ from gpuprobe.virtual.budget import TooLarge
 
 COMPUTE: Final = ("auto", "shapes", "real")
 
-ASKED: Final = "as asked for"
-_ENOUGH: Final = "no line needs more"
+ASKED: Final = "as requested"
+_ENOUGH: Final = "sufficient for this script"
 
 
 def estimate_with(
@@ -49,11 +49,11 @@ def estimate_with(
         return _exact(found, bounded, again) if bounded else found
     place = needed.place or "the program"
     try:
-        return again(f"{place} needs a value, and the run is small enough to compute all")
+        return again(f"{place} needs a value, and the run is small enough to compute all values")
     except TooLarge as large:
         reason = str(large)
     raise ValueNeeded(
-        f"{needed}; with all values it is too large for --compute auto: {reason}",
+        f"{needed}; too large to compute all values with --compute auto: {reason}",
         hint=needed.hint,
         place=needed.place,
     ) from needed.__cause__

@@ -66,11 +66,11 @@ def estimate_of(
         peak_with_context = device.sim.peak_allocated + model.context_high
         left = max(0, model.total_memory - peak_with_context) // growing
         machine.assume(
-            f"that memory does not go on growing: the last step left {human_bytes(growing)} more "
+            f"that memory stops growing: the last step left {human_bytes(growing)} more "
             f"behind than it found; if every step does, the GPU is full in about {left + 1} more"
         )
     for text in machine.assumptions.unused:
-        machine.assume(f"--assume {text} was not used: no value is missing there")
+        machine.assume(f"--assume {text} was not used: that line needs no value")
     return Estimate(
         gpu=model.name,
         devices=len(machine.devices),

@@ -69,7 +69,7 @@ def fit_script(
         start = min(max(chosen.value, least), most)
         first = run.document(case, start)
         if first.get("needs_value") and compute == "auto":
-            notify("the program needs values: computing them, which takes longer")
+            notify("the program needs values; computing them takes longer")
             case = case._replace(compute="real")
             first = run.document(case, start)
         if "error" in first and start > least:

@@ -15,7 +15,7 @@ _NARROW: Final = 24  # estimates of one search at most; as many tell 2^24 values
 def check_bounds(least: int, most: int) -> None:
     """Raises UsageError where no value lies between them."""
     if not 1 <= least <= most:
-        raise UsageError(f"from {least} to {most} there is no value")
+        raise UsageError(f"no value between {least} and {most}")
 
 
 def fit_of(tried: Mapping[int, Trial], **rest: Any) -> Fit:

@@ -30,7 +30,7 @@ _LIBRARY = "libcuda.so.1"
 
 # cuda.h, CUresult: what the failures of cuInit mean.
 _INIT = {
-    3: "the driver is not initialised, or is shutting down (it does not survive a fork)",
+    3: "the driver is not initialised or is shutting down (CUDA cannot be used after a fork)",
     34: "the library is a stub without a driver behind it",
     46: "the GPU is busy or unavailable",
     100: "no CUDA-capable device is visible",

@@ -42,9 +42,9 @@ class PycudaSource:
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] == "pycuda":
                 return "pycuda is not installed", ""
-            return f"pycuda does not import: {error}", ""
+            return f"pycuda cannot be imported: {error}", ""
         except (ImportError, OSError) as error:  # libcuda is missing, or of another version
-            return f"pycuda does not import: {error}", ""
+            return f"pycuda cannot be imported: {error}", ""
         version = str(getattr(pycuda, "VERSION_TEXT", ""))
         try:
             driver.init()
@@ -65,7 +65,7 @@ class PycudaSource:
 
     def _device(self, ordinal: int, detail: Detail, errors: list[ProbeError]) -> Device:
         driver = self._driver
-        no_uuid = Unavailable("pycuda does not tell the UUID", ReadStatus.UNSUPPORTED)
+        no_uuid = Unavailable("pycuda does not report the UUID", ReadStatus.UNSUPPORTED)
         try:
             device = driver.Device(ordinal)
             bus = pci_bus_id(device.pci_bus_id())

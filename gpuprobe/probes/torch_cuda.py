@@ -44,9 +44,9 @@ class TorchSource:
                 import torch  # 1 to 3 s
             except ImportError as error:
                 missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
-                return "torch is not installed" if missing else f"torch does not import: {error}"
+                return "torch is not installed" if missing else f"torch cannot be imported: {error}"
             except OSError as error:  # a CUDA library of the wheel is missing or broken
-                return f"torch does not import: {error}"
+                return f"torch cannot be imported: {error}"
             self._torch = torch
         if self._torch.version.cuda is None:
             kind = "for ROCm" if getattr(self._torch.version, "hip", None) else "without CUDA"
@@ -116,7 +116,7 @@ class TorchSource:
         free: Bytes | Unavailable
         if ready is not True and not self._free_memory:
             free = Unavailable(
-                "this process has no context on the device, and asking would make one",
+                "this process has no context on the device, and a query would create one",
                 ReadStatus.NOT_COLLECTED,
             )
         else:
@@ -136,7 +136,7 @@ class TorchSource:
     def _has_context(self, ordinal: int) -> bool | Unavailable:
         ask = getattr(getattr(self._torch, "_C", None), "_cuda_hasPrimaryContext", None)
         if ask is None:
-            return Unavailable("this torch does not tell", ReadStatus.UNSUPPORTED)
+            return Unavailable("not reported by this torch", ReadStatus.UNSUPPORTED)
         try:
             return bool(ask(ordinal))
         except RuntimeError as error:
@@ -147,7 +147,7 @@ def _uuid(properties: Any) -> str | Unavailable:
     """torch prints the UUID without the ``GPU-`` in front."""
     value = getattr(properties, "uuid", None)
     if value is None:
-        return Unavailable("this torch does not tell the UUID", ReadStatus.UNSUPPORTED)
+        return Unavailable("this torch does not report the UUID", ReadStatus.UNSUPPORTED)
     text = str(value)
     return text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
 
@@ -155,6 +155,6 @@ def _uuid(properties: Any) -> str | Unavailable:
 def _bus(properties: Any) -> str | Unavailable:
     parts = [getattr(properties, f"pci_{n}_id", None) for n in ("domain", "bus", "device")]
     if any(part is None for part in parts):
-        return Unavailable("this torch does not tell the PCI address", ReadStatus.UNSUPPORTED)
+        return Unavailable("this torch does not report the PCI address", ReadStatus.UNSUPPORTED)
     domain, bus, slot = (int(str(part)) for part in parts)
     return f"{domain:08x}:{bus:02x}:{slot:02x}.0"

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _NAME = "gpu_memory"
 _MARKER = (
     f"{_NAME}(max_peak=None, max_reserved=None, regression=None, max_syncs=None, "
-    "no_hazards=False, leaks=True, group=''): limits on the GPU memory of this test, measured on a "
-    "virtual GPU where there is no CUDA (gpuprobe)"
+    "no_hazards=False, leaks=True, group=''): limits on the GPU memory of this test, measured on "
+    "a virtual GPU if there is no CUDA (gpuprobe)"
 )
 
 
@@ -33,27 +33,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--gpuprobe-update-baseline",
         action="store_true",
-        help="write the memory baselines of marked tests anew",
+        help="update the memory baselines of marked tests",
     )
     group.addoption(
         "--gpuprobe-virtual",
         metavar="GPU",
         default="",
-        help="measure on this GPU in software (default where there is no CUDA: gpu in "
-        "[tool.gpuprobe], else h100-80gb)",
+        help="measure on this virtual GPU (default without CUDA: gpu in [tool.gpuprobe], else "
+        "h100-80gb)",
     )
     group.addoption(
         "--gpuprobe-baselines",
         metavar="DIR",
         default="gpuprobe-baselines",
-        help="where baselines are kept, one file per test (default: gpuprobe-baselines)",
+        help="folder of the baselines, one file per test (default: gpuprobe-baselines)",
     )
     group.addoption(
         "--gpuprobe-most",
         metavar="N",
         type=int,
         default=None,
-        help="show the N tests with the highest peaks only (0: none)",
+        help="show only the N tests with the highest peaks (0: none)",
     )
     group.addoption(
         "--gpuprobe-keep",
@@ -65,13 +65,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--gpuprobe-save",
         metavar="FILE",
         default="",
-        help="write what each test took to this file (JSON)",
+        help="write the memory of each test to this file (JSON)",
     )
     group.addoption(
         "--gpuprobe-compare",
         metavar="FILE",
         default="",
-        help="show what each test takes more or less than in this file",
+        help="show each test's change since this file",
     )
 
 

@@ -242,7 +242,7 @@ class Meter:
             text = "\n".join(
                 f"{human_bytes(row.bytes):>10}  {row.key}" for row in rows[:_MOST_LINES]
             )
-            self._item.add_report_section("call", "gpuprobe: most GPU memory, at the peak", text)
+            self._item.add_report_section("call", "gpuprobe: largest allocations at the peak", text)
 
     def note(self) -> None:
         """The figures for the summary, of a test that failed too."""
@@ -298,7 +298,7 @@ class Meter:
         config = self._item.config
         path = self._file()
         if self._baseline is None:
-            yield f"no GPU memory was allocated: {self._shown(path)} is left as it is"
+            yield f"no GPU memory was allocated: {self._shown(path)} was not modified"
             return
         if config.getoption("--gpuprobe-update-baseline"):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -319,7 +319,7 @@ class Meter:
             root=str(config.rootpath),
         )
         for text in result.mismatches:
-            yield f"the baseline is of another environment: {text}"
+            yield f"the baseline is from another environment: {text}"
         for metric in result.regressions:
             if metric.name in self._limits.regression:
                 yield (

@@ -114,6 +114,6 @@ def saved(terminal: Any, path: str) -> dict[str, Figures] | None:
     except (OSError, ValueError, RecursionError, DataError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         terminal.write_line(
-            f"gpuprobe: {visible(path)} is not compared with: {visible(reason)}", red=True
+            f"gpuprobe: {visible(path)} cannot be compared with: {visible(reason)}", red=True
         )
         return None

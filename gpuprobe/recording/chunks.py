@@ -138,7 +138,7 @@ def decode_chunk(data: bytes, name: str) -> MemoryTrace:
     whole and consistent chunk. Allocates at most 128 MiB and 256 times ``len(data)``.
     """
     if len(data) < _PREFIX.size:
-        raise DataError(f"{name}: the trace chunk is cut off")
+        raise DataError(f"{name}: the trace chunk is truncated")
     magic, major, minor, length, crc = _PREFIX.unpack_from(data)
     if magic != _MAGIC:
         raise DataError(f"{name}: not a trace chunk")
@@ -149,7 +149,7 @@ def decode_chunk(data: bytes, name: str) -> MemoryTrace:
         )
     raw_header = data[_PREFIX.size : _PREFIX.size + length]
     if len(raw_header) != length:
-        raise DataError(f"{name}: the trace chunk is cut off")
+        raise DataError(f"{name}: the trace chunk is truncated")
     if zlib.crc32(raw_header) != crc:
         raise DataError(f"{name}: the trace chunk is damaged (header)")
     try:
@@ -230,14 +230,14 @@ def _decode(header: _Header, body: memoryview) -> MemoryTrace:
             raise DataError("a length that compression cannot have reached")
         left -= length
         if left < 0:
-            raise DataError("it unpacks to far more than a file of its size holds")
+            raise DataError("it unpacks to far more than a file of its size can hold")
         unpacker = zlib.decompressobj()
         try:
             raw = unpacker.decompress(blob, length + 1)
         except zlib.error as error:
             raise DataError(str(error)) from error
         if len(raw) != length or not unpacker.eof or unpacker.unused_data:
-            raise DataError("a blob that is not as long as the header says")
+            raise DataError("a blob whose length differs from the header")
         return raw
 
     trace = MemoryTrace(

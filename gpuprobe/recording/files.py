@@ -87,7 +87,7 @@ def stream_names(directory: Path) -> dict[int, str]:
             if len(ranks) > MAX_RANKS:
                 raise DataError(
                     f"{directory} holds the streams of more than {MAX_RANKS} ranks",
-                    hint="no job has so many processes; is this one recording?",
+                    hint="this is more than any job has; is it a single recording?",
                 )
     return dict(sorted(ranks.items()))
 

@@ -69,7 +69,7 @@ def applied(old: Any, made: Any) -> Any:
     if not made:
         return old
     if not isinstance(old, (dict, list)):
-        raise DataError("changes of something that has no parts")
+        raise DataError("changes of a value without parts")
     result = old.copy()
     try:
         for key in made.get("-", ()):
@@ -80,7 +80,7 @@ def applied(old: Any, made: Any) -> Any:
             else:
                 result[key] = part["="] if key not in result else applied(result[key], part)
     except _MISFITS as error:
-        raise DataError(f"changes of what is not there: {error}") from error
+        raise DataError(f"changes of a missing value: {error}") from error
     return result
 
 
@@ -139,7 +139,7 @@ class ReplayedLog:
             self._file = open_regular(path)
         except FileNotFoundError:
             raise UsageError(
-                f"no such file: {os.fspath(path)}", hint="gpuprobe top --log FILE writes one"
+                f"no such file: {os.fspath(path)}", hint="create one with gpuprobe top --log FILE"
             ) from None
         except OSError as error:
             raise UsageError(f"cannot read {os.fspath(path)}: {error.strerror or error}") from error
@@ -185,8 +185,8 @@ class ReplayedLog:
             if len(line) < _MAX_LINE:
                 return False
             raise DataError(
-                f"{self._name}, line {number + 2}: a line of more than {_MAX_LINE >> 20} MiB is no "
-                "reading"
+                f"{self._name}, line {number + 2}: a line of more than {_MAX_LINE >> 20} MiB is "
+                "not a reading"
             )
         entry = _object(line, self._name, number + 2)
         if "moment" in entry:
@@ -216,7 +216,7 @@ def last_moment(path: str | os.PathLike[str]) -> Moment:
     for moment in read_moments(path):
         last = moment
     if last is None:
-        raise DataError(f"{Path(path).name} holds no reading yet")
+        raise DataError(f"{Path(path).name} has no readings yet")
     return last
 
 
@@ -224,7 +224,9 @@ def _check_head(line: bytes, name: str) -> None:
     head = _object(line, name, 1)
     old = head.get("format") == _OLD_FORMAT
     if not old and head.get("schema") != SCHEMA:
-        raise DataError(f"{name} is no log of gpuprobe top", hint="write one with top --log")
+        raise DataError(
+            f"{name} is not a log of gpuprobe top", hint="create one with gpuprobe top --log"
+        )
     check_version(head, SCHEMA_VERSION, name, key="schema_version" if old else "version")
 
 

@@ -35,7 +35,7 @@ def read_recording(path: Path) -> Recording:
     recording = RecordingTail(path).poll()
     if not recording.ranks:
         raise DataError(
-            f"the recording {path} is empty: it ends before its session begins",
+            f"the recording {path} is empty: it has no session record",
             hint="its writer was stopped while starting; record again",
         )
     return recording
@@ -81,10 +81,10 @@ class RecordingTail:
     def _nothing(self) -> NotARecording:
         if self._streams:
             return NotARecording(
-                f"the recording {self.path} was removed", hint="it was there a moment ago"
+                f"the recording {self.path} was removed", hint="it existed when reading began"
             )
         if not self.path.is_dir():
-            return NotARecording(f"there is no recording {self.path}", hint=_HINT)
+            return NotARecording(f"no such recording: {self.path}", hint=_HINT)
         return NotARecording(f"{self.path} is not a recording: no rank's stream in it", hint=_HINT)
 
     def _version(self) -> tuple[int, int]:
@@ -112,8 +112,8 @@ class RecordingTail:
         names = ", ".join(some[:4]) + (", …" if absent > 4 else "")
         return (
             BlindSpot(
-                f"{absent} of {world} ranks left no record here (rank {names})",
-                "their memory is in no number of this recording",
+                f"{absent} of {world} ranks left no records (rank {names})",
+                "their memory is not included",
             ),
         )
 
@@ -141,8 +141,8 @@ class StreamFile(Generic[_P]):
             status = os.fstat(file.fileno())
             if status.st_size > MAX_STREAM:
                 raise DataError(
-                    f"{self._path.name}: a stream of {status.st_size} bytes is not read: no "
-                    f"recording has more than {MAX_STREAM >> 30} GiB"
+                    f"{self._path.name}: a stream of {status.st_size} bytes is too large: the "
+                    f"limit is {MAX_STREAM >> 30} GiB"
                 )
             if status.st_size < self._offset or self._inode not in (-1, status.st_ino):
                 # Replaced by a new recording (--force): begin again.

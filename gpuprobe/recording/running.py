@@ -152,7 +152,7 @@ def summarize_run(path: Path) -> RunSummary | None:
             file.seek(start)
             tail = file.read(_TAIL) if start < size else b""
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotARecording(f"there is no recording {path}") from error
+        raise NotARecording(f"no such recording: {path}") from error
     except OSError as error:
         raise DataError(f"cannot read the recording {path}: {error.strerror or error}") from error
     parser = StreamParser(name)
@@ -170,7 +170,7 @@ def summarize_run(path: Path) -> RunSummary | None:
 
 
 def _no_trace(name: str) -> MemoryTrace:
-    raise DataError(f"{name}: a summary reads no trace")
+    raise DataError(f"{name}: a summary does not read traces")
 
 
 def is_alive(rank: RankRecording) -> bool | None:

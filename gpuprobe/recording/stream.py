@@ -98,7 +98,9 @@ class StreamParser:
                 f"{self.name}: does not begin with the header of a gpuprobe recording"
             )
         if self._pending_bytes > MAX_LINE:
-            raise DataError(f"{self.name}: a line of more than {MAX_LINE >> 20} MiB is no record")
+            raise DataError(
+                f"{self.name}: a line of more than {MAX_LINE >> 20} MiB is not a record"
+            )
 
     @property
     def truncated(self) -> bool:
@@ -116,14 +118,14 @@ class StreamParser:
         Steps are in the order of their index.
         """
         if self.session is None or self._environment is None:
-            raise DataError(f"{self.name}: the recording ends before its session begins")
+            raise DataError(f"{self.name}: the recording has no session record")
         steps, repeated = _named_once(tuple(self._steps[at] for at in sorted(self._steps)))
         spots = tuple(self._blind_spots) + extra_blind_spots
         if repeated:
             spots += (
                 BlindSpot(
                     f"{repeated} trace chunks that steps of {self.name} name again",
-                    "a chunk is of one step: it is read for the first that names it",
+                    "a chunk belongs to one step, the first that names it",
                 ),
             )
         if self._damaged:
@@ -131,7 +133,7 @@ class StreamParser:
             spots += (
                 BlindSpot(
                     f"{lines} in {self.name} (a full disk, or a damaged file)",
-                    "the steps or findings in them are missing from every number",
+                    "the steps or findings in them are missing",
                 ),
             )
         return RankRecording(

@@ -238,7 +238,7 @@ class TotalsTail:
                 read += stream.read_on(max(0, budget - read))
                 behind = behind or not stream.at_end
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise NotARecording(f"there is no recording {self.path}") from error
+            raise NotARecording(f"no such recording: {self.path}") from error
         except OSError as error:
             raise DataError(
                 f"cannot read the recording {self.path}: {error.strerror or error}"

@@ -81,7 +81,7 @@ class RecordingWriter:
         except OSError as error:
             raise UsageError(
                 f"cannot create the recording {path}: {error.strerror or error}",
-                hint="choose another place for the recording",
+                hint="choose another location for the recording",
             ) from error
         writer = cls(path, rank, descriptor)
         try:

@@ -30,7 +30,7 @@ class Failures:
         self.texts.append(text)
         _log.debug("gpuprobe fault", exc_info=error)
         stop()
-        self._report(f"gpuprobe stopped recording, the program goes on: {text}")
+        self._report(f"gpuprobe stopped recording, the program continues: {text}")
 
     def write(self, action: Callable[[], object]) -> None:
         """Write to the recording: what cannot be written is lost, and reported the first time."""
@@ -42,7 +42,7 @@ class Failures:
             self._lost_writes += 1
             if self._lost_writes == 1:
                 self.texts.append(f"writing the recording: {error}")
-                self._report(f"gpuprobe cannot write its recording, the program goes on: {error}")
+                self._report(f"gpuprobe cannot write its recording, the program continues: {error}")
 
     def _report(self, text: str) -> None:
         """Warn. That may be the program's own logging, which may fail, too."""

@@ -26,7 +26,7 @@ records without times on the GPU."""
 
 _NOT_OVER = Unavailable("the GPU was too far behind", ReadStatus.NOT_COLLECTED)
 _NO_EVENT = Unavailable("no event was recorded here", ReadStatus.NOT_COLLECTED)
-_OTHER_STREAM = Unavailable("it began on one stream and ended on another")
+_OTHER_STREAM = Unavailable("it started on one stream and ended on another")
 _END_TIMEOUT = 2.0  # seconds that the end of a recording waits for the last step
 
 Finish = Callable[[Sequence[int | Unavailable]], None]

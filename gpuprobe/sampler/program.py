@@ -106,7 +106,7 @@ def load_script(script: str, arguments: Sequence[str]) -> Program:
     """
     path = Path(script)
     if path.is_dir():
-        raise UsageError(f"{script} is a directory", hint="name a Python file, or use -m module")
+        raise UsageError(f"{script} is a directory", hint="give a Python file, or use -m module")
     try:
         source = path.read_bytes()
     except FileNotFoundError:
@@ -138,13 +138,13 @@ def load_module(name: str, arguments: Sequence[str]) -> Program:
         raise UsageError(f"no module named {name}")
     loader = spec.loader
     if not isinstance(loader, importlib.abc.InspectLoader):
-        raise UsageError(f"{name} has no code that could be run")
+        raise UsageError(f"{name} has no code to run")
     try:
         code = loader.get_code(name)
     except SyntaxError as error:
         raise _not_python(error, spec.origin or name) from None
     if code is None:
-        raise UsageError(f"{name} has no code that could be run")
+        raise UsageError(f"{name} has no code to run")
     file = spec.origin or name
     package = spec.name.rpartition(".")[0] or None
     return Program(code, [file, *arguments], sys.path[0], file=file, spec=spec, package=package)

@@ -34,14 +34,15 @@ from gpuprobe.sampler.tracing.traces import Traces, chosen_steps, exact_peak
 LEVELS = ("counters", "trace")
 
 _COMPILED = BlindSpot(
-    "module calls: the program uses torch.compile, and hooks would make it compile again",
-    "'forward' is all that happens between loading data (or the optimizer) and the backward "
-    "pass; memory is not attributed to modules, and not at all inside compiled kernels",
+    "module calls: the program uses torch.compile, and hooks would trigger recompilation",
+    "'forward' covers everything between loading data (or the optimizer) and the backward pass; "
+    "memory is not attributed to modules, and not tracked inside compiled kernels",
 )
 
 _OTHER_THREAD = BlindSpot(
-    "storages on the CPU that another thread than the recorded one makes: the training's, here",
-    "'allocated' on the CPU and the traces leave them out; tensors with names are all there",
+    "CPU storages created by other threads than the recorded one, which here includes the "
+    "training thread",
+    "'allocated' on the CPU and the traces do not include them; named tensors are complete",
 )
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -547,7 +548,9 @@ class Recorder:
             if self._per_step is not None:
                 self._per_step.collectives.remove()
             if not self._traces.stop():
-                self._failures.texts.append("the dispatch mode stays: another mode lies above it")
+                self._failures.texts.append(
+                    "the dispatch mode was not removed: another mode is above it"
+                )
         except Exception as error:  # noqa: BLE001 - leaving must not end the program either
             self._failures.texts.append(described(error))
 

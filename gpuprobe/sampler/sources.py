@@ -14,7 +14,7 @@ from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.sampler.base import AtEnd, DeviceMark, Mark, MemorySource
 from gpuprobe.sampler.interruptions import from_program
 
-_NOT_COUNTED = Unavailable("this torch does not count it", ReadStatus.UNSUPPORTED)
+_NOT_COUNTED = Unavailable("not counted by this torch", ReadStatus.UNSUPPORTED)
 
 
 class HostMemory:

@@ -37,8 +37,8 @@ hours without a training step makes more: the rest of such a step is one span of
 """
 
 MANY_PHASES = BlindSpot(
-    f"phases of a step beyond the first {MOST:,} changes from one to the next",
-    "what follows them in that step is all in phase 'other'; its memory and time are counted",
+    f"phases of a step after the first {MOST:,} phase changes",
+    "the rest of that step is in phase 'other'; its memory and time are counted",
 )
 
 SETUP = "setup"

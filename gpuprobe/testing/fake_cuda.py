@@ -95,7 +95,7 @@ class FakeCuda:
 
     def _device(self, device: Any) -> Mapping[str, Any]:
         if self._visible is None:
-            raise UnexpectedCall("a device was asked before cuInit")
+            raise UnexpectedCall("a device was queried before cuInit")
         return self._visible[_number(device)]
 
     def _selection(self, environ: Mapping[str, str]) -> list[Mapping[str, Any]]:

@@ -26,9 +26,9 @@ from gpuprobe.tui.widgets.text_pane import Painter
 
 APP_KEYS = (
     Key("?", "this help", {"question_mark": "help"}, footer="help"),
-    Key("d", "the next theme: dark, light, colour-blind, no colour", {"d": "toggle_theme"}),
-    Key("s", "save the screen as SVG in this folder", {"s": "save_screen"}, command=True),
-    Key("Ctrl-P", "the command palette"),
+    Key("d", "next theme: dark, light, colour-blind, no colour", {"d": "toggle_theme"}),
+    Key("s", "save a screenshot as SVG in this folder", {"s": "save_screen"}, command=True),
+    Key("Ctrl-P", "open the command palette"),
     Key("q", "quit", {"q": "quit"}, footer="quit", command=True),
 )
 
@@ -174,7 +174,7 @@ class ProbeApp(App[None]):
     def may_write(self) -> bool:
         """Whether a file may be written; reports where it may not."""
         if self.readonly:
-            self.notify("read only: nothing is written", severity="warning", markup=False)
+            self.notify("read-only: nothing is written", severity="warning", markup=False)
         return not self.readonly
 
     def report_saved(self, save: Callable[[], str]) -> None:

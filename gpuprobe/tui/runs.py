@@ -84,7 +84,7 @@ class RunsScreen(Screen[None]):
         self._show_title(
             f"{count} run{'s' * (count != 1)} being recorded on this machine"
             if found
-            else "no run is being recorded on this machine: gpuprobe run train.py starts one"
+            else "no run is being recorded on this machine; start one with gpuprobe run train.py"
         )
         lines = [run_line(run) for run in found]
         paths = [run.path for run in found]

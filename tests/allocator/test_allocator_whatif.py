@@ -204,7 +204,7 @@ def test_text_names_the_first_divergence_and_stays_narrow() -> None:
     trace.events.address[1] += 512
     lines = rendered(gpuprobe.replay(trace))
     text = "\n".join(lines)
-    assert "replay NOT exact: differs at event 1 (alloc)" in text
+    assert "replay is NOT exact: it differs at event 1 (alloc)" in text
     assert "why:" in text
     assert max(map(len, lines)) <= 80
     lines = rendered(gpuprobe.replay(steady(), "expandable_segments:True", search=True))

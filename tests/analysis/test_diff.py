@@ -278,7 +278,7 @@ def test_a_device_on_one_side_only_hides_no_other() -> None:
     assert "rank 0, cuda:1: only in the first recording" in found.cautions
     text = io.StringIO()
     draw.write(diff_sections(found), text)
-    assert "change not known" in text.getvalue()
+    assert "change unknown" in text.getvalue()
     document = json.loads(json.dumps(diff_json.document(found)))
     jsonschema.Draft202012Validator.check_schema(diff_json.schema())
     jsonschema.validate(document, diff_json.schema())

@@ -115,4 +115,4 @@ def test_pending_is_neither_allocated_nor_free() -> None:
     account = fragmentation(recorder.trace())
     assert not isinstance(account, Unavailable)
     assert (account.total.pending, account.total.allocated) == (3 * MIB, 0)
-    assert any("wait for a stream" in reason for reason in account.why_it_stays)
+    assert any("still used by a stream" in reason for reason in account.why_it_stays)

@@ -98,5 +98,5 @@ def test_sizes_beyond_any_device_are_refused(where: str) -> None:
         blocks = (Block(0, huge, 1, BlockState.ALLOCATED),) if where == "blocks" else ()
         size = MIB if where == "blocks" else huge
         trace.segments = (Segment(0, 0, size, 0, "large", blocks=blocks),)
-    with pytest.raises(DataError, match="more than any device has"):
+    with pytest.raises(DataError, match="exceed the memory of any device"):
         ledger_of(trace)

@@ -126,7 +126,7 @@ def test_without_step_boundaries_there_is_no_guess() -> None:
         script.alloc(100, stack=script.stack(LEAK))
     found = leaks(script.trace)
     assert isinstance(found, Unavailable)
-    assert "where a step ends" in found.reason
+    assert "step boundaries are unknown" in found.reason
 
 
 def test_too_few_steps_say_so() -> None:

@@ -50,9 +50,9 @@ def test_fragmentation_is_named_with_what_pins_it() -> None:
     assert report.layout.total.returnable == 0
     text = " ".join(report.sentences)
     assert "15.0 MiB failed at /home/u/model.py:12 in forward" in text
-    assert "no single hole was: fragmentation" in text
+    assert "no single hole was large enough: fragmentation" in text
     assert "A segment of 20.0 MiB had 11.0 MiB free, kept by 1 block of" in text
-    assert "7.0 MiB of the device were held outside this allocator" in text
+    assert "7.0 MiB of the device were used outside this allocator" in text
     assert isinstance(report.fits_with, Unavailable)
 
 
@@ -116,9 +116,9 @@ def test_what_if_is_asked_and_told() -> None:
 
     report = only(oom_reports(trace, what_if=what_if))
     assert report.fits_with == ("expandable_segments:True",)
-    assert report.sentences[-1] == "It would have fitted with: expandable_segments:True."
+    assert report.sentences[-1] == "It would have fit with: expandable_segments:True."
     refused = only(oom_reports(trace, what_if=lambda *_: [("x", False)]))
-    assert "No other allocator setting" in refused.sentences[-1]
+    assert "None of the other allocator settings" in refused.sentences[-1]
 
 
 def test_without_a_layout_what_is_not_known_says_so() -> None:
@@ -130,7 +130,7 @@ def test_without_a_layout_what_is_not_known_says_so() -> None:
     assert report.allocated == 1000
     for value in (report.reserved, report.usable_hole, report.non_torch, report.private_pools):
         assert isinstance(value, Unavailable)
-    assert any("is not known" in sentence for sentence in report.sentences)
+    assert any("is unknown" in sentence for sentence in report.sentences)
 
 
 def test_a_trace_without_failure_has_no_report() -> None:

@@ -213,7 +213,7 @@ def test_the_slowest_collective_is_shown_whatever_its_bytes() -> None:
     calls.append(Collective("send", 3, Bytes(90 * MIB), Unavailable("it is asynchronous")))
     steps = [replace(timed(i, {"forward": 60}), collectives=tuple(calls)) for i in range(2)]
     shown = rendered(joined(of_rank(0, steps, world=2), of_rank(1, steps, world=2)))
-    assert "barrier: 3× · 0 B · held up the program 40.0 ms" in shown
+    assert "barrier: 3× · 0 B · blocked the program 40.0 ms" in shown
     assert "… 4 more operations" in shown
 
 

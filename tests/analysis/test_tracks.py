@@ -100,7 +100,7 @@ def test_tracks_that_are_left_out_are_named() -> None:
     ]
     found, problems = tracks(recording([step(0, {"forward": 1})], traces), most=3)
     assert [track.device for track in found] == ["cuda:0", "cuda:1", "cuda:2"]
-    assert problems == ["not drawn, for their number: rank 0 cuda:3, rank 0 cuda:4"]
+    assert problems == ["too many to draw: rank 0 cuda:3, rank 0 cuda:4"]
 
 
 @settings(max_examples=30, deadline=None)

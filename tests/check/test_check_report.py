@@ -107,5 +107,5 @@ def test_what_is_not_compared_is_said_in_both() -> None:
         assert "4 steps in the baseline, 9 now" in drawn
     refused = check_baseline(BEFORE, replace(BEFORE, environment={"device": "virtual h100"}))
     for drawn in texts(refused):
-        assert "the baseline is of another environment" in drawn
+        assert "the baseline is from another environment" in drawn
         assert "virtual h100" in drawn

@@ -63,7 +63,7 @@ def test_another_one_is_refused(key: str, value: str) -> None:
     one, two = baseline(), baseline(**{key: value})
     accepted = check_baseline(one, two, accept_environment=True)
     assert accepted.ok
-    assert f"{text}; compared all the same" in accepted.cautions
+    assert f"{text}; compared anyway" in accepted.cautions
     assert text in finding.message
 
 
@@ -83,7 +83,7 @@ def test_another_precision_is_compared_with_a_caution(value: str) -> None:
     assert result.ok
     (text,) = result.cautions
     assert "float32 parameters, no autocast in the baseline" in text
-    assert (value or "not known") in text
+    assert (value or "unknown") in text
 
 
 def test_other_steps_metrics_phases_and_levels_are_said() -> None:
@@ -97,13 +97,13 @@ def test_other_steps_metrics_phases_and_levels_are_said() -> None:
     )
     assert set(check_baseline(two, one).cautions) == {
         "9 steps in the baseline, 4 now",
-        "races is in the baseline, and was not measured now",
-        "not seen now, so not compared: phase evaluation",
-        "no trace on one side: what grew is not known (use level trace)",
+        "races is in the baseline but was not measured in this run",
+        "skipped, because they did not occur in this run: phase evaluation",
+        "one side has no trace, so the cause is unknown (use level trace)",
     }
     for pair in ((one, replace(one, phases={})), (replace(one, phases={}), one)):
         (text,) = check_baseline(*pair).cautions
-        assert text.startswith("phases are not compared: on one side not every step has a trace")
+        assert text.startswith("phases were not compared: some steps have no trace")
     assert against().cautions == ()
 
 
@@ -129,14 +129,15 @@ def test_what_is_noted_of_a_run(
     assert plain.environment["precision"] == "float32 parameters, no autocast"
     caution, fell = compare(plain, found).cautions
     assert caution.startswith("precision: ")
-    assert re.match(r"memory fell \(.*\): gpuprobe baseline update keeps it there", fell)
+    assert re.match(r"memory fell \(.*\): gpuprobe baseline update locks this in", fell)
 
     stopped = measure("train.py", virtual="a100-40gb", steps=3)
     assert (stopped.steps, stopped.stopped_after) == (3, 3)
     # The evaluation comes after the loop, and growth takes more steps to show.
     told = compare(plain, stopped).cautions
-    assert "not seen now, so not compared: phase evaluation, after the last step" in told
-    assert "growth_per_step is in the baseline, and was not measured now" in told
+    gone = "phase evaluation, after the last step"
+    assert f"skipped, because they did not occur in this run: {gone}" in told
+    assert "growth_per_step is in the baseline but was not measured in this run" in told
     assert "6 steps in the baseline, 3 now" in told
 
     watch.run(

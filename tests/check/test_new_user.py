@@ -42,12 +42,12 @@ TO_FILE = ["--baseline", "memory.json"]
 @pytest.mark.parametrize(
     ("command", "error", "hint"),
     [
-        (["check"], "no baseline is named", "--baseline FILE"),
+        (["check"], "no baseline given", "--baseline FILE"),
         (["check", "train.py", *TO_FILE], "no baseline at memory.json", "baseline update"),
         (["baseline"], "missing subcommand: update", "gpuprobe baseline update"),
         (["baseline", "updte"], "invalid choice: 'updte'", "gpuprobe baseline --help"),
         (["baseline", "update", *TO_FILE], "nothing to check", "give a recording or script"),
-        ([*UPDATE, "--baseline", "no/x.json"], "cannot write no/x.json", "make it first"),
+        ([*UPDATE, "--baseline", "no/x.json"], "cannot write no/x.json", "does not exist"),
         ([*UPDATE[:3], *TO_FILE, "--virtual", "h1000"], "unknown GPU 'h1000'", "did you mean"),
         ([*UPDATE, *TO_FILE, "--tolerance", "peak_alocated=1%"], "unknown metric", "'peak_alloc"),
         ([*UPDATE, *TO_FILE, "--tolerance", "races=few"], "expected an amount", ""),

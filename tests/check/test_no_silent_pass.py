@@ -91,7 +91,7 @@ def test_a_program_that_ends_the_process_is_an_error(
     done = gpuprobe(changed, *arguments[command])
     assert done.returncode == 5
     assert done.stdout == ""
-    assert f"the program ended this process {how}, before anything was measured" in done.stderr
+    assert f"the program terminated this process {how}, before anything was measured" in done.stderr
     assert (changed / "b.json").read_bytes() == before
 
 

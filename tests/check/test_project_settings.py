@@ -77,7 +77,7 @@ def test_the_nearest_file_counts_and_other_projects_say_nothing(tmp_path: Path) 
         ("[tool.gpuprobe]\nsteps = true", "steps: expected a whole number from 1, found True", ""),
         ("[tool.gpuprobe]\ngpu = 4", "gpu: expected text, found 4", ""),
         ("[tool.gpuprobe]\nhazards = 'yes'", "hazards: expected true or false, found 'yes'", ""),
-        ("[tool.gpuprobe]\nrun = '-m'", "run: it names nothing to run", "-m package.train"),
+        ("[tool.gpuprobe]\nrun = '-m'", "run: it contains nothing to run", "-m package.train"),
         ("[tool.gpuprobe]\nrun = 'train.py \"'", "No closing quotation", ""),
         ("[tool.gpuprobe]\nrun = [1]", "run[0]: expected text, found 1", ""),
         ("[tool.gpuprobe]\ntolerance = 1", "tolerance: expected an object, found 1", ""),
@@ -211,7 +211,7 @@ def test_a_baseline_keeps_what_was_chosen_and_no_defaults() -> None:
 
 
 def test_nothing_to_do_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no baseline is named") as caught:
+    with pytest.raises(UsageError, match="no baseline given") as caught:
         baseline_path(None, ProjectSettings())
     assert "--baseline FILE" in caught.value.hint
     assert baseline_path(Path("x.json"), project(tmp_path, ALL)) == Path("x.json")

@@ -196,7 +196,7 @@ def process(machine: Machine, **changes: Any) -> GpuProcess:
 
 
 def test_memory_of_a_process_that_is_gone(machine: Machine) -> None:
-    gone = read(Unavailable("no such process: it ended and still holds memory"))
+    gone = read(Unavailable("no such process: it ended but still holds memory"))
     zombie = process(machine, user=gone, uid=gone)
     found = only("GP130", machine.with_inventory(processes=(zombie,)))
     assert dict(found.evidence)["memory"] == "1.0 GiB"

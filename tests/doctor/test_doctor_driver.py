@@ -33,11 +33,11 @@ def test_no_driver_is_found_and_device_rules_say_why_they_did_not_look(machine: 
     facts = machine.but(inventory=inventory(("nvml",), "no-driver", environ={}), libraries=())
     found = only("GP101", facts)
     assert found.level is Level.ERROR
-    assert "not loaded" in dict(found.evidence)["NVML says"]
+    assert "not loaded" in dict(found.evidence)["NVML error"]
     assert found.fix is not None
     assert "modprobe" in found.fix.code
     assert reasons("GP120", facts) == ["no driver"]
-    assert reasons("GP104", facts) == ["no driver: not known whether there is a GPU"]
+    assert reasons("GP104", facts) == ["no driver: unknown whether there is a GPU"]
 
 
 def test_in_a_container_the_fix_is_the_containers(machine: Machine) -> None:

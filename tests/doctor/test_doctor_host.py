@@ -103,10 +103,13 @@ def test_a_key_newer_than_torch(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("environ", "says"),
     [
-        ({OLD: "max_split_size_mb:64", NEW: "max_split_size_mb:128"}, "both set, and differ"),
+        (
+            {OLD: "max_split_size_mb:64", NEW: "max_split_size_mb:128"},
+            "both set, with different values",
+        ),
         ({NEW: "max_split_size_mb:64,max_split_size_mb:128"}, "more than once"),
         ({NEW: "backend:cudaMallocAsync,max_split_size_mb:64"}, "ignores max_split_size_mb"),
-        ({NEW: "expandable_segments:True,max_split_size_mb:64"}, "little to do"),
+        ({NEW: "expandable_segments:True,max_split_size_mb:64"}, "little effect"),
     ],
 )
 def test_settings_that_contradict(machine: Machine, environ: dict[str, str], says: str) -> None:

@@ -64,8 +64,8 @@ def test_a_missing_variable_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"RANK": "two"}, "RANK=two is not a whole number"),
-        ({"RANK": "-1"}, "RANK=-1 is not a whole number"),
+        ({"RANK": "two"}, "RANK=two is not an integer"),
+        ({"RANK": "-1"}, "RANK=-1 is not an integer"),
         ({"RANK": "2"}, "RANK=2 does not exist with WORLD_SIZE=2"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0"),
         ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"}, "LOCAL_RANK=2 is above RANK=1"),

@@ -124,7 +124,7 @@ def test_text_begins_with_what_is_wrong_and_ends_with_what_was_not_seen() -> Non
     assert lines[first].startswith("error GP122: GPU 0 (NVIDIA A100-SXM4-80GB) lost data: 2")
     order = [text.index(part) for part in ("error GP123", "warning GP122", "note GP122", "Passed")]
     assert order == sorted(order)
-    assert text.index("Passed") < text.index("Not checked")
+    assert text.index("Passed") < text.index("Skipped")
     assert "       nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT" in lines
 
 
@@ -133,7 +133,7 @@ def test_text_of_a_healthy_machine(machine: Machine) -> None:
     text = _text(Diagnosis(0.0, "570.1", "2.13.0", 7, result.findings, result.passed))
     assert text.startswith("Nothing found (driver 570.1, torch 2.13.0, 7 GPUs)\n\nPassed (")
     assert "PCIe links run at their maximum" in text.replace("\n  ", " ")
-    assert "Not checked" not in text
+    assert "Skipped" not in text
 
 
 def test_hostile_names_are_shown_not_executed() -> None:

@@ -112,8 +112,8 @@ def test_a_file_appears_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     [
         ([], "nothing to export to"),
         (["--once"], "nothing to export to"),
-        (["--prometheus", "--once", "--listen", "1"], "--listen is for serving"),
-        (["--textfile", "x", "--listen", "1"], "--listen is for serving"),
+        (["--prometheus", "--once", "--listen", "1"], "--listen requires --prometheus"),
+        (["--textfile", "x", "--listen", "1"], "--listen requires --prometheus"),
         (["--prometheus", "--interval", "0"], "--interval takes"),
         (["--prometheus", "--interval", "nan"], "--interval takes"),
         (["--prometheus", "--max-runs", "0"], "--max-runs takes"),
@@ -233,7 +233,7 @@ def test_a_port_in_use_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_other_addresses_than_loopback_are_warned_of() -> None:
     with exporting("--prometheus", "--listen", ":0") as (process, said):
-        assert re.search(r"warning: listening on 0\.0\.0\.0: .*no password", said[0])
+        assert re.search(r"warning: listening on 0\.0\.0\.0: .*without a password", said[0])
         process.terminate()
         process.wait(30)
 

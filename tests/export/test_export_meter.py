@@ -326,7 +326,7 @@ def test_a_run_that_appears_and_goes(tmp_path: Path) -> None:
     watch = RunWatch([named, tmp_path])
     first = watch.read()
     assert (first.runs, first.left_out) == (0, 1)
-    assert first.problems == {str(named): f"no recording is there (yet): {named}"}
+    assert first.problems == {str(named): f"no recording yet: {named}"}
     record(named)
     second = watch.read()
     assert (second.runs, second.left_out) == (1, 0)
@@ -380,7 +380,7 @@ def test_a_recording_that_cannot_be_read_is_said(tmp_path: Path) -> None:
         (message,) = meter.read().messages
         assert meter.read().messages == ()
         (bad / "rank-00000.jsonl").unlink()
-        assert meter.read().messages == (f"{bad}: can be read now",)
+        assert meter.read().messages == (f"{bad}: is readable again",)
     assert "bad.gpuprobe" in message or "rank-00000" in message
 
 

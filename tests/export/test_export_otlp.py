@@ -163,7 +163,7 @@ def test_it_pushes_again_and_again_until_sigterm(receiver: Receiver) -> None:
     said, *warnings = err.splitlines()
     assert said == f"gpuprobe: pushing to {receiver.endpoint}/v1/metrics every 0.1 s"
     assert len(warnings) == 2, err
-    assert "does not take the metrics" in warnings[0]
+    assert "does not accept the metrics" in warnings[0]
     assert "400" in warnings[0]
     assert warnings[1].endswith(f"the push to {receiver.endpoint}/v1/metrics works again")
 
@@ -174,7 +174,7 @@ def test_an_endpoint_that_refuses_is_said(
     receiver.status = 401
     assert main(["export", "--otlp", receiver.endpoint, "--once", "--demo", "empty"]) == 3
     err = capsys.readouterr().err
-    assert "does not take the metrics" in err
+    assert "does not accept the metrics" in err
     assert "401" in err
     assert len(err.splitlines()) == 2  # the SDK's own log line is not printed beside ours
 

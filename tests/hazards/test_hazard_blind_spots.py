@@ -36,7 +36,7 @@ def test_no_hazards_is_never_said_alone() -> None:
         torch.ones(3, device="cuda").add_(1)
     text = text_of(found)
     assert "No stream hazards among" in text
-    assert "in what could be seen" in text
+    assert "see the blind spots below" in text
     assert "declare_access" in text
 
 

@@ -230,7 +230,7 @@ def test_the_command_fails_on_new_ones_only(
     before = Path("known.json").read_text()
     script.write_text(PROGRAM + "raise SystemExit(3)\n")
     assert gpuprobe_run(*update) == 3
-    assert "left as it is" in text()
+    assert "was not modified" in text()
     assert Path("known.json").read_text() == before
 
 

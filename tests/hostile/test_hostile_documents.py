@@ -141,7 +141,7 @@ def test_traces_of_impossible_sizes_are_told_on_the_screen(tmp_path: Path) -> No
     (rank,) = load(folder).ranks
     found = insight(rank, "cuda:0")
     assert isinstance(found.leaks, Unavailable)
-    assert "its sizes add up to more" in found.leaks.reason
+    assert "its sizes exceed the memory of any device" in found.leaks.reason
 
 
 @pytest.mark.parametrize(

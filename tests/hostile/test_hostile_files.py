@@ -256,7 +256,7 @@ def test_the_traceback_is_behind_a_variable() -> None:
 def test_too_little_memory_is_no_bug() -> None:
     ended = _with_a_fault("MemoryError()", GPUPROBE_DEBUG="")
     assert ended.returncode == 3
-    assert ended.stderr == "gpuprobe: error: there is not enough memory for this\n"
+    assert ended.stderr == "gpuprobe: error: not enough memory on this machine\n"
 
 
 def test_a_newer_recording_is_refused(tmp_path: Path) -> None:

@@ -87,16 +87,16 @@ def test_torch_that_sees_fewer_is_named() -> None:
     ]
     messages = [d.message for d in join(views, {}).disagreements]
     assert "torch sees 2 of 8 GPUs" in messages
-    assert any("otherwise than CUDA_VISIBLE_DEVICES" in m for m in messages)
+    assert any("in a different order than CUDA_VISIBLE_DEVICES" in m for m in messages)
 
 
 @pytest.mark.parametrize(
     ("cuda_total", "reserved", "expected", "word"),
     [
-        (80 * GIB - 500 * 2**20, 500 * 2**20, True, "keeps that much"),
-        (70 * GIB, 500 * 2**20, False, "does not count"),
-        (79 * GIB, None, True, "does not say how much"),
-        (60 * GIB, None, False, "does not count"),
+        (80 * GIB - 500 * 2**20, 500 * 2**20, True, "reserved by the driver"),
+        (70 * GIB, 500 * 2**20, False, "not counted by CUDA"),
+        (79 * GIB, None, True, "does not report how much"),
+        (60 * GIB, None, False, "not counted by CUDA"),
         (90 * GIB, 500 * 2**20, False, "different devices"),
     ],
 )

@@ -318,7 +318,7 @@ def test_what_holds_passes(first: Done) -> None:
             "test_grows",
             r"no baseline yet: run pytest --gpuprobe-update-baseline \(it writes gpupro",
         ),
-        ("test_nothing", r"no GPU memory was allocated: gpuprobe-baselines/.* is left as it is"),
+        ("test_nothing", r"no GPU memory was allocated: gpuprobe-baselines/.* was not modified"),
     ],
 )
 def test_what_does_not_hold_is_told(name: str, told: str, first: Done) -> None:

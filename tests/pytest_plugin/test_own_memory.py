@@ -139,7 +139,7 @@ def test_outcomes_and_groups(whole: str) -> None:
 
 
 def test_every_failure_has_its_top_allocators(whole: str) -> None:
-    report = whole[whole.index("gpuprobe: most GPU memory, at the peak") :]
+    report = whole[whole.index("gpuprobe: largest allocations at the peak") :]
     # What another test has left on the device is of the same line, and not this test's.
     assert "   6.0 MiB  test_own.py:19 in take" in report
 

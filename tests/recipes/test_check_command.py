@@ -51,7 +51,7 @@ def test_a_regression_is_annotated_at_its_line(
         number = re.fullmatch(r"train\.py:(\d+) in <module>", place)
         assert number is not None
         assert text.startswith(f"::error file=train.py,line={number[1]},title=gpuprobe GPM-{name} ")
-        assert "%0Aif this is intended: gpuprobe baseline update" in text
+        assert "%0Aif this is intended, run gpuprobe baseline update" in text
 
     monkeypatch.setenv("GITLAB_CI", "true")
     monkeypatch.setenv("CI_PROJECT_DIR", str(project.parent))
@@ -207,7 +207,7 @@ def test_a_baseline_of_another_model_is_refused(
     assert main([*CHECK, f"{recording}.gpuprobe", "--json"]) == 2
     (text,) = json.loads(capfd.readouterr().out)["mismatches"]
     assert text.startswith("model: ")
-    assert text.endswith(" now, and nothing in common")
+    assert text.endswith(" now, with nothing in common")
     assert file.read_bytes() == content
 
 

@@ -249,7 +249,7 @@ def test_places_that_hold_no_recording(tmp_path: Path) -> None:
     (empty / "rank-x.jsonl").write_text(HEADER)
     with pytest.raises(NotARecording, match="no rank's stream"):
         read_recording(empty)
-    with pytest.raises(NotARecording, match="there is no recording"):
+    with pytest.raises(NotARecording, match="no such recording"):
         read_recording(tmp_path / "missing")
     file = tmp_path / "file"
     file.write_text("x")
@@ -268,7 +268,7 @@ def test_ranks_that_are_missing_are_a_blind_spot(tmp_path: Path) -> None:
     RecordingWriter.create(tmp_path / "a.gpuprobe", rank=4, world_size=8).close()  # no session
     first, second = read_recording(tmp_path / "a.gpuprobe").ranks
     assert [spot.what for spot in first.blind_spots] == [
-        "6 of 8 ranks left no record here (rank 0, 2, 4, 5, …)"
+        "6 of 8 ranks left no records (rank 0, 2, 4, 5, …)"
     ]
     assert second.blind_spots == ()
 

@@ -313,11 +313,11 @@ def test_known_tensors_and_the_rest_sum_to_the_total() -> None:
     ("known", "rest", "said"),
     [
         (30, Bytes(12), "at the end of step 0, mostly parameter 30 B, what no named tensor"),
-        (30, Bytes(900), "at the end of step 0, mostly what no named tensor explains 900 B, "),
+        (30, Bytes(900), "at the end of step 0, mostly not explained by named tensors 900 B, "),
         (
             30,
             Unavailable("none"),
-            "step 0, next to what is not known: parameter 30 B",
+            "step 0, apart from unknown memory: parameter 30 B",
         ),
     ],
 )
@@ -333,7 +333,7 @@ def test_a_headline_does_not_pass_over_what_nothing_explains(
     html_report.write(report, stream)
     page = Page(stream.getvalue()).text.partition("Categories")[0]
     assert "Biggest causes at the end of step 0" in page
-    whole = "the rest is not known: none"
+    whole = "the rest is unknown: none"
     if isinstance(rest, int):
         whole = f"{rest} B {rest / (known + rest):.1%} (all else)"
     assert whole in page
@@ -354,7 +354,7 @@ def test_a_peak_in_a_step_without_a_trace_has_the_tables_of_the_highest_that_has
     assert totals == [100, 100, 100]
     text = words(report)
     assert "step 3 has no trace: gpuprobe run --trace-steps 3 (or all) makes one" in text
-    assert "of step 1, the highest with a trace: 2 B below the peak" in text
+    assert "of step 1, the highest traced step: 2 B below the peak" in text
     assert "Lines at the high water mark of step 1" in text
     assert "at the peak" not in text.split("Categories")[1].split("Steps")[0]
     ids = {advice["id"]: advice["evidence"] for advice in report["advice"]}
@@ -370,7 +370,7 @@ def test_a_failure_that_no_trace_holds_says_how_to_trace_it() -> None:
     steps = [step(i, {"forward": 100 - i}) for i in range(5)]
     made = trace([("/home/u/project/a.py:7", 100, Category.ACTIVATION)], step=0)
     text = words(checked(recording(steps, [made], ended=failed)))
-    assert "Why it ran out of memory not known" in text
+    assert "Why it ran out of memory unknown" in text
     assert "--trace-steps 4 (or all)" in text
     counted = recording(steps, ended=failed, session=session("counters"))
     assert "gpuprobe run --level trace" in words(checked(counted)).split("Why it ran")[1]
@@ -490,16 +490,16 @@ class TestHowItEnded:
         report = self.status(SessionEnd(7, error, ("hooks: boom",)), None)
         assert report["recording"]["status"] == "failed"
         assert report["recording"]["error"]["out_of_memory"]
-        assert report["blind_spots"][0]["what"] == "a fault inside gpuprobe: hooks: boom"
+        assert report["blind_spots"][0]["what"] == "an internal error of gpuprobe: hooks: boom"
         text = "\n".join(draw.lines(report_sections(report.typed), Style()))
         assert "OutOfMemoryError: CUDA out of \\x1b[31mmemory" in text
 
     @pytest.mark.parametrize(
         ("running", "status", "word"),
         [
-            (True, "running", "may yet rise"),
+            (True, "running", "may still rise"),
             (False, "killed", "it was killed"),
-            (None, "unfinished", "running, or was killed"),
+            (None, "unfinished", "still running, or killed"),
         ],
     )
     def test_no_end(self, running: bool | None, status: str, word: str) -> None:
@@ -550,8 +550,8 @@ def test_a_damaged_trace_makes_its_tables_unavailable_and_is_said() -> None:
 def test_sizes_that_cannot_be_real_are_a_data_error() -> None:
     made = trace([("a.py:1", 2**63, Category.ACTIVATION), ("a.py:1", 2**63, Category.ACTIVATION)])
     report = checked(recording([step(0, {"forward": 5})], [made]))
-    assert "more than any device has" in report["top_lines"]["unavailable"]
-    with pytest.raises(DataError, match="more than any device has"):
+    assert "exceed the memory of any device" in report["top_lines"]["unavailable"]
+    with pytest.raises(DataError, match="exceed the memory of any device"):
         summarize(recording([], [made]))
 
 

@@ -82,7 +82,7 @@ def test_a_failed_allocation_is_explained_first() -> None:
         "Why it ran out of memory An allocation of 15.0 MiB failed at /home/u/project/model.py:12"
         in text
     )
-    assert "no single hole was: fragmentation" in text
+    assert "no single hole was large enough: fragmentation" in text
     assert "gpuprobe replay --search" in text
     assert text.index("Why it ran out") < text.index("Fragmentation")
 
@@ -128,9 +128,9 @@ def test_what_others_held_when_memory_ran_out_is_known_from_the_step() -> None:
     counts = replace(failed.windows[0].end, reserved=Bytes(100 * MIB))
     told = replace(failed.windows[0], end=counts, device_used=Bytes(107 * MIB))
     untold = words(checked(recording([failed], [made])))
-    assert "How much memory others held is not known" in untold
+    assert "Memory used by other processes is unknown" in untold
     text = words(checked(recording([replace(failed, windows=(told,))], [made])))
-    assert "7.0 MiB of the device were held outside this allocator" in text
+    assert "7.0 MiB of the device were used outside this allocator" in text
 
 
 def test_lines_that_leave_blocks_in_every_step_are_named() -> None:
@@ -152,7 +152,7 @@ def test_lines_that_leave_blocks_in_every_step_are_named() -> None:
     short = checked(recording(steps[:5], traces[:5]))
     assert short["growth"] is None  # too few steps for that, and the traces tell all the same
     assert "made at train.py:9 in loop alive" in short["advice"][0]["text"]
-    assert "500 B a step" in short["advice"][0]["evidence"]
+    assert "500 B per step" in short["advice"][0]["evidence"]
     # The same, where what grows is the state that an optimizer keeps.
     state = [
         replace(s, tensors=(KnownTensors("cpu", {Category.OPTIMIZER_STATE: Bytes(500 * i)}),))
@@ -160,14 +160,14 @@ def test_lines_that_leave_blocks_in_every_step_are_named() -> None:
     ]
     for count in (5, 6):
         found = checked(recording(state[:count], traces[:count]))
-        assert "The optimizer's state grows with the steps" in found["advice"][0]["text"]
+        assert "The optimizer state grows with every step" in found["advice"][0]["text"]
     report = checked(recording(steps, traces))
     assert "made at train.py:9 in loop alive" in report["advice"][0]["text"]
     (row,) = report["leaks"]["rows"]
     assert row["key"] == "train.py:9 in loop"
     assert row["bytes_per_step"] == 500
     assert report["leaks"]["steps"] == 6
-    assert "+500 B a step train.py:9 in loop" in words(report)
+    assert "+500 B per step train.py:9 in loop" in words(report)
 
 
 def test_without_a_trace_nothing_is_guessed() -> None:

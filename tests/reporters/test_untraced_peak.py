@@ -75,11 +75,11 @@ def test_a_flame_graph_says_which_step_it_shows(tmp_path: Path) -> None:
     write_flamegraph(run((60, 100, 102), 0, 1), tmp_path / "f.html")
     page = (tmp_path / "f.html").read_text("utf-8")
     assert "Memory at the high water mark of step 1" in page
-    assert "in step 1, the highest step with a trace: 2 B below the peak" in page
+    assert "in step 1, the highest traced step: 2 B below the peak" in page
     write_flamegraph(run((60, 100), 0, 1), tmp_path / "whole.html")
     page = (tmp_path / "whole.html").read_text("utf-8")
     assert "Memory at the peak" in page
-    assert "the highest step with a trace" not in page
+    assert "the highest traced step" not in page
 
 
 def test_a_trace_of_a_part_of_the_step_is_not_the_peak() -> None:
@@ -91,7 +91,7 @@ def test_a_trace_of_a_part_of_the_step_is_not_the_peak() -> None:
     found = recording([step(0, {"forward": 60}), step(1, {"forward": 500})], [half])
     assert report(made)["peak"]["traced"] == 500
     document = report(found)
-    assert "does not hold the peak" in document["peak"]["traced"]["unavailable"]
+    assert "does not include the peak" in document["peak"]["traced"]["unavailable"]
     assert document["peak"]["nearest_trace"] == {"step": 1, "below_peak": 450}
     assert document["categories"]["at"] == "nearest_trace"
     shown = " ".join(draw.lines(report_sections(summary(found)), Style()))

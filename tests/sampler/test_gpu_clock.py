@@ -183,7 +183,7 @@ def test_marks_on_two_streams_say_nothing() -> None:
     (spans,) = found
     assert [getattr(span, "reason", span) for span in spans] == [
         0,
-        "it began on one stream and ended on another",
+        "it started on one stream and ended on another",
         0,
     ]
 

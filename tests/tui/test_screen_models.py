@@ -91,7 +91,7 @@ def test_states_in_words() -> None:
     assert model_of(recording(rank(end=failed))).state == "failed: KeyError: \\x1b[31mred"
     # On another machine nobody can tell whether it still runs: it is followed.
     assert model_of(recording(rank(step(0, MIB)))).running
-    assert model_of(recording()).state == "no rank has begun"
+    assert model_of(recording()).state == "no rank has started"
 
 
 def test_without_device_counters_the_process_is_shown() -> None:

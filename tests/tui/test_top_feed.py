@@ -196,7 +196,7 @@ def test_what_was_there_stays_while_the_driver_is_gone() -> None:
     model.add(gone)
     assert len(model.devices) == 8
     assert model.chosen_at == 3
-    assert "no GPU can be asked" in model.notes()[0]
+    assert "no GPU is available" in model.notes()[0]
     assert "badge-bad" in {role for _, role in model.note(80)}
     model.add(MOMENT)
     assert not model.failure

@@ -243,7 +243,7 @@ async def test_help_notes_doctor_and_the_palette_open_and_close() -> None:
     async with app.run_test(size=(100, 30)) as pilot:
         await settle(pilot, app)
         await pilot.press("question_mark")
-        await until(pilot, lambda: shows(app, "between GPUs and processes"))
+        await until(pilot, lambda: shows(app, "switch between GPUs and processes"))
         assert isinstance(app.screen, TextScreen)
         await pilot.press("escape", "n")
         await until(pilot, lambda: shows(app, "Notes"))
@@ -423,11 +423,11 @@ async def test_a_driver_that_goes_away_and_returns(monkeypatch: pytest.MonkeyPat
     script = Script([there, there, gone])
     app = TopApp(interval=0.05, source=script.open)
     async with app.run_test(size=(100, 30)) as pilot:
-        await until(pilot, lambda: shows(app, "no GPU can be asked"))
+        await until(pilot, lambda: shows(app, "no GPU is available"))
         await until(pilot, lambda: shows(app, "70.2/79.6 GiB"))  # what was there is still shown
         await until(pilot, lambda: shows(app, "processes 0"))
         script.moments = [there]
-        await until(pilot, lambda: not shows(app, "no GPU can be asked") and shows(app, "alice"))
+        await until(pilot, lambda: not shows(app, "no GPU is available") and shows(app, "alice"))
 
 
 async def test_readings_that_fail_are_said_and_tried_again() -> None:
@@ -441,7 +441,7 @@ async def test_readings_that_fail_are_said_and_tried_again() -> None:
 
 async def test_no_driver_denied_lost_and_hostile() -> None:
     for fleet, expected in (
-        ("no-driver", "no GPU can be asked"),
+        ("no-driver", "no GPU is available"),
         ("denied", "denied"),
         ("lost-gpu", " LOST "),
         ("hostile", "\\x1b"),

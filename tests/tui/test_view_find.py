@@ -61,7 +61,7 @@ async def test_what_is_nowhere_moves_nothing_and_says_so(size: tuple[int, int]) 
     async with app.run_test(size=size) as pilot:
         assert await typed(pilot, "j", "slash", *"nowhere") == 1
         line = str(app.screen.query_one("#hint", Label).content)
-        assert "nothing has this" in line
+        assert "no match" in line
         assert await typed(pilot, "enter") == 1
         await typed(pilot, "f3")
         assert [n.message for n in app._notifications] == ["nothing has “nowhere”"]

@@ -82,7 +82,7 @@ def test_few_steps_tell_nothing() -> None:
 def test_an_unknown_limit_leaves_the_growth() -> None:
     result = found([MIB * i for i in range(20)], Unavailable("no driver"))
     assert isinstance(result.soonest, Unavailable)
-    assert result.in_words() == "grows by 1.0 MiB a step"
+    assert result.in_words() == "grows by 1.0 MiB per step"
     assert found([MIB * i for i in range(20)], MIB).soonest == 0  # reached
 
 

@@ -61,8 +61,8 @@ def test_what_else_is_on_the_gpu(run: Run) -> None:
     shown = section(rank, "outside torch", Surroundings(SHARED))
     assert "this process outside torch 1.9 GiB" in shown  # 2 GiB less the 80 MiB reserved
     assert "3 other processes 58.0 GiB · 20.0 GiB of 80.0 GiB free" in shown
-    unknown = Unavailable("NVML cannot be asked")
-    assert section(rank, "outside torch", Surroundings(unknown)) == "NVML cannot be asked"
+    unknown = Unavailable("NVML is unavailable")
+    assert section(rank, "outside torch", Surroundings(unknown)) == "NVML is unavailable"
     window = replace(rank.steps[9].windows[0], device_used=Bytes(380 * MIB))
     steps = list(rank.steps)
     steps[9] = replace(steps[9], windows=(window,))
@@ -71,7 +71,7 @@ def test_what_else_is_on_the_gpu(run: Run) -> None:
 
 
 def test_the_forecast_uses_what_torch_may_still_get(run: Run) -> None:
-    """Peaks grow by 2 MiB a step, from 64 MiB in the last: 80 MiB are reserved, 100 free."""
+    """Peaks grow by 2 MiB per step, from 64 MiB in the last: 80 MiB are reserved, 100 free."""
     rank = rank_of(run)
     around = replace(SHARED, free=100 * MIB)
     found = out_of_memory(rank, "cuda:0", around)
@@ -82,7 +82,7 @@ def test_the_forecast_uses_what_torch_may_still_get(run: Run) -> None:
     assert words.startswith(f"out of memory in {found.soonest} steps")
     blind = out_of_memory(rank, "cuda:0", Unavailable("no driver"))
     assert section(rank, "forecast", Surroundings(SHARED, blind)) == (
-        "grows by 2.0 MiB a step\nwhen it ends is not known: no driver"
+        "grows by 2.0 MiB per step\nwhen it ends is unknown: no driver"
     )
 
 
@@ -91,14 +91,15 @@ def test_traces_tell_of_leaks_and_holes(run: Run) -> None:
     found = insight(rank, "cuda:0")
     assert isinstance(found, Insight)
     assert found.step == 3
-    assert "+1.0 MiB a step: model.py:14" in section(
+    assert "+1.0 MiB per step: model.py:14" in section(
         rank, "left behind", Surroundings(None, None, found)
     )
     holes = section(rank, "fragmentation", Surroundings(None, None, found))
     assert "of 80.0 MiB reserved are free" in holes
     nothing = insight(replace(rank, steps=rank.steps[4:]), "cuda:0")
     assert (
-        section(rank, "left behind", Surroundings(None, None, nothing)) == "no step has a trace yet"
+        section(rank, "left behind", Surroundings(None, None, nothing)) == "no step has been "
+        "traced yet"
     )
 
 
@@ -128,7 +129,7 @@ def test_without_steps_and_on_the_cpu_it_says_so(tmp_path: Path) -> None:
     ended = replace(empty, end=SessionEnd(1))
     gone = neighbours(ended, "cuda:0", "8xh100")
     assert isinstance(gone, Unavailable)
-    assert "does not run any more" in gone.reason
+    assert "has ended" in gone.reason
     unmatched = neighbours(empty, "cuda:0", "8xh100")  # process 42 is on none of these GPUs
     assert isinstance(unmatched, Unavailable)
     assert "process 42 holds memory on none of the 8 GPUs" in unmatched.reason

@@ -189,4 +189,4 @@ def test_ages_and_ranks_in_a_line() -> None:
     for seconds, expected in ages.items():
         run = Run("/r.gpuprobe", (9, 7), RunSummary("/r.gpuprobe", 4, session, environment))
         assert f" {expected}  counters 4 ranks · t.py" in line(run, 1000.0 + seconds)
-    assert line(Run("/r.gpuprobe", (7,), None)).endswith("(has not begun to train)")
+    assert line(Run("/r.gpuprobe", (7,), None)).endswith("(no training step yet)")

@@ -106,7 +106,7 @@ async def test_a_step_s_peak_and_its_lines(run: Run) -> None:
         await until(pilot, lambda: "model.py:6 in forward" in text(app, "#detail"))
         assert "activation" in text(app, "#detail")
         await pilot.press("G")
-        await until(pilot, lambda: "this step has no trace" in text(app, "#detail"))
+        await until(pilot, lambda: "this step was not traced" in text(app, "#detail"))
 
 
 async def test_time_travel(run: Run) -> None:
@@ -231,7 +231,7 @@ async def test_a_run_is_followed_until_it_ends(run: Run) -> None:
         await pilot.press("2")
         for _ in range(8):
             run.step(traced=False)
-        await until(pilot, lambda: "grows by 2.0 MiB a step" in text(app, "#now"))
+        await until(pilot, lambda: "grows by 2.0 MiB per step" in text(app, "#now"))
         run.end()
         await until(pilot, lambda: "complete" in text(app, "#title"))
 
@@ -359,7 +359,7 @@ async def test_what_is_shown_is_saved_as_json(
         assert sum(saved["categories"].values()) == saved["allocated"]
         await pilot.press("question_mark")
         await until(pilot, lambda: isinstance(app.screen, TextScreen))
-        assert any("save what is shown" in line for line in screen_text(app))
+        assert any("save the current view" in line for line in screen_text(app))
 
 
 async def test_the_findings_are_those_of_the_report(run: Run) -> None:

@@ -57,7 +57,7 @@ def test_a_crash_names_its_line(tmp_path: Path) -> None:
     done = command(script)
     assert done.returncode == 5
     (line, _) = done.stderr.splitlines()
-    assert "the program ended this process by SIGSEGV, before anything was measured" in line
+    assert "the program terminated this process by SIGSEGV, before anything was measured" in line
     assert line.endswith(f" (at {script}:3)")
 
 

@@ -51,7 +51,7 @@ def test_all_values_are_computed_where_one_is_needed() -> None:
     assert found.compute == "real"
     assert re.search(rf"{LINE} needs a value", found.compute_why)
     asked = gpuprobe.estimate(decides(), gpu="t4", steps=1, compute="real")
-    assert asked.compute_why == "as asked for"
+    assert asked.compute_why == "as requested"
     assert (found.peak_allocated, found.peak_reserved) == (
         asked.peak_allocated,
         asked.peak_reserved,
@@ -72,7 +72,7 @@ def test_shapes_are_enough_where_nothing_decides() -> None:
 
     found = gpuprobe.estimate(step, gpu="t4", steps=1)
     assert len(calls) == 1
-    assert (found.compute, found.compute_why) == ("shapes", "no line needs more")
+    assert (found.compute, found.compute_why) == ("shapes", "sufficient for this script")
     assert estimate_of(document(found)) == found
 
 
@@ -88,7 +88,7 @@ def test_a_run_that_is_too_large_says_so_and_needs_to_be_told() -> None:
     other = gpuprobe.estimate(
         lambda: torch.empty(8, device="cuda"), gpu="t4", steps=1, assume=["train.py:3=1"]
     )
-    assert "--assume train.py:3=1 was not used: no value is missing there" in other.assumed
+    assert "--assume train.py:3=1 was not used: that line needs no value" in other.assumed
 
 
 def test_what_is_assumed_decides() -> None:

@@ -90,7 +90,7 @@ def test_running_out_of_memory_says_what_would_have_fitted(tmp_path: Path) -> No
     failure = report["out_of_memory"][-1]
     assert failure["asked"] == 8 * 1024 * MIB
     assert any("expandable_segments" in change for change in failure["fits_with"])
-    assert any("It would have fitted with" in sentence for sentence in failure["sentences"])
+    assert any("It would have fit with" in sentence for sentence in failure["sentences"])
 
 
 @pytest.mark.parametrize("steps", ["all", "1"])
@@ -152,4 +152,4 @@ def test_modules_and_inputs_are_those_that_a_trace_on_the_cpu_names(tmp_path: Pa
     assert {key: cuda[key] for key in alike} == {key: cpu[key] for key in alike}
     assert cuda["Net.one"] == cpu["Net.one"] + 8_519_680  # cuBLAS's workspace, made in its call
     assert not {"(unknown)", "(before the trace)"} & cuda.keys()
-    assert any("backward pass on CUDA" in spot["what"] for spot in on_cuda["blind_spots"])
+    assert any("backward passes on CUDA" in spot["what"] for spot in on_cuda["blind_spots"])

@@ -154,7 +154,7 @@ class TraceSimulator(Simulator):
                 rules = f"uses the cached block at {block.address:#x} of {human_bytes(block.size)}"
                 why = "a cached block fits by the rules, so memory from the driver is not needed"
                 self.disagree(rules, why, block)
-            self.disagree("is out of memory", "the trace goes on to make room")
+            self.disagree("is out of memory", "the trace continues and frees memory")
         self._clear()
         return block
 

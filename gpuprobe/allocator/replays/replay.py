@@ -152,7 +152,7 @@ def _attempt(
         )
     if state.homeless:
         run.notes.append(
-            f"{len(state.homeless)} blocks from before the trace lie in no known segment"
+            f"{len(state.homeless)} blocks from before the trace are in no known segment"
         )
     return run
 
@@ -222,7 +222,7 @@ def _run(
         at = max(sim.at_event, 0)
         action = TraceAction.from_code(events.action[at]).value
         run.divergence = Divergence(
-            at, action, "cannot go on", str(error), "the trace contradicts itself"
+            at, action, "cannot continue", str(error), "the trace contradicts itself"
         )
     return run
 
@@ -441,18 +441,18 @@ def _result(trace: MemoryTrace, settings: AllocatorSettings, run: _Run) -> Trace
     exact = run.divergence is None
     if not trace.complete:
         notes.append(
-            "the recorder's buffer overflowed and the earliest events are lost: what was "
-            "replayed begins at the first kept event"
+            "the recorder's buffer overflowed and the earliest events are lost: the replay "
+            "starts at the first kept event"
         )
     if not trace.segments and len(trace.events):
-        notes.append("the trace has no final layout: only its events were checked")
+        notes.append("the trace has no final layout; only its events were checked")
     if sim.gc_enabled and not sim.trust_ages:
         notes.append(
-            "the ages of segments from before the trace are not recorded: that garbage "
-            "collection took the right ones was not checked"
+            "the ages of segments from before the trace are not recorded: the choices of garbage "
+            "collection were not checked"
         )
     if run.divergence is not None:
-        notes.append("numbers are of the part before the divergence")
+        notes.append("numbers cover only the events before the divergence")
     return TraceReplay(
         device=trace.device,
         exact=exact,

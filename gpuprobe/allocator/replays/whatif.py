@@ -33,11 +33,11 @@ _FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
 _OOM: Final = TraceAction.OOM.code
 
 LIMITS: Final = (
-    "addresses of new segments are simulated: where results depend on their order, a range "
-    "over several orders is given",
+    "addresses of new segments are simulated: results that depend on their order are ranges over "
+    "several orders",
     "blocks alive before the trace are re-allocated first, lowest address first, into an empty "
-    "allocator: what was cached before the trace is not carried over",
-    "the program is taken to ask for the same memory in the same order",
+    "allocator: memory cached before the trace is ignored",
+    "the program is assumed to request the same memory in the same order",
 )
 """What every what-if leaves out; printed with its numbers."""
 

@@ -105,7 +105,7 @@ def check_baseline(
         cause=next((item.cause for item in regressed if item.cause), ""),
         mismatches=(*(() if accept_environment else environment), *_another_model(rows)),
         cautions=(
-            *(f"{text}; compared all the same" for text in environment if accept_environment),
+            *(f"{text}; compared anyway" for text in environment if accept_environment),
             *_cautions(before, after, rows is not None),
             *_of_regressions(before, after, regressed),
             *_of_falls(before, metrics, chosen),
@@ -154,7 +154,7 @@ def _another_model(rows: Mapping[str, Sequence[DiffRow]] | None) -> Iterable[str
     few = one_file and min(len(lines.gone), len(lines.new)) < 3
     if (lines.alone and not few and not modules.common) or (modules.alone and apart):
         one, two = (modules if modules.alone else lines).largest()
-        yield f"{ANOTHER_MODEL}{one!r} in the baseline, {two!r} now, and nothing in common"
+        yield f"{ANOTHER_MODEL}{one!r} in the baseline, {two!r} now, with nothing in common"
 
 
 class _Unmatched:
@@ -191,30 +191,27 @@ class _Unmatched:
 def _cautions(before: Baseline, after: Baseline, traced: bool) -> Iterable[str]:
     for name in METRICS:
         if name in before.metrics and name not in after.metrics:
-            yield f"{name} is in the baseline, and was not measured now"
+            yield f"{name} is in the baseline but was not measured in this run"
     gone = [name for name in before.phases if name not in after.phases]
     if gone and after.phases:
-        yield f"not seen now, so not compared: {', '.join(gone)}"
+        yield f"skipped, because they did not occur in this run: {', '.join(gone)}"
     elif gone or (after.phases and not before.phases):
-        yield (
-            "phases are not compared: on one side not every step has a trace (record with "
-            "--trace-steps all)"
-        )
+        yield ("phases were not compared: some steps have no trace (record with --trace-steps all)")
     devices = [side.environment.get("device", "") for side in (before, after)]
     if _some_gpu(*devices) and devices[0] != devices[1]:
         known = next(name for name in devices if name != "cuda")
         side = "the baseline" if devices[0] == "cuda" else "the recording"
-        yield f"device: {side} does not say which GPU it is of; compared with {known!r}"
+        yield f"device: {side} has no GPU name; compared with {known!r}"
     one, two = (side.environment.get("precision", "") for side in (before, after))
     if one != two:
         yield (
-            f"precision: {one or 'not known'} in the baseline, {two or 'not known'} now; compared "
-            "all the same"
+            f"precision: {one or 'unknown'} in the baseline, {two or 'unknown'} now; "
+            "compared anyway"
         )
     if before.steps != after.steps:
         yield f"{before.steps} steps in the baseline, {after.steps} now"
     if not traced:
-        yield "no trace on one side: what grew is not known (use level trace)"
+        yield "one side has no trace, so the cause is unknown (use level trace)"
 
 
 _TELLING_STEPS = 8
@@ -227,15 +224,12 @@ def _of_regressions(
     names = {item.name for item in regressed}
     if names and after.sources and not before.sources:
         yield (
-            "the baseline is of an earlier version and has no source: which lines were changed is "
-            "not known (gpuprobe baseline update adds it)"
+            "the baseline was written by an earlier version without source digests, so changed "
+            "lines are unknown (gpuprobe baseline update adds them)"
         )
     grows = {"steady_allocated"} <= names and "growth_per_step" not in names
     if grows and after.steps < _TELLING_STEPS:
-        yield (
-            f"{after.steps} steps are too few to tell whether memory grows with them: "
-            f"{_TELLING_STEPS} are needed"
-        )
+        yield (f"{after.steps} steps are not enough to detect growth: {_TELLING_STEPS} are needed")
 
 
 def _of_falls(
@@ -248,7 +242,7 @@ def _of_falls(
         if item.unit == "bytes" and item.before > chosen[item.name].limit(item.after)
     ]
     if fell and not any(item.regressed for item in metrics):
-        yield f"memory fell ({', '.join(fell)}): gpuprobe baseline update keeps it there"
+        yield f"memory fell ({', '.join(fell)}): gpuprobe baseline update locks this in"
 
 
 def _context(before: Baseline, after: Baseline) -> Context:

@@ -68,7 +68,7 @@ def place_of(text: str, at: str, sources: Mapping[str, Source]) -> str:
     digest, _, ordinal = digest.partition("/")
     number = int(ordinal or 1) - 1
     if not names or not (offset or "0").isdigit() or number < 0:
-        raise Malformed(f"places[{text!r}] is of no file in 'sources'")
+        raise Malformed(f"places[{text!r}] is not a file in 'sources'")
     file = max(names, key=len)
     equal = [item.start for item in sources[file].statements if item.exact == digest]
     if number >= len(equal):

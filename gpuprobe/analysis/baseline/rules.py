@@ -6,33 +6,31 @@ from gpuprobe.analysis.baseline.model import METRICS
 from gpuprobe.model.findings import Level
 from gpuprobe.model.rules import Rule, define
 
-_UPDATE = "if this is intended: gpuprobe baseline update"
+_UPDATE = "if this is intended, run gpuprobe baseline update"
 _KIND = "memory-regression"
 
 ENVIRONMENT = define(
     "GPM-environment",
     "baseline-environment",
     Level.ERROR,
-    "The baseline is of the same environment",
-    description="Another GPU, torch or allocator setting moves the figures: a comparison would\n"
-    "say nothing about the program.",
-    remedy="run the check as the baseline was; gpuprobe baseline update where this is the new\n"
-    "environment; --accept-environment compares all the same",
+    "The baseline is from the same environment",
+    description="A different GPU, torch or allocator setting changes the figures: a comparison\n"
+    "would not be meaningful.",
+    remedy="run the check in the baseline's environment, or run gpuprobe baseline update if\n"
+    "this is the new one; --accept-environment compares anyway",
 )
 _WHY = {
-    "growth_per_step": "What a step leaves behind is never given back: the longer the run, the\n"
-    "more it needs, until it ends out of memory.",
-    "peak_allocated": "The most that tensors take at one time: above the GPU's memory, the run\n"
-    "ends.",
+    "growth_per_step": "Memory that a step allocates is never freed: the longer the run, the more\n"
+    "it needs, until it runs out of memory.",
+    "peak_allocated": "The highest memory of all tensors: above the GPU's memory, the run\nfails.",
     "steady_allocated": "What is allocated after the last step: parameters, optimizer state, and\n"
-    "whatever something still refers to.",
-    "peak_reserved": "The most that was taken from the driver: other processes do not have it. It\n"
-    "grows with fragmentation, too.",
-    "device_allocs_after_warm_up": "Each call of cudaMalloc waits for the device. Once the steps\n"
-    "repeat themselves, the allocator's cache should serve them.",
-    "implicit_syncs_per_step": "Each makes the host wait for the device, which then has nothing\n"
-    "to do.",
-    "races": "Two streams use one tensor without an order between them: the results are random.",
+    "everything that is still referenced.",
+    "peak_reserved": "The highest memory obtained from the driver, which other processes cannot\n"
+    "use. It also grows with fragmentation.",
+    "device_allocs_after_warm_up": "Each call of cudaMalloc waits for the device. Once steps\n"
+    "repeat, the allocator's cache should serve them.",
+    "implicit_syncs_per_step": "Each makes the host wait for the device, which is then\nidle.",
+    "races": "Two streams use one tensor without synchronisation: the results are random.",
 }
 _METRICS = {
     name: define(

@@ -46,7 +46,7 @@ _DEEPEST: Final = 2_000  # calls in a path: Python's own limit is 1,000 by defau
 CONFLICT: Final = re.compile(r"^(<{7}|={7}|>{7})( |$)", re.MULTILINE)
 """The lines that git writes around the two sides of a conflict."""
 
-_HINT: Final = "delete it, and gpuprobe baseline update writes a new one"
+_HINT: Final = "delete it and run gpuprobe baseline update to write a new one"
 _BEGINNINGS: Final = ('{\n "a', '{\n "g')  # accounts, or at_peak; of several runs gpuprobe
 
 
@@ -233,7 +233,7 @@ def parsed(text: str, where: str) -> tuple[dict[str, Any], tuple[int, int]]:
         if CONFLICT.search(text):
             raise DataError(
                 f"{where} has merge conflicts",
-                hint="gpuprobe baseline update writes it anew, with the tolerances of both sides",
+                hint="run gpuprobe baseline update to rewrite it with the tolerances of both sides",
             )
         document = json.loads(text)
         newest = {SCHEMA: VERSION, RUNS_SCHEMA: RUNS_VERSION}
@@ -258,7 +258,7 @@ def baseline_from(plain: object, where: str, *, newer: bool) -> Baseline:
 def _none(where: str) -> DataError:
     return DataError(
         f"{where} is not a gpuprobe baseline",
-        hint="name another file: gpuprobe baseline update writes one",
+        hint="choose another file; gpuprobe baseline update creates a baseline",
     )
 
 

@@ -113,7 +113,7 @@ def _precision(
         return None
     old, new = context.precision
     text = f"{context.amount(_total(computed))} at {context.forward}: {new}, before {old}"
-    return Cause(f"{text}; most of it made at {computed[0].key}", context.forward)
+    return Cause(f"{text}; most of it allocated at {computed[0].key}", context.forward)
 
 
 def _retained(
@@ -136,8 +136,9 @@ def _retained(
     if not context.backward or _total(kept) < _MOST * _total(grown):
         return None
     return Cause(
-        f"{context.amount(_total(kept))} at {context.backward}: activations are kept after it (the "
-        f"graph is retained, or something still refers to it); most of them made at {kept[0].key}",
+        f"{context.amount(_total(kept))} at {context.backward}: activations are kept after the "
+        "backward pass (retain_graph, or a live reference to the graph)"
+        f"; most of them allocated at {kept[0].key}",
         context.backward,
     )
 
@@ -227,7 +228,7 @@ def _where_it_parts(
         text += f": {'; '.join(words)}"
     first = max(rows.values(), key=lambda row: (row.delta, row.key))
     if first.key != place:
-        text += f"; most of it made at {first.key}"
+        text += f"; most of it allocated at {first.key}"
     return Cause(text, place)
 
 
@@ -243,10 +244,10 @@ def wording(
     if category == "activation" and all(
         row.key in lines and lines[row.key].until == "later" for row in rows
     ):
-        words = "still held when the step has ended"
+        words = "still alive at the end of the step"
     blocks = sum(row.blocks_after - row.blocks_before for row in rows)
     if context.evaluation and blocks > 0 and len(rows) > 1:
-        words = "kept though no backward pass follows (is torch.no_grad() missing?)"
+        words = "kept, but no backward pass follows (is torch.no_grad() missing?)"
     found = [words] if words else []
     if blocks:
         more = "more" if blocks > 0 else "fewer"

@@ -57,7 +57,7 @@ def changed_lines(
                 words.append(f"allocated at {first.key}")
             text = f"{human_delta(amount)} at {place}: {'; '.join(words)}"
         else:
-            text = f"at {place}: {_how(suspect)}, which has to do with it"
+            text = f"at {place}: {_how(suspect)}, which is related"
         causes.append(Cause(text, place))
     return tuple(causes)
 
@@ -93,10 +93,10 @@ def _how(suspect: Suspect) -> str:
         return (
             f"{shown!r} was removed next to this line"
             if shown
-            else ("something next to this line was removed")
+            else ("code next to this line was removed")
         )
     if suspect.change.kind == INDENTED:
-        return "this line is in another block now"
+        return "this line was moved into another block"
     return f"this line was changed, from {shown!r}" if shown else "this line was changed"
 
 

@@ -86,7 +86,7 @@ class PeakDiff:
             if isinstance(peak, Unavailable):
                 return peak
             if not peak.exact:
-                return Unavailable("the peak is known only between two bounds")
+                return Unavailable("only bounds of the peak are known")
         assert isinstance(self.before, Peak)
         assert isinstance(self.after, Peak)
         return self.after.at_least - self.before.at_least
@@ -126,8 +126,8 @@ def diff_recordings(
         pairs = [(one, two)]
         if one.device != two.device:
             cautions.append(
-                f"different devices: {one.device} and {two.device}; sizes differ by rounding "
-                "and by what each allocator adds, not only by what the program does"
+                f"different devices: {one.device} and {two.device}; sizes also differ by each "
+                "allocator's rounding and overhead"
             )
     else:
         pairs = [(ours.get(key), theirs.get(key)) for key in sorted(ours.keys() | theirs.keys())]
@@ -203,7 +203,7 @@ def _cautions(before: Recording, after: Recording) -> Iterable[str]:
     if before.kind != after.kind:
         yield f"a {before.kind} is compared with a {after.kind}"
     if not before.ranks or not after.ranks:
-        yield "a recording has no rank in it"
+        yield "a recording has no ranks"
         return
     one, two = before.ranks[0], after.ranks[0]
     if before.kind == after.kind == "recording":
@@ -217,7 +217,7 @@ def _cautions(before: Recording, after: Recording) -> Iterable[str]:
         yield f"different numbers of ranks: {len(before.ranks)} and {len(after.ranks)}"
     for name, rank in (("first", one), ("second", two)):
         if _unfinished(before if name == "first" else after, rank):
-            yield f"the {name} recording has no end: its peak may still have risen"
+            yield f"the {name} recording is not closed: its peak may have risen later"
 
 
 def _text(value: object) -> str:

@@ -56,10 +56,10 @@ class Forecast:
         """``out of memory in 40–55 steps``, or what grows where the limit is not known."""
         growth = _range(human_bytes(round(self.slowest)), human_bytes(round(self.fastest)))
         if isinstance(self.soonest, Unavailable) or isinstance(self.latest, Unavailable):
-            return f"grows by {growth} a step"
+            return f"grows by {growth} per step"
         when = _range(f"{self.soonest:,}", f"{self.latest:,}")
         unit = "step" if self.soonest == self.latest == 1 else "steps"
-        return f"out of memory in {when} {unit} (grows by {growth} a step)"
+        return f"out of memory in {when} {unit} (grows by {growth} per step)"
 
 
 def _range(low: str, high: str) -> str:

@@ -74,8 +74,8 @@ def step_boundaries(trace: MemoryTrace | Ledger) -> tuple[tuple[int, ...], str] 
         ends = runs.ends_of("optimizer")
     if not ends:
         return Unavailable(
-            "nothing in this trace says where a step ends: no Optimizer.step annotation and "
-            "no stack inside an optimizer",
+            "step boundaries are unknown: the trace has no Optimizer.step annotation and no "
+            "stack inside an optimizer",
             ReadStatus.NOT_COLLECTED,
         )
     made = ledger.start[: ledger.made]

@@ -43,7 +43,7 @@ def step_peak(rank: RankRecording, step: Step) -> StepPeak | Unavailable:
         return Unavailable(str(error))
     if not marks:
         reason = (
-            "this step has no trace: the first steps and those with a new peak have one"
+            "this step was not traced: only the first steps and those with a new peak are"
             if rank.session.level == "trace"
             else "needs a recording at level 'trace'"
         )
@@ -90,6 +90,6 @@ def insight(rank: RankRecording, device: str) -> Insight:
     except DataError as error:  # of a file, or of what is in it
         failed = Unavailable(str(error))
         return Insight(None, failed, failed)
-    why = "no step has a trace yet" if rank.session.level == "trace" else "needs level 'trace'"
+    why = "no step has been traced yet" if rank.session.level == "trace" else "needs level 'trace'"
     nothing = Unavailable(why, ReadStatus.NOT_COLLECTED)
     return Insight(None, nothing, nothing)

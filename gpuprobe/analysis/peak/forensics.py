@@ -128,9 +128,11 @@ class WouldHaveFitted:
             )
         recorded = replay_trace(trace)
         if not recorded.exact:
-            return Unavailable("the trace cannot be replayed exactly, so no what-if is believed")
+            return Unavailable(
+                "the trace cannot be replayed exactly, so a what-if would be unreliable"
+            )
         if recorded.memory_limit is None:
-            return Unavailable("the trace does not tell how much memory there was")
+            return Unavailable("the trace does not contain the memory limit")
         advice = search(trace, recorded, capacity=recorded.memory_limit)
         return tuple(
             (outcome.change, outcome.would_oom == 0 and outcome.ooms.most == 0)
@@ -168,7 +170,7 @@ def _fragmentation(site: PeakSite, ledger: Ledger) -> FragmentationReport | Unav
     layout = layout_at(ledger, mark.event)
     step = site.step
     if step is not None and ledger.trace.step == step.index and not holds_the_peak(site, mark):
-        layout = Unavailable("the trace of that step does not hold the peak")
+        layout = Unavailable("the trace of that step does not include the peak")
     peak = layout if isinstance(layout, Unavailable) else fragmentation(ledger.trace, layout)
     end = fragmentation(ledger.trace)
     if isinstance(end, Unavailable):

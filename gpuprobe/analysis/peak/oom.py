@@ -134,7 +134,7 @@ def _fits_with(
     trace: MemoryTrace, event: int, what_if: WhatIf | None
 ) -> tuple[str, ...] | Unavailable:
     if what_if is None:
-        return Unavailable("no what-if was asked for", ReadStatus.NOT_COLLECTED)
+        return Unavailable("no what-if was requested", ReadStatus.NOT_COLLECTED)
     tried = what_if(trace, event)
     if isinstance(tried, Unavailable):
         return tried
@@ -151,7 +151,7 @@ def _non_torch(
     device_memory: int | None, device_free: int, reserved: int | Unavailable
 ) -> int | Unavailable:
     if device_memory is None:
-        return Unavailable("the device's total memory is not known", ReadStatus.NOT_COLLECTED)
+        return Unavailable("the device's total memory is unknown", ReadStatus.NOT_COLLECTED)
     if isinstance(reserved, Unavailable):
         return reserved
     return device_memory - device_free - reserved
@@ -167,28 +167,29 @@ def _sentences(report: OomReport) -> Iterable[str]:
     account = report.layout
     if isinstance(account, Unavailable):
         yield (
-            f"{human_bytes(report.allocated)} were allocated; what was reserved and how it was "
-            f"cut up is not known: {account.reason}."
+            f"{human_bytes(report.allocated)} were allocated; reserved memory and its layout are "
+            "unknown"
+            f": {account.reason}."
         )
     else:
         yield from _about_layout(report, account)
     if report.live.allocated:
         rows = [f"{s.key} {human_bytes(s.bytes)}" for s in by_category(report.live)[:3]]
-        yield f"By category, most was: {', '.join(rows)}."
+        yield f"Largest categories: {', '.join(rows)}."
         rows = [f"{s.key} {human_bytes(s.bytes)}" for s in by_line(report.live)[:3]]
-        yield f"By line, most was: {', '.join(rows)}."
+        yield f"Largest lines: {', '.join(rows)}."
     if isinstance(report.non_torch, Unavailable):
-        yield f"How much memory others held is not known: {report.non_torch.reason}."
+        yield f"Memory used by other processes is unknown: {report.non_torch.reason}."
     else:
         yield (
-            f"{human_bytes(report.non_torch)} of the device were held outside this allocator "
+            f"{human_bytes(report.non_torch)} of the device were used outside this allocator "
             "(CUDA context, libraries, other processes)."
         )
     if not isinstance(report.fits_with, Unavailable):
         yield (
-            f"It would have fitted with: {'; '.join(report.fits_with)}."
+            f"It would have fit with: {'; '.join(report.fits_with)}."
             if report.fits_with
-            else "No other allocator setting that was tried would have made it fit."
+            else "None of the other allocator settings tried would have made it fit."
         )
 
 
@@ -201,7 +202,7 @@ def _about_layout(report: OomReport, account: Fragmentation) -> Iterable[str]:
     )
     if not isinstance(report.usable_hole, Unavailable):
         yield (
-            f"The largest hole it could have used (same pool, stream and size class) was "
+            "The largest hole it could have used (same pool, stream and size class) was "
             f"{human_bytes(report.usable_hole)}."
         )
         if total.largest_hole >= report.asked > report.usable_hole:
@@ -210,7 +211,7 @@ def _about_layout(report: OomReport, account: Fragmentation) -> Iterable[str]:
                 "stream or size class."
             )
     if total.free >= report.asked > total.largest_hole:
-        yield "The free bytes would have been enough, but no single hole was: fragmentation."
+        yield "There were enough free bytes, but no single hole was large enough: fragmentation."
     for pin in account.pins[:3]:
         holders = ", ".join(f"{s.key} ({human_bytes(s.bytes)})" for s in pin.by_line[:2])
         blocks = "1 block" if len(pin.blocks) == 1 else f"{len(pin.blocks)} blocks"
@@ -220,6 +221,6 @@ def _about_layout(report: OomReport, account: Fragmentation) -> Iterable[str]:
         )
     if not isinstance(report.private_pools, Unavailable) and report.private_pools:
         yield (
-            f"{human_bytes(report.private_pools)} belonged to private pools (CUDA graphs or "
+            f"{human_bytes(report.private_pools)} were in private pools (CUDA graphs or "
             "MemPools), which the default pool cannot use."
         )

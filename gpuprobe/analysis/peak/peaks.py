@@ -19,7 +19,7 @@ _REACHED = 0.999
 where a history does not tell them."""
 
 _NO_STEP = Unavailable("no step was recorded", ReadStatus.NOT_COLLECTED)
-_NOT_IN_A_TRACE = Unavailable("a trace alone does not tell", ReadStatus.NOT_COLLECTED)
+_NOT_IN_A_TRACE = Unavailable("unknown from a trace alone", ReadStatus.NOT_COLLECTED)
 
 
 @record(frozen=True, slots=True)
@@ -104,7 +104,8 @@ def high_water_at(site: PeakSite) -> HighWater | Unavailable:
         highest = max(marks, key=lambda mark: mark.allocated)
         if not holds_the_peak(site, highest):
             return Unavailable(
-                f"the trace of step {number} does not hold the peak: it is of a part of the step",
+                f"the trace of step {number} does not include the peak: it covers only part of "
+                "the step",
                 ReadStatus.NOT_COLLECTED,
             )
         return highest

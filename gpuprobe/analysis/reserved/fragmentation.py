@@ -235,13 +235,13 @@ def _why_it_stays(
     if kept:
         reasons.append(
             f"{human_bytes(size)} are free in {kept} segments of private pools, which keep their "
-            "segments as long as the CUDA graph or MemPool exists."
+            "segments while the CUDA graph or MemPool exists."
         )
     kept, size = count(lambda s: s.pool_id == (0, 0) and not s.is_expandable)
     if kept:
         reasons.append(
             f"{human_bytes(size)} are free in {kept} segments that also hold blocks in use; a "
-            "segment goes back to the driver only whole."
+            "segment can only be released as a whole."
         )
     kept, size = count(lambda s: s.pool_id == (0, 0) and s.is_expandable)
     if kept:
@@ -251,7 +251,7 @@ def _why_it_stays(
         )
     if total.pending:
         reasons.append(
-            f"{human_bytes(total.pending)} were freed by their owner and still wait for a stream; "
-            "empty_cache synchronises and then returns what becomes whole."
+            f"{human_bytes(total.pending)} were freed by their owner but are still used by a "
+            "stream; empty_cache synchronises and then releases empty segments."
         )
     return tuple(reasons)

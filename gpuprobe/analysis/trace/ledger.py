@@ -185,7 +185,7 @@ def _check_sizes(trace: MemoryTrace) -> None:
     held = sum(trace.baseline.size) + sum(segment.total_size for segment in trace.segments)
     blocks = sum(b.size + b.requested_size for s in trace.segments for b in s.blocks)
     if max(held, blocks) + sum(trace.events.size) > _MOST_BYTES:
-        raise DataError("damaged memory trace: its sizes add up to more than any device has")
+        raise DataError("damaged memory trace: its sizes exceed the memory of any device")
 
 
 def _with_rows(trace: MemoryTrace) -> Ledger:

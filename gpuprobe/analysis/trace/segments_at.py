@@ -45,11 +45,11 @@ def layout_at(trace: MemoryTrace | Ledger, event: int) -> tuple[Segment, ...] | 
         index = bisect_right(starts, address) - 1
         size = ledger.size[row]
         if index < 0 or address + size > segments[index].address + segments[index].total_size:
-            return Unavailable(f"the block at {address:#x} lies in no segment of that moment")
+            return Unavailable(f"the block at {address:#x} is in no segment at that time")
         inside = blocks[index]
         end = inside[-1].address + inside[-1].size if inside else segments[index].address
         if address < end:
-            return Unavailable(f"two blocks of that moment overlap at {address:#x}")
+            return Unavailable(f"two blocks overlap at {address:#x}")
         if address > end:
             inside.append(Block(end, address - end, 0, BlockState.INACTIVE))
         state = BlockState.ALLOCATED if event < ledger.freed[row] else BlockState.PENDING_FREE

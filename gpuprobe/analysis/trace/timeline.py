@@ -59,7 +59,7 @@ def _reserved(ledger: Ledger) -> Sequence[int] | Unavailable:
     trace = ledger.trace
     if not trace.segments:
         return Unavailable(
-            "the trace has no segments, so the reserved level is not known",
+            "the trace has no segments, so the reserved level is unknown",
             ReadStatus.NOT_COLLECTED,
         )
     events = trace.events

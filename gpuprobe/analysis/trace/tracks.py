@@ -161,7 +161,7 @@ def tracks(
     if left_out:
         names = ", ".join(f"rank {rank} {device}" for rank, device in list(left_out)[:8])
         more = f" and {len(left_out) - 8} more" if len(left_out) > 8 else ""
-        problems.append(f"not drawn, for their number: {names}{more}")
+        problems.append(f"too many to draw: {names}{more}")
     return list(found.values()), problems
 
 

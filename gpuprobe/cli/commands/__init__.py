@@ -10,18 +10,18 @@ A command module has two functions:
 
 # name -> (module below this package, one line for ``gpuprobe --help``), in their listed order.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "info": ("machine.info", "list the GPUs and what is known of each"),
-    "doctor": ("machine.doctor", "find what is wrong with this machine, and how to fix it"),
+    "info": ("machine.info", "list the GPUs with their state and processes"),
+    "doctor": ("machine.doctor", "diagnose this machine's GPUs, driver, torch and settings"),
     "top": ("machine.top", "live dashboard of GPUs, processes and runs"),
     "export": ("machine.export", "export metrics, for Prometheus"),
     "run": ("recordings.run", "run a training script and record its memory"),
     "report": ("recordings.report", "show where the memory of a recording went"),
-    "view": ("recordings.view", "open a recording on the screen"),
+    "view": ("recordings.view", "browse a recording in the terminal"),
     "diff": ("recordings.diff", "compare the peaks of two recordings"),
     "check": ("gate.check", "compare a run's memory with a baseline, for CI"),
     "baseline": ("gate.baseline", "write the baseline of a run"),
     "estimate": ("planning.estimate", "estimate whether a script fits on a GPU"),
     "fit": ("planning.fit", "find the largest batch size that fits on a GPU"),
-    "replay": ("recordings.replay", "check a trace exactly; try other settings"),
+    "replay": ("recordings.replay", "replay an allocation trace; try allocator settings"),
     "completion": ("machine.completion", "print a completion script for a shell"),
 }

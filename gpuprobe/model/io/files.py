@@ -53,7 +53,7 @@ def open_regular(path: str | os.PathLike[str], *, inside: bool = False) -> IO[by
         target = os.path.realpath(where)
         # Lexically: the folder itself may be reached through links.
         if os.path.dirname(target) != os.path.realpath(os.path.dirname(where) or "."):  # noqa: PTH120
-            raise OSError(errno.EPERM, "it is a link that leads out of its folder", where)
+            raise OSError(errno.EPERM, "it is a link out of its folder", where)
         where = target
     if inside:
         flags |= getattr(os, "O_NOFOLLOW", 0)

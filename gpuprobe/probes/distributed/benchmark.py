@@ -69,8 +69,8 @@ def check_ranks(environ: Mapping[str, str], timeout: float) -> RankDiagnosis:
     except torch.distributed.DistError as error:
         lost = rules.COLLECTIVE.finding(
             f"rank {job.rank} lost the meeting point {job.address}:{job.port}",
-            ("torch says", str(error).strip().splitlines()[0]),
-            fix="Look at the log of rank 0: did it, or the launcher, end?",
+            ("torch error", str(error).strip().splitlines()[0]),
+            fix="Check the log of rank 0: did it or the launcher exit?",
             subject="meeting point",
         )
         return replace(started, findings=(*notes, lost))
@@ -86,8 +86,8 @@ def _open_store(job: Job, timeout: float) -> tuple[Any, tuple[Finding, ...]] | F
     except OSError as error:
         return rules.UNREACHABLE.finding(
             f"MASTER_ADDR={job.address} cannot be resolved",
-            ("the resolver says", error.strerror or error),
-            fix="Use an address or a name that every machine of the job can resolve.",
+            ("resolver error", error.strerror or error),
+            fix="Use an address or a name that all machines of the job can resolve.",
             code=f"getent hosts {job.address}",
             subject="address",
         )
@@ -112,8 +112,8 @@ def _open_store(job: Job, timeout: float) -> tuple[Any, tuple[Finding, ...]] | F
     except (dist.DistError, RuntimeError, TimeoutError) as error:
         return rules.UNREACHABLE.finding(
             f"rank {job.rank} cannot reach the meeting point {where} within {timeout:g} s",
-            ("torch says", str(error).strip().splitlines()[0]),
-            fix="Is rank 0 running, and does a firewall let the port through?",
+            ("torch error", str(error).strip().splitlines()[0]),
+            fix="Is rank 0 running, and does the firewall allow the port?",
             code=f"nc -vz {job.address} {job.port}",
             subject="connection",
         )
@@ -139,8 +139,8 @@ def _listen(
                 return rules.PORT_TAKEN.finding(
                     f"port {job.port} of rank 0's machine is taken",
                     ("MASTER_PORT", job.port),
-                    fix="End the program that listens there (an earlier job?), or choose another "
-                    "MASTER_PORT.",
+                    fix="Stop the program that listens there (an earlier job?), or choose "
+                    "another MASTER_PORT.",
                     code=f"ss -ltnp 'sport = :{job.port}'",
                     subject=str(job.port),
                 )
@@ -150,8 +150,9 @@ def _listen(
             return listener.detach(), ()
         note = rules.UNREACHABLE.finding(
             f"MASTER_ADDR={job.address} is not an address of rank 0's machine",
-            ("the system says", problem.strerror if problem else ""),
-            fix="Nothing, if a service forwards it; otherwise give rank 0's own address.",
+            ("system error", problem.strerror if problem else ""),
+            fix="Ignore this if a service forwards the address; otherwise use rank 0's own "
+            "address.",
             code="ip -brief address",
             subject="forwarded",
             level=Level.NOTE,
@@ -159,8 +160,8 @@ def _listen(
         return listener.detach(), (note,)
     return rules.PORT_TAKEN.finding(
         f"rank 0 cannot listen on port {job.port}",
-        ("the system says", problem.strerror if problem else "no address"),
-        fix="Choose a port from 1024 on that this user may use.",
+        ("system error", problem.strerror if problem else "no address"),
+        fix="Choose a port above 1023 that this user may use.",
         subject=str(job.port),
     )
 
@@ -204,7 +205,7 @@ class _RankMeeting:
             report = self._measure(report, backend, findings)
         else:
             later = (rules.COLLECTIVE, rules.WRONG, rules.SKEW)
-            reason = "not before the errors above are solved"
+            reason = "skipped until the errors above are fixed"
             report = replace(report, not_checked=tuple(NotChecked(rule, reason) for rule in later))
         report = replace(report, findings=tuple(_sorted(findings)))
         self._announce(report, [member.rank for member in places])
@@ -214,7 +215,7 @@ class _RankMeeting:
         self, report: RankDiagnosis, backend: str, findings: list[Finding]
     ) -> RankDiagnosis:
         job = self.job
-        steps = ["every rank joined", "the ranks agree about the job"]
+        steps = ["every rank joined", "the ranks agree on the job"]
         skews = [self._ask_clock(rank) for rank in range(1, job.world_size)]
         found = list(rules.check_skews([skew for skew in skews if skew is not None]))
         findings += found
@@ -267,9 +268,10 @@ class _RankMeeting:
 
     def _nobody(self, what: str) -> Finding:
         return rules.MISSING.finding(
-            f"rank 0 of {self.job.world_size} {what}: rank {self.job.rank} waited for it in vain",
+            f"rank 0 of {self.job.world_size} {what}: rank {self.job.rank} timed out waiting for "
+            "it",
             ("meeting point", f"{self.job.address}:{self.job.port}"),
-            fix="Look at the log of rank 0.",
+            fix="Check the log of rank 0.",
             subject="0",
         )
 
@@ -477,10 +479,10 @@ def _judge_results(results: Mapping[int, Any], backend: str) -> Iterator[Finding
         evidence = [(f"rank {rank}", result["error"]) for rank, result in failed.items()]
         evidence += [(f"rank {rank}", "no answer in time") for rank in silent]
         hint = (
-            "NCCL_DEBUG=INFO says more; NCCL_SOCKET_IFNAME chooses the interface."
+            "NCCL_DEBUG=INFO prints details; NCCL_SOCKET_IFNAME selects the interface."
             if backend == "nccl"
-            else "GLOO_SOCKET_IFNAME chooses the interface; a firewall must let all ports "
-            "between the machines through."
+            else "GLOO_SOCKET_IFNAME selects the interface; the firewall must allow all ports "
+            "between the machines."
         )
         yield rules.COLLECTIVE.finding(
             f"{doing} failed ({backend})",
@@ -496,8 +498,8 @@ def _judge_results(results: Mapping[int, Any], backend: str) -> Iterator[Finding
         yield rules.WRONG.finding(
             f"an all-reduce gave wrong sums on rank {', '.join(map(str, wrong))}",
             *((f"rank {rank}", f"{count} elements wrong") for rank, count in wrong.items()),
-            fix="Run again with NCCL_P2P_DISABLE=1: if it is right then, switch the IOMMU (ACS) "
-            "off or fix it in the BIOS; if not, test the GPUs and links.",
+            fix="Run again with NCCL_P2P_DISABLE=1. If the sums are then right, disable the "
+            "IOMMU (ACS) or fix it in the BIOS; otherwise test the GPUs and links.",
             code="NCCL_P2P_DISABLE=1 torchrun ... -m gpuprobe doctor --distributed",
             subject="sum",
         )

@@ -31,14 +31,14 @@ DISAGREEMENT = define(
     "GP181",
     "job-disagreement",
     (_E, _W),
-    "The ranks agree about the job",
+    "The ranks agree on the job",
     reads=(
         "environment of every rank",
         "torch",
     ),
     description="""
-    All ranks must have the same `WORLD_SIZE` and a `RANK` of their own, and on one host a
-    `LOCAL_RANK` of their own. Different versions of torch are a warning.
+    All ranks must have the same `WORLD_SIZE` and each rank its own `RANK` and, on
+    one host, its own `LOCAL_RANK`. Different versions of torch are a warning.
     """,
 )
 UNREACHABLE = define(
@@ -60,7 +60,7 @@ PORT_TAKEN = define(
     "GP183",
     "master-port-taken",
     _E,
-    "The port for the ranks to meet at is free",
+    "The rendezvous port is free",
     reads=("MASTER_PORT",),
     description="""
     Another program, often a job that was killed in part, listens on `MASTER_PORT` of rank 0's
@@ -93,7 +93,7 @@ WRONG = define(
     "GP186",
     "all-reduce-wrong",
     _E,
-    "An all-reduce gives the right sum on every rank",
+    "All-reduces give the right sum on every rank",
     reads=("torch.distributed",),
     description="""
     A sum whose every element is known beforehand came out wrong: broken hardware, a broken
@@ -104,7 +104,7 @@ DEVICES = define(
     "GP187",
     "device-shared",
     (_E, _W),
-    "Every rank has a GPU of its own",
+    "Every rank has its own GPU",
     reads=("GPU UUID of every rank",),
     description="""
     Two ranks on one GPU: NCCL refuses it. Usually `torch.cuda.set_device(LOCAL_RANK)` is
@@ -181,7 +181,7 @@ def read_job(environ: Mapping[str, str]) -> Job | tuple[Finding, ...]:
                 f"not started as a rank of a job: {', '.join(missing)} "
                 f"{'is' if len(missing) == 1 else 'are'} not set",
                 *((name, environ[name]) for name in _REQUIRED if environ.get(name, "").strip()),
-                fix="Start it with torchrun, on every machine of the job.",
+                fix="Start it with torchrun on every machine of the job.",
                 code="torchrun --standalone --nproc-per-node 2 -m gpuprobe doctor --distributed",
                 subject=",".join(missing),
             ),
@@ -193,7 +193,7 @@ def read_job(environ: Mapping[str, str]) -> Job | tuple[Finding, ...]:
         if text.isdecimal() and text.isascii():
             numbers[name] = int(text)
         else:
-            wrong.append(f"{name}={text} is not a whole number")
+            wrong.append(f"{name}={text} is not an integer")
     if not wrong:
         if not 0 < numbers["MASTER_PORT"] < 65536:
             wrong.append(f"MASTER_PORT={numbers['MASTER_PORT']} is not a port (1 to 65535)")
@@ -217,7 +217,7 @@ def read_job(environ: Mapping[str, str]) -> Job | tuple[Finding, ...]:
             ENVIRONMENT.finding(
                 message,
                 *((name, environ[name]) for name in _REQUIRED),
-                fix="Correct the launcher's settings; torchrun sets these by itself.",
+                fix="Fix the launcher's settings; torchrun sets these automatically.",
                 subject=message.partition("=")[0],
             )
             for message in wrong
@@ -251,7 +251,7 @@ def check_members(job: Job, members: Sequence[Member], timeout: float) -> Iterat
             f"within {timeout:g} s",
             ("joined", ", ".join(str(m.rank) for m in sorted(members, key=lambda m: m.rank))),
             ("hosts that joined", ", ".join(hosts)),
-            fix="Look at the logs of these ranks' hosts: did the process start, and can it reach "
+            fix="Check the logs on these ranks' hosts: did the process start, and can it reach "
             f"{job.address}:{job.port}? A slow start needs a larger --timeout.",
             code=f"nc -vz {job.address} {job.port}",
             subject=listed,
@@ -284,7 +284,7 @@ def check_members(job: Job, members: Sequence[Member], timeout: float) -> Iterat
         yield DEVICES.finding(
             f"some ranks have no GPU: {without}",
             *((f"rank {member.rank} on {member.host}", member.device) for member in members),
-            fix="Give every rank a GPU, or none of them.",
+            fix="Give every rank a GPU, or none.",
             code="gpuprobe info",
             subject="mixed",
             level=_W,
@@ -299,8 +299,7 @@ def check_members(job: Job, members: Sequence[Member], timeout: float) -> Iterat
                 f"ranks {ranks} are on the same GPU of {host}",
                 ("GPU", device),
                 *((f"rank {m.rank}", f"LOCAL_RANK {m.local_rank}") for m in sharing),
-                fix="Start as many processes as there are GPUs, and let each take the GPU of its "
-                "LOCAL_RANK.",
+                fix="Start one process per GPU, and let each use the GPU of its LOCAL_RANK.",
                 code='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
                 subject=device,
             )
@@ -318,7 +317,7 @@ def _twice(
                 f"{len(claimants)} processes claim to be {what} {claim[-1]}"
                 + (f" on {claim[0]}" if len(claim) > 1 else ""),
                 *((f"process {m.pid} on {m.host}", f"rank {m.rank}") for m in claimants),
-                fix="Give each process a number of its own; is an earlier job still running?",
+                fix="Give each process its own number. Is an earlier job still running?",
                 subject=f"{what} {claim[-1]}",
             )
 
@@ -332,7 +331,7 @@ def check_skews(skews: Sequence[ClockSkew]) -> Iterator[Finding]:
             yield SKEW.finding(
                 f"rank {skew.rank}'s clock is {human_ns(abs(skew.ahead_ns))} {word} rank 0's",
                 ("give or take", human_ns(skew.error_ns)),
-                fix="Let all machines keep time by NTP (chrony).",
+                fix="Synchronise the clocks of all machines with NTP (chrony).",
                 code="chronyc tracking",
                 subject=f"rank {skew.rank}",
                 level=_W if sure > _SKEW_WARNING_NS else _N,

@@ -88,9 +88,9 @@ def _problem(key: str, value: str | None, torch: tuple[int, int] | None) -> str:
     if name in _AFTER_2_6 and torch is not None and torch <= (2, 6):
         return f"torch {torch[0]}.{torch[1]} does not know this key"
     if not value:
-        return "no value: torch wants KEY:VALUE"
+        return "no value: torch expects KEY:VALUE"
     if name in _BOOLEAN:
-        return "" if value in ("True", "False") else "torch wants True or False, so spelled"
+        return "" if value in ("True", "False") else "torch expects exactly True or False"
     if name == "backend":
         return "" if value in _BACKENDS else f"torch wants {' or '.join(_BACKENDS)}"
     try:
@@ -138,7 +138,7 @@ def conf_invalid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavaila
 @rule(
     "GP141",
     "allocator-conf-conflict",
-    "The allocator settings do not contradict each other",
+    "The allocator settings are consistent",
     Level.WARNING,
     "environment",
 )
@@ -155,7 +155,7 @@ def conf_conflict(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavail
     given = _set(facts.environ)
     if len(given) == 2 and sorted(_split(given[0][1])) != sorted(_split(given[1][1])):
         yield self.finding(
-            f"{OLD} and {NEW} are both set, and differ: torch reads only one of them",
+            f"{OLD} and {NEW} are both set, with different values; torch reads only one of them",
             *given,
             fix=f"Keep one: {NEW} for torch 2.9 and newer, {OLD} for older ones.",
             code=f"unset {OLD}",
@@ -181,10 +181,10 @@ def conf_conflict(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavail
             )
         elif ("expandable_segments", "True") in pairs and "max_split_size_mb" in keys:
             yield self.finding(
-                "max_split_size_mb has little to do next to expandable_segments:True",
+                "max_split_size_mb has little effect with expandable_segments:True",
                 (variable, conf),
-                fix="Keep expandable_segments:True alone: it is the newer answer to the same "
-                "problem (fragmentation).",
+                fix="Keep only expandable_segments:True, which solves the same problem "
+                "(fragmentation).",
                 subject=f"{variable} split",
             )
 
@@ -192,7 +192,7 @@ def conf_conflict(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavail
 @rule(
     "GP142",
     "allocator-conf-name",
-    "The allocator settings are under the name this torch reads",
+    "The allocator settings use a variable that this torch reads",
     (Level.WARNING, Level.NOTE),
     "environment, torch",
 )
@@ -208,7 +208,7 @@ def conf_name(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable
         return
     torch = _torch_version(facts)
     if torch is None:
-        yield Unavailable("torch's version is not known")
+        yield Unavailable("torch's version is unknown")
     elif NEW in given and OLD not in given and torch < _RENAMED_IN:
         yield self.finding(
             f"torch {torch[0]}.{torch[1]} does not read {NEW}",

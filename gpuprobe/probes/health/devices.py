@@ -17,14 +17,15 @@ _BUSY = 30  # percent of SM utilisation above which a PCIe link has no reason to
 # The words are those of the NVML probe. These mean the GPU protects itself; power capping is
 # what every GPU does under full load.
 _SLOWDOWNS = {
-    "hardware slowdown": "the hardware halved the clocks or more: heat, power brake or power loss",
-    "thermal slowdown (software)": "the driver lowers the clocks to keep the temperature limit",
-    "thermal slowdown (hardware)": "the hardware lowers the clocks because of heat",
+    "hardware slowdown": "the hardware at least halved the clocks: heat, power brake or power loss",
+    "thermal slowdown (software)": "the driver lowers the clocks to stay below the temperature "
+    "limit",
+    "thermal slowdown (hardware)": "the hardware lowers the clocks because of high temperature",
     "power brake (hardware)": "the power supply asked the GPU to draw less",
 }
 _LIMITS = {
-    "power cap": "the clocks are held to the power limit; usual under full load",
-    "application clocks setting": "someone fixed the clocks with nvidia-smi -ac or -lgc",
+    "power cap": "the clocks are limited by the power limit; normal under full load",
+    "application clocks setting": "the clocks were set with nvidia-smi -ac or -lgc",
 }
 
 
@@ -66,7 +67,7 @@ def is_lost(device: Device) -> bool:
     )
 
 
-@rule("GP120", "throttling", "No GPU is slowed down", (Level.WARNING, Level.NOTE), "nvml")
+@rule("GP120", "throttling", "No GPU is throttled", (Level.WARNING, Level.NOTE), "nvml")
 def throttling(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """Why a GPU runs below its clocks at this moment, from NVML's clocks event reasons. Heat
     and power brakes are warnings. A power cap is a note, as every GPU reaches it under full
@@ -88,9 +89,9 @@ def _throttling(self: Rule, device: Device) -> Iterator[Finding | Unavailable]:
             (name, f"{reading.value} {unit}")
             for name, reading, unit in (
                 ("temperature", device.temperature.gpu, "°C"),
-                ("slows down at", device.temperature.slowdown, "°C"),
+                ("slowdown temperature", device.temperature.slowdown, "°C"),
                 ("SM clock", device.clocks.sm, "MHz"),
-                ("SM clock at most", device.clocks.max_sm, "MHz"),
+                ("maximum SM clock", device.clocks.max_sm, "MHz"),
             )
             if not isinstance(reading.value, Unavailable)
         ),
@@ -102,9 +103,9 @@ def _throttling(self: Rule, device: Device) -> Iterator[Finding | Unavailable]:
     if slow:
         heat = any("thermal" in reason for reason in slow)
         yield self.finding(
-            f"{name_of(device)} is slowed down: {_SLOWDOWNS[slow[-1]]}",
+            f"{name_of(device)} is throttled: {_SLOWDOWNS[slow[-1]]}",
             *evidence,
-            fix="Check fans, air flow and the room; a lower power limit also helps."
+            fix="Check fans, air flow and room temperature; a lower power limit also helps."
             if heat
             else "Check the power supply and its cables, and the temperature.",
             code="nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
@@ -116,9 +117,9 @@ def _throttling(self: Rule, device: Device) -> Iterator[Finding | Unavailable]:
             yield self.finding(
                 f"{name_of(device)} runs at a limit: {_LIMITS[reason]}",
                 *evidence,
-                fix="Nothing, unless the speed is not what you expect."
+                fix="Nothing, unless performance is lower than expected."
                 if reason == "power cap"
-                else "Give the clocks free again.",
+                else "Reset the clocks.",
                 code="nvidia-smi -q -d POWER"
                 if reason == "power cap"
                 else "sudo nvidia-smi -rac; sudo nvidia-smi -rgc",
@@ -188,11 +189,11 @@ def _ecc(self: Rule, device: Device) -> Iterator[Finding | Unavailable]:
     now, ever = ecc.uncorrected_volatile, ecc.uncorrected_aggregate
     counts = (
         ("uncorrected since the driver was loaded", now),
-        ("uncorrected in the board's life", ever),
+        ("uncorrected over the board's lifetime", ever),
         ("corrected since the driver was loaded", ecc.corrected_volatile),
     )
     evidence = [(n, r.value) for n, r in counts if not isinstance(r.value, Unavailable)]
-    fix = "Restart what ran on this GPU, reset it, and if the count grows, have it replaced."
+    fix = "Restart the programs on this GPU and reset it; if the count grows, have it replaced."
     code = "nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT"
     for name, reading in counts[:2]:
         problem = unread(reading, f"{name_of(device)}: {name}")
@@ -209,9 +210,9 @@ def _ecc(self: Rule, device: Device) -> Iterator[Finding | Unavailable]:
         )
     elif not isinstance(ever.value, Unavailable) and ever.value:
         yield self.finding(
-            f"{name_of(device)} had {ever.value} uncorrectable memory errors before",
+            f"{name_of(device)} had {ever.value} uncorrectable memory errors in the past",
             *evidence,
-            fix="Watch the counts; more of them are a reason to have the board replaced.",
+            fix="Monitor the counts; if they grow, have the board replaced.",
             code=code,
             subject=device.key,
             level=Level.WARNING,
@@ -236,7 +237,7 @@ def _on(flag: bool) -> str:
 @rule(
     "GP123",
     "memory-retired",
-    "No memory rows or pages wait to be replaced",
+    "No memory rows or pages are pending replacement",
     (Level.ERROR, Level.WARNING),
     "nvml",
 )
@@ -269,7 +270,7 @@ def _retired(self: Rule, device: Device) -> Iterator[Finding | Unavailable]:
         yield self.finding(
             f"{name_of(device)} could not replace a bad memory row: its spare rows are used up",
             *evidence,
-            fix="Take the GPU out of use and ask for a replacement.",
+            fix="Take the GPU out of service and have it replaced.",
             code="nvidia-smi -q -d ROW_REMAPPER",
             subject=device.key,
         )
@@ -328,7 +329,7 @@ def _is_at(device: Device, event: XidEvent) -> bool:
     return not isinstance(place, Unavailable) and event.is_of(place)
 
 
-@rule("GP125", "device-lost", "Every GPU answers", Level.ERROR, "nvml")
+@rule("GP125", "device-lost", "Every GPU responds", Level.ERROR, "nvml")
 def device_lost(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """A GPU that the driver counts but that does not answer any more ("fallen off the bus",
     or in need of a reset). CUDA programs may fail on the other GPUs too, as CUDA begins by
@@ -346,9 +347,9 @@ def device_lost(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailab
         device = inventory.device(key)
         yield self.finding(
             f"{name_of(device) if device else key} does not answer",
-            ("the driver says", message),
+            ("driver error", message),
             fix="Reboot; if it comes back, check power, temperature, seating and the PCIe slot. "
-            "Until then, leave it out.",
+            "Until then, exclude it from jobs.",
             code="sudo dmesg | grep -i -e xid -e 'fallen off'",
             subject=key,
         )
@@ -357,7 +358,7 @@ def device_lost(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailab
 @rule(
     "GP126",
     "mig-half-configured",
-    "MIG is off, or set up",
+    "MIG is off or configured",
     (Level.ERROR, Level.WARNING),
     "nvml",
 )
@@ -388,10 +389,10 @@ def _mig(self: Rule, device: Device) -> Iterator[Finding | Unavailable]:
         )
     if enabled.value and not device.identity.mig_instances:
         yield self.finding(
-            f"{name_of(device)} is in MIG mode and has no instance: no program can use it",
+            f"{name_of(device)} is in MIG mode and has no instance, so no program can use it",
             ("MIG now", "on"),
             ("instances", 0),
-            fix="Create instances, or switch MIG off.",
+            fix="Create instances, or disable MIG.",
             code="sudo nvidia-smi mig -cgi 0 -C   # or: sudo nvidia-smi -mig 0",
             subject=device.key,
         )

@@ -19,7 +19,7 @@ def driver_status(inventory: Inventory) -> SourceStatus | Unavailable:
     for source in inventory.sources:
         if source.name == "nvml":
             return source
-    return Unavailable("NVML was not asked", ReadStatus.NOT_COLLECTED)
+    return Unavailable("NVML was not queried", ReadStatus.NOT_COLLECTED)
 
 
 def version_pair(text: str) -> tuple[int, int] | None:
@@ -47,21 +47,25 @@ def driver_missing(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavai
         if "different versions" in status.reason:
             fix, code = "Reboot, or unload and reload the driver.", "sudo reboot"
         elif facts.in_container is True:
-            fix = "If nvidia-smi works on the host, start the container with its GPUs (this needs "
-            fix += "nvidia-container-toolkit there); if it does not, install the driver there."
+            fix = (
+                "If nvidia-smi works on the host, start the container with GPU access (this needs "
+            )
+            fix += (
+                "nvidia-container-toolkit on the host); otherwise install the driver on the host."
+            )
             code = "docker run --gpus all ..."
         elif "not loaded" in status.reason:
-            fix = "Load the kernel module; the kernel log says why where that fails."
+            fix = "Load the kernel module; if that fails, the kernel log shows why."
             code = "sudo modprobe nvidia && nvidia-smi"
         else:
             fix = "Install the NVIDIA driver of your distribution, and reboot. Without an NVIDIA "
-            fix += "GPU in this machine there is nothing to fix."
+            fix += "GPU in this machine, there is nothing to fix."
             code = "nvidia-smi"
         yield self.finding(
-            "no NVIDIA driver answers on this machine",
-            ("NVML says", status.reason),
+            "no NVIDIA driver responds on this machine",
+            ("NVML error", status.reason),
             *(
-                (f"{source.name.upper()} says", source.reason)
+                (f"{source.name.upper()} error", source.reason)
                 for source in facts.inventory.sources
                 if source.name == "cuda" and not source.available
             ),
@@ -72,10 +76,10 @@ def driver_missing(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavai
 
 
 def _yes_no(value: bool | Unavailable) -> str:
-    return "not known" if isinstance(value, Unavailable) else "yes" if value else "no"
+    return "unknown" if isinstance(value, Unavailable) else "yes" if value else "no"
 
 
-@rule("GP102", "driver-stub", "The driver libraries are real ones", Level.ERROR, "driver libraries")
+@rule("GP102", "driver-stub", "The driver libraries are not stubs", Level.ERROR, "driver libraries")
 def driver_stub(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """The CUDA toolkit ships *stub* libraries to link against where there is no driver. When
     the loader finds one of them first, every call fails although the driver is fine. A stub
@@ -89,9 +93,9 @@ def driver_stub(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailab
     for library in facts.libraries:
         if library.stub:
             yield self.finding(
-                f"{library.name} is a stub, not the driver's library",
+                f"{library.name} is a stub, not the real driver library",
                 ("found at", library.path),
-                fix="Take the toolkit's stubs folder out of LD_LIBRARY_PATH and of "
+                fix="Remove the toolkit's stubs folder from LD_LIBRARY_PATH and "
                 "/etc/ld.so.conf.d, then run ldconfig.",
                 code=f"ldconfig -p | grep {library.name}",
                 subject=library.name,
@@ -134,7 +138,7 @@ def driver_too_old(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavai
         why = "of the same major version" if minor_only else "with the compatibility package"
         yield self.finding(
             f"torch was built for CUDA {runtime}, the driver is from CUDA {driver}: {why}, "
-            "this works within limits",
+            "which works with limitations",
             *evidence,
             fix=f"Nothing, unless kernels fail to compile at run time; see {_COMPATIBILITY}.",
             level=Level.NOTE,
@@ -169,7 +173,7 @@ def _gpus(facts: MachineFacts) -> int | Unavailable:
     if isinstance(status, Unavailable):
         return status
     if not status.available and not facts.inventory.devices:
-        return Unavailable("no driver: not known whether there is a GPU")
+        return Unavailable("no driver: unknown whether there is a GPU")
     return len(facts.inventory.devices)
 
 
@@ -188,12 +192,11 @@ def torch_without_cuda(self: Rule, facts: MachineFacts) -> Iterator[Finding | Un
         gpus and isinstance(facts.torch.cuda, Unavailable) and not isinstance(facts.torch.hip, str)
     ):
         yield self.finding(
-            f"torch {facts.torch.version} has no CUDA, and this machine has {gpus} NVIDIA GPU"
-            + ("s" if gpus > 1 else ""),
+            f"torch {facts.torch.version} is built without CUDA, but this machine has {gpus} "
+            "NVIDIA GPU" + ("s" if gpus > 1 else ""),
             ("torch", facts.torch.version),
             ("torch.version.cuda", facts.torch.cuda.reason),
-            fix="Install a torch with CUDA: pytorch.org/get-started has the command for this "
-            "machine.",
+            fix="Install a CUDA build of torch: pytorch.org/get-started shows the command.",
             code="pip uninstall torch",
         )
 
@@ -268,9 +271,9 @@ def torch_broken(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavaila
         yield facts.torch
         return
     yield self.finding(
-        "torch is installed and cannot be imported",
-        ("a fresh process says", facts.torch.reason),
-        fix="Try it by hand; with LD_LIBRARY_PATH and LD_PRELOAD unset, then in a new "
+        "torch is installed but cannot be imported",
+        ("error in a new process", facts.torch.reason),
+        fix="Import it manually, first with LD_LIBRARY_PATH and LD_PRELOAD unset, then in a new "
         "virtual environment.",
         code="python -c 'import torch'",
     )
@@ -279,7 +282,7 @@ def torch_broken(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavaila
 @rule(
     "GP170",
     "pycuda-mismatch",
-    "pycuda fits the driver",
+    "pycuda matches the driver",
     (Level.ERROR, Level.NOTE),
     "pycuda, nvml, torch",
 )

@@ -113,7 +113,7 @@ def _ask(
     if package not in packages:
         return Unavailable(f"{package} is not installed", ReadStatus.UNSUPPORTED)
     if not sys.executable:
-        return Unavailable("this Python does not know its own program file")
+        return Unavailable("the path of the Python executable is unknown")
     # The settings under examination must not end the examiner; and no device is needed.
     clean = {k: v for k, v in environ.items() if not re.fullmatch(r"PYTORCH_.*ALLOC_CONF", k)}
     clean |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
@@ -155,7 +155,7 @@ def _answer(
         if line.startswith(_MARK):
             facts: dict[str, Any] = json.loads(line.removeprefix(_MARK))
             return facts
-    return Unavailable(f"import {package}: the process ended early and said nothing")
+    return Unavailable(f"import {package}: the process exited early without output")
 
 
 def _torch_facts(answer: dict[str, Any] | Unavailable) -> TorchFacts | Unavailable:
@@ -166,7 +166,7 @@ def _torch_facts(answer: dict[str, Any] | Unavailable) -> TorchFacts | Unavailab
     built, loaded = answer.get("nccl_built"), answer.get("nccl_loaded")
     loaded_version: str | Unavailable = without
     if built:
-        loaded_version = Unavailable(answer.get("nccl_error", "NCCL does not tell its version"))
+        loaded_version = Unavailable(answer.get("nccl_error", "NCCL does not report its version"))
     if loaded:
         loaded_version = _nccl_version(loaded)
     return TorchFacts(

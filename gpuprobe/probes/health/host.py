@@ -40,7 +40,7 @@ _SWITCHES = (
     ),
     _Switch("PYTORCH_NO_HIP_MEMORY_CACHING", (), "every tensor calls hipMalloc and hipFree: slow"),
     _Switch("TORCH_CUDA_SANITIZER", _TRUE, "torch checks every operation for races: slow"),
-    _Switch("CUDA_FORCE_PTX_JIT", _TRUE, "all device code is compiled again at load time"),
+    _Switch("CUDA_FORCE_PTX_JIT", _TRUE, "all device code is recompiled at load time"),
     _Switch("CUDA_CACHE_DISABLE", _TRUE, "compiled kernels are not kept between runs"),
     _Switch("NVIDIA_TF32_OVERRIDE", ("0",), "TF32 is off in every NVIDIA library: slow matmuls"),
     _Switch("CUDA_INJECTION64_PATH", (), "a tool is loaded into every CUDA program"),
@@ -72,7 +72,7 @@ _SANITIZERS = ("libasan", "libtsan", "libubsan", "libcompute-sanitizer", "libSan
 @rule(
     "GP143",
     "debug-variable",
-    "No debug variable is left on",
+    "No debug variable is set",
     (Level.WARNING, Level.NOTE),
     "environment",
 )
@@ -93,7 +93,7 @@ def debug_variable(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavai
             yield self.finding(
                 f"{switch.name}={value}: {switch.effect}",
                 (switch.name, value),
-                fix="Unset it, unless you are looking for a bug.",
+                fix="Unset it unless you are debugging.",
                 code=f"unset {switch.name}",
                 subject=switch.name,
                 level=switch.level,
@@ -103,7 +103,7 @@ def debug_variable(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavai
         yield self.finding(
             "a sanitizer is loaded into every program (LD_PRELOAD)",
             ("LD_PRELOAD", preloaded),
-            fix="Unset it, unless you are looking for a bug.",
+            fix="Unset it unless you are debugging.",
             code="unset LD_PRELOAD",
             subject="LD_PRELOAD",
         )
@@ -112,7 +112,7 @@ def debug_variable(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavai
 @rule(
     "GP150",
     "shared-memory-small",
-    "/dev/shm has room for DataLoader workers",
+    "/dev/shm is large enough for DataLoader workers",
     (Level.ERROR, Level.WARNING),
     "/dev/shm, container",
 )
@@ -125,17 +125,17 @@ def shared_memory_small(self: Rule, facts: MachineFacts) -> Iterator[Finding | U
     if isinstance(shm, Unavailable):
         yield shm
         return
-    fix, code = "Make it larger.", "sudo mount -o remount,size=8G /dev/shm"
+    fix, code = "Increase its size.", "sudo mount -o remount,size=8G /dev/shm"
     if facts.in_container is True:
-        fix = "Start the container with more: --shm-size, or --ipc=host; in Kubernetes mount an "
+        fix = "Start the container with --shm-size or --ipc=host; in Kubernetes mount an "
         fix += "emptyDir with medium: Memory at /dev/shm."
         code = "docker run --shm-size=8g ..."
     evidence = (("size", human_bytes(shm.total)), ("free", human_bytes(shm.free)))
     if not shm.writable:
         yield self.finding(
-            "/dev/shm cannot be written: DataLoader workers and NCCL will fail",
+            "/dev/shm is not writable: DataLoader workers and NCCL will fail",
             *evidence,
-            fix="Give this user the right to write there (mode 1777).",
+            fix="Make it writable for this user (mode 1777).",
             code="sudo chmod 1777 /dev/shm",
         )
     elif shm.total < _SHM_SMALL:
@@ -150,7 +150,7 @@ def shared_memory_small(self: Rule, facts: MachineFacts) -> Iterator[Finding | U
         yield self.finding(
             f"/dev/shm is nearly full: {human_bytes(shm.free)} of {human_bytes(shm.total)} free",
             *evidence,
-            fix="Remove what killed programs left there, or make it larger.",
+            fix="Remove files left by killed programs, or increase its size.",
             code="ls -l /dev/shm",
             level=Level.WARNING,
         )
@@ -159,7 +159,7 @@ def shared_memory_small(self: Rule, facts: MachineFacts) -> Iterator[Finding | U
 @rule(
     "GP151",
     "locked-memory-limit",
-    "RDMA may lock enough memory",
+    "The locked-memory limit is high enough for RDMA",
     Level.WARNING,
     "locked-memory limit, /sys/class/infiniband",
 )
@@ -174,7 +174,7 @@ def locked_memory(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavail
         yield facts.memlock
     elif facts.rdma_devices and 0 <= facts.memlock < _MEMLOCK_RDMA:
         yield self.finding(
-            f"only {human_bytes(facts.memlock)} may be locked, and this machine has RDMA devices",
+            f"only {human_bytes(facts.memlock)} may be locked, but this machine has RDMA devices",
             ("limit", human_bytes(facts.memlock)),
             ("RDMA devices", ", ".join(facts.rdma_devices)),
             fix="Raise the limit: 'memlock unlimited' in /etc/security/limits.conf, "
@@ -186,7 +186,7 @@ def locked_memory(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavail
 @rule(
     "GP160",
     "nccl-missing",
-    "torch has NCCL where there are several GPUs",
+    "torch has NCCL if there are several GPUs",
     Level.WARNING,
     "torch, nvml",
 )
@@ -205,7 +205,7 @@ def nccl_missing(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavaila
         return
     status = driver_status(facts.inventory)
     if isinstance(status, Unavailable) or not status.available:
-        yield Unavailable("no driver: not known whether there are several GPUs")
+        yield Unavailable("no driver: unknown whether there are several GPUs")
         return
     if len(facts.inventory.devices) < 2:
         return
@@ -213,7 +213,7 @@ def nccl_missing(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavaila
         if isinstance(version, Unavailable):
             yield self.finding(
                 f"torch {facts.torch.version} has no NCCL for {len(facts.inventory.devices)} GPUs",
-                ("torch says", version.reason),
+                ("torch error", version.reason),
                 fix="Install torch's own NCCL package, or a torch wheel for Linux with CUDA.",
                 code=f"pip install --upgrade nvidia-nccl-cu{_major(facts.torch.cuda)}",
             )
@@ -251,7 +251,7 @@ def nccl_mismatch(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavail
         ("built with", built),
         ("in use", loaded),
         *((name, version) for name, version in packages.items() if name.startswith("nvidia-nccl")),
-        fix="Nothing, if this is meant and the same on every machine."
+        fix="Nothing, if this is intended and the same on every machine."
         if newer
         else "Remove the older NCCL from LD_LIBRARY_PATH and LD_PRELOAD, or reinstall torch with "
         "its dependencies.",

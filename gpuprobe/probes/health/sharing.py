@@ -41,10 +41,10 @@ def selection_invalid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Una
     left = None if isinstance(seen.devices, Unavailable) else len(seen.devices)
     shown = "" if left is None else f"; CUDA sees {left} of {len(inventory.devices)} GPUs"
     yield self.finding(
-        f"CUDA_VISIBLE_DEVICES={seen.setting} is not what it seems{shown}",
+        f"CUDA_VISIBLE_DEVICES={seen.setting} does not do what it seems to{shown}",
         *((f"entry '{entry.text}'", entry.reason) for entry in bad),
         *(("problem", problem) for problem in seen.problems),
-        fix="Name GPUs by the UUIDs that 'gpuprobe info' lists, or unset the variable.",
+        fix="Use the UUIDs that 'gpuprobe info' lists, or unset the variable.",
         code="unset CUDA_VISIBLE_DEVICES",
         subject="CUDA_VISIBLE_DEVICES",
         level=Level.ERROR if left == 0 else Level.WARNING,
@@ -91,7 +91,7 @@ def gpus_hidden(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailab
             f"{count} GPUs are hidden from CUDA, though CUDA_VISIBLE_DEVICES is not set",
             *(("why", problem) for problem in seen.problems),
             listed,
-            fix="Name the GPUs to use in CUDA_VISIBLE_DEVICES, without the one in MIG mode.",
+            fix="List the GPUs to use in CUDA_VISIBLE_DEVICES, without the one in MIG mode.",
             code="gpuprobe info",
             subject="CUDA_VISIBLE_DEVICES",
         )
@@ -100,7 +100,7 @@ def gpus_hidden(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailab
         f"{count} GPUs are hidden by CUDA_VISIBLE_DEVICES",
         ("CUDA_VISIBLE_DEVICES", f"'{seen.setting}'"),
         listed,
-        fix="Nothing, if this is meant; otherwise unset the variable."
+        fix="Nothing, if this is intended; otherwise unset the variable."
         if shown
         else "Unset the variable to see them.",
         code="unset CUDA_VISIBLE_DEVICES",
@@ -112,7 +112,7 @@ def gpus_hidden(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailab
 @rule(
     "GP112",
     "device-order",
-    "CUDA and nvidia-smi number the GPUs alike",
+    "CUDA and nvidia-smi number the GPUs the same way",
     (Level.WARNING, Level.NOTE),
     "environment, nvml",
 )
@@ -132,7 +132,7 @@ def device_order(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavaila
             yield self.finding(
                 difference.message,
                 *difference.evidence,
-                fix="Number by PCI bus everywhere, or name GPUs by UUID.",
+                fix="Use PCI bus order everywhere, or select GPUs by UUID.",
                 code="export CUDA_DEVICE_ORDER=PCI_BUS_ID",
                 subject=",".join(difference.devices),
                 level=Level.NOTE if difference.expected else Level.WARNING,
@@ -168,12 +168,13 @@ def memory_without_owner(self: Rule, facts: MachineFacts) -> Iterator[Finding | 
             device = inventory.device(process.device)
             held = process.memory.value
             yield self.finding(
-                f"process {process.pid} is gone and still holds memory on "
+                f"process {process.pid} has ended but still holds memory on "
                 f"{name_of(device) if device else process.device}",
                 ("process", process.pid),
                 ("memory", held.reason if isinstance(held, Unavailable) else human_bytes(held)),
-                ("the system says", process.user.value.reason),
-                fix="Find who has the device open and end it; a GPU reset helps where nobody has.",
+                ("system error", process.user.value.reason),
+                fix="Find the process that has the device open and end it; if there is none, "
+                "reset the GPU.",
                 code="sudo fuser -v /dev/nvidia*",
                 subject=f"{process.device} {process.pid}",
             )
@@ -195,21 +196,22 @@ def memory_without_owner(self: Rule, facts: MachineFacts) -> Iterator[Finding | 
                 blind = True
                 continue
             yield self.finding(
-                f"{name_of(device)}: {human_bytes(used)} are in use and no process is listed",
+                f"{name_of(device)}: {human_bytes(used)} are in use but no process is listed",
                 ("in use", human_bytes(used)),
                 ("processes", 0),
-                fix="Find who has the device open and end it; a GPU reset helps where nobody has.",
+                fix="Find the process that has the device open and end it; if there is none, "
+                "reset the GPU.",
                 code="sudo fuser -v /dev/nvidia*",
                 subject=device.key,
             )
     if blind:
-        yield Unavailable("processes outside this container cannot be seen from here")
+        yield Unavailable("processes outside this container are not visible")
 
 
 @rule(
     "GP131",
     "other-user",
-    "Nobody else is on the GPUs this program sees",
+    "No other users' processes are on this program's GPUs",
     (Level.WARNING, Level.NOTE),
     "nvml, processes",
 )
@@ -238,7 +240,7 @@ def other_user(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailabl
         instances = {m.uuid for m in device.identity.mig_instances} if device else set()
         mine = isinstance(visible, Unavailable) or bool({process.device, *instances} & {*visible})
         held = process.memory.value
-        size = "memory not known" if isinstance(held, Unavailable) else human_bytes(held)
+        size = "memory unknown" if isinstance(held, Unavailable) else human_bytes(held)
         where = name_of(device) if device else process.device
         who = f"user {uid}" if isinstance(user, Unavailable) else user
         groups.setdefault((mine, who), []).append((where, f"process {process.pid}, {size}"))
@@ -247,13 +249,13 @@ def other_user(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailabl
         yield self.finding(
             f"{who} is on {gpus}" + ("" if mine else ", which CUDA hides from this program"),
             *places,
-            fix="Ask them, or choose another GPU with CUDA_VISIBLE_DEVICES.",
+            fix="Contact them, or choose another GPU with CUDA_VISIBLE_DEVICES.",
             code="gpuprobe info",
             subject=who,
             level=Level.WARNING if mine else Level.NOTE,
         )
     if hidden:
-        yield Unavailable("processes outside this container cannot be seen from here")
+        yield Unavailable("processes outside this container are not visible")
 
 
 CHECKS = (

@@ -36,13 +36,13 @@ XIDS: dict[int, Advice] = {
         Level.WARNING,
     ),
     43: Advice(
-        "the GPU stopped work for one program after an error of that program; it goes on",
-        "look at what the program did before; the GPU itself needs nothing",
+        "the GPU stopped work for one program after an error of that program; it continues to work",
+        "check the program's previous error; the GPU itself is fine",
         Level.WARNING,
     ),
     45: Advice(
-        "work of a program was torn down, because it was killed or after another error",
-        "look for another Xid just before it; alone, after Ctrl-C or a kill, it means nothing",
+        "a program's work was aborted, because it was killed or after another error",
+        "look for another Xid just before it; on its own, after Ctrl-C or a kill, it is harmless",
         Level.NOTE,
     ),
     48: Advice(
@@ -128,14 +128,14 @@ XIDS: dict[int, Advice] = {
         Level.ERROR,
     ),
     154: Advice(
-        "the driver says what the GPU needs to recover (the text names the action)",
-        "do what the message says",
+        "the driver reports the recovery action that the GPU needs (in the text)",
+        "follow the message",
         Level.WARNING,
     ),
 }
 
 UNKNOWN = Advice(
-    "not in this tool's table",
+    "not in gpuprobe's table",
     "look the number up in NVIDIA's catalogue: docs.nvidia.com/deploy/xid-errors",
     Level.WARNING,
 )

@@ -135,7 +135,7 @@ class ProcTree:
         if self._boot is None:
             text = self.read("stat")
             match = None if isinstance(text, Unavailable) else re.search(r"^btime (\d+)", text, 8)
-            self._boot = float(match.group(1)) if match else Unavailable("boot time not known")
+            self._boot = float(match.group(1)) if match else Unavailable("boot time unknown")
         if isinstance(self._boot, Unavailable):
             return self._boot
         # Field 22 counts from the field after the name, which may hold spaces and brackets.
@@ -214,7 +214,7 @@ def _unseen(tree: ProcTree, missing: Unavailable) -> dict[str, Any]:
     else:
         reason = Unavailable("no such process: it ended, or it is hidden", ReadStatus.ERROR)
         if first is True:
-            reason = Unavailable("no such process: it ended and still holds memory")
+            reason = Unavailable("no such process: it ended but still holds memory")
     reading: Reading[Any] = Reading(reason, "host")
     names = ("user", "uid", "name", "command", "started_at", "container", "rank", "local_rank")
     return {"hidden": hidden, **dict.fromkeys(names, reading)}
@@ -330,4 +330,4 @@ def _torch_cuda(torch: Reading[str]) -> Reading[str]:
         runtime = _version(package)
         if not isinstance(runtime.value, Unavailable):
             return Reading(".".join(runtime.value.split(".")[:2]), "metadata")
-    return Reading(Unavailable("the package metadata does not tell"), "metadata")
+    return Reading(Unavailable("not in the package metadata"), "metadata")

@@ -22,18 +22,20 @@ def end_process(pid: int, ticks: int, number: int = signal.SIGTERM) -> None:
     kernel cannot do this; PermissionError where it belongs to someone else.
     """
     if pid <= 1 or ticks <= 0:
-        raise EnvironmentUnavailable(f"process {pid} cannot be seen from here")
+        raise EnvironmentUnavailable(f"process {pid} is not visible from here")
     opened = getattr(os, "pidfd_open", None)
     send = getattr(signal, "pidfd_send_signal", None)
     if opened is None or send is None:
-        raise EnvironmentUnavailable("this platform cannot hold a process by a descriptor")
+        raise EnvironmentUnavailable("this platform has no process file descriptors")
     try:
         held = opened(pid)
     except ProcessLookupError as error:
         raise EnvironmentUnavailable(f"process {pid} has ended") from error
     try:
         if _start_of(pid) != ticks:
-            raise EnvironmentUnavailable(f"process {pid} has ended; the number is another's now")
+            raise EnvironmentUnavailable(
+                f"process {pid} has ended; its PID now belongs to another process"
+            )
         try:
             send(held, number)
         except ProcessLookupError as error:

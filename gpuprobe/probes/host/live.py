@@ -25,7 +25,7 @@ from gpuprobe.probes.host.describe import (
 RENEW = 30.0
 """Seconds after which what rarely changes of a process is read again."""
 
-_FIRST = Unavailable("counted since the last reading only", ReadStatus.NOT_COLLECTED)
+_FIRST = Unavailable("counted only since the last reading", ReadStatus.NOT_COLLECTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def parse_stat(line: str) -> Stat | Unavailable:
     head, closed, tail = line.rpartition(")")
     fields = tail.split()
     if not closed or len(fields) < 20:
-        return Unavailable("the stat line is not whole")
+        return Unavailable("the stat line is incomplete")
     name = head.partition("(")[2]
     try:
         return Stat(
@@ -60,7 +60,7 @@ def parse_stat(line: str) -> Stat | Unavailable:
             resident=int(fields[21]) if len(fields) > 21 else 0,
         )
     except ValueError:
-        return Unavailable("the stat line has words where numbers belong")
+        return Unavailable("the stat line has invalid numbers")
 
 
 @dataclass(slots=True)

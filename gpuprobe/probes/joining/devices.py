@@ -224,7 +224,7 @@ def _unmatched(source: str, seen: Device) -> Disagreement:
     label = name if isinstance(name, str) else "a device"
     return Disagreement(
         "unmatched",
-        f"{_NAMES[source]} sees {label} ({seen.key}), which no other source knows",
+        f"{_NAMES[source]} sees {label} ({seen.key}), which no other source reports",
         (seen.key,),
     )
 
@@ -247,8 +247,8 @@ def _differences(known: Device, seen: Device, source: str) -> list[Disagreement]
             found.append(
                 Disagreement(
                     kind,
-                    f"{word} of {known.key}: {_NAMES[a.source]} says {_plain(a.value)}, "
-                    f"{_NAMES[source]} says {_plain(b.value)}",
+                    f"{word} of {known.key}: {_NAMES[a.source]} reports {_plain(a.value)}, "
+                    f"{_NAMES[source]} reports {_plain(b.value)}",
                     (known.key,),
                     ((a.source, _plain(a.value)), (source, _plain(b.value))),
                 )
@@ -270,17 +270,17 @@ def _totals(known: Device, a: Any, b: Any) -> Disagreement:
     # reserves, there is nothing to investigate.
     if isinstance(reserved, Unavailable):
         explained = 0 < gap <= more * 3 // 100
-        why = "the driver keeps some for itself (this one does not say how much)"
+        why = "the driver reserves some of it (this driver does not report how much)"
     else:
         explained = gap > 0 and abs(gap - reserved) <= 256 << 20
-        why = "the driver keeps that much for itself"
+        why = "reserved by the driver"
     if not explained and gap > 0:
-        why = "the driver, ECC or firmware keep it, and CUDA does not count it"
+        why = "reserved by the driver, ECC or firmware, and not counted by CUDA"
     elif not explained:
-        why = "CUDA counts more than the board has: the two mean different devices"
+        why = "CUDA counts more than the board has: the sources mean different devices"
     return Disagreement(
         "total",
-        f"total memory of {known.key}: {_NAMES[a.source]} says {human_bytes(more)}, "
+        f"total memory of {known.key}: {_NAMES[a.source]} reports {human_bytes(more)}, "
         f"{_NAMES[b.source]} {human_bytes(less)}, {human_bytes(abs(gap))} "
         f"{'less' if gap > 0 else 'more'}: {why}",
         (known.key,),
@@ -328,8 +328,8 @@ def _against_rules(source: str, keys: list[str], visibility: Visibility) -> list
     return [
         Disagreement(
             "selection",
-            f"{_NAMES[source]} enumerates {len(keys)} devices otherwise than "
-            "CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER say (were they changed after CUDA "
+            f"{_NAMES[source]} enumerates {len(keys)} devices in a different order than "
+            "CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER specify (were they changed after CUDA "
             "was initialised?)",
             tuple(keys),
             (("enumerated", ", ".join(keys)), ("by the rules", ", ".join(predicted))),

@@ -10,7 +10,7 @@ from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 from gpuprobe.probes.base import SourceView
 
 _NOT_SEEN: Reading[bool] = Reading(
-    Unavailable("CUDA does not see both of them", ReadStatus.UNSUPPORTED), "cuda"
+    Unavailable("not both are visible to CUDA", ReadStatus.UNSUPPORTED), "cuda"
 )
 
 

@@ -130,7 +130,7 @@ def _ordered(
         return by_bus
     return Unavailable(
         "the GPUs are of different models and CUDA_DEVICE_ORDER is FASTEST_FIRST: "
-        "only CUDA knows their order (ask with --source cuda or torch)"
+        "only CUDA knows their order (use --source cuda or torch)"
     )
 
 
@@ -154,7 +154,7 @@ def _by_index(
     for text in texts:
         number = _leading_number(text.strip())
         if number in numbers:  # [torch] a repeated ordinal selects nothing at all
-            reason = f"{number} is repeated: CUDA then shows no device at all"
+            reason = f"{number} is repeated: CUDA then hides all devices"
             return tuple(VisibleEntry(t, reason=reason) for t in texts), []
         # [guide] what follows an invalid entry is not visible. "-0" is 0 to strtoul.
         if number < 0:
@@ -190,7 +190,7 @@ def _no_number(text: str) -> str:
         return "it is empty"
     if text.strip().startswith(("GPU-", "MIG-")):
         # [torch] the first entry decides whether the list is of indices or of UUIDs.
-        return "the list began with an index: a UUID is not accepted after it"
+        return "the list starts with an index, so UUIDs are not accepted"
     return "it is not the index of a GPU"
 
 
@@ -206,13 +206,13 @@ def _by_uuid(
             entries.append(VisibleEntry(text, reason=stopped))
             continue
         if not text.startswith(prefix):  # [torch] the first entry decides the kind
-            key, reason = "", f"the list began with {prefix}: this entry must, too"
+            key, reason = "", f"the list began with {prefix}: this entry must start the same way"
         elif prefix == "GPU-":
             key, reason = _one_of(text, {gpu.uuid: gpu.key for gpu in gpus})
         else:
             key, reason = _mig(text, gpus)
         if key and key in chosen:  # [torch] a repeated id selects nothing at all
-            why = f"{text} selects a device again: CUDA then shows no device at all"
+            why = f"{text} selects a device again: CUDA then hides all devices"
             return tuple(VisibleEntry(t, reason=why) for t in texts), []
         entries.append(VisibleEntry(text, key, reason))
         if key:
@@ -228,8 +228,8 @@ def _one_of(prefix: str, names: Mapping[str, str]) -> tuple[str, str]:
     if len(matches) == 1:
         return matches[0], ""
     if matches:
-        return "", f"{len(matches)} devices have a UUID that begins so"
-    return "", "no device has a UUID that begins so"
+        return "", f"{len(matches)} devices have a UUID with this prefix"
+    return "", "no device has a UUID with this prefix"
 
 
 def _mig(text: str, gpus: Sequence[Candidate]) -> tuple[str, str]:
@@ -271,7 +271,7 @@ def _enumerated(
         return tuple(whole)
     if whole or len(instances) > 1:
         problems.append(
-            "CUDA shows one MIG instance and no whole GPU with it: "
+            "CUDA shows only one MIG instance and no whole GPUs: "
             f"{len(whole) + len(instances) - 1} of the selected devices are not visible"
         )
     return (instances[0],)

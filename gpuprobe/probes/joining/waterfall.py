@@ -69,9 +69,9 @@ def _sum(processes: list[GpuProcess], whose: str, notes: list[str]) -> Bytes | U
     known = [p.memory.value for p in processes if not isinstance(p.memory.value, Unavailable)]
     silent = len(processes) - len(known)
     if silent:
-        notes.append(f"{whose}: the driver does not tell the share of {_processes(silent)}")
+        notes.append(f"{whose}: the driver does not report the share of {_processes(silent)}")
         if not known:
-            return Unavailable("the driver does not tell their share")
+            return Unavailable("the driver does not report their share")
     return Bytes(sum(known))
 
 
@@ -90,8 +90,10 @@ def _this_process(
             return dict.fromkeys(
                 (WaterfallPart.CONTEXT, WaterfallPart.CACHED, WaterfallPart.ALLOCATED), nothing
             )
-        notes.append("torch was not asked: this process's tensors are counted with its context")
-        missing = Unavailable("torch was not asked")
+        notes.append(
+            "torch was not queried: this process's tensors are counted as part of its context"
+        )
+        missing = Unavailable("torch was not queried")
         return {
             WaterfallPart.CONTEXT: held,
             WaterfallPart.CACHED: missing,

@@ -204,7 +204,7 @@ def fans(calls: Calls, key: str, handle: Any) -> Reading[tuple[int, ...]]:
     if isinstance(count, Unavailable):
         return Reading(count, "nvml")
     if count == 0:
-        none = Unavailable("the board has no fan of its own", ReadStatus.UNSUPPORTED)
+        none = Unavailable("the board has no fan", ReadStatus.UNSUPPORTED)
         return Reading(none, "nvml")
     speeds = []
     for fan in range(count):

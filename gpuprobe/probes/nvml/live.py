@@ -209,7 +209,7 @@ def link_rate(
     rx = sum(v for v in received if not isinstance(v, Unavailable))
     sums = (now, tx, rx)
     if before is None or now <= before[0] or tx < before[1] or rx < before[2]:
-        first = Unavailable("counted since the last reading only", ReadStatus.NOT_COLLECTED)
+        first = Unavailable("counted only since the last reading", ReadStatus.NOT_COLLECTED)
         reading = Reading(first, "nvml")
         return LinkRate(key, reading, reading), sums
     seconds = now - before[0]

@@ -61,13 +61,13 @@ def _part(position: int) -> Callable[[Any], int]:
 
 def _architecture(code: int) -> str:
     if code == 0xFFFFFFFF:
-        raise ValueError("the driver does not know the architecture of this chip")
+        raise ValueError("the driver does not report the architecture of this chip")
     return _ARCHITECTURES.get(code, f"architecture {code}")
 
 
 def _pstate(state: int) -> int:
     if state > 15:  # NVML_PSTATE_UNKNOWN is 32
-        raise ValueError("the driver does not know the performance state")
+        raise ValueError("the driver does not report the performance state")
     return state
 
 

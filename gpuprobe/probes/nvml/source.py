@@ -27,7 +27,7 @@ _INIT = {
     12: "the NVIDIA management library (libnvidia-ml.so.1) is not installed",
     18: "the NVIDIA driver and its libraries are of different versions: reboot or reload it",
     4: "no permission to talk to the NVIDIA driver (/dev/nvidiactl)",
-    17: "the operating system refuses access to the GPUs (cgroup or device permissions)",
+    17: "the operating system denies access to the GPUs (cgroup or device permissions)",
     999: "the NVIDIA driver does not answer",
 }
 
@@ -200,6 +200,6 @@ def _process_memory(info: Any) -> Reading[Bytes]:
     used = info.usedGpuMemory
     if used is None or used == 0xFFFFFFFFFFFFFFFF:
         # Under MIG without permission, on WSL, and for other users in some containers.
-        missing = Unavailable("the driver does not tell this process's share", ReadStatus.DENIED)
+        missing = Unavailable("the driver does not report this process's share", ReadStatus.DENIED)
         return Reading(missing, "nvml")
     return Reading(Bytes(int(used)), "nvml")

@@ -44,7 +44,7 @@ _ALLOC = TraceAction.ALLOC.code
 _FREE_REQUESTED = TraceAction.FREE_REQUESTED.code
 _FREE_COMPLETED = TraceAction.FREE_COMPLETED.code
 _OOM = TraceAction.OOM.code
-_HINT = "write one with torch.cuda.memory._dump_snapshot(path)"
+_HINT = "create one with torch.cuda.memory._dump_snapshot(path)"
 _MALFORMED = (
     KeyError,
     TypeError,
@@ -88,7 +88,7 @@ def devices_of(snapshot: Any) -> list[int]:
     found = {_device(segment) for segment in segments}
     found.update(index for index, events in enumerate(traces) if events)
     if max(found, default=0) >= MOST_DEVICES:
-        raise ValueError(f"it has traces of a device {max(found)}, and torch has {MOST_DEVICES}")
+        raise ValueError(f"it has traces of device {max(found)}, but torch supports {MOST_DEVICES}")
     return sorted(found) or list(range(min(len(traces), 1)))
 
 
@@ -126,7 +126,7 @@ def decode(
     except SnapshotError:
         raise
     except MemoryError:
-        raise SnapshotError("the snapshot needs more memory than there is") from None
+        raise SnapshotError("the snapshot needs more memory than this machine has") from None
     except KeyError as error:
         name = " ".join(str(error).split())[:80]
         raise SnapshotError(
@@ -211,8 +211,8 @@ class _Decoder:
         self._left -= count
         if self._left < 0:
             raise SnapshotError(
-                "the snapshot refers to the same entries again and again, and describes more "
-                "than a file of its size can hold",
+                "the snapshot repeats the same entries so often that it describes more than a "
+                "file of its size can hold",
                 hint=_HINT,
             )
 

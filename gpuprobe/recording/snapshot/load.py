@@ -24,7 +24,7 @@ from gpuprobe.recording.snapshot.decode import Decoded, decode
 from gpuprobe.recording.snapshot.oddities import CONSEQUENCES
 from gpuprobe.recording.snapshot.worker import read_in_child
 
-_NOT_IN_SNAPSHOT = Unavailable("a torch snapshot does not say", ReadStatus.UNSUPPORTED)
+_NOT_IN_SNAPSHOT = Unavailable("not in a torch snapshot", ReadStatus.UNSUPPORTED)
 
 
 def read_snapshot(path: str | os.PathLike[str]) -> Recording:
@@ -92,23 +92,23 @@ def _recording(path: str, decoded: Decoded) -> Recording:
 def _blind_spots(decoded: Decoded) -> Iterator[BlindSpot]:
     yield BlindSpot(
         "memory taken outside torch's caching allocator (CUDA context, NCCL, libraries)",
-        "a snapshot has none of it; the driver's 'used' is larger by it",
+        "a snapshot does not contain it; the driver's 'used' includes it",
     )
     for what, count in decoded.odd.items():
         yield BlindSpot(f"{count} {what}", CONSEQUENCES[what])
     for name, count in decoded.foreign.items():
         yield BlindSpot(
             f"{count} trace entries with the action {name!r}",
-            "they are no act of the allocator that is known, and were left out",
+            "they are unknown allocator actions and were skipped",
         )
     for trace in decoded.traces:
         if not len(trace.events):
             yield BlindSpot(
-                f"what happened on {trace.device} before the snapshot",
+                f"the history of {trace.device} before the snapshot",
                 "it has no events: torch.cuda.memory._record_memory_history() was not on",
             )
         elif not trace.events.stack or not any(trace.events.stack):
             yield BlindSpot(
                 f"where in the code memory was allocated on {trace.device}",
-                "the events have no stacks, so nothing is attributed to lines",
+                "the events have no stacks, so lines are unknown",
             )

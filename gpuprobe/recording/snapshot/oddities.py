@@ -17,21 +17,21 @@ from gpuprobe.model.trace import Frame, known_line, shortened
 
 T = TypeVar("T")
 
-FRAMES = "stack frames that are none"
-LINES = "stack frames with a line that no file has"
+FRAMES = "invalid stack frames"
+LINES = "stack frames with an impossible line number"
 NAMES = "names of files and functions of more than 10,000 characters"
-TAGS = "phases that are no text"
-TIMES = "times of events that no clock shows"
-ANNOTATIONS = "annotations that are none"
-SETTINGS = "allocator settings that are none"
+TAGS = "phases that are not text"
+TIMES = "invalid event times"
+ANNOTATIONS = "invalid annotations"
+SETTINGS = "invalid allocator settings"
 
 CONSEQUENCES = {
-    FRAMES: "they are left out: what they allocated is attributed to the other frames",
-    LINES: "they are kept without a line",
-    NAMES: "they are cut",
+    FRAMES: "they were skipped: allocations are attributed to the other frames",
+    LINES: "they have no line",
+    NAMES: "they are truncated",
     TAGS: "their events have no phase",
-    TIMES: "the events have no times; their order is known all the same",
-    ANNOTATIONS: "they are left out; steps may be told from them",
+    TIMES: "the events have no times, but their order is known",
+    ANNOTATIONS: "they were skipped; steps may be missing",
     SETTINGS: "the default settings are assumed",
 }
 
@@ -71,9 +71,9 @@ class Oddities:
         self._left -= len(short)
         if self._left < 0:
             raise SnapshotError(
-                "the snapshot refers to the same text again and again, and describes more than a "
-                "file of its size can hold",
-                hint="write one with torch.cuda.memory._dump_snapshot(path)",
+                "the snapshot repeats the same text so often that it describes more than a file "
+                "of its size can hold",
+                hint="create one with torch.cuda.memory._dump_snapshot(path)",
             )
         return short
 

@@ -17,8 +17,8 @@ from typing import IO, Any, NoReturn
 from gpuprobe.errors import SnapshotError
 from gpuprobe.model.io.gc_pause import gc_paused
 
-HINT = "write one with torch.cuda.memory._dump_snapshot(path)"
-UNSAFE_HINT = "a memory snapshot holds plain data only; do not load this file with pickle"
+HINT = "create one with torch.cuda.memory._dump_snapshot(path)"
+UNSAFE_HINT = "a memory snapshot contains plain data only; do not unpickle this file"
 
 # What other files begin with. A pickle of protocol 2 and up begins with 0x80.
 _OTHERS = (
@@ -116,11 +116,11 @@ def load_plain(stream: IO[bytes], size: int) -> Any:
             raise
         except MemoryError:
             raise SnapshotError(
-                "the pickle asks for more memory than a snapshot of its size can need", hint=HINT
+                "the pickle requests more memory than a snapshot of its size can need", hint=HINT
             ) from None
         except EOFError:
             raise SnapshotError(
-                "the pickle is cut off", hint="it was not written, or not copied, to its end"
+                "the pickle is truncated", hint="it was not written or copied completely"
             ) from None
         # The unpickler raises whatever the operation it was told to do raises.
         except Exception as error:  # noqa: BLE001

@@ -129,8 +129,8 @@ def _ended(code: int, talk: str) -> SnapshotError | InternalError:
     """What to say of a child that ended before it had answered."""
     if code < 0 or "MemoryError" in talk:
         return SnapshotError(
-            "the file made its reader crash or run out of its limits: torch did not write this",
-            hint="do not load this file with pickle",
+            "reading the file crashed or exceeded its limits: torch did not write it",
+            hint="do not unpickle this file",
         )
     last = talk.splitlines()[-1] if talk else f"exit code {code}"
     return InternalError(f"the process that reads snapshots failed: {last}")
@@ -231,7 +231,7 @@ def receive(stream: IO[bytes]) -> Decoded | SnapshotError:
     columns: dict[str, dict[str, array[int]]] = {}
     try:
         if _exactly(stream, len(_MAGIC)) != _MAGIC:
-            raise ValueError("it does not begin as it should")
+            raise ValueError("it has no valid start")
         while True:
             length, device, _, count = _RECORD.unpack(_exactly(stream, _RECORD.size))
             name = _exactly(stream, length).decode()
@@ -243,14 +243,14 @@ def receive(stream: IO[bytes]) -> Decoded | SnapshotError:
             known[name].fromfile(stream, count)
         plain = json.loads(_exactly(stream, count))
         if stream.read(1):
-            raise ValueError("it does not end where it should")
+            raise ValueError("it has no valid end")
         if "error" in plain:
             return SnapshotError(str(plain["error"]), hint=str(plain["hint"]))
         traces = [_trace(entry, columns.get(entry["device"], {})) for entry in plain["traces"]]
         return Decoded(traces, _counts(plain["foreign"]), _counts(plain["odd"]))
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, DataError) as error:
         raise InternalError(
-            f"the process that reads snapshots answered nonsense: {error}"
+            f"the process that reads snapshots returned invalid data: {error}"
         ) from error
 
 

@@ -165,7 +165,7 @@ def _figures(report: Report) -> list[tuple[str, str]]:
         if here and not isinstance(end, Unavailable):
             found.append(("allocated at the end", human_bytes(end)))
     if report.growth is not None:
-        found.append(("growth a step", human_delta(report.growth.bytes_per_step)))
+        found.append(("growth per step", human_delta(report.growth.bytes_per_step)))
     if isinstance(peak.host_rss, Peak) and peak.measure != "host_rss":
         found.append(("peak resident on the host", peak_text(peak.host_rss)))
     if report.out_of_memory:
@@ -183,9 +183,9 @@ def timeline_section(tracks: Sequence[dict[str, Any]]) -> Markup:
     events = sum(track["events"] for track in tracks)
     hint = f"{events:,} allocator events."
     if not all(track["complete"] for track in tracks):
-        hint += " Drawn from fewer points, with every high and low of each stretch kept."
+        hint += " Drawn from fewer points, keeping the highs and lows of each interval."
     if any(track["phases"]["from"] == "stacks" for track in tracks):
-        hint += " Phases are taken from the stacks."
+        hint += " Phases are derived from the stacks."
     section = Section("Memory over time", (), "timeline", "Timeline", hint)
     return Drawing().section(section, el("div", class_="chart", data_chart="timeline"))
 
@@ -194,7 +194,7 @@ def peak_section(trees: dict[str, Any]) -> Markup:
     """The places of treemap and flame graph."""
     if not trees:
         return Markup("")
-    hint = "Areas and widths are bytes. Click or press Enter to look inside, Escape to go back."
+    hint = "Areas and widths are bytes. Click or press Enter to zoom in, Escape to go back."
     return Drawing().section(
         Section("Live at the peak", (), "live", "Live", hint),
         el("div", class_="treemap", data_tree="treemap"),
@@ -226,7 +226,7 @@ def page(
     content = join(body)
     parts = el(
         "body",
-        el("a", "Skip to the answer", href="#main", class_="skip"),
+        el("a", "Skip go to the peak", href="#main", class_="skip"),
         el(
             "header",
             el("div", el("h1", title), el("p", subtitle), class_="title"),
@@ -244,7 +244,7 @@ def page(
         el("div", id="say", class_="hidden", aria_live="polite"),
         el(
             "noscript",
-            el("p", "Charts need JavaScript, which is switched off. The tables do not."),
+            el("p", "Charts need JavaScript, which is disabled. The tables work without it."),
         ),
         el("script", script_json(data), type="application/json", id="data"),
         el("script", Markup(script)),

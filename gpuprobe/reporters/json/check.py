@@ -98,7 +98,7 @@ def passed(*results: CheckResult) -> list[str]:
 def _findings(result: CheckResult) -> Iterator[Finding]:
     for text in result.mismatches:
         yield ENVIRONMENT.finding(
-            f"the baseline is of another environment: {_named(result, text)}",
+            f"the baseline is from another environment: {_named(result, text)}",
             fix=ENVIRONMENT.remedy,
             subject=_named(result, text.partition(":")[0]),
         )

@@ -18,9 +18,7 @@ def _metric(
 
 
 _BUILD = _metric("gpuprobe_build_info", "", "1, with gpuprobe's version.", ("version",))
-_UP = _metric(
-    "gpuprobe_source_up", "", "1 where the source of device readings answers.", ("source",)
-)
+_UP = _metric("gpuprobe_source_up", "", "1 if the source of device readings responds.", ("source",))
 _DRIVER = _metric(
     "gpuprobe_driver_info", "", "1, with the versions of the driver.", ("version", "cuda", "nvml")
 )
@@ -43,7 +41,7 @@ _LEFT_OUT = _metric(
     "gpuprobe_runs_left_out",
     "",
     "Runs that are not exported, because there are more than --max-runs or because they cannot "
-    "be read (yet).",
+    "be read yet.",
 )
 
 SELF_METRICS: tuple[Metric, ...] = (

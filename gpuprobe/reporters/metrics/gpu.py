@@ -42,8 +42,8 @@ def _metric(
 _PARTS = _metric(
     "gpuprobe_gpu_memory_part_bytes",
     "bytes",
-    "Where the memory is; the parts sum to the total. What could not be seen is in 'unexplained', "
-    "which is below zero where parts overlap.",
+    "Where the memory is; the parts sum to the total. Memory that could not be attributed is in "
+    "'unexplained', which is negative if parts overlap.",
     ("part",),
     "NVML's memory, and its lists of processes",
 )
@@ -58,7 +58,7 @@ _XIDS = _metric(
     "gpuprobe_gpu_xid_errors_total",
     "",
     "Xid messages of the driver about this GPU since boot, by number (docs.nvidia.com/deploy/"
-    "xid-errors), as far back as the kernel log reached when the export began.",
+    "xid-errors), as far back as the kernel log reached when the exporter started.",
     ("xid",),
     "/dev/kmsg",
     "counter",
@@ -66,7 +66,7 @@ _XIDS = _metric(
 _PROCESS_MEMORY = _metric(
     "gpuprobe_gpu_process_memory_bytes",
     "bytes",
-    "Memory of a process on the GPU; only with --processes, and of the largest.",
+    "Memory of a process on the GPU; only with --processes, for the largest ones.",
     ("pid", "process", "user"),
     "nvmlDeviceGetComputeRunningProcesses and ...Graphics..., ...MPS...",
 )

@@ -39,7 +39,7 @@ def up(device: Device) -> int | Unavailable:
     return 0 if any(reading.status is ReadStatus.LOST for reading in asked) else _NOT_KNOWN
 
 
-_NOT_KNOWN = Unavailable("the device gave no answer, and no reason that says it is lost")
+_NOT_KNOWN = Unavailable("the device did not respond, without reporting that it is lost")
 
 
 def _throttling(device: Device) -> Iterator[tuple[tuple[str, ...], int]]:

@@ -136,8 +136,8 @@ class OtlpPusher:
         if result is not self._success:
             reason = f": {reasons[-1]}" if reasons else ""
             raise EnvironmentUnavailable(
-                f"{self.url} does not take the metrics{reason}",
-                hint="is an OpenTelemetry collector listening there?",
+                f"{self.url} does not accept the metrics{reason}",
+                hint="is an OpenTelemetry collector listening at this address?",
             )
 
     def close(self) -> None:

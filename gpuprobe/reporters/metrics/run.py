@@ -31,7 +31,7 @@ HAZARDS = (
 )
 _SYNC = "implicit-sync"
 
-_NO_STEP = Unavailable("no step has ended yet")
+_NO_STEP = Unavailable("no step has finished yet")
 _NS = 1e-9
 _MOST_DEVICES = 32  # of one rank whose tensors are exported
 _MAX_NAME = 64  # characters of a recording's name in a label
@@ -79,7 +79,7 @@ def _last_step(run: RunReading) -> float | Unavailable:
     try:
         return run.totals.session.started_at + (step.start_ns + step.duration_ns) * _NS
     except OverflowError:
-        return Unavailable("the recording is damaged: a time that is none")
+        return Unavailable("the recording is damaged: invalid time")
 
 
 def _tensors(run: RunReading) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -100,7 +100,7 @@ def _hazards(run: RunReading) -> Points:
 
 def _syncs(run: RunReading) -> int | Unavailable:
     found = [one.count for one in run.totals.findings if one.kind == _SYNC]
-    return sum(found) if found else Unavailable("none was found, or none was looked for")
+    return sum(found) if found else Unavailable("none was found, or hazards were not checked")
 
 
 _ROWS: tuple[MetricRow[RunReading], ...] = read_table(

@@ -102,7 +102,7 @@ def job_summary(*results: CheckResult) -> list[Section]:
 def verdict(result: CheckResult) -> str:
     """The outcome in one line."""
     if result.mismatches:
-        return "the baseline is of another environment"
+        return "the baseline is from another environment"
     if not result.regressions:
         return "memory is within the baseline"
     return f"{plural(len(result.regressions), 'metric')} above the baseline"

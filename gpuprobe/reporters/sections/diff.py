@@ -46,7 +46,7 @@ def peak_sections(diff: Diff, by: Iterable[str] = BY, top: int = 15) -> list[Sec
                 Section(_TITLES[name], (part,), f"by-{name}{suffix}", _TITLES[name])
             )  # fmt: skip
     if not diff.peaks:
-        text = "no peak was recorded on either side"
+        text = "neither side has a recorded peak"
         found.append(Section(parts=(Line(text, indent=0),), name="peak"))
     return found
 
@@ -59,7 +59,7 @@ def caution_section(cautions: Sequence[str]) -> list[Section]:
 def _peak(peak: PeakDiff, name: str) -> Section:
     delta = peak.delta
     known = not isinstance(delta, Unavailable)
-    moved = "change not known" if isinstance(delta, Unavailable) else human_delta(delta)
+    moved = "change unknown" if isinstance(delta, Unavailable) else human_delta(delta)
     label = f"Peak on {peak.device} (rank {peak.rank})"
     before, after = (peak_text(side, "unknown") for side in (peak.before, peak.after))
     parts: list[Part] = [Line(f"{before} → {after}, {moved}", "item", label, indent=0)]
@@ -84,12 +84,12 @@ def _compared(before: Compared, after: Compared) -> str:
         for one in (before, after)
     )
     total = human_delta(after.allocated - before.allocated)
-    return f"not every peak has a trace: the rows compare {sides}, and add up to {total}"
+    return f"some peaks have no trace: the rows compare {sides}, and add up to {total}"
 
 
 def _changes(rows: tuple[DiffRow, ...] | Unavailable, by: str, top: int) -> Part:
     if isinstance(rows, Unavailable):
-        return Line(f"not known: {rows.reason}")
+        return Line(f"unknown: {rows.reason}")
     changed = [row for row in rows if row.delta or row.status != "same"]
     same = [row for row in rows if not row.delta and row.status == "same"]
     most = max((abs(row.delta) for row in changed), default=0)

@@ -93,7 +93,7 @@ def _not_checked(entries: Iterable[NotChecked]) -> list[Section]:
         by_reason.setdefault(entry.reason, []).append(f"{entry.rule.id} {entry.rule.kind}")
     number = sum(map(len, by_reason.values()))
     lines = items(f"{reason}: {', '.join(rules)}" for reason, rules in by_reason.items())
-    return [Section(f"Not checked ({number}):", lines)] if lines else []
+    return [Section(f"Skipped ({number}):", lines)] if lines else []
 
 
 def _joined(diagnosis: RankDiagnosis) -> Table:

@@ -58,8 +58,10 @@ def hazard_sections(hazards: Hazards, *, full: bool = False) -> list[Section]:
         title = "A stream waits for itself, which orders nothing"
         found.append(Section(title, (*places, remedy), "self-waits", "Self-waits"))
     if hazards.coverage:
-        title = "What this could not see"
-        found.append(Section(title, bulleted(hazards.coverage), "hazards-not-seen", "Not watched"))
+        title = "Blind spots"
+        found.append(
+            Section(title, bulleted(hazards.coverage), "hazards-not-seen", "Hazard blind spots")
+        )
     return found
 
 
@@ -92,11 +94,11 @@ def _no_races(operations: int, failed: str) -> tuple[str, str]:
     if not operations:
         return "Nothing to check: the program launched nothing on a GPU", ""
     title = f"No stream hazards among {operations} operations"
-    return title, "in what could be seen: what could not is listed below"
+    return title, "see the blind spots below for what was not checked"
 
 
 def _failed(failed: str) -> str:
-    return f"the program failed ({failed}): what it would have done after that was not seen"
+    return f"the program failed ({failed}): the rest of it was not checked"
 
 
 def finding_section(finding: Finding, full: bool = True, known: bool = False) -> Section:

@@ -217,7 +217,7 @@ def bounds(peak: Peak | Unavailable, *, full: bool = False) -> Cell:
 def amount(number: int | Unavailable) -> str:
     """Bytes in a sentence."""
     if isinstance(number, Unavailable):
-        return f"not known ({number.reason})"
+        return f"unknown ({number.reason})"
     return human_bytes(number)
 
 

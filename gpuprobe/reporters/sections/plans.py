@@ -181,11 +181,12 @@ def fit_sections(fit: Fit) -> list[Section]:
     if fit.beyond is not None:
         parts.append(_trial(fit, fit.beyond))
     elif fit.largest == fit.most:
-        parts.append(Line(f"larger ones were not tried: the search ended at {fit.most}"))
+        parts.append(Line(f"larger values were not tried: the search ended at {fit.most}"))
     parts.append(Line(f"{len(fit.trials)} estimates; {name} was given {fit.applied}"))
     if fit.unusual:
         listed = ", ".join(map(str, fit.unusual))
-        text = f"more does not always need more here: the need falls at {listed}; a larger value"
+        text = "a larger value does not always need more memory: "
+        text += f"the need falls at {listed}; a larger value"
         parts.append(Line(f"{text} may fit too"))
     found = [Section(title, tuple(parts))]
     if fit.suggestions:

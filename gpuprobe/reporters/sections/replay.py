@@ -64,10 +64,10 @@ def _trace(trace: TraceResult) -> Section:
 def _verdict(recorded: TraceReplay) -> list[Line]:
     found = recorded.first_divergence
     if found is None:
-        text = "every address, every segment and the final layout follow from the rules"
+        text = "every address, every segment and the final layout are reproduced"
         return [Line(f"replay exact: {text}")]
     return [
-        Line(f"replay NOT exact: differs at event {found.event:,} ({found.action})"),
+        Line(f"replay is NOT exact: it differs at event {found.event:,} ({found.action})"),
         Line(found.expected, "item", "the rules", indent=4),
         Line(found.observed, "item", "the trace", indent=4),
         Line(found.why, "item", "why", indent=4),
@@ -77,7 +77,7 @@ def _verdict(recorded: TraceReplay) -> list[Line]:
 def _asked(trace: TraceResult, baseline: WhatIfOutcome) -> list[Section]:
     parts: list[Part] = []
     if not trace.recorded.exact:
-        text = "the recorded run was not reproduced, so what follows may be wrong"
+        text = "the recorded run was not reproduced, so the figures below may be wrong"
         parts.append(Line(f"UNVERIFIED: {text}"))
     capacity = "unlimited"
     if trace.capacity is not None:

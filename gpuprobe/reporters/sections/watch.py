@@ -175,7 +175,7 @@ def _non_tensor(
     if not isinstance(held, Unavailable) and not isinstance(reserved, Unavailable):
         held -= reserved
     elif not isinstance(held, Unavailable):
-        held = Unavailable("what torch reserved is not known")
+        held = Unavailable("memory reserved by torch is unknown")
     count = around.other_processes
     others = "no other process" if not count else f"{count} other processes"
     if count == 1:
@@ -207,7 +207,7 @@ def _forecast(found: Forecast | Unavailable | None) -> list[str]:
         return [found.reason]
     lines = [found.in_words()]
     if isinstance(found.limit, Unavailable):
-        lines.append(f"when it ends is not known: {found.limit.reason}")
+        lines.append(f"cannot estimate time to OOM: {found.limit.reason}")
     return lines
 
 
@@ -218,8 +218,8 @@ def _leaks(found: Insight | Unavailable | None) -> list[str]:
     if isinstance(leaks, Unavailable):
         return [leaks.reason]
     if not leaks.leaking:
-        return [f"no line leaves more behind with every step ({leaks.steps} traced steps)"]
-    return [f"+{human_bytes(line.per_step)} a step: {line.line}" for line in leaks.leaking[:3]]
+        return [f"no line leaks more memory with every step ({leaks.steps} traced steps)"]
+    return [f"+{human_bytes(line.per_step)} per step: {line.line}" for line in leaks.leaking[:3]]
 
 
 def _fragmentation(found: Insight | Unavailable | None) -> list[str]:
@@ -234,7 +234,7 @@ def _fragmentation(found: Insight | Unavailable | None) -> list[str]:
     lines = [
         f"{human_bytes(total.free)} of {human_bytes(total.reserved)} reserved are free in "
         f"{total.holes} holes {when}; the largest is {human_bytes(total.largest_hole)}",
-        f"{100 * total.external:.0f}% of the free bytes lie outside it · rounding "
+        f"{100 * total.external:.0f}% of the free bytes are outside it · rounding "
         f"{human_bytes(total.rounding)} · empty_cache would return {human_bytes(total.returnable)}",
     ]
     return lines if total.free else [lines[0].partition(" in ")[0] + f" {when}"]
@@ -248,7 +248,7 @@ def _allocator(steps: Sequence[Step], device: str) -> list[str]:
         if w.device == device and isinstance(w.activity, AllocatorActivity)
     ]
     if not counts:
-        return ["its activity is counted on CUDA devices only"]
+        return ["allocator activity is counted on CUDA devices only"]
     allocs, frees = (
         sum(getattr(c, name) for c in counts) for name in ("device_allocs", "device_frees")
     )
@@ -272,7 +272,7 @@ def _collectives(steps: Sequence[Step]) -> Iterable[str]:
 def _syncs(findings: Sequence[Finding]) -> list[str]:
     syncs = [finding for finding in findings if finding.kind == "implicit-sync"]
     if not syncs:
-        return ["none recorded (gpuprobe run --hazards looks for them)"]
+        return ["none recorded (gpuprobe run --hazards detects them)"]
     total = sum(finding.count for finding in syncs)
     places = "1 line" if len(syncs) == 1 else f"{len(syncs)} lines"
     lines = [f"{total} implicit synchronisations at {places}"]
@@ -285,7 +285,7 @@ def _syncs(findings: Sequence[Finding]) -> list[str]:
 def _hazards(findings: Sequence[Finding]) -> list[str]:
     races = [finding for finding in findings if finding.kind != "implicit-sync"]
     if not races:
-        return ["none recorded (gpuprobe run --hazards looks for them)"]
+        return ["none recorded (gpuprobe run --hazards detects them)"]
     kinds = Counter(finding.kind for finding in races)
     lines = [", ".join(f"{count} {kind}" for kind, count in kinds.most_common())]
     for finding in races[-3:]:

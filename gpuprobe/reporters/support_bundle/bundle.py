@@ -15,7 +15,7 @@ from gpuprobe.reporters.support_bundle.redact import Redactor
 
 _README = """This bundle was made by 'gpuprobe doctor --bundle'.
 
-  doctor.json      findings, and what was not checked
+  doctor.json      findings and skipped checks
   info.json        the GPUs, processes and driver
   environment.json variables that CUDA, NCCL, torch and the launchers read
   packages.json    versions of the packages that matter

@@ -111,13 +111,13 @@ def lines(inventory: Inventory, *, columns: int = WIDTH, colour: bool = False) -
     names = device_names(inventory)
     if inventory.disagreements:
         yield ""
-        yield "Where the sources differ:"
+        yield "Differences between sources:"
         for one in inventory.disagreements:
             mark = "·" if one.expected else "!"
             yield from wrapped(_renamed(one.message, names), f" {mark} ", width)
     if inventory.errors:
         yield ""
-        yield "What could not be read:"
+        yield "Unavailable values:"
         yield from error_lines(inventory, names, width)
 
 

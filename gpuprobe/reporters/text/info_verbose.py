@@ -181,7 +181,7 @@ def _processes(inventory: Inventory) -> Iterator[str]:
 def _topology(topology: TopologyMatrix, inventory: Inventory) -> Iterator[str]:
     """The matrix: ``NV18`` is 18 NVLinks, else nvidia-smi's word for the PCIe path."""
     yield ""
-    yield "Topology (NVn: n NVLinks; PIX, PXB, PHB, NODE, SYS: as nvidia-smi has them)"
+    yield "Topology (NVn: n NVLinks; PIX, PXB, PHB, NODE, SYS: as in nvidia-smi)"
     labels = []
     for key in topology.devices:
         device = inventory.device(key)
@@ -219,8 +219,8 @@ def _peers(topology: TopologyMatrix, labels: list[str]) -> str:
     asked = [(pair, value) for pair, value in cells if isinstance(value, bool)]
     refused = [pair for pair, value in asked if not value]
     if not asked:
-        return "peer access: not known (the CUDA driver was not asked, or sees one GPU)"
+        return "peer access: unknown (the CUDA driver was not queried, or sees one GPU)"
     if not refused:
-        return f"peer access: CUDA allows all {len(asked)} pairs that it sees"
+        return f"peer access: CUDA allows all {len(asked)} visible pairs"
     shown = ", ".join(refused[:8]) + (" …" if len(refused) > 8 else "")
     return f"peer access: CUDA refuses {len(refused)} of {len(asked)} pairs: {shown}"

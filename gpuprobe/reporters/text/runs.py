@@ -25,7 +25,7 @@ def line(run: Run, now: float | None = None) -> str:
     start = f"{name:<26.26} {min(run.pids):>7}"
     seen = run.seen
     if seen is None:
-        return f"{start} (has not begun to train)"
+        return f"{start} (no training step yet)"
     if isinstance(seen, Unavailable):
         return f"{start} {visible(seen.reason)}"
     step, session = seen.step, seen.session

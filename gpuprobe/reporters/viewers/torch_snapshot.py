@@ -46,7 +46,7 @@ def to_snapshot(traces: Iterable[MemoryTrace]) -> dict[str, Any]:
             settings = _settings(trace.settings)
     if not device_traces:
         raise UsageError(
-            "there is no memory trace of a CUDA device to export",
+            "it has no memory trace of a CUDA device to export",
             hint="record with --level trace on a GPU",
         )
     return {

@@ -26,7 +26,7 @@ from gpuprobe.patching import patch
 DDP = "all_reduce (DistributedDataParallel)"
 
 BLIND_SPOT = BlindSpot(
-    "collectives of DistributedDataParallel: its C++ code starts them in the backward pass",
+    "collectives of DistributedDataParallel, which its C++ code starts in the backward pass",
     "their count and bytes are those of its buckets; their time is part of 'backward'",
 )
 

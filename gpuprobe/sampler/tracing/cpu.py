@@ -34,16 +34,16 @@ from gpuprobe.sampler.tracing.tensors import Known, plain_tensors
 BLIND_SPOTS = (
     BlindSpot(
         "memory that one operator allocates and frees within itself (CPU scratch buffers)",
-        "peaks are exact at operator boundaries, and may be higher inside one operator",
+        "peaks are exact at operator boundaries, and may be higher inside an operator",
     ),
     BlindSpot(
-        "storages made outside torch's dispatcher (NumPy arrays, shared memory)",
+        "storages created outside torch's dispatcher (NumPy arrays, shared memory)",
         "they are counted from their first use by an operator",
     ),
     BlindSpot(
-        "gradient accumulation while every operator is watched",
-        "torch adds a second gradient out of place then: one more gradient may be alive for a "
-        "moment than in an unwatched run",
+        "gradient accumulation while tracing",
+        "torch then adds a second gradient out of place, so one more gradient may be alive "
+        "temporarily than without tracing",
     ),
 )
 

@@ -25,17 +25,17 @@ MAX_ENTRIES = 1_000_000
 BLIND_SPOTS = (
     BlindSpot(
         "device memory taken outside torch's caching allocator (NCCL, CUDA context, libraries)",
-        "it is not in 'allocated' and 'reserved'; the driver's 'used' is larger by it",
+        "'allocated' and 'reserved' do not include it; the driver's 'used' does",
     ),
     BlindSpot(
-        "the modules that a backward pass on CUDA works for",
-        "what it makes is '(no module)', gradients of parameters apart",
+        "the modules of backward passes on CUDA",
+        "their allocations are '(no module)', except gradients of parameters",
     ),
 )
 
 FOREIGN_HISTORY = BlindSpot(
-    "the allocator's history: the program records its own",
-    "no trace was taken, so that the program's stays as it is; counters are complete",
+    "the allocator's history: the program records it itself",
+    "no trace was taken, to keep the program's history intact; counters are complete",
 )
 
 Convert = Callable[[dict[str, Any], int], MemoryTrace]

@@ -109,13 +109,13 @@ def known_tensors(
     for device, total in allocated.items():
         if not isinstance(total, Unavailable):
             sums.setdefault(device, {})
-    unknown = Unavailable("the total is not known")
+    unknown = Unavailable("the total is unknown")
     result = []
     for device, by_category in sorted(sums.items()):
         total = allocated.get(device, unknown)
         named = sum(by_category.values())
         if not isinstance(total, Unavailable) and named > total:
-            total = Unavailable("tensors are known that were never counted: of another thread")
+            total = Unavailable("there are tensors that were never counted, from another thread")
         result.append(
             KnownTensors(
                 device=device,

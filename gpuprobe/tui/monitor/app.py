@@ -336,7 +336,7 @@ class TopApp(ProbeApp):
         from gpuprobe.tui.widgets.prompt import Prompt  # 60 ms: Textual's Input
 
         hint = (
-            "words that all occur; user: pid: gpu: job: search there only   Enter keeps, Esc drops"
+            "all words must match; user: pid: gpu: job: search one column   Enter keeps, Esc clears"
         )
         self.push_screen(Prompt(self.model.options.needle, self._filter, hint))
 
@@ -403,7 +403,7 @@ class TopApp(ProbeApp):
     def action_notes(self) -> None:
         lines: list[Line] = []
         columns = max(20, min(96, self.size.width * 9 // 10 - 4))
-        for note in self.model.notes() or ["Everything could be read."]:
+        for note in self.model.notes() or ["No problems found."]:
             lines.extend(((text, ""),) for text in wrapped(note, "• ", columns))
         self.show_text("Notes", lines)
 
@@ -421,7 +421,7 @@ class TopApp(ProbeApp):
         from gpuprobe.tui.monitor.doctor import DoctorScreen
 
         if self.model.replayed:
-            self.notify("a log cannot be examined", severity="warning", markup=False)
+            self.notify("a replayed log cannot be diagnosed", severity="warning", markup=False)
             return
         self.push_screen(DoctorScreen(self.examine))
 
@@ -452,11 +452,11 @@ class TopApp(ProbeApp):
             return
         refusal = ""
         if self.readonly:
-            refusal = "read only: no process can be ended"
+            refusal = "read-only: processes cannot be ended"
         elif self.demo or self.model.replayed:
             refusal = "these processes are not on this machine"
         elif row.hidden or not row.ticks:
-            refusal = f"process {row.pid} cannot be seen from here"
+            refusal = f"process {row.pid} is not visible from here"
         if refusal:
             self.notify(refusal, severity="warning", markup=False)
         else:

@@ -29,7 +29,7 @@ class DoctorScreen(Screen[None]):
     KEYS = (
         *MOVE_KEYS,
         *FIND_KEYS,
-        Key("r", "examine the machine again", {"r": "again"}, footer="examine again"),
+        Key("r", "run the checks again", {"r": "again"}, footer="examine again"),
         Key("Esc", "back", {"escape,q,D": "dismiss"}, footer="back"),
     )
     BINDINGS: ClassVar[list[BindingType]] = bindings(KEYS)
@@ -79,7 +79,7 @@ class DoctorScreen(Screen[None]):
             at = time.strftime("%H:%M:%S", time.localtime(found.taken_at))
             title += ((f"  at {at}", "dim"),)
         if self._examining:
-            title += (("  examining … (this takes some seconds)", "accent"),)
+            title += (("  checking … (this takes a few seconds)", "accent"),)
         if self._failure:
             title += ((f"  {self._failure}", "bad"),)
         self._title.show([fit(title, columns)])

@@ -255,7 +255,7 @@ class TopModel:
         if isinstance(self.moment.xids, Unavailable) and (
             self.moment.xids.status is not ReadStatus.NOT_COLLECTED
         ):
-            found.append(f"Xid messages are not seen: {visible(self.moment.xids.reason)}")
+            found.append(f"Xid messages are unavailable: {visible(self.moment.xids.reason)}")
         return found
 
     def note(self, columns: int) -> Line:
@@ -317,7 +317,7 @@ def _failure(inventory: Inventory) -> str:
     if any(source.available for source in inventory.sources):
         return ""
     reasons = "; ".join(source.reason for source in inventory.sources if not source.available)
-    return f"no GPU can be asked: {visible(reasons)}"
+    return f"no GPU is available: {visible(reasons)}"
 
 
 def _cpu(load: HostLoad, count: int, history: DeviceHistory, columns: int) -> Line:

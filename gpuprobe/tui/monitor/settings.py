@@ -53,11 +53,11 @@ def load(path: Path | None) -> tuple[Settings, str]:
     except FileNotFoundError:
         return Settings(), ""
     except (OSError, ValueError, RecursionError) as error:
-        return Settings(), f"settings are not read: {error}"
+        return Settings(), f"settings were not loaded: {error}"
     from gpuprobe.model.io.codec import from_plain  # 4 ms, where something is remembered
 
     try:
-        found = from_plain(Settings, raw, "settings are not read")
+        found = from_plain(Settings, raw, "settings were not loaded")
     except DataError as error:
         return Settings(), str(error)
     # A newer version may have written the name of a theme or column that this one has not.

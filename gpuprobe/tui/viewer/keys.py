@@ -20,21 +20,21 @@ VIEW_KEYS = (
         },
     ),
     *_LIST_KEYS,
-    Key("p", "to the peak", {"p": "peak"}, footer="peak"),
-    Key("t", "the trace of the chosen step", {"t": "trace"}, footer="trace"),
+    Key("p", "go to the peak", {"p": "peak"}, footer="peak"),
+    Key("t", "open the trace of the selected step", {"t": "trace"}, footer="trace"),
     Key("n", "next rank", {"n": "rank(1)"}),
     Key("r", "read again", {"r": "reload"}),
-    Key("e", "save what is shown as JSON", {"e": "export"}, footer="save JSON", command=True),
+    Key("e", "save the current view as JSON", {"e": "export"}, footer="save JSON", command=True),
     Key("Esc", "back", {"escape": "back"}),
 )
 
-STEPS_KEYS = (Key("m", "what the plot of the steps shows", {"m": "measure"}, footer="plot"),)
+STEPS_KEYS = (Key("m", "change the quantity of the steps plot", {"m": "measure"}, footer="plot"),)
 """Of the list of steps."""
 
 TRACE_KEYS = (
     Key(
         "← → h l",
-        "along the trace; with shift ten times as far; , . one event",
+        "move along the trace; with Shift ten times as far; , . one event",
         {
             "left,h": "along(-1)",
             "right,l": "along(1)",
@@ -47,19 +47,19 @@ TRACE_KEYS = (
     Key("+ -", "zoom", {"plus,equals_sign": "zoom(0.5)", "minus": "zoom(2)"}),
     Key(
         "[ ]",
-        "trace before, next",
+        "previous, next trace",
         {"left_square_bracket": "trace(-1)", "right_square_bracket": "trace(1)"},
     ),
     Key("b", "group by line, module, category or block", {"b": "group"}, footer="group"),
-    Key("Enter", "the blocks of a group; of a block, its stack and source"),
+    Key("Enter", "open a group's blocks, or a block's stack and source"),
     Key(
         "m",
-        "map of the segments, or treemap",
+        "switch between segment map and treemap",
         {"m": "map"},
         footer="segment map",
     ),
-    Key("o", "order of the segments", {"o": "order"}, footer="order"),
-    Key("Esc", "from the blocks of a group back to the groups", {"escape": "back"}),
+    Key("o", "change the order of the segments", {"o": "order"}, footer="order"),
+    Key("Esc", "back to the groups", {"escape": "back"}),
 )
 """Of a trace."""
 

@@ -135,7 +135,7 @@ def model_of(recording: Recording, rank: int = 0, curves: Curves | None = None) 
     """
     name = visible(PurePath(recording.path).name)
     if not recording.ranks:
-        return RunModel(name, "no rank has begun", "", "", (), True, 0, 0, "")
+        return RunModel(name, "no rank has started", "", "", (), True, 0, 0, "")
     rank = max(0, min(rank, len(recording.ranks) - 1))
     chosen = recording.ranks[rank]
     curves = curves or Curves()
@@ -170,7 +170,7 @@ def model_of(recording: Recording, rank: int = 0, curves: Curves | None = None) 
 
 def _state(rank: RankRecording) -> str:
     if rank.end is None:
-        return "running" if is_running(rank) else "killed, or its end was not written"
+        return "running" if is_running(rank) else "killed, or not closed"
     if rank.end.error is not None:
         return visible(f"failed: {rank.end.error.type}: {rank.end.error.message}")
     return f"complete after {human_ns(rank.end.duration_ns)}"

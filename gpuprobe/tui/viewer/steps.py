@@ -119,7 +119,7 @@ class StepsPane(Vertical):
         label = human_ns if name == "time" else human_bytes
         height = max(2, size.height - 1)
         drawn = draw(values, size.width, height, label=label, cursor=self._table.cursor)
-        self._plot.show([((f"{name} of each step   (m: another)", "dim"),), *drawn.lines])
+        self._plot.show([((f"{name} of each step   (m: change)", "dim"),), *drawn.lines])
 
     def _show_detail(self) -> None:
         model, index = self._model, self._table.cursor
@@ -129,7 +129,7 @@ class StepsPane(Vertical):
             return
         lines = detail_lines(model, model.rows[index], self._peak)
         self._detail.show([((line, ""),) for line in lines])
-        spots = ["", "What this could not see"] if model.blind_spots else []
+        spots = ["", "Blind spots"] if model.blind_spots else []
         for spot in model.blind_spots:
             spots += wrapped(spot, "- ", max(20, self._not_seen.size.width))
         self._not_seen.show([((spot, ""),) for spot in spots])

@@ -25,7 +25,7 @@ class Prompt(ModalScreen[bool]):
     Prompt Input { width: 1fr; min-width: 16; background: $panel; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "cancel", "drop what was typed", show=False),
+        Binding("escape", "cancel", "clear the input", show=False),
     ]
 
     def __init__(self, text: str, changed: Callable[[str], str], hint: str) -> None:

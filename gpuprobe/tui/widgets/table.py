@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOVE_KEYS = (
     Key(
         "j k ↑ ↓",
-        "move; g G Home End first and last; Ctrl-D Ctrl-U, PgDn PgUp a page",
+        "move; g G Home End: first, last; Ctrl-D Ctrl-U, PgDn PgUp: one page",
         {
             "j,down": "move(1)",
             "k,up": "move(-1)",
@@ -35,7 +35,7 @@ MOVE_KEYS = (
 FIND_KEYS = (
     Key(
         "/",
-        "find a row by words in it; F3 the next, shift+F3 the one before",
+        "search rows; F3 next, Shift+F3 previous",
         {"slash": "find", "f3": "next_found(1)", "shift+f3": "next_found(-1)"},
     ),
 )
@@ -245,9 +245,9 @@ class ItemTable(TextPane, can_focus=True):
             found = bool(text.strip()) and self.find(start, 1)
             if not found:
                 self.move_to(start)
-            return "" if found or not text.strip() else "nothing has this"
+            return "" if found or not text.strip() else "no match"
 
-        hint = "Enter stays here, Esc goes back; then F3 finds the next, shift+F3 the one before "
+        hint = "Enter stays here, Esc goes back; then F3: next, Shift+F3: previous "
         self.app.push_screen(Prompt("", changed, hint))
 
     def action_next_found(self, by: int) -> None:

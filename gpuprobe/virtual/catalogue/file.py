@@ -88,7 +88,7 @@ def architectures() -> dict[tuple[int, int], dict[str, int]]:
 
 def _text(value: str) -> str:
     if not value.strip():
-        raise ValueError("expected text, found an empty one")
+        raise ValueError("expected a non-empty string")
     return value
 
 

@@ -17,9 +17,9 @@ _USAGE = (
 )
 
 _UPDATE = (
-    "Run a script or read a recording, and write what gpuprobe check is to compare with. What is "
-    "not given comes from [tool.gpuprobe] in pyproject.toml, then from the old baseline. Commit "
-    "the file: it is small and sorted, so that a change of it can be reviewed."
+    "Run a script or read a recording, and write the baseline for gpuprobe check. Missing "
+    "options come from [tool.gpuprobe] in pyproject.toml, then from the old baseline. Commit the "
+    "file: it is small and sorted, so that its changes can be reviewed."
 )
 
 
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs=argparse.REMAINDER,
         metavar="update ...",
-        help="write it, or write it anew; options as for gpuprobe check",
+        help="create or update the baseline; options as for gpuprobe check",
     )
 
 

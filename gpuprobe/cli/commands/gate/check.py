@@ -38,13 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeat",
         type=positive,
         metavar="N",
-        help="run the script N times, and compare what all runs need (default: once, and once more "
-        "where memory grew)",
+        help="run the script N times and compare the memory common to all runs (default: once, "
+        "and again if memory grew)",
     )
     parser.add_argument(
         "--accept-environment",
         action="store_true",
-        help="compare with a baseline of another GPU, torch or allocator setting all the same",
+        help="compare even if the baseline has a different GPU, torch or allocator setting",
     )
     annotate.add_option(parser, "--annotations")
     add_script(parser)
@@ -58,17 +58,18 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the baseline (JSON, kept in the repository)",
     )
-    add_gpu(parser, "simulate this GPU: no real one is needed (list: those known)")
+    add_gpu(parser, "simulate this GPU (list: print the supported ones)")
     parser.add_argument(
         "--compute",
         choices=("real", "shapes"),
-        help="what the virtual GPU does: shapes computes no large values; large models cost little",
+        help="on the virtual GPU: compute values (real), or only shapes, which is fast for large "
+        "models",
     )
     parser.add_argument(
         "--stop-after",
         type=positive,
         metavar="N",
-        help="end the script after so many optimizer steps (default: its own end)",
+        help="stop the script after N optimizer steps (default: run to the end)",
     )
     parser.add_argument(
         "--hazards",
@@ -80,7 +81,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="METRIC=AMOUNT",
-        help="accept this much more, such as peak_allocated=2%% or peak_reserved=64MiB",
+        help="accepted increase, such as peak_allocated=2%% or peak_reserved=64MiB",
     )
     parser.add_argument(
         "--run",

@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         import shtab
     except ImportError:
-        raise MissingExtra("shtab", "completion", why="it writes the script") from None
+        raise MissingExtra("shtab", "completion", why="it generates the script") from None
     from gpuprobe.api.devices import known_gpus
 
     names = " ".join(["list", *(gpu.name for gpu in known_gpus())])

@@ -14,9 +14,11 @@ from gpuprobe.model.values import Unavailable
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON")
     parser.add_argument(
-        "--bundle", metavar="FILE.zip", help="also write what a maintainer asks for, redacted"
+        "--bundle",
+        metavar="FILE.zip",
+        help="also write a bundle for bug reports, with private data redacted",
     )
-    parser.add_argument("--demo", metavar="FLEET", help="look at a fake fleet instead")
+    parser.add_argument("--demo", metavar="FLEET", help="show a simulated fleet instead")
     parser.add_argument(
         "--distributed",
         action="store_true",
@@ -34,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.distributed:
         if args.bundle or args.demo:
-            raise UsageError("--distributed goes with neither --bundle nor --demo")
+            raise UsageError("--distributed cannot be combined with --bundle or --demo")
         return _run_ranks(args)
     from gpuprobe.api.doctor import diagnose
 
@@ -50,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
         text.write(doctor_sections(diagnosis), sys.stdout)
     if args.bundle:
-        stderr.print_line(f"wrote {args.bundle}; look through it before you share it")
+        stderr.print_line(f"wrote {args.bundle}; review it before you share it")
     if isinstance(diagnosis.driver, Unavailable):
         return exit_codes.ENVIRONMENT
     return exit_codes.OK if diagnosis.healthy else exit_codes.FINDINGS

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prometheus", action="store_true", help="serve the metrics in Prometheus' text format"
     )
     parser.add_argument(
-        "--listen", metavar="HOST:PORT", help=f"where to serve them (default: {_LISTEN})"
+        "--listen", metavar="HOST:PORT", help=f"address to serve them on (default: {_LISTEN})"
     )
     parser.add_argument(
         "--textfile", metavar="FILE.prom", help="write them to a file, for node_exporter"
@@ -32,24 +32,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ENDPOINT",
         help="push them by OTLP over HTTP, as in http://localhost:4318 (extra: otel)",
     )
-    parser.add_argument("--once", action="store_true", help="read once; print, write or push; exit")
+    parser.add_argument("--once", action="store_true", help="read and export once, then exit")
     parser.add_argument(
         "--interval",
         type=float,
         default=10.0,
         metavar="SECONDS",
-        help="shortest time between two readings (default: 10)",
+        help="minimum time between two readings (default: 10)",
     )
     parser.add_argument(
         "--runs",
         metavar="PATH",
         nargs="+",
         default=[],
-        help="also these recordings, or directories whose recordings are exported while they are "
-        "written (by default: those that processes of this user are writing; for root, of all)",
+        help="also export these recordings, or directories of recordings, while they are written "
+        "(default: those written by this user's processes; for root, by all)",
     )
     parser.add_argument(
-        "--no-discovery", action="store_true", help="export only the runs that --runs names"
+        "--no-discovery", action="store_true", help="export only the runs given by --runs"
     )
     parser.add_argument(
         "--max-runs", type=int, default=16, metavar="N", help="export at most N runs (default: 16)"
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="also the memory of the N largest processes of each GPU (default: 0)",
+        help="also export the memory of the N largest processes of each GPU (default: 0)",
     )
     add_demo(parser)
 
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             hint="gpuprobe export --prometheus, --textfile FILE.prom or --otlp ENDPOINT",
         )
     if args.listen is not None and (args.once or not args.prometheus):
-        raise UsageError("--listen is for serving: --prometheus without --once")
+        raise UsageError("--listen requires --prometheus without --once")
     if not 0.1 <= args.interval <= 3600:
         raise UsageError("--interval takes 0.1 to 3600 seconds")
     if not 0 <= args.processes <= 100:

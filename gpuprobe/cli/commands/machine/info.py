@@ -26,9 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--source",
         metavar="NAME[,NAME]",
-        help="what to ask: nvml, cuda (the driver), torch, pycuda, or all (default: nvml,cuda)",
+        help="sources to query: nvml, cuda (the driver), torch, pycuda, or all (default: "
+        "nvml,cuda)",
     )
-    add_demo(parser, "; 'list' lists them")
+    add_demo(parser, "; list: print the available ones")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,5 +80,5 @@ def _run(args: argparse.Namespace) -> int:
     if any(source.available for source in found.sources):
         return exit_codes.OK
     stderr.note("no GPU source is available: is there an NVIDIA driver on this machine?")
-    stderr.print_line("  hint: gpuprobe info --demo shows a fake fleet")
+    stderr.print_line("  hint: gpuprobe info --demo shows a simulated fleet")
     return exit_codes.ENVIRONMENT

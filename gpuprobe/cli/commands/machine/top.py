@@ -23,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_demo(parser)
     parser.add_argument(
-        "--log", metavar="FILE", help="write every reading to a new file, to be replayed"
+        "--log", metavar="FILE", help="write every reading to a new file, for --replay"
     )
-    parser.add_argument("--replay", metavar="FILE", help="show the readings of such a file")
+    parser.add_argument("--replay", metavar="FILE", help="replay the readings of such a file")
     parser.add_argument(
         "--readonly",
         action="store_true",
@@ -41,12 +41,12 @@ def run(args: argparse.Namespace) -> int:
     if args.demo is not None and args.demo not in demo_fleets():
         raise UsageError(f"no such fleet: {args.demo}", hint=f"fleets: {', '.join(demo_fleets())}")
     if args.replay is not None and (args.demo is not None or args.log is not None):
-        raise UsageError("--replay goes with neither --demo nor --log")
+        raise UsageError("--replay cannot be combined with --demo or --log")
     if args.readonly and args.log is not None:
-        raise UsageError("--readonly writes no file, so no --log either")
+        raise UsageError("--readonly cannot be combined with --log")
     if args.once or not can_show():
         if args.log is not None:
-            raise UsageError("--log needs the screen", hint="gpuprobe info --json prints a reading")
+            raise UsageError("--log needs a terminal", hint="gpuprobe info --json prints a reading")
         from gpuprobe.reporters.colour import wants_colour
         from gpuprobe.reporters.text import info as info_text
 
@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
         )
         if any(source.available for source in found.sources):
             return exit_codes.OK
-        stderr.note("no GPU can be asked: is there an NVIDIA driver on this machine?")
-        stderr.print_line("  hint: gpuprobe top --demo shows a fake fleet")
+        stderr.note("no GPU is available: is there an NVIDIA driver on this machine?")
+        stderr.print_line("  hint: gpuprobe top --demo shows a simulated fleet")
         return exit_codes.ENVIRONMENT
 
     # Nothing of what is imported is garbage: a tenth of the way to the first paint is saved by

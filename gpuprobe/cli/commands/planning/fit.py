@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--arg",
         required=True,
         metavar="NAME",
-        help="what to vary: an option of the script's (batch_size stands for --batch-size), or a "
-        "number that it assigns at its top level (BATCH_SIZE = 8)",
+        help="the value to vary: an option of the script (batch_size means --batch-size), or a "
+        "number assigned at its top level (BATCH_SIZE = 8)",
     )
     parser.add_argument(
         "--min", type=positive, default=1, metavar="N", help="smallest value (default: 1)"
@@ -37,10 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_virtual_run(parser)
     parser.add_argument(
-        "--no-suggestions", action="store_true", help="only search; estimate no changes to the run"
+        "--no-suggestions",
+        action="store_true",
+        help="only search; do not estimate changes that save memory",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--quiet", action="store_true", help="do not say what is being tried")
+    parser.add_argument("--quiet", action="store_true", help="do not print progress")
     add_program(parser, modules=False)
 
 

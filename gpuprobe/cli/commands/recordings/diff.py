@@ -15,12 +15,12 @@ _BY = ("category", "module", "line")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", help="a recording (directory) or a torch snapshot (.pickle)")
-    parser.add_argument("after", help="the one to compare with it")
+    parser.add_argument("after", help="the recording or snapshot to compare with it")
     parser.add_argument("--by", choices=_BY, help="only this breakdown (default: all three)")
     parser.add_argument("--json", action="store_true", help="print the diff as JSON")
     add_top(parser, 15)
     parser.add_argument(
-        "--html", metavar="FILE.html", help="write all of it as one page instead, with the curves"
+        "--html", metavar="FILE.html", help="write an HTML page with curves instead"
     )
     parser.add_argument("--force", action="store_true", help="replace the page if it exists")
 

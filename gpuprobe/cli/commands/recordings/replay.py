@@ -17,17 +17,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--what-if",
         metavar="CONF",
-        help="settings to add, as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True,…",
+        help="settings to change, as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True,…",
     )
     parser.add_argument(
-        "--search", action="store_true", help="try sensible settings, recommend the smallest change"
+        "--search",
+        action="store_true",
+        help="try common settings and recommend the smallest change",
     )
     parser.add_argument(
         "--capacity",
         type=_size,
         metavar="SIZE",
-        help="memory the allocator can have, such as 80GiB (default: unlimited, or what an "
-        "out-of-memory event in the trace shows)",
+        help="memory available to the allocator, such as 80GiB (default: the limit shown by an "
+        "out-of-memory event in the trace, if any)",
     )
     parser.add_argument("--device", type=_index, metavar="N", help="only this CUDA device")
     parser.add_argument("--json", action="store_true", help="print one JSON document")

@@ -18,10 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_top(parser, 10)
     parser.add_argument(
-        "-v", "--verbose", action="store_true", help="every figure, in lines as long as they are"
+        "-v", "--verbose", action="store_true", help="print every figure, without shortening lines"
     )
     views = parser.add_argument_group("other formats, written to a file instead of the report")
-    views.add_argument("--html", metavar="FILE.html", help="all of it as one page, with charts")
+    views.add_argument(
+        "--html", metavar="FILE.html", help="write the report as an HTML page with charts"
+    )
     views.add_argument(
         "--hazards",
         metavar="FILE.json",

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--level",
         choices=("counters", "trace"),
         default="counters",
-        help="counters: next to no cost (default); trace: every allocation, with its line",
+        help="counters: almost no overhead (default); trace: every allocation, with its line",
     )
     parser.add_argument(
         "--trace-steps",
@@ -48,8 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_gpu(
         parser,
-        "simulate a GPU, such as h100-80gb or 2xa100-40gb: no real one is needed "
-        "(list: those known)",
+        "simulate a GPU, such as h100-80gb or 2xa100-40gb (list: print the supported ones)",
     )
     parser.add_argument(
         "--compute",
@@ -60,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hazards",
         action="store_true",
-        help="look for races between CUDA streams and hidden synchronisations, on a virtual "
-        "GPU where there is no CUDA",
+        help="detect races between CUDA streams and implicit synchronisations (without CUDA, on "
+        "a virtual GPU)",
     )
     for name, what in (("sarif", "SARIF 2.1.0"), ("junit", "JUnit XML"), ("json", "JSON")):
         parser.add_argument(
@@ -75,12 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hazards-baseline",
         metavar="FILE",
         type=Path,
-        help="known findings: exit code 1 only where there are others (implies --hazards)",
+        help="known findings: exit with 1 only for other findings (implies --hazards)",
     )
     parser.add_argument(
         "--hazards-baseline-update",
         action="store_true",
-        help="write this run's findings to the baseline in place of comparing",
+        help="write this run's findings to the baseline instead of comparing",
     )
     parser.add_argument(
         "-o",
@@ -169,7 +168,7 @@ def _report_and_compare(
     if args.hazards_baseline_update:
         shown = os.path.relpath(args.hazards_baseline)
         if code != exit_codes.OK:
-            stderr.warning(f"{shown} is left as it is: the program failed")
+            stderr.warning(f"{shown} was not modified: the program failed")
         else:
             stderr.note(f"{len(whole.findings)} findings are known now: {shown}")
         return code

@@ -22,11 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "recording",
         nargs="?",
-        help="a recording (directory) or a torch snapshot (.pickle); default: list what is running",
+        help="a recording (directory) or a torch snapshot (.pickle); default: list running "
+        "recordings",
     )
     parser.add_argument("--once", action="store_true", help="print text and exit")
     parser.add_argument(
-        "--interval", type=float, default=0.5, metavar="SECONDS", help="how often to read anew"
+        "--interval", type=float, default=0.5, metavar="SECONDS", help="how often to read again"
     )
 
 

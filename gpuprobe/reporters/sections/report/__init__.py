@@ -47,7 +47,7 @@ STATUS = {
     "failed": "the program failed",
     "killed": "the program was killed",
     "running": "still running",
-    "unfinished": "no end on record: running, or killed",
+    "unfinished": "not closed: running, or killed",
 }
 _FEW_ADVICE = 3
 
@@ -86,7 +86,7 @@ def facts(report: Report) -> list[str]:
     """What was recorded, and how, in a few words."""
     recording, session, first = report.recording, report.session, report.ranks[0]
     torch = report.environment.torch
-    found = [f"torch {torch}" if isinstance(torch, str) else "torch version not known"]
+    found = [f"torch {torch}" if isinstance(torch, str) else "torch version unknown"]
     found.append(f"Python {report.environment.python}")
     found += [", ".join(session.devices)] if session.devices else []
     recorded = recording.kind == "recording"
@@ -129,7 +129,7 @@ def _environment(report: Report, *, full: bool) -> list[Section]:
         for one in fields(group):
             value = getattr(group, one.name)
             if isinstance(value, Unavailable):
-                shown = f"not known: {value.reason}"
+                shown = f"unknown: {value.reason}"
             elif one.name == "total_memory":
                 shown = human_bytes(value)
             elif one.name == "started_at":
@@ -167,7 +167,7 @@ def headline(report: Report) -> Section:
         elif categories.at == AT_STEP_END:
             start = f"at the end of step {categories.step}, mostly"
             if isinstance(categories.total, Unavailable):
-                start = f"at the end of step {categories.step}, next to what is not known:"
+                start = f"at the end of step {categories.step}, apart from unknown memory:"
         parts.append(_of(start, rows))
     rows = largest_rows(report.top_lines)
     return Section(parts=(*parts, *([_of("at", rows)] if rows else [])))
@@ -225,7 +225,7 @@ def _blind_spots(report: Report, problems: Sequence[str]) -> list[Section]:
             text += f" (rank {', '.join(map(str, spot.ranks))})"
         texts.append(text)
     lines = bulleted((*texts, *problems))
-    return [Section("What this could not see", lines, "not-seen", "Not seen")] if lines else []
+    return [Section("Blind spots", lines, "not-seen", "Blind spots")] if lines else []
 
 
 def _advice(report: Report, *, full: bool) -> list[Section]:
@@ -246,5 +246,5 @@ def _advice(report: Report, *, full: bool) -> list[Section]:
             parts.append(Line(evidence, indent=5))
         before = item.evidence
     if not parts and full:
-        parts.append(Line("No rule found enough evidence for a suggestion."))
+        parts.append(Line("No suggestions: no rule found enough evidence."))
     return [Section(title, tuple(parts), name, short)] if parts else []

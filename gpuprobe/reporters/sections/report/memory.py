@@ -64,14 +64,14 @@ def peak_section(report: Report, *, full: bool = False) -> Section:
             most = f"at most {human_bytes(value.at_most)}"
             parts.append(Line(peak_text(value) if full else most, "item", label))
     if resident and isinstance(peak.allocated, Unavailable):
-        parts.append(Line(f"not known ({peak.allocated.reason})", "item", "allocated"))
+        parts.append(Line(f"unknown ({peak.allocated.reason})", "item", "allocated"))
     return Section(title, tuple(parts), name, "Peak", figure=Cell(figure))
 
 
 def _peak_notes(report: Report) -> Iterator[Line]:
     peak = report.peak
     if not peak.certain:
-        text = "Peaks are known only between bounds here: another step or phase may have been"
+        text = "Only bounds of the peaks are known: another step or phase may have been"
         yield Line(f"{text} higher.")
     if isinstance(peak.before_trace, int) and peak.before_trace:
         began = "its trace began" if peak.step is None else "that step began"
@@ -81,7 +81,7 @@ def _peak_notes(report: Report) -> Iterator[Line]:
         yield Line(f"the trace accounts for {human_bytes(peak.traced)}")
     nearest = peak.nearest_trace
     if nearest is not None and isinstance(peak.traced, Unavailable):
-        of = f"step {nearest.step}, the highest with a trace"
+        of = f"step {nearest.step}, the highest traced step"
         below = f"{human_bytes(nearest.below_peak)} below the peak"
         yield Line(f"{peak.traced.reason}. The tables are of {of}: {below}.", "item")
 
@@ -121,13 +121,11 @@ def share_sections(report: Report) -> list[Section]:
             _shares(lines, "line"),
             "lines",
             "Lines",
-            hint="By the innermost line of your own code on the stack of each allocation.",
+            hint="By the innermost line of your code on the stack of each allocation.",
         ),
         Section(
             f"Modules {of}",
-            (Line("not known: no module was recorded with any of it"),)
-            if nowhere
-            else _shares(modules, "module"),
+            (Line("unknown: no module was recorded"),) if nowhere else _shares(modules, "module"),
             "modules",
             "Modules",
             hint="By the module that was running when the memory was allocated.",
@@ -145,7 +143,7 @@ def _shares(
 ) -> tuple[Part, ...]:
     """Bytes, share, how many ``blocks``, and what; the last row is the total."""
     if isinstance(table, Unavailable):
-        return (Line(f"not known: {table.reason}"),)
+        return (Line(f"unknown: {table.reason}"),)
     rest = table.remainder
     total = table.total
     known = [row.bytes for row in table.rows] + [rest.bytes if isinstance(rest.bytes, int) else 0]
@@ -167,7 +165,7 @@ def _shares(
     if isinstance(total, int):
         foot.append(Row((size(total), "", "", *([""] if blocks else []), "total")))
     else:
-        unknown = (Line(f"the rest is not known: {total.reason}"),)
+        unknown = (Line(f"the rest is unknown: {total.reason}"),)
     columns = (
         Column("bytes", 10, number=True),
         Column("share", 6, gap=1, number=True),
@@ -208,8 +206,8 @@ def causes_section(report: Report) -> Section:
         shown = model.ShareTable(total, tuple(named), left)
         return Section(title, _shares(shown, "cause", blocks=False))  # a card is narrow
     lines = report.top_lines
-    why = lines.reason if isinstance(lines, Unavailable) else "no line of yours is on any stack"
-    return Section(title, (Line(f"not known: {why}"),))
+    why = lines.reason if isinstance(lines, Unavailable) else "no stack contains your code"
+    return Section(title, (Line(f"unknown: {why}"),))
 
 
 def _largest_named(table: model.ShareTable) -> list[model.ShareRow]:
@@ -227,7 +225,7 @@ def largest_rows(table: model.ShareTable | Unavailable) -> list[tuple[str, int]]
     rows = [(str(row.key), row.bytes) for row in table.rows]
     rest = table.remainder.bytes
     if isinstance(table, CategoryTable) and table.at == AT_STEP_END and isinstance(rest, int):
-        rows.append(("what no named tensor explains", rest))
+        rows.append(("not explained by named tensors", rest))
     return sorted((row for row in rows if row[1]), key=lambda row: -row[1])[:3]
 
 
@@ -240,7 +238,7 @@ def growth_sections(report: Report, *, full: bool) -> list[Section]:
     growth, leaks = report.growth, report.leaks
     if growth is not None:
         steps = f"from the end of step {growth.first_step} to the end of step {growth.last_step}"
-        rate = f"{human_delta(growth.bytes_per_step)} a step"
+        rate = f"{human_delta(growth.bytes_per_step)} per step"
         parts: list[Part] = [Line(f"{human_delta(growth.bytes)} {steps}: {rate}")]
         lines = growth.lines
         if lines is not None:
@@ -264,7 +262,7 @@ def growth_sections(report: Report, *, full: bool) -> list[Section]:
             Row(
                 (
                     size(row.bytes),
-                    Cell(f"{human_delta(row.bytes_per_step)} a step", row.bytes_per_step),
+                    Cell(f"{human_delta(row.bytes_per_step)} per step", row.bytes_per_step),
                     count(row.blocks),
                     Cell(str(row.key), place=True),
                     ", ".join(map(str, row.seen_in_steps)),
@@ -274,12 +272,12 @@ def growth_sections(report: Report, *, full: bool) -> list[Section]:
         )
         columns = (
             Column("bytes", 10, number=True),
-            Column("a step", 0, gap=2, number=True, cut=False),
+            Column("per step", 0, gap=2, number=True, cut=False),
             Column("blocks", number=True),
             Column("line", 0, gap=2),
             Column("in steps"),
         )
-        table_ = Table("lines that leave blocks behind", columns, rows_, header=False)
+        table_ = Table("lines that leak blocks", columns, rows_, header=False)
         over = plural(leaks.survive, "end") + " of a step"
         hint = (
             f"Blocks that outlived {over}, in {plural(leaks.steps, 'traced step')}; the ends of "
@@ -317,11 +315,11 @@ def failure_sections(report: Report, *, full: bool) -> list[Section]:
         if full:
             parts.append(Facts(tuple(_figures(failure))))
     if any(isinstance(failure.fits_with, Unavailable) for failure in shown):
-        text = "Which other allocator settings would have fitted: gpuprobe replay --search"
+        text = "Other allocator settings that would have fit: gpuprobe replay --search"
         parts.append(Line(text, "item"))
     why = _no_account(report)
     if why:
-        parts.append(Line(f"not known: {why}"))
+        parts.append(Line(f"unknown: {why}"))
     if not parts:
         return []
     return [Section("Why it ran out of memory", tuple(parts), "out-of-memory", "Out of memory")]
@@ -331,7 +329,7 @@ def _figures(failure: model.OutOfMemory) -> Iterator[tuple[str, str]]:
     yield "line", str(failure.place)
     for label, value in (
         ("asked for", failure.asked),
-        ("needed of the driver", failure.needed),
+        ("needed from the driver", failure.needed),
         ("free on the device", failure.device_free),
         ("allocated", failure.allocated),
         ("reserved", failure.reserved),
@@ -353,10 +351,7 @@ def _no_account(report: Report) -> str:
         return "needs a recording at level trace: gpuprobe run --level trace"
     mine = [row for row in report.steps.rows if row.rank == error.rank]
     step = mine[-1].step.index if mine else 0
-    return (
-        f"the failure is in no trace; gpuprobe run --trace-steps {step} (or all) traces the step "
-        "that it was in"
-    )
+    return f"the failure was not traced; gpuprobe run --trace-steps {step} (or all) traces its step"
 
 
 # -- how reserved memory was cut up
@@ -379,7 +374,7 @@ def fragmentation_sections(report: Report, *, full: bool) -> list[Section]:
     columns = (Column("", 9), *_space_columns())
     parts: list[Part] = [Table("how reserved memory was used", columns, rows)]
     parts += [
-        Line(f"not known ({one.reason})", "item", f"at the {name}")
+        Line(f"unknown ({one.reason})", "item", f"at the {name}")
         for name, one in layouts.items()
         if isinstance(one, Unavailable)
     ]
@@ -388,8 +383,8 @@ def fragmentation_sections(report: Report, *, full: bool) -> list[Section]:
         parts += [_pools(name, one) for name, one in known.items() if len(one.pools) > 1]
         parts += [_pins(name, one) for name, one in known.items() if one.pins]
     hint = (
-        "allocated + pending + free = reserved; rounding is inside allocated. Pinned: free, but in "
-        "segments that also hold blocks in use, so it cannot go back to the driver."
+        "allocated + pending + free = reserved; rounding is inside allocated. Pinned: free, but "
+        "in segments that also hold blocks in use, so it cannot be released to the driver."
     )
     return [Section(title, tuple(parts), "fragmentation", "Fragmentation", hint=hint)]
 
@@ -435,7 +430,7 @@ def _pins(name: str, layout: Layout) -> Table:
         *(Column(title, number=True) for title in ("segment", "free", "held by", "blocks")),
         Column("lines"),
     )
-    return Table(f"segments that cannot go back at the {name}", columns, rows)
+    return Table(f"segments that cannot be released at the {name}", columns, rows)
 
 
 def _blocks_of(blocks: int | None) -> str:
@@ -476,7 +471,7 @@ def non_tensor_sections(report: Report, *, full: bool) -> list[Section]:
 def _holds(item: DeviceUsage) -> Iterator[str]:
     if not isinstance(item.not_torch, Unavailable):
         yield (
-            f"{amount(item.used)} in use, of which {human_bytes(item.not_torch)} is not torch's "
+            f"{amount(item.used)} in use, of which {human_bytes(item.not_torch)} outside torch "
             "(contexts, libraries, other processes)"
         )
     if not isinstance(item.inactive_split, Unavailable):

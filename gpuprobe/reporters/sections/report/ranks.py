@@ -90,7 +90,7 @@ def placement_sections(report: Report, *, full: bool) -> list[Section]:
         ]
         if len(rows) > 2 * _FEW:
             parts.append(Line(f"… {len(rows) - 2 * _FEW} more parts"))
-    return [Section("Where things are", tuple(parts), "placement", "Placement")]
+    return [Section("Device placement", tuple(parts), "placement", "Placement")]
 
 
 def _placed(rows: list[Placed]) -> Table:
@@ -102,7 +102,7 @@ def _placed(rows: list[Placed]) -> Table:
         Column("bytes", number=True),
     )
     shown = (Row((row.device, row.what, row.name, row.kind, size(row.bytes))) for row in rows)
-    return Table("what is where", columns, tuple(shown))
+    return Table("device placement", columns, tuple(shown))
 
 
 # -- ranks next to each other
@@ -187,7 +187,7 @@ def _differences(memory: RankMemory, when: str) -> list[Part]:
         if by == "line" and memory.more_lines_bytes:
             cells.append(Row((change(memory.more_lines_bytes), "(other lines)")))
         columns = (Column("more", number=True), Column(by))
-        found.append(Table(f"what it has more of {when}, by {by}", columns, tuple(cells)))
+        found.append(Table(f"what it holds more of {when}, by {by}", columns, tuple(cells)))
     return found
 
 
@@ -201,12 +201,13 @@ def _slowest(found: RankComparison, full: bool) -> list[Part]:
         per_step = (spent.own_ns - spent.typical_ns) // steps
         why = ", ".join(_more(row, steps) for row in spent.phases[:3])
         text = (
-            f"rank {spent.slowest} is the one the others wait for: {human_ns(per_step)} more work "
-            f"of its own a step than rank {spent.typical}, the median ({why})"
+            f"rank {spent.slowest} is the one the others wait for: {human_ns(per_step)} more own "
+            "work per step than rank"
+            f" {spent.typical}, the median ({why})"
         )
         parts.append(Line(text, "item"))
     else:
-        parts.append(Line("no rank stands out as the one the others wait for", "item"))
+        parts.append(Line("no rank stands out as the slow one", "item"))
     if full:
         parts.append(_own_time(spent))
     return parts
@@ -228,7 +229,7 @@ def _own_time(spent: RankTime) -> Table:
         Row((f"more in {row.key}", Cell(_more(row, steps).split(" ")[0], row.ns)))
         for row in spent.phases
     ]
-    return Table("own time a step", (Column(""), Column("a step", number=True)), tuple(rows))
+    return Table("own time per step", (Column(""), Column("per step", number=True)), tuple(rows))
 
 
 def _merged(found: RankComparison) -> Table:

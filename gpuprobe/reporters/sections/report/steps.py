@@ -57,7 +57,7 @@ def device_sections(report: Report, *, full: bool) -> list[Section]:
         Column("reserved", 12, number=True),
         Column("step", 7, number=True),
         *(Column(f"{name} at the end", number=True) for name in _COUNTS),
-        Column("certain", hint="no other step or phase can have been higher"),
+        Column("certain", hint="no other step or phase was higher"),
         Column("phase", 0, gap=2),
     )
     table = Table("peaks of ranks and devices", columns, rows)
@@ -190,7 +190,7 @@ def time_sections(report: Report, *, full: bool) -> list[Section]:
             for phase in spent
             if phase.gpu_ns
         )
-        text = f"on the GPU, {human_ns(found.gpu_ns // found.gpu_steps)} a step: {on_gpu}"
+        text = f"on the GPU, {human_ns(found.gpu_ns // found.gpu_steps)} per step: {on_gpu}"
         parts.append(Line(text, "item"))
     if full:
         parts = [_phases(found), *parts[1:]]
@@ -224,7 +224,7 @@ def _phases(found: TimeShares) -> Table:
     rows.append(row("(in no phase)", found.outside_phases_ns, None))
     columns = (
         Column("phase", 24),
-        Column("a step", 10, number=True),
+        Column("per step", 10, number=True),
         Column("share", 8, number=True),
         Column("", 24, gap=1, bar=True),
         Column("on the GPU", number=True),
@@ -246,7 +246,7 @@ def _collectives(found: TimeShares, total: int) -> Table:
         Row((call.op, count(call.count), size(call.bytes), _wire(call), _held(call, total)))
         for call in found.collectives
     )
-    held = f"held up the program in all, of {human_ns(found.duration_ns)}"
+    held = f"blocked the program in total, of {human_ns(found.duration_ns)}"
     columns = (
         Column("collective"),
         Column("calls", number=True),
@@ -254,7 +254,7 @@ def _collectives(found: TimeShares, total: int) -> Table:
         Column("on the wire", number=True, hint="sent by this rank, by the algorithms of a ring"),
     )
     foot = Row(("total", "", "", "", duration(found.collectives_ns)))
-    spent = Column("held up the program", hint=held)
+    spent = Column("blocked the program", hint=held)
     return Table("calls of torch.distributed", (*columns, spent), rows, (foot,))
 
 
@@ -272,7 +272,7 @@ def _held(call: Collective, total: int) -> Cell:
 def _call(call: Collective, total: int) -> Line:
     held = _held(call, total).text
     if not isinstance(call.host_ns, Unavailable):
-        held = f"held up the program {held}"
+        held = f"blocked the program {held}"
     sent = ""
     if not isinstance(call.wire, Unavailable) and call.wire:
         sent = f"{human_bytes(call.wire)} on the wire · "

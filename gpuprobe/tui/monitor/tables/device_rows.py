@@ -226,7 +226,7 @@ def _facts(device: Device) -> Iterator[str]:
 def _badges(device: Device, lost: bool, xids: tuple[XidNote, ...]) -> Iterator[Badge]:
     """In the order that counts among equals."""
     if lost:
-        yield Badge("LOST", "badge-bad", "the GPU does not answer any more")
+        yield Badge("LOST", "badge-bad", "the GPU no longer responds")
     for note in xids:
         if note.device == device.key:
             times = f"×{note.count}" if note.count > 1 else ""
@@ -238,7 +238,7 @@ def _badges(device: Device, lost: bool, xids: tuple[XidNote, ...]) -> Iterator[B
     if device.retired.rows_failed.value is True:
         yield Badge("remap failed", "badge-bad", "a row remap failed: replace the board")
     if device.retired.rows_pending.value is True or device.retired.pages_pending.value is True:
-        yield Badge("reset pending", "badge-warning", "memory waits to be retired by a reset")
+        yield Badge("reset pending", "badge-warning", "memory is retired at the next reset")
     reasons = device.throttling.value
     if not isinstance(reasons, Unavailable):
         for reason in reasons:
@@ -247,7 +247,7 @@ def _badges(device: Device, lost: bool, xids: tuple[XidNote, ...]) -> Iterator[B
                 yield Badge(
                     visible(_SHORT.get(reason, reason)),
                     "badge-bad" if grave else "badge-warning",
-                    f"clocks are held back: {visible(reason)}",
+                    f"clocks are throttled: {visible(reason)}",
                 )
     width, most = device.pcie.width.value, device.pcie.max_width.value
     if isinstance(width, int) and isinstance(most, int) and width < most:

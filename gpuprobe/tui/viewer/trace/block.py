@@ -108,5 +108,5 @@ def source_lines(frame: Frame, session: Session) -> list[tuple[bool, str]]:
         for number, text in found.lines
     ]
     if found.changed:
-        lines.append((False, "        (this file is newer than the recording)"))
+        lines.append((False, "        (the file is newer than the recording)"))
     return lines

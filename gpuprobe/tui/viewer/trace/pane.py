@@ -307,7 +307,7 @@ class TracePane(Vertical):
         if inspector.step is not None:
             where.append(f"step {inspector.step}")
         if not inspector.complete:
-            where.append("cut: events were lost before its start")
+            where.append("incomplete: events before its start were lost")
         where.append(f"{self.position:,} of {len(inspector) - 1:,}")
         allocated = inspector.allocated[self.position]
         line: Line = (
@@ -380,7 +380,7 @@ class TracePane(Vertical):
             self._segments.fill([((why, "dim"),)], 0, lambda index: [])
             return
         free = human_bytes(sum(bar.free for bar in found))
-        head = f"{len(found)} segments by {self._order} · {free} free (·) · o: another order"
+        head = f"{len(found)} segments by {self._order} · {free} free (·) · o: change order"
         width, plain = self._segments.size.width - 3, self._plain
         self._segments.fill(
             [(("", "section"), (head, "head"))],
