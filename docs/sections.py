@@ -467,7 +467,7 @@ def metrics() -> str:
 
 
 _GATE_METRICS = {
-    "growth_per_step": "what a step leaves behind and nothing gives back, after the second step",
+    "growth_per_step": "memory that steps leave allocated, after the second step",
     "peak_allocated": "the most that was allocated at once, in the whole run",
     "steady_allocated": "what is allocated after the last step",
     "peak_reserved": "the most that the allocator held from the driver",

@@ -96,7 +96,7 @@ class SnapshotError(DataError):
 
 
 class ProgramFailed(GpuprobeError):
-    """The program being watched ended with an exception of its own."""
+    """The program being watched ended with an exception."""
 
 
 class ValueNeeded(ProgramFailed, RuntimeError):

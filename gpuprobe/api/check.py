@@ -82,8 +82,8 @@ def check(
     """Compare a recording with a baseline: ``result.ok``, ``result.regressions``, what grew in
     ``result.rows``.
 
-    ``device`` names the GPU in words, where the baseline has one. Raises what `load` raises, and
-    DataError for a baseline that is damaged or not one.
+    ``device`` is the GPU's name, if the recording lacks it. Raises what `load` raises, and
+    DataError for a damaged or invalid baseline.
     """
     from gpuprobe.api.recordings import load
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def devices() -> list[Device]:
-    """All GPUs of this machine, whatever CUDA may see of them, by NVML.
+    """All GPUs of this machine, including those hidden from CUDA, as reported by NVML.
 
-    Empty where there are none, and where there is no driver: `inventory` says which.
+    Empty without GPUs and without a driver: `inventory` distinguishes the two.
     """
     return list(inventory().devices)
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def doctor() -> list[Finding]:
-    """What is wrong with this machine: findings, the worst first. Empty where all is well.
+    """Problems of this machine as findings, worst first. Empty if there are none.
 
-    Creates no CUDA context, and imports torch in a process of its own only. `diagnose` also
-    says what was checked and what could not be.
+    Creates no CUDA context, and imports torch only in a separate process. `diagnose` also returns
+    which checks passed and which were skipped.
     """
     return list(diagnose().findings)
 

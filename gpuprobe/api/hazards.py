@@ -37,7 +37,7 @@ _source: EventSource | None = None  # of the watch that is under way
 
 @contextmanager
 def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
-    """Watch for races between CUDA streams, and for implicit synchronisations.
+    """Detect races between CUDA streams and implicit synchronisations.
 
     ::
 
@@ -46,11 +46,12 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
         for finding in h.findings:
             print(finding.kind, finding.message, finding.location)
 
-    The code runs on the virtual GPU that is in use; else on CUDA where torch has a device; else,
-    or if ``gpu`` names one from the catalogue, a virtual GPU is entered by itself (``h100-80gb``
-    if none is named). Order is judged, not timing, so a race is found whether or not it bites.
-    Findings are there when the context ends; nothing is aborted. On CUDA torch's trace hooks are
-    used: their callbacks are taken away afterwards, the (cheap) trace itself stays on.
+    The code runs on the active virtual GPU, or on CUDA if torch has a device; otherwise, or if
+    ``gpu`` names one from the catalogue, on a new virtual GPU (default: ``h100-80gb``).
+    Synchronisation is checked, not timing, so a race is found even if the results of this run are
+    right. Findings are available when the context ends; nothing is aborted. On CUDA torch's trace
+    hooks are used: their callbacks are removed afterwards, but the (cheap) trace itself stays
+    enabled.
 
     Raises MissingExtra without torch, UsageError inside another one.
     """
@@ -113,7 +114,7 @@ def findings_so_far() -> FindingsSoFar:
 def allow_sync(reason: str = "") -> Iterator[None]:
     """Implicit synchronisations in this context are intended: they are counted, not reported.
 
-    ``reason`` is for those who read the code. Does nothing where no hazards are looked for.
+    ``reason`` documents the code. Does nothing outside a hazard check.
     """
     source = _source
     if source is None:
@@ -129,12 +130,11 @@ def allow_sync(reason: str = "") -> Iterator[None]:
 def declare_access(
     reads: Any = (), writes: Any = (), stream: Any = None, *, host: bool = False
 ) -> None:
-    """Say what a kernel that torch does not see reads and writes, where it is launched.
+    """Declare the memory that a kernel launched outside torch reads and writes, at its launch.
 
     ``reads`` and ``writes`` are tensors or lists of them, ``stream`` a ``torch.cuda.Stream``
-    (None: the current one). ``host``: it is no kernel but code on the host, at work on pinned
-    tensors: C code that fills the array of one, say. Does nothing where no hazards are looked
-    for.
+    (None: the current one). ``host``: the access is host code on pinned tensors instead of a
+    kernel, such as C code that fills their array. Does nothing outside a hazard check.
     """
     if _source is None:
         return

@@ -41,12 +41,12 @@ def scratch_recording() -> Iterator[Path]:
 def load(path: str | os.PathLike[str]) -> Recording:
     """Read a recording (a directory) or a torch memory snapshot (a ``.pickle`` file).
 
-    A snapshot is parsed, never executed: nothing in it can run. A recording may still be being
-    written; what is on disk by now is read.
+    A snapshot is parsed, never executed. A recording that is still being written is read as far
+    as it is on disk.
 
-    Raises UsageError where there is no such path, NotARecording where it is something else,
-    UnsupportedSchema where a newer major version wrote it, SnapshotError and DataError where
-    it is damaged or cannot be read.
+    Raises UsageError if the path does not exist, NotARecording if it is something else,
+    UnsupportedSchema if a newer major version wrote it, SnapshotError and DataError if it is
+    damaged or cannot be read.
     """
     from gpuprobe.recording.load import load
 
@@ -68,13 +68,14 @@ class ReportDocument(dict[str, Any], Displayed):
 
 
 def report(recording: Recording | str | os.PathLike[str], *, top: int = 10) -> ReportDocument:
-    """Say where the memory of a recording or torch snapshot went, as a JSON-ready document (schema
+    """Report where the memory of a recording or torch snapshot went, as a JSON-ready document
+    (schema
     ``gpuprobe.report``, version 2, shipped as
     ``gpuprobe/reporters/json/schemas/report-2.json``). ``recording`` may be a path.
 
-    Sizes are integers in bytes, durations integers in nanoseconds; a value that is not known
-    is ``{"unavailable": reason, "status": …}``. ``top`` bounds the tables of lines and
-    modules; what they leave out is in their remainder.
+    Sizes are integers in bytes, durations integers in nanoseconds; an unknown value is
+    ``{"unavailable": reason, "status": …}``. ``top`` limits the tables of lines and modules;
+    the rest is in their remainder.
 
     Raises what `load` raises.
     """
@@ -105,14 +106,12 @@ def _is_running(rank: RankRecording) -> bool | None:
 def diff(
     before: Recording | str | os.PathLike[str], after: Recording | str | os.PathLike[str]
 ) -> Diff:
-    """Say what changed between the peaks of two recordings or torch snapshots, given as
-    recordings or as paths.
+    """Compare the peaks of two recordings or torch snapshots, given as recordings or as paths.
 
     For each rank and device, ``peaks[i].rows["category"]`` (``"module"``, ``"line"``) sum
-    exactly to the change of the peak, in bytes. Where a peak's step has no trace, the rows are of
-    the highest steps that have one, which ``peaks[i].compared`` names, and sum to their
-    difference. Rows are `Unavailable` where a side has no trace at all (level ``counters``); the
-    peaks are compared all the same.
+    exactly to the change of the peak, in bytes. If a peak's step has no trace, the rows compare
+    the highest traced steps, named by ``peaks[i].compared``, and sum to their difference. Rows are
+    `Unavailable` if a side has no trace at all (level ``counters``); the peaks are still compared.
 
     Raises what `load` raises.
     """
@@ -136,15 +135,15 @@ def replay(
     """Replay a snapshot's (or recording's) allocations through the allocator's rules.
 
     Always checks the recorded run first: ``result.exact`` and ``result.first_divergence``.
-    ``settings`` (an `AllocatorSettings`, or text as in ``PYTORCH_CUDA_ALLOC_CONF`` that
-    changes the recorded ones) asks what they would have done; ``search`` tries sensible
-    settings and advises. ``device`` picks one CUDA device by its index. ``capacity``: bytes
-    the allocator can have; default what an out-of-memory event in the trace shows, else
+    ``settings`` (an `AllocatorSettings`, or text as in ``PYTORCH_CUDA_ALLOC_CONF`` that changes
+    the recorded ones) are simulated as a what-if; ``search`` tries common settings and recommends
+    one. ``device`` selects one CUDA device by its index. ``capacity``: bytes available to the
+    allocator; by default the limit shown by an out-of-memory event in the trace, otherwise
     unlimited.
 
-    Of a recording with a trace per step each is replayed; a what-if is run on each device's
-    trace with the highest peak. Raises UsageError, NotARecording and DataError as
-    `gpuprobe.load` does, DataError where there is no CUDA trace, ConfigError for bad settings.
+    In a recording every traced step is replayed; a what-if runs on each device's trace with the
+    highest peak. Raises UsageError, NotARecording and DataError as
+    `gpuprobe.load` does, DataError if there is no CUDA trace, ConfigError for invalid settings.
     """
     # 15 ms: the simulator, which commands that only print a recording do not need.
     from gpuprobe.allocator.replays.ask import replay_all

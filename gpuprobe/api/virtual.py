@@ -34,7 +34,7 @@ def virtual_gpu(
     conf: str | None = None,
     assume: Sequence[str] = (),
 ) -> Iterator[VirtualSession]:
-    """Give torch a CUDA device that exists only in software, inside this context.
+    """Simulate a CUDA device for torch inside this context.
 
     ::
 
@@ -44,15 +44,14 @@ def virtual_gpu(
             print(torch.cuda.max_memory_allocated())
 
     ``gpu`` names an entry of the catalogue, or several: ``"2xa100-40gb"``. ``compute="real"``
-    computes every value on the CPU, so losses are right; ``"shapes"`` computes those of whole
-    numbers and masks, and of tensors of up to 1 MiB, so that a large model takes seconds. There
-    a line that needs another value raises `ValueNeeded`, unless ``assume`` has it, as
-    ``FILE:LINE=VALUE`` (``"train.py:12=false"``). ``conf``: allocator settings, in place of
+    computes every value on the CPU, so losses are correct; ``"shapes"`` computes only integers,
+    masks and tensors of up to 1 MiB, so that a large model takes seconds. A line that needs
+    another value raises `ValueNeeded` unless ``assume`` supplies it, as ``FILE:LINE=VALUE``
+    (``"train.py:12=false"``). ``conf``: allocator settings, instead of
     ``PYTORCH_CUDA_ALLOC_CONF``.
 
-    Raises MissingExtra without torch, ConfigError for a GPU that is not in the catalogue and for
-    bad settings, UsageError inside another one and for a bad assumption. On the way out everything
-    in torch is put back.
+    Raises MissingExtra without torch, ConfigError for an unknown GPU and for invalid settings,
+    UsageError inside another virtual GPU and for an invalid assumption. On exit torch is restored.
     """
     _require_torch("required for the virtual GPU")
     from gpuprobe.virtual import session
@@ -72,7 +71,7 @@ def estimate(
     rank: int = 0,
     assume: Sequence[str] = (),
 ) -> Estimate:
-    """The memory that ``step`` would take on a GPU. None is needed.
+    """Estimate the memory of ``step`` on a GPU, without that GPU.
 
     ``step`` is called on a virtual GPU (see `virtual_gpu`). It builds its model there and
     trains: either one function that does both, or one that returns the function for a single
@@ -90,17 +89,16 @@ def estimate(
 
         gpuprobe.estimate(build, gpu="a100-40gb")
 
-    ``compute``: ``"shapes"`` computes the values of whole numbers, masks and small tensors,
-    ``"real"`` all of them. ``"auto"`` begins with shapes; where ``step`` needs a value that is
-    not known, it is called a second time from the beginning, on a new device that computes all,
-    unless that takes more than 16 GiB (or half of the memory that is available here) or 2e13
-    floating-point operations.
-    ``assume``: values to be taken where they are read, as ``"FILE:LINE=VALUE"``
+    ``compute``: ``"shapes"`` computes only integers, masks and small tensors, ``"real"`` all
+    values. ``"auto"`` starts with shapes; if ``step`` needs another value, it is called again on
+    a new device that computes all values, unless that takes more than 16 GiB (or half of this
+    machine's available memory) or 2e13 floating-point operations.
+    ``assume``: values for lines that read them, as ``"FILE:LINE=VALUE"``
     (``"train.py:12=false"``). ``conf``: allocator settings as in ``PYTORCH_CUDA_ALLOC_CONF``.
-    ``ranks``: pretend to be one of so many processes; ``rank``: which one, from 0.
+    ``ranks``: simulate one of this many processes; ``rank``: which one, from 0.
 
-    Raises what `virtual_gpu` raises, UsageError where nothing was allocated on the device, and
-    what ``step`` raises; `ValueNeeded` where it needs a value that was not computed.
+    Raises what `virtual_gpu` raises, UsageError if nothing was allocated on the device, and
+    what ``step`` raises; `ValueNeeded` if it needs a value that was not computed.
     """
     _require_torch("an estimate runs the training step")
     from gpuprobe.planning.auto import estimate_with
@@ -358,8 +356,8 @@ def fit(
     conf: str | None = None,
     assume: Sequence[str] = (),
 ) -> Fit:
-    """As ``gpuprobe fit``, for a function: ``build(value)`` builds a model for that value, on the
-    device, and returns the function for one step (see `estimate`). In this process, and without
+    """Like ``gpuprobe fit``, for a function: ``build(value)`` builds a model for that value on the
+    device and returns the function for one step (see `estimate`). Runs in this process, without
     suggestions. Raises what `estimate` raises at ``least``.
     """
     from gpuprobe.model.plans.fit import Trial

@@ -53,7 +53,7 @@ def record(
     trace_steps: str = "",
     on_step: Callable[[Step], None] | None = None,
 ) -> Recorder:
-    """Record what the training steps inside this context do to memory.
+    """Record the memory of the training steps inside this context.
 
     ::
 
@@ -63,15 +63,15 @@ def record(
                     loss = train(batch)
 
     Without `rec.step()` (or `rec.wrap`) a step ends at each ``optimizer.step()``. ``model`` and
-    ``optimizer`` may be left out: they are found. ``level="counters"`` costs next to nothing;
-    ``"trace"`` follows every allocation. ``trace_steps`` says of which steps, counted from 0:
-    ``"3,100-102"`` or ``"all"``; without it the first three, and those in which something unusual
-    happened (a new peak after the warm-up, a retry of the allocator). ``force`` replaces an
-    existing recording. ``on_step`` gets every step's record when it has been written, from
-    another thread; it may not raise.
+    ``optimizer`` are optional: they are detected. ``level="counters"`` has almost no overhead;
+    ``"trace"`` records every allocation. ``trace_steps`` selects the steps to trace, counted from
+    0: ``"3,100-102"`` or ``"all"``; by default the first three, and unusual ones (a new peak after
+    the warm-up, a retry of the allocator). ``force`` replaces an
+    existing recording. ``on_step`` is called with every step's record after it has been written,
+    from another thread; it must not raise.
 
-    Raises UsageError where ``path`` cannot be created or the level is unknown, MissingExtra
-    without torch. Nothing that goes wrong later ends the program.
+    Raises UsageError if ``path`` cannot be created or the level is unknown, MissingExtra without
+    torch. Later errors of the recorder never stop the program.
     """
     if hazards:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Freed memory whose last accesses may still be under way."""
+"""Freed memory whose last accesses may still be in progress."""
 
 from __future__ import annotations
 

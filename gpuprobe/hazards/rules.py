@@ -44,7 +44,7 @@ HOST_READ: Final = define(
     "GP205",
     "host-race",
     Level.ERROR,
-    "read by the host while a copy from the device may still be under way",
+    "read by the host while a copy from the device may still be in progress",
     remedy="synchronize the stream, or an event recorded after the copy, before the host reads",
 )
 HOST_WRITE: Final = define(
@@ -58,7 +58,7 @@ HOST_ALIAS: Final = define(
     "GP207",
     "host-race",
     Level.ERROR,
-    "a NumPy array over pinned memory is used while a copy may still be under way",
+    "a NumPy array over pinned memory is used while a copy may still be in progress",
     remedy="synchronize an event recorded after the copy before the array is used",
 )
 GRAPH: Final = define(

@@ -32,9 +32,9 @@ def watch_steps(
         def train_step(batch): ...
 
     The recording begins with the first call and ends with the process, or with
-    ``train_step.finish()``; a call after that begins another one (which needs ``force``). Where
-    you have a ``with gpuprobe.record(...) as rec`` already, use ``rec.wrap`` instead. Arguments
-    are those of `record`, which says what is raised, at the first call.
+    ``train_step.finish()``; a later call starts another one (which needs ``force``). Inside ``with
+    gpuprobe.record(...) as rec``, use ``rec.wrap`` instead. Arguments are those of `record`, whose
+    errors are raised at the first call.
     """
     run = WatchedRun(path, "steps", level=level, trace_steps=trace_steps, force=force)
 

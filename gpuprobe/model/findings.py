@@ -76,7 +76,7 @@ def _insertions(diff: str) -> Iterator[Insertion]:
 class Finding(Displayed):
     """One result of a rule.
 
-    ``rule`` is a stable id (``GP001``…); ``kind`` a word such as ``read-after-write`` or
+    ``rule`` is a stable id (``GP101``…); ``kind`` a name such as ``read-after-write`` or
     ``throttling``; ``evidence`` what was observed, as (name, value) pairs in reading order.
     """
 

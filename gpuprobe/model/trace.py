@@ -120,7 +120,7 @@ COLUMNS: dict[str, str] = {
     # Bytes. For alloc, free_… and oom the *requested* size, not the block's: torch records
     # ``block->requested_size`` (CUDACachingAllocator.cpp since 2.1), and in real snapshots it
     # equals the final blocks' requested_size where that differs from their size. For segment_…
-    # the bytes taken from or given back to the driver.
+    # the bytes obtained from or released to the driver.
     "size": "Q",
     "stream": "Q",  # cudaStream_t
     "time_us": "q",  # microseconds since the Unix epoch; 0 where unknown

@@ -2,8 +2,8 @@
 
 ::
 
-    magic          8 bytes   89 "GPTRC" 0D 0A (the first byte is not ASCII, so no text is taken
-                             for a chunk, and a transfer that rewrites line ends is noticed)
+    magic          8 bytes   89 "GPTRC" 0D 0A (the first byte is not ASCII, so text is never
+                             mistaken for a chunk, and rewritten line ends are detected)
     version        2 × u16   major, minor
     header length  u32       bytes
     header crc32   u32

@@ -6,11 +6,10 @@
         rank-00000.jsonl                one stream per process: a header, then one record a line
         rank-00000.trace-000003.cols    a chunk of allocation trace (see ``chunks``)
 
-A stream is only ever appended to. A record is a JSON object whose ``type`` says what the other
-keys are: ``environment``, ``session``, ``step``, ``finding``, ``blind_spot`` or ``end``.
-A reader skips types it does not know. A finding that was written before (the same fingerprint and
-places) replaces the earlier record: a race is written when it is found, and again when the run
-ends and more is known of it.
+Streams are append-only. A record is a JSON object whose ``type`` determines the other keys:
+``environment``, ``session``, ``step``, ``finding``, ``blind_spot`` or ``end``. Readers skip
+unknown types. A finding with the fingerprint and places of an earlier one replaces it: a race is
+written when it is found, and again, with more details, when the run ends.
 """
 
 from __future__ import annotations

@@ -73,10 +73,10 @@ def _guarded(method: _F) -> _F:
 
 
 class Recorder:
-    """Watches a program's training steps. A context manager; made by `gpuprobe.record`.
+    """Records a program's training steps. A context manager, created by `gpuprobe.record`.
 
-    Steps are found by themselves, at each ``optimizer.step()``, unless the program marks them
-    with `step` or `wrap`. Phases are found by hooks; `phase` adds named ones.
+    Steps are detected at each ``optimizer.step()``, unless the program marks them with `step` or
+    `wrap`. Phases are detected by hooks; `phase` adds named ones.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class Recorder:
             self._write(lambda: self._sink.finding(finding))
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Write what is left, take every hook out, close. Never raises; safe to call twice."""
+        """Write pending records, remove all hooks and close. Never raises; safe to call twice."""
         if os.getpid() != self._pid or self._finished:
             return
         self.stop(error)
@@ -278,7 +278,7 @@ class Recorder:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """One training step. Once used, steps are no longer found by themselves.
+        """One training step. Once used, steps are no longer detected automatically.
 
         Raises UsageError inside another step: steps do not nest.
         """
@@ -292,7 +292,7 @@ class Recorder:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A phase of your own, inside whatever phase is on. ``/`` in the name is replaced."""
+        """A named phase inside the current one. ``/`` in the name is replaced."""
         self._begin_phase(name)
         try:
             yield
@@ -300,8 +300,8 @@ class Recorder:
             self._end_phase()
 
     def wrap(self, step_fn: _F) -> _F:
-        """A function that does what ``step_fn`` does, as one step; a coroutine function for one.
-        A call while a step is open is part of that step.
+        """Return ``step_fn`` wrapped so that each call is one step; coroutine functions are
+        supported. A call inside an open step is part of that step.
         """
         return in_context(step_fn, self.step_of_call)
 

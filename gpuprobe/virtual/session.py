@@ -36,7 +36,7 @@ def current() -> VirtualSession | None:
 
 
 class VirtualSession:
-    """A virtual machine that torch believes in between `start` and `stop`."""
+    """A virtual machine that torch uses between `start` and `stop`."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -46,7 +46,7 @@ class VirtualSession:
         self._mode = machine.dispatch = DispatchMode(machine, rows())
 
     def start(self) -> None:
-        """Raises UsageError where another session is under way."""
+        """Raises UsageError if another session is active."""
         global _session
         if _session is not None:
             raise UsageError("a virtual GPU is in use already", hint="leave that one first")
@@ -82,13 +82,13 @@ class VirtualSession:
             raise
 
     def stop(self) -> None:
-        """Put everything back as it was."""
+        """Restore torch."""
         self.machine.close()
         self.pause()
 
     def pause(self) -> None:
-        """Give torch back for a while: `start` goes on with the same machine, and tensors that
-        lie on it keep their places until then.
+        """Restore torch temporarily: `start` continues with the same machine, whose tensors
+        keep their memory.
         """
         global _session
         if _session is self:
@@ -99,7 +99,7 @@ class VirtualSession:
             self._patches.undo()
 
     def keep_stacks(self) -> None:
-        """Remember where every live block was allocated, from now on."""
+        """Record the allocation stack of every live block from now on."""
         for device in self.machine.devices:
             device.history.keep_stacks = True
             device.follow_history()
@@ -111,7 +111,7 @@ class VirtualSession:
         self.machine.local.entered = True
 
     def leave_thread(self) -> None:
-        """Undo `enter_thread`. The mode stays where the program left one of its own above it."""
+        """Undo `enter_thread`. The mode stays if the program left another one above it."""
         from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
         if not self.machine.local.entered:

@@ -260,7 +260,7 @@ def test_what_makes_a_comparison_less_than_exact_is_said() -> None:
     text = "\n".join(found.cautions)
     assert "different devices: cpu and cuda:0" in text
     assert "different levels: trace and counters" in text
-    assert "no end" in text
+    assert "is not closed" in text
     assert found.peaks[0].device == "cpu -> cuda:0"
     assert found.peaks[0].delta == 412
 

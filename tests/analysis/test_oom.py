@@ -80,7 +80,7 @@ def test_private_pools_are_counted_apart() -> None:
     assert report.usable_hole == 0
     assert report.largest_hole == 40 * MIB
     text = " ".join(report.sentences)
-    assert "40.0 MiB belonged to private pools" in text
+    assert "40.0 MiB were in private pools" in text
     assert "in another pool, stream or size class" in text
 
 

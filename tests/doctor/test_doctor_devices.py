@@ -100,7 +100,7 @@ def test_problems_of_an_unset_selection_are_not_its_fault(machine: Machine) -> N
 def test_throttling_fleet(machine: Machine) -> None:
     found = of("GP120", fleet_facts(machine, "throttled"))
     assert [f.level for f in found] == [Level.WARNING, Level.WARNING, Level.NOTE]
-    assert "heat" in found[0].message
+    assert "high temperature" in found[0].message
     assert dict(found[0].evidence)["temperature"] == "88 °C"
     assert "power supply" in found[1].message
 

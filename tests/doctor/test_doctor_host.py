@@ -25,7 +25,7 @@ OLD, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
         ("expandable_segments:true", "True or False"),
         ("expandable_segments", "KEY:VALUE"),
         ("max_split_size_mb:5", "at least 20"),
-        ("max_split_size_mb:lots", "whole number"),
+        ("max_split_size_mb:lots", "an integer"),
         ("garbage_collection_threshold:1.5", "between 0 and 1"),
         ("roundup_power2_divisions:[256:3]", "power of two"),
         ("backend:fast", "native or cudaMallocAsync"),

@@ -312,7 +312,7 @@ def test_known_tensors_and_the_rest_sum_to_the_total() -> None:
 @pytest.mark.parametrize(
     ("known", "rest", "said"),
     [
-        (30, Bytes(12), "at the end of step 0, mostly parameter 30 B, what no named tensor"),
+        (30, Bytes(12), "at the end of step 0, mostly parameter 30 B, not explained by named tensors"),
         (30, Bytes(900), "at the end of step 0, mostly not explained by named tensors 900 B, "),
         (
             30,
@@ -430,7 +430,7 @@ def test_what_others_hold_is_told_of_every_rank() -> None:
     assert [row["not_torch"] for row in rows] == [(1 + i) * MIB for i in range(8)]
     text = words(report).split("Non-tensor memory")[1]
     assert text.split()[:2] == ["rank", "7,"]
-    assert "cuda:7, step 0: 9.0 MiB in use, of which 8.0 MiB is not torch's" in text
+    assert "cuda:7, step 0: 9.0 MiB in use, of which 8.0 MiB outside torch" in text
     assert "… 3 more" in text
     alone = words(checked(replace(recording([]), ranks=tuple(ranks[:1]))))
     assert "Non-tensor memory cuda:0" in alone

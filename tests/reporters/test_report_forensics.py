@@ -151,7 +151,7 @@ def test_lines_that_leave_blocks_in_every_step_are_named() -> None:
     steps = [step(i, {"forward": end}, end=end) for i, end in enumerate(ends)]
     short = checked(recording(steps[:5], traces[:5]))
     assert short["growth"] is None  # too few steps for that, and the traces tell all the same
-    assert "made at train.py:9 in loop alive" in short["advice"][0]["text"]
+    assert "allocated at train.py:9 in loop alive" in short["advice"][0]["text"]
     assert "500 B per step" in short["advice"][0]["evidence"]
     # The same, where what grows is the state that an optimizer keeps.
     state = [
@@ -162,7 +162,7 @@ def test_lines_that_leave_blocks_in_every_step_are_named() -> None:
         found = checked(recording(state[:count], traces[:count]))
         assert "The optimizer state grows with every step" in found["advice"][0]["text"]
     report = checked(recording(steps, traces))
-    assert "made at train.py:9 in loop alive" in report["advice"][0]["text"]
+    assert "allocated at train.py:9 in loop alive" in report["advice"][0]["text"]
     (row,) = report["leaks"]["rows"]
     assert row["key"] == "train.py:9 in loop"
     assert row["bytes_per_step"] == 500

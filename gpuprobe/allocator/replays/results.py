@@ -26,7 +26,7 @@ class TraceResult:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult(Displayed):
-    """All traces that were replayed. Sizes in bytes."""
+    """All replayed traces. Sizes in bytes."""
 
     path: str
     traces: tuple[TraceResult, ...]
@@ -42,14 +42,14 @@ class ReplayResult(Displayed):
 
     @property
     def first_divergence(self) -> Divergence | None:
-        """Of the first trace that has one."""
+        """That of the first trace that diverges."""
         found = (t.recorded.first_divergence for t in self.traces)
         return next((d for d in found if d is not None), None)
 
     @property
     def peak_allocated(self) -> int:
-        """The most on any one device; with other settings, theirs (in the worst order of
-        addresses)."""
+        """The highest of any device; with other settings, that of the what-if (in the worst
+        address order)."""
         return max(
             (t.what_if.peak_allocated.most if t.what_if else t.recorded.peak_allocated)
             for t in self.traces
@@ -65,7 +65,7 @@ class ReplayResult(Displayed):
 
     @property
     def final_reserved(self) -> int:
-        """As recorded, on the device with most."""
+        """As recorded, on the device with the most."""
         return max(t.recorded.final_reserved for t in self.traces)
 
     @property
@@ -79,5 +79,5 @@ class ReplayResult(Displayed):
 
     @property
     def would_oom(self) -> bool:
-        """A what-if fails a request that the recording served, in some order of addresses."""
+        """The what-if fails a request that the recording served, in some address order."""
         return any(t.what_if is not None and t.what_if.would_oom > 0 for t in self.traces)

@@ -127,9 +127,10 @@ class MetricResult:
 @dataclass(frozen=True, slots=True)
 class CheckResult(Displayed):
     """What a check found. ``rows``: by ``category``, ``module`` and ``line``, each summing to
-    the change of the peak; None where a side has no trace. ``cause``: the first thing to look
-    at, in words. ``mismatches``: how the environments differ; such a check is not passed.
-    ``settings``: what the check was told, and by whom. ``run``: its name, "" where there is one.
+    the change of the peak; None if a side has no trace. ``cause``: a description of the first
+    thing to look at. ``mismatches``: how the environments differ; such a check fails.
+    ``settings``: the settings of the check and their sources. ``run``: its name, "" if there is
+    only one.
     """
 
     metrics: tuple[MetricResult, ...]
@@ -149,7 +150,7 @@ class CheckResult(Displayed):
 
     @property
     def regressions(self) -> tuple[MetricResult, ...]:
-        """In the order in which they are to be looked at."""
+        """Sorted by importance."""
         return tuple(item for item in (*self.metrics, *self.phases) if item.regressed)
 
     @property

@@ -94,7 +94,7 @@ class PeakDiff:
 
 @dataclass(frozen=True, slots=True)
 class Diff(Displayed):
-    """Two recordings compared. ``cautions`` say what makes the comparison less than exact."""
+    """Two recordings compared. ``cautions`` list what makes the comparison inexact."""
 
     before: str  # paths
     after: str

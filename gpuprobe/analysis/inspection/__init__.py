@@ -1,1 +1,1 @@
-"""What a screen shows of one step or one trace, computed when it is asked for."""
+"""What a screen shows of one step or one trace, computed on demand."""

@@ -1,1 +1,1 @@
-"""What libraries order by themselves: the backward pass, collectives, other processes."""
+"""What libraries synchronise automatically: the backward pass, collectives, other processes."""

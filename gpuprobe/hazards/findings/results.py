@@ -33,16 +33,15 @@ class SyncRow:
 
 @dataclass(slots=True)
 class Hazards(Displayed):
-    """Findings of a region; filled in when it ends.
+    """Findings of a checked region; filled in when it ends.
 
     ``findings``: one for each pair of places that race, then one for each line that makes the
-    host wait (kind ``implicit-sync``). ``syncs`` is the whole ledger, with those that the program
-    allowed or asked for. ``redundant``: waits without which everything would still be ordered.
+    host wait (kind ``implicit-sync``). ``syncs`` is the complete ledger, including allowed and
+    explicit synchronisations. ``redundant``: waits without which everything would still be ordered.
     ``self_waits``: where a stream waits for itself, which orders nothing (GP210). ``coverage``
-    says what was not seen; ``operations`` how many launches there were. ``comparison``: the
-    findings compared with a baseline, where there is one. ``failed``: how the program ended, where
-    it did not end well: what it would have done after that was not seen. ``ranks``: whose results
-    these are, where those of several ranks were merged.
+    lists blind spots; ``operations`` is the number of launches. ``comparison``: the findings
+    compared with a baseline, if any. ``failed``: how the program failed, if it did; the rest of it
+    was not checked. ``ranks``: the ranks whose results were merged.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -64,8 +63,7 @@ class Hazards(Displayed):
 
     @property
     def races(self) -> list[Finding]:
-        """What was in no order in this run: the findings that are no implicit synchronisations
-        and not only latent.
+        """Races of this run: findings that are neither implicit synchronisations nor latent.
         """
         return [
             finding
@@ -75,5 +73,5 @@ class Hazards(Displayed):
 
     @property
     def latent(self) -> list[Finding]:
-        """What would be a use-after-free had the allocator handed out the memory again."""
+        """Uses after free that did no harm because the memory was not reused."""
         return [finding for finding in self.findings if finding.rule == LATENT.id]

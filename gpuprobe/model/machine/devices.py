@@ -228,7 +228,7 @@ class TorchView:
 
 @record(frozen=True, slots=True)
 class Device(Displayed):
-    """One physical GPU, joined from all sources that were asked."""
+    """One physical GPU, joined from all queried sources."""
 
     identity: DeviceIdentity
     name: Reading[str] = NOT_READ

@@ -39,20 +39,20 @@ class Estimate(Displayed):
     """The memory of a training run on a virtual GPU. Unit: bytes.
 
     ``peak_allocated`` and ``peak_reserved`` are of the caching allocator, over the whole run.
-    What a real run reserves depends on the addresses that the driver hands out:
-    ``reserved_low`` to ``reserved_high`` is the range over several orders of them.
-    ``context_low`` to ``context_high`` is what the CUDA context and its libraries hold next to
-    it, from the catalogue. ``capacity`` is the GPU's whole memory.
+    The reserved memory of a real run depends on the addresses that the driver returns:
+    ``reserved_low`` to ``reserved_high`` is the range over several address orders. ``context_low``
+    to ``context_high`` is the additional memory of the CUDA context and its libraries, from the
+    catalogue. ``capacity`` is the GPU's total memory.
 
-    ``verdict`` is `FITS`, `NOT`, or `WITHIN_MARGIN` where the range decides. The shares of
+    ``verdict`` is `FITS`, `NOT`, or `WITHIN_MARGIN` if the capacity is in the range. The shares of
     each of ``by_category``, ``by_module`` and ``by_line`` sum to ``attributed``, the allocated
-    bytes at the highest instant that was traced: the peak, where they are ``peak_allocated``.
-    ``compute`` is ``"shapes"`` where only values that decide were computed, ``"real"`` where all
-    were; ``compute_why`` is the reason. ``assumed`` says what was taken for granted on the way,
-    ``not_modelled`` what no virtual GPU knows, ``compiled`` what torch.compile did: its graphs,
+    bytes at the highest traced moment: the peak, if they equal ``peak_allocated``.
+    ``compute`` is ``"shapes"`` if only values that affect control flow were computed, ``"real"``
+    if all were; ``compute_why`` is the reason. ``assumed`` lists the assumptions, ``not_modelled``
+    what a virtual GPU does not model, ``compiled`` what torch.compile did: its graphs,
     graph breaks and recompilations, with their lines and reasons. ``communication`` is what this
-    rank sends in the last step. ``by_rank`` has a row for each rank that was asked for, where
-    those are several: then the rest is about the one that needs most.
+    rank sends in the last step. ``by_rank`` has a row for each requested rank, if there are
+    several; the other fields are then about the rank that needs the most memory.
     """
 
     gpu: str
@@ -94,7 +94,7 @@ class Estimate(Displayed):
 
     @property
     def context_bytes(self) -> int:
-        """The upper end of the context's range: what a plan should count with."""
+        """The upper end of the context's range, for planning."""
         return self.context_high
 
     @property

@@ -53,14 +53,14 @@ class FitSuggestion:
 
 @dataclass(frozen=True, slots=True)
 class Fit(Displayed):
-    """The answer: ``largest`` is the value, None where not even ``least`` fits.
+    """The result: ``largest`` is the largest value that fits, None if not even ``least`` does.
 
-    ``proof``: the estimate at ``largest``; ``beyond``: that at the next value tried above it,
-    which does not fit, None where the search ended at its upper bound. ``trials`` are all
-    estimates, by value. ``applied`` says in words how the value was given to the program.
-    ``unusual`` names values at which the need fell though the value rose: then the search's
-    assumption, that more needs more, does not hold. ``not_tried`` says what was left out and why.
-    ``interrupted``: the search was stopped (Ctrl-C), so a larger value may fit.
+    ``proof``: the estimate at ``largest``; ``beyond``: that at the next larger value tried, which
+    does not fit, or None if the search ended at its upper bound. ``trials`` are all estimates, by
+    value. ``applied`` describes how the value was passed to the program. ``unusual`` lists values
+    that needed less memory than a smaller value, which violates the assumption of the search.
+    ``not_tried`` lists skipped suggestions with reasons. ``interrupted``: the search was stopped
+    (Ctrl-C), so a larger value may fit.
     """
 
     gpu: str

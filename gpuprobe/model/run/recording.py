@@ -64,7 +64,7 @@ class RankRecording:
 
 @dataclass(slots=True)
 class Recording(Displayed):
-    """A recording, or a torch memory snapshot seen as one.
+    """A recording, or a torch memory snapshot read as one.
 
     A snapshot has one rank, no steps, and one trace per device.
     """

@@ -148,10 +148,10 @@ class Phase:
 class KnownTensors:
     """Bytes of the tensors that could be named, by category, on one device; each storage
     counted once. ``rest`` is allocated memory that none of them explains, `Unavailable`
-    where the total is not known.
+    if the total is unknown.
 
-    At level ``counters`` they are looked at where something may have moved, and at least every
-    eighth step; a step in between has the figures of the one before.
+    At level ``counters`` they are counted when they may have changed, and at least every eighth
+    step; steps in between repeat the previous figures.
     """
 
     device: str
@@ -166,10 +166,10 @@ class KnownTensors:
 @dataclass(frozen=True, slots=True)
 class Collective:
     """Calls of one ``torch.distributed`` operation in one step. ``bytes`` is what this rank
-    handed over in all of them. ``host_ns`` is how long the calls held up the thread that made
-    them: all of the operation where it waits for it (gloo), only its start where it goes on
-    alone (NCCL, ``async_op=True``; waiting for it then is the operation ``wait``). ``wire`` is what
-    this rank sends over its links for all of them (`gpuprobe.model.run.communication.wire_bytes`).
+    passed in, in total. ``host_ns`` is how long the calls blocked their thread: for the whole
+    operation if they wait for it (gloo), or only for its start if it is asynchronous (NCCL,
+    ``async_op=True``; waiting for it is then the operation ``wait``). ``wire`` is what this rank
+    sends over its links in total (`gpuprobe.model.run.communication.wire_bytes`).
     """
 
     op: str
@@ -215,7 +215,7 @@ class Step:
     traces: tuple[str, ...] = ()  # names of the trace chunks that cover it
     collectives: tuple[Collective, ...] = ()
     placement: tuple[Placed, ...] = ()  # of the first steps, where it differs from the one before
-    # "optimizer": an optimizer's step closed it; "user": the program said so; "inference": the end
+    # "optimizer": an optimizer's step closed it; "user": marked by the program; "inference": the end
     # of a model's call in inference_mode, of a program without an optimizer; "end": the
     # session ended first (evaluation after training, or an exception): not a full step.
     ended_by: str = "optimizer"

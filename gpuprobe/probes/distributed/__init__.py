@@ -1,1 +1,1 @@
-"""`doctor --distributed`: measuring and judging the ranks of a job."""
+"""`doctor --distributed`: measuring and checking the ranks of a job."""

@@ -119,7 +119,7 @@ def debug_variable(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavai
 def shared_memory_small(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """DataLoader workers hand batches over through shared memory. Where it is too small they
     die with "bus error ... insufficient shared memory (shm)"; containers begin with 64 MiB.
-    A warning below 1 GiB in all or 256 MiB free, an error where it cannot be written.
+    A warning below 1 GiB in total or 256 MiB free, an error where it cannot be written.
     """
     shm = facts.shared_memory
     if isinstance(shm, Unavailable):

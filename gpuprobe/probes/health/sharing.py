@@ -61,7 +61,7 @@ def selection_invalid(self: Rule, facts: MachineFacts) -> Iterator[Finding | Una
 def gpus_hidden(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """`CUDA_VISIBLE_DEVICES` hides GPUs from every CUDA program. On a shared machine this is
     on purpose, so it is a note; that *all* are hidden is a warning. So are GPUs hidden by one
-    in MIG mode: CUDA shows a program one MIG instance, and no other GPU with it.
+    in MIG mode: CUDA shows a program one MIG instance and no other GPUs.
     """
     inventory = answering(facts)
     if isinstance(inventory, Unavailable):

@@ -94,7 +94,7 @@ ROWS: Final = (
     *(
         OperatorRow(
             name,
-            "no memory of its own: where the backward pass made it is kept",
+            "no extra memory: zeros made by the backward pass are kept",
             _FORMULA,
             _note_zeros,
         )

@@ -1,9 +1,9 @@
-"""Check a training run's memory against a baseline; a regression is exit code 1.
+"""Compare a training run's memory with a baseline; a regression exits with 1.
 
-TARGET is a recording, or a script that is run and recorded. gpuprobe's options stand before or
-after it; what follows -- is the script's own. What is not given comes from the baseline, then
-from [tool.gpuprobe] in pyproject.toml: run, gpu, steps, hazards, baseline and tolerance. Without
-TARGET, what follows -- is added to what the project runs.
+TARGET is a recording, or a script to run and record. Options of gpuprobe go before or after it;
+arguments after -- are passed to the script. Missing options come from the baseline, then from
+[tool.gpuprobe] in pyproject.toml: run, gpu, steps, hazards, baseline and tolerance. Without
+TARGET, arguments after -- are added to the project's command.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Say what is wrong with this machine's GPUs, driver, torch and settings, and how to fix it."""
+"""Diagnose this machine's GPUs, driver, torch and settings, and print how to fix problems."""
 
 from __future__ import annotations
 

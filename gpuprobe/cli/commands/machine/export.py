@@ -1,8 +1,8 @@
 """Export the metrics of GPUs and runs: for Prometheus to scrape, for node_exporter's textfile
 collector, or to an OpenTelemetry collector.
 
-Until Ctrl-C or SIGTERM, or with --once a single time. NVML is asked; no CUDA context is created.
-A value that cannot be read is left out. --once exits with 3 where there is no driver and no run.
+Runs until Ctrl-C or SIGTERM, or exports once with --once. Reads NVML and creates no CUDA context.
+Values that cannot be read are omitted. --once exits with 3 if there is neither a driver nor a run.
 """
 
 from __future__ import annotations

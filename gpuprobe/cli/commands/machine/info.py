@@ -1,7 +1,7 @@
-"""List the GPUs and what is known of each, from NVML, the CUDA driver, torch and pycuda.
+"""List the GPUs with their state and processes, from NVML, the CUDA driver, torch and pycuda.
 
-By default NVML and the CUDA driver are asked, which creates no CUDA context and imports no
-torch. Exits with 3 where none of the sources can be asked.
+By default NVML and the CUDA driver are queried, which creates no CUDA context and does not import
+torch. Exits with 3 if no source is available.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Watch the GPUs, their processes and the host on the screen.
+"""Show a live dashboard of the GPUs, their processes and the host.
 
-NVML is asked; no CUDA context is created. Press ? for the keys. Piped, or with --once, prints
-what ``gpuprobe info`` would, and exits with 3 where there is no driver.
+Reads NVML and creates no CUDA context. Press ? for the keys. Piped, or with --once, prints
+the output of ``gpuprobe info``, and exits with 3 without a driver.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Estimate the memory of a training script on a GPU that need not be there.
+"""Estimate the memory of a training script on a GPU, without that GPU.
 
-The script runs on a virtual GPU, without computing values, and is stopped after a few optimizer
-steps. gpuprobe's options stand before or after the script; what follows -- is the script's own.
+The script runs on a virtual GPU, without computing values of large tensors, and is stopped after a
+few optimizer steps. Options of gpuprobe go before or after the script; arguments after -- are
+passed to the script.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Find the largest batch size (or another number) with which a script fits on a GPU.
 
-Every figure is an estimate of a real run of the script on a virtual GPU; see gpuprobe estimate.
-gpuprobe's options stand before or after the script; what follows -- is the script's own.
+Every figure is an estimate from running the script on a virtual GPU; see gpuprobe estimate.
+Options of gpuprobe go before or after the script; arguments after -- are passed to the script.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Replay a snapshot's allocations exactly, and say what other allocator settings would do."""
+"""Replay a snapshot's allocations exactly, and simulate other allocator settings."""
 
 from __future__ import annotations
 

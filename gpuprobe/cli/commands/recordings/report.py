@@ -1,4 +1,4 @@
-"""Say where the memory of a recording, or of a torch memory snapshot, went."""
+"""Show where the memory of a recording or torch memory snapshot went."""
 
 from __future__ import annotations
 

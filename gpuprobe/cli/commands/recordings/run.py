@@ -1,4 +1,4 @@
-"""Run a training script (or, with -m, a module) as Python would, and record its memory.
+"""Run a training script (or a module, with -m) like python, and record its memory.
 
 Options for gpuprobe come before the script; everything after it is the script's own.
 """

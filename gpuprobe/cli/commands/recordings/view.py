@@ -1,5 +1,5 @@
-"""Open a recording, or a torch memory snapshot, on the screen; without one, a list of the runs
-that are being recorded on this machine.
+"""Browse a recording or torch memory snapshot in the terminal; without an argument, list the runs
+being recorded on this machine.
 
 A recording that is still being written is followed. Piped, or with --once, prints its report
 (or the list) as text instead.
