@@ -132,7 +132,7 @@ def test_without_step_boundaries_there_is_no_guess() -> None:
 def test_too_few_steps_say_so() -> None:
     found = Steps(3, False).found()
     assert isinstance(found, Unavailable)
-    assert "too few" in found.reason
+    assert "not enough traced steps" in found.reason
     assert isinstance(leaks_over_steps([]), Unavailable)
 
 

@@ -32,7 +32,7 @@ SKIPPED = {
     (
         "docs/reference/what-runs.md",
         "python benchmarks/foreign_programs.py --only timm transformers/causal-lm/llama",
-        "needs libraries that are no dependencies of gpuprobe, and takes minutes",
+        "needs libraries that gpuprobe does not depend on, and takes minutes",
     ),
     ("docs/tutorial/first-recording.md", "pip install '.[torch]'", "it installs packages"),
 }

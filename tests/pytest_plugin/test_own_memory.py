@@ -162,7 +162,7 @@ def test_the_highest_only_and_compared(project: Path, whole: str) -> None:
     assert "+1.0 MiB  peak    2.0 MiB" in section
     options = ["--gpuprobe-compare", "nothing.json", "--gpuprobe-save", "alone.json"]
     told = run(project, *options, "-k", "test_multiplies_too")
-    assert "nothing.json is not compared with" in told
+    assert "nothing.json cannot be compared with" in told
     assert (
         figures(project / "alone.json")["test_multiplies_too"]
         == (figures(project / "all.json")["test_multiplies_too"])

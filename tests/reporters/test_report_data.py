@@ -312,7 +312,11 @@ def test_known_tensors_and_the_rest_sum_to_the_total() -> None:
 @pytest.mark.parametrize(
     ("known", "rest", "said"),
     [
-        (30, Bytes(12), "at the end of step 0, mostly parameter 30 B, not explained by named tensors"),
+        (
+            30,
+            Bytes(12),
+            "at the end of step 0, mostly parameter 30 B, not explained by named tensors",
+        ),
         (30, Bytes(900), "at the end of step 0, mostly not explained by named tensors 900 B, "),
         (
             30,

@@ -123,7 +123,7 @@ def test_a_full_disk_costs_the_recording_only(level: str) -> None:
     assert [step.index for step in sink.steps] == [0, 1]
     (warning,) = warnings
     assert "No space left" in warning
-    assert "goes on" in warning
+    assert "continues" in warning
 
 
 @LEVELS

@@ -506,7 +506,7 @@ async def test_ending_a_process_asks_first_and_hits_that_one_only() -> None:
             app._show()
             await pilot.press("K", "t")
             await until(pilot, lambda: len(app._notifications) == 1)
-            assert "another's" in next(iter(app._notifications)).message
+            assert "another process" in next(iter(app._notifications)).message
             assert running.poll() is None
             app.model.add(here)
             app._show()

@@ -82,7 +82,7 @@ def test_the_forecast_uses_what_torch_may_still_get(run: Run) -> None:
     assert words.startswith(f"out of memory in {found.soonest} steps")
     blind = out_of_memory(rank, "cuda:0", Unavailable("no driver"))
     assert section(rank, "forecast", Surroundings(SHARED, blind)) == (
-        "grows by 2.0 MiB per step\nwhen it ends is unknown: no driver"
+        "grows by 2.0 MiB per step\ncannot estimate time to OOM: no driver"
     )
 
 

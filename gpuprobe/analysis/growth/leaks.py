@@ -276,8 +276,8 @@ class _Tally:
         counted = [step for step in self._steps if self._last - step >= self._survive]
         if len(counted) < 2:
             return Unavailable(
-                f"{len(self._steps)} traced steps are too few: growth shows from two that "
-                f"{self._survive} boundaries follow",
+                f"not enough traced steps to detect growth: {len(self._steps)}; trace at least "
+                f"{self._survive + 2}",
                 ReadStatus.NOT_COLLECTED,
             )
         found = []

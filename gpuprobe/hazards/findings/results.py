@@ -63,8 +63,7 @@ class Hazards(Displayed):
 
     @property
     def races(self) -> list[Finding]:
-        """Races of this run: findings that are neither implicit synchronisations nor latent.
-        """
+        """Races of this run: findings that are neither implicit synchronisations nor latent."""
         return [
             finding
             for finding in self.findings
