@@ -215,8 +215,8 @@ class Step:
     traces: tuple[str, ...] = ()  # names of the trace chunks that cover it
     collectives: tuple[Collective, ...] = ()
     placement: tuple[Placed, ...] = ()  # of the first steps, where it differs from the one before
-    # "optimizer": an optimizer's step closed it; "user": marked by the program; "inference": the end
-    # of a model's call in inference_mode, of a program without an optimizer; "end": the
+    # "optimizer": an optimizer's step closed it; "user": marked by the program; "inference": the
+    # end of a model's call in inference_mode, of a program without an optimizer; "end": the
     # session ended first (evaluation after training, or an exception): not a full step.
     ended_by: str = "optimizer"
     gpu_ns: Nanoseconds | Unavailable = _NOT_COLLECTED  # as of a phase

@@ -82,8 +82,8 @@ def _yes_no(value: bool | Unavailable) -> str:
 @rule("GP102", "driver-stub", "The driver libraries are not stubs", Level.ERROR, "driver libraries")
 def driver_stub(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """The CUDA toolkit ships *stub* libraries to link against if there is no driver. When
-    the loader finds one of them first, every call fails although the driver is fine. A stub is recognised
-    by its folder (`stubs`), or by its size: the real libraries have megabytes.
+    the loader finds one of them first, every call fails although the driver is fine. A stub is
+    recognised by its folder (`stubs`), or by its size: the real libraries have megabytes.
     """
     if isinstance(facts.libraries, Unavailable):
         yield facts.libraries
