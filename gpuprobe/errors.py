@@ -96,7 +96,7 @@ class SnapshotError(DataError):
 
 
 class ProgramFailed(GpuprobeError):
-    """The program being watched ended with an exception."""
+    """The recorded program ended with an exception."""
 
 
 class ValueNeeded(ProgramFailed, RuntimeError):

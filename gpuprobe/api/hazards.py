@@ -59,7 +59,7 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
     if find_spec("torch") is None:
         raise MissingExtra("torch", "torch", why="checking for hazards needs torch")
     if _source is not None:
-        raise UsageError("already checking for hazards", hint="leave that one first")
+        raise UsageError("already checking for hazards", hint="exit that one first")
     from gpuprobe.hazard_watch.results import fill
     from gpuprobe.hazards.findings.results import Hazards, ending
     from gpuprobe.patching import Patches

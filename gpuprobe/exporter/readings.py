@@ -147,7 +147,7 @@ class MachineMetrics:
             if self._troubles.get(key) != text:
                 yield text
         for key in self._troubles.keys() - now.keys():
-            yield f"{key}: answers again" if key in SOURCES else f"{key}: is readable again"
+            yield f"{key}: responds again" if key in SOURCES else f"{key}: is readable again"
         self._troubles = now
 
 

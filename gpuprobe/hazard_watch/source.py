@@ -34,9 +34,9 @@ _UNSEEN: Final = (
     else "readinto, memoryview, struct, random numbers written into one, nditer"
 )
 _NEVER_SEEN: Final = (
-    "kernels outside torch's dispatcher (Triton, custom extensions, NCCL): name what they touch "
-    "with gpuprobe.declare_access",
-    "threads of the host are taken to be ordered as Python ran them",
+    "kernels outside torch's dispatcher (Triton, custom extensions, NCCL): declare them with "
+    "gpuprobe.declare_access",
+    "host threads are assumed to be ordered as Python ran them",
 )
 _C_CODE: Final = (
     f"what C code does with NumPy arrays over pinned memory ({_UNSEEN}): name it with "
@@ -113,8 +113,8 @@ class EventSource(StreamSource):
             *_NEVER_SEEN,
             *(line for line, happened in seen.items() if happened),
             *(
-                f"{name}: given to torch.compile. It runs eagerly here, so that each of its "
-                "operators is checked; what its compiled code does by itself is not"
+                f"{name}: given to torch.compile. It runs eagerly here, so that its operators "
+                "are checked; its compiled code is not"
                 for name in machine.compiled
             ),
             *machine.assumed,

@@ -13,11 +13,11 @@ REPLACEMENTS: Final = {
     "copy to host": "a pinned buffer, non_blocking=True and an event",
     "copy from pageable memory": "pin_memory() or DataLoader(pin_memory=True), with "
     "non_blocking=True",
-    "new tensor from host values": "make it once, outside the loop, or on the device",
-    "unique": "nothing: its size depends on values",
+    "new tensor from host values": "create it once, outside the loop, or on the device",
+    "unique": "unavoidable: its size depends on values",
     "repeat_interleave": "pass output_size=",
-    "empty_cache": "leave it out of the loop: it waits for the device and frees what the next "
-    "step allocates again",
+    "empty_cache": "remove it from the loop: it waits for the device and frees memory that the "
+    "next step allocates again",
     "check of a matrix": "the function with _ex in its name, and its info read later",
     "equal": "compare on the device and read the result later",
 }

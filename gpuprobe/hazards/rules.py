@@ -29,7 +29,7 @@ WRITE_AFTER_WRITE: Final = define(
     "GP203",
     "write-after-write",
     Level.ERROR,
-    "written on two streams in no order",
+    "written on two streams without synchronisation",
     remedy="make one stream wait for the other before it writes",
 )
 USE_AFTER_FREE: Final = define(
@@ -65,7 +65,7 @@ GRAPH: Final = define(
     "GP208",
     "read-after-write",
     Level.ERROR,
-    "a CUDA graph's memory is used in no order with its replay",
+    "a CUDA graph's memory is used without synchronisation with its replay",
     remedy="order the use against replay(): wait for the stream that replays",
 )
 GRADIENT: Final = define(
@@ -79,7 +79,7 @@ SELF_WAIT: Final = define(
     "GP210",
     "read-after-write",
     Level.WARNING,
-    "a stream waits for itself, which orders nothing",
+    "a stream waits for itself, which has no effect",
     remedy="capture the outer stream before entering `with torch.cuda.stream(...)`, and wait for "
     "that",
 )
@@ -97,14 +97,14 @@ GRAPH_FREED: Final = define(
     "use-after-free",
     Level.ERROR,
     "a CUDA graph is replayed over the memory of a tensor that was freed after its capture",
-    remedy="keep a reference to every tensor that the graph was captured with, as long as it is "
-    "replayed",
+    remedy="keep references to all tensors that the graph was captured with while it is replayed",
 )
 SHARED: Final = define(
     "GP212",
     "write-after-read",
     Level.ERROR,
-    "a tensor that was sent to another process is written while that may still be reading it",
+    "a tensor that was sent to another process is written while that process may still be "
+    "reading it",
     remedy="send a clone, or write only after the other process has answered",
 )
 IMPLICIT_SYNC: Final = define(

@@ -162,7 +162,7 @@ class AllocatorCounts:
     * ``allocated``: blocks owned by live tensors, with rounding and unsplit slack.
     * ``active``: allocated, plus blocks freed by their owner that a stream still uses.
     * ``reserved``: all segments held from the driver.
-    * ``requested``: what the program asked for, before rounding.
+    * ``requested``: what the program requested, before rounding.
 
     On the CPU torch keeps no such counters: ``allocated`` and ``active`` are the bytes of live
     storages where they were all seen (level ``trace``), else `Unavailable`; ``reserved`` is

@@ -217,7 +217,7 @@ def _decode(header: _Header, body: memoryview) -> MemoryTrace:
         nonlocal position
         blob = body[position : position + entry.stored]
         if len(blob) != entry.stored:
-            raise DataError("cut off")
+            raise DataError("truncated")
         if zlib.crc32(blob) != entry.crc32:
             raise DataError("checksum")
         position += entry.stored

@@ -64,7 +64,7 @@ class RecordingWriter:
         """
         path = Path(path)
         if not 0 <= rank < world_size:
-            raise UsageError(f"rank {rank} does not exist in a world of {world_size}")
+            raise UsageError(f"rank {rank} does not exist in a job of {world_size}")
         try:
             for old in _in_the_way(path, rank, world_size, force):
                 old.unlink()

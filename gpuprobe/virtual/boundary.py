@@ -54,7 +54,7 @@ _OUR_FAULTS: Final = (
     ValueError,
 )
 
-_REPORT: Final = "leave that line out while memory is estimated; a report of it helps gpuprobe"
+_REPORT: Final = "skip that line while estimating memory; please report it"
 
 
 def of_kernel(func: Any, error: Exception) -> NotModelled | None:
@@ -64,8 +64,7 @@ def of_kernel(func: Any, error: Exception) -> NotModelled | None:
         return None
     missing = found["op"] or f"{func} for {found['dtype']}"
     return NotModelled(
-        f"{where()}: a virtual GPU cannot do this: {missing}, for which torch has no kernel on the "
-        "CPU",
+        f"{where()}: a virtual GPU cannot do this: {missing}, which has no CPU kernel in torch",
         hint=f"--compute shapes needs none, or {_REPORT}",
     )
 
@@ -80,18 +79,19 @@ def explained(error: BaseException) -> GpuprobeError | None:
     text = str(error).strip().partition("\n")[0]
     if _NO_VALUES.search(text):
         return ValueNeeded(
-            f"{place} needs the values of a tensor that were not computed ({text})",
+            f"{place} needs tensor values that were not computed ({text})",
             hint="compute all values (--compute real, compute='real')",
             place=place,
         )
     if _NO_DRIVER.search(text):
         return NotModelled(
-            f"{place}: a virtual GPU cannot do this: it needs CUDA itself ({text})", hint=_REPORT
+            f"{place}: a virtual GPU cannot do this: it needs a real CUDA driver ({text})",
+            hint=_REPORT,
         )
     fault = _own_fault(error)
     if fault:
         return NotModelled(
-            f"{place}: a virtual GPU cannot do this: a fault of gpuprobe's own at {fault} "
+            f"{place}: a virtual GPU cannot do this: an internal error of gpuprobe at {fault} "
             f"({type(error).__name__}: {text})",
             hint=_REPORT,
         )

@@ -46,7 +46,7 @@ class Budget:
 
     @staticmethod
     def _too_much(nbytes: int) -> BaseException:
-        return TooLarge(f"its tensors take more than {human_bytes(nbytes)}")
+        return TooLarge(f"its tensors need more than {human_bytes(nbytes)}")
 
     def _count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         formula = flop_counter.flop_registry.get(getattr(func, "_overloadpacket", None))
@@ -56,7 +56,7 @@ class Budget:
         else:
             self._done += formula(*args, **kwargs, out_val=result)
         if self._done > self._operations:
-            raise TooLarge(f"it takes more than {self._operations:.0e} floating-point operations")
+            raise TooLarge(f"it needs more than {self._operations:.0e} floating-point operations")
 
 
 def of_host_memory(error: BaseException) -> bool:

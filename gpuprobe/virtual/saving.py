@@ -44,7 +44,7 @@ def _torch_save(machine: Machine, patches: Patches) -> None:
     def write_record(self: Any, name: str, data: Any, size: int, *rest: Any) -> Any:
         storage = getattr(data, "_untyped_storage", data)
         if isinstance(storage, torch.UntypedStorage) and device(storage).type == "meta":
-            machine.assume(f"{where()}: what was not computed is saved as zeros")
+            machine.assume(f"{where()}: values that were not computed are saved as zeros")
             if id(self) not in begun:
                 return self.write_record_metadata(name, size)
             with mmap.mmap(-1, max(1, size)) as zeros:  # pages that are only read take no memory
@@ -113,7 +113,7 @@ def _zeros(machine: Machine, tag: Tag) -> int:
     """The address of as many zeros as a storage has bytes, which live as long as it does."""
     held = machine.zeros.get(tag.key)
     if held is None or len(held) < tag.nbytes:
-        machine.assume(f"{where()}: what was not computed is zeros to code outside torch")
+        machine.assume(f"{where()}: values that were not computed are zeros for code outside torch")
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
         held = machine.zeros[tag.key] = mmap.mmap(-1, tag.nbytes, flags=flags)
     return ctypes.addressof(ctypes.c_char.from_buffer(held))

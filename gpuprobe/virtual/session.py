@@ -49,7 +49,7 @@ class VirtualSession:
         """Raises UsageError if another session is active."""
         global _session
         if _session is not None:
-            raise UsageError("a virtual GPU is in use already", hint="leave that one first")
+            raise UsageError("another virtual GPU is already active", hint="exit that one first")
         _session = self
         if self.machine.shapes:
             nearest.import_compiler()

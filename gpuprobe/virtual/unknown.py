@@ -39,7 +39,7 @@ _DEPTH: Final = 6  # frames that a verdict may depend on
 # Values that torch's own code reads, and that do not decide what is allocated.
 _HARMLESS: Final = (
     ("amp/grad_scaler.py", "gradient scaling finds no overflow", 0.0),
-    ("nn/init.py", "resampling in torch's initialisers ends at the first try", 0.0),
+    ("nn/init.py", "resampling in torch's initialisers stops after the first try", 0.0),
     ("optim/_adafactor.py", "norms that Adafactor reads are unknown", math.nan),
 )
 # The same, of single functions of it.
@@ -212,7 +212,7 @@ def give_nan(machine: Machine) -> UnknownNumber:
     place = where()
     machine.given_nan = machine.given_nan or place
     machine.local.unknown = True
-    machine.assume(f"unknown values are NaN where the program reads them: {place}")
+    machine.assume(f"values that are read but not computed are NaN: {place}")
     return UnknownNumber(Reader(machine))
 
 
@@ -314,7 +314,7 @@ def no_shape_rule(func: Any) -> ValueNeeded:
     """The error for an operator that torch cannot run on shapes alone."""
     place = where()
     return ValueNeeded(
-        f"{place}: this torch cannot tell the shape of {func}'s result without values, which "
+        f"{place}: this torch cannot compute the shape of {func}'s result without values, which "
         "compute='shapes' has not computed",
         hint="compute the values (--compute real, compute='real')",
         place=place,

@@ -81,7 +81,7 @@ def test_a_driver_that_goes_away_and_returns(fleet: Fleet) -> None:
         assert not measured.anything
         assert values(families_of(measured), "gpuprobe_source_up") == [0]
         assert not measured.gpus
-    assert back.messages == ("nvml: answers again",)
+    assert back.messages == ("nvml: responds again",)
     assert values(families_of(back), "gpuprobe_gpu_up") == [1] * 8
     assert values(families_of(back), "gpuprobe_source_up", source="nvml") == [1]
 

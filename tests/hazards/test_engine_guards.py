@@ -455,4 +455,4 @@ def test_why_it_is_not_ordered_names_the_nearest_wait(run: Run) -> None:
     run.read(run.main, site="second")
     (race,) = run.engine.races
     message = finding(run.engine, race, lambda site: None).message
-    assert "is for what was queued before the write" in message
+    assert "covers only work queued before the write" in message

@@ -76,7 +76,7 @@ def test_events_and_work_from_before() -> None:
             with torch.cuda.stream(side):
                 value.sum()
         assert found.races == []
-        assert says(found, "1 waits for events that were not recorded while watching")
+        assert says(found, "1 waits for events recorded outside the check")
         assert says(found, "what was queued before watching began")
     with gpuprobe.detect_hazards() as found:
         torch.ones(8, device="cuda").sum()

@@ -190,7 +190,7 @@ def test_an_explanation_names_the_wait_that_did_not_help() -> None:
         return str(race.message)
 
     early = message(BY_NAME["event_recorded_too_early"].text)
-    assert "The wait at line 5 is for what was queued before the write at line 4." in early
+    assert "The wait at line 5 covers only work queued before the write at line 4." in early
     wrong = message(BY_NAME["wait_in_the_wrong_direction"].text)
     assert "goes the other way" in wrong
     own = message(BY_NAME["self_wait"].text)

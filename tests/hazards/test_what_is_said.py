@@ -188,9 +188,9 @@ def test_races_that_one_wait_cures_are_one_finding() -> None:
     (race,) = found.races
     assert race.count == 4
     assert race.location.line == 5
-    also = [value for name, value in race.evidence if name == "cured by the same fix"]
+    also = [value for name, value in race.evidence if name == "fixed by the same change"]
     assert len(also) == 3
-    assert "it cures 3 more races of this kind" in text_of(found)
+    assert "it fixes 3 more races of this kind" in text_of(found)
     lines = _ONE_CAUSE.splitlines(keepends=True)
     assert run("one cause, mended", "".join(applied(lines, race.fix.insertions))).races == []
 

@@ -162,7 +162,7 @@ def test_a_fault_of_gpuprobes_own_says_so() -> None:
     with pytest.raises(NotModelled) as caught, gpuprobe.virtual_gpu("t4"):
         names["own"]({})
     assert str(caught.value) == (
-        f"{here}: a virtual GPU cannot do this: a fault of gpuprobe's own at "
+        f"{here}: a virtual GPU cannot do this: an internal error of gpuprobe at "
         "gpuprobe/virtual/own.py:2 (KeyError: 'key')"
     )
 

@@ -165,7 +165,7 @@ def test_a_bound_stands_where_the_run_is_too_large_for_all_values(exact: Estimat
         return exact
 
     def too_large(why: str) -> Any:
-        raise TooLarge("it takes more than 2e+13 floating-point operations")
+        raise TooLarge("it needs more than 2e+13 floating-point operations")
 
     def attempt(how: str, why: str) -> Any:
         return bound, "train.py:3"

@@ -268,8 +268,8 @@ def test_a_whole_entry(tmp_path: Path) -> None:
         ({**NVL, "total_memory_seen": {"much": "x"}}, "much"),
         ({"name": "new"}, "has no 'title'"),
         ({**NEW, "capability": 9.0}, "capability: expected text, found 9.0"),
-        ({**NEW, "capability": "9"}, 'capability: expected one like "9.0"'),
-        ({**NEW, "capability": "13.0"}, "nothing is known of capability"),
+        ({**NEW, "capability": "9"}, 'capability: expected a value like "9.0"'),
+        ({**NEW, "capability": "13.0"}, "unknown capability"),
     ],
 )
 def test_a_wrong_entry_is_named(tmp_path: Path, entry: Any, said: str) -> None:

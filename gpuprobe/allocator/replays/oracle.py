@@ -500,7 +500,7 @@ class _TraceDriver:
             return address
         if code == _NONE and sim.at_event == 0 and sim.forget_fresh(size):
             return sim.events.address[0]
-        self._must_fail(f"asks the driver for a new segment of {human_bytes(size)}")
+        self._must_fail(f"requests a new segment from the driver, of {human_bytes(size)}")
         return None
 
     def release(self, address: int, size: int) -> None:

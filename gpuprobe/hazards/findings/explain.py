@@ -127,7 +127,7 @@ def _finding(
     ]
     for race_too in others:
         places = (place(race_too.first.site), place(race_too.second.site))
-        evidence.append(("cured by the same fix", " and ".join(_at(p)[4:] for p in places if p)))
+        evidence.append(("fixed by the same change", " and ".join(_at(p)[4:] for p in places if p)))
     return Finding(
         rule=race.rule.id,
         kind=race.rule.kind,
@@ -148,7 +148,7 @@ def _finding(
 _PROOFS: Final = {
     True: "yes: with it the same run has no such race",
     False: "no",
-    None: "not checked: the run was too long to be done again",
+    None: "not checked: the run is too long to replay",
 }
 
 
@@ -261,9 +261,9 @@ def why_not_ordered(engine: Engine, race: Race, place: PlaceOf) -> str:
     if wait := newest("wait", "host-wait", waiter=second.actor, source=first.actor):
         what = "write" if first.write else "read"
         where = _line(place(first.site))
-        return f"The wait at {at(wait)} is for what was queued before the {what} at {where}."
+        return f"The wait at {at(wait)} covers only work queued before the {what} at {where}."
     if wait := newest("self-wait", waiter=second.actor):
-        return f"The wait at {at(wait)} is of a stream for itself, which orders nothing."
+        return f"The wait at {at(wait)} makes a stream wait for itself, which has no effect."
     wait = newest("wait", "host-wait", waiter=first.actor, source=second.actor)
     if wait and (first.actor == HOST or wait.mine >= first.time):  # else it is for its input
         return f"The wait at {at(wait)} goes the other way: {one} waits for {other}."

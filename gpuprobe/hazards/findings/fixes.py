@@ -86,8 +86,8 @@ def _fix(race: Race, change: Change) -> Fix:
     text = _TEXTS.get(change.how, race.rule.remedy)
     if change.how == "wait" and race.later and race.rule is not rules.USE_AFTER_FREE:
         text += (
-            ". It waits for what that stream was given since, too: where that costs the overlap, "
-            "record an event right after the first access, and wait for that"
+            ". It also waits for later work on that stream: if that costs overlap, record an "
+            "event right after the first access, and wait for that"
         )
     return Fix(f"{text}.", change.code, unified_diff(change.insertions))
 
@@ -184,7 +184,7 @@ def _in_words(engine: Engine, race: Race) -> Change:
         code = "queue.put(tensor.clone())  # or wait for an answer before the tensor is written"
         return Change("clone", code)
     if first.actor != HOST and _is_collective(engine, first.actor):
-        return Change("work", "work.wait()  # work: what the collective returned")
+        return Change("work", "work.wait()  # work: the collective's result")
     stream = _expression(engine, race, first.actor, "side")
     if race.rule.id in _UNSAFE and first.actor != race.owner:
         return Change("record", f"tensor.record_stream({stream})  # before it is dropped")

@@ -51,7 +51,7 @@ class Environment:
 
 @record(frozen=True, slots=True)
 class Session:
-    """One process being watched."""
+    """One recorded process."""
 
     started_at: Timestamp  # seconds since the Unix epoch
     pid: ProcessId
@@ -232,7 +232,7 @@ class BlindSpot:
 
 @record(frozen=True, slots=True)
 class ProgramError:
-    """The exception that ended the watched program."""
+    """The exception that ended the recorded program."""
 
     type: str
     message: str

@@ -166,7 +166,7 @@ def shared_memory_small(self: Rule, facts: MachineFacts) -> Iterator[Finding | U
 def locked_memory(self: Rule, facts: MachineFacts) -> Iterator[Finding | Unavailable]:
     """InfiniBand and RoCE transfers need locked memory; with a low limit (`ulimit -l`) NCCL
     fails with "ibv_reg_mr ... Cannot allocate memory". Only machines with such a device are
-    looked at: CUDA's own pinned memory does not count against the limit.
+    checked: CUDA's own pinned memory does not count against the limit.
     """
     if isinstance(facts.rdma_devices, Unavailable):
         yield facts.rdma_devices

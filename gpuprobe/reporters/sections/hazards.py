@@ -49,13 +49,13 @@ def hazard_sections(hazards: Hazards, *, full: bool = False) -> list[Section]:
             for place, times in hazards.redundant[:most]
         )
         columns = (Column("times", 7, number=True), Column("line", 0, gap=2, cut=False))
-        table = Table("waits that order nothing new", columns, rows, header=False)
-        title = "Waits without which everything is still in order"
+        table = Table("waits without effect", columns, rows, header=False)
+        title = "Redundant waits: everything is synchronised without them"
         found.append(Section(title, (table,), "redundant-waits", "Redundant waits"))
     if hazards.self_waits:
         places = tuple(Line(_place(place).text) for place in hazards.self_waits[:most])
         remedy = Line(f"{SELF_WAIT.id}: {SELF_WAIT.remedy}", indent=6)
-        title = "A stream waits for itself, which orders nothing"
+        title = "A stream waits for itself, which has no effect"
         found.append(Section(title, (*places, remedy), "self-waits", "Self-waits"))
     if hazards.coverage:
         title = "Blind spots"
@@ -115,9 +115,9 @@ def finding_section(finding: Finding, full: bool = True, known: bool = False) ->
         parts.append(Code(finding.fix.diff or finding.fix.code, indent=7))
     if verified and not full:
         parts.append(Line(_checked(verified), indent=7))
-        cured = sum(name == "cured by the same fix" for name, _ in finding.evidence)
+        cured = sum(name == "fixed by the same change" for name, _ in finding.evidence)
         if cured:
-            parts.append(Line(f"it cures {plural(cured, 'more race')} of this kind", indent=7))
+            parts.append(Line(f"it fixes {plural(cured, 'more race')} of this kind", indent=7))
     title = f"{finding.rule} {finding.kind}"
     if full and finding.count > 1:
         title += f" · {finding.count:,} times"
@@ -132,7 +132,7 @@ def _checked(verified: str) -> str:
     if verified.startswith("yes"):
         return f"checked: {verified.removeprefix('yes: ')}"
     return (
-        "this fix did not end the race when the run was done again"
+        "replaying the run with this fix did not remove the race"
         if verified == "no"
         else (verified)
     )

@@ -103,7 +103,7 @@ def _name(value: str) -> str:
 def _capability(value: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,2})\.(\d)", value)
     if match is None:
-        raise ValueError(f'expected one like "9.0", found {value!r:.40}')
+        raise ValueError(f'expected a value like "9.0", found {value!r:.40}')
     return int(match[1]), int(match[2])
 
 
@@ -189,9 +189,7 @@ def _model(entry: _Entry, source: str, known: Sequence[GpuModel]) -> GpuModel:
     missing = [k for k in NUMBERS[2:9] if k not in facts and k not in given]
     if missing:
         capability = "{}.{}".format(*given["capability"])
-        raise ConfigError(
-            f"nothing is known of capability {capability}: give {', '.join(missing)} too"
-        )
+        raise ConfigError(f"unknown capability {capability}: give {', '.join(missing)} too")
     given["sources"] = {**dict.fromkeys(facts, ARCHITECTURES_SOURCE), **given["sources"]}
     return GpuModel(**{**facts, **given})
 

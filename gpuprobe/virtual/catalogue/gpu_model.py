@@ -11,7 +11,7 @@ from gpuprobe.model.values import ReadStatus, Unavailable
 _KIB: Final = 1024
 _WORKSPACE: Final = 4096 * _KIB * 2 + 16 * _KIB * 8
 _WORKSPACE_LARGE: Final = 32 * _KIB * _KIB
-_UNKNOWN: Final = Unavailable("no source gives it", ReadStatus.NOT_COLLECTED)
+_UNKNOWN: Final = Unavailable("no source available", ReadStatus.NOT_COLLECTED)
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def find(name: str) -> GpuModel:
         {known[k].name for k in known if len(key) >= 2 and k.startswith(key)}
         | {known[k].name for k in get_close_matches(key, known, n=5, cutoff=0.6)}
     )
-    hint = f"did you mean {', '.join(near)}?" if near else "docs/reference/gpus.md lists all"
+    hint = f"did you mean {', '.join(near)}?" if near else "see docs/reference/gpus.md for all"
     raise ConfigError(f"unknown GPU {visible(name)!r}", hint=hint)
 
 

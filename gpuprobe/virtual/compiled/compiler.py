@@ -15,7 +15,7 @@ import torch
 from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import Machine
 
-EAGERLY = "what torch.compile would compile runs eagerly: fused kernels save memory"
+EAGERLY = "torch.compile is disabled, so the code runs eagerly: fused kernels would save memory"
 _EXTRA = "Triton is not installed: pip install 'gpuprobe[compile]'"
 
 

@@ -177,9 +177,7 @@ def _padding(machine: Machine, patches: Patches) -> None:
     from torch._inductor.fx_passes import pad_mm
 
     def padded(key: str) -> bool:
-        machine.assume(
-            "matrix products are padded to aligned sizes where torch.compile would time it"
-        )
+        machine.assume("matrix products are padded to aligned sizes if torch.compile would time it")
         return True
 
     def bandwidth() -> float:
@@ -195,8 +193,8 @@ def _without_timing(machine: Machine, patched: dict[str, Any]) -> dict[str, Any]
     """Settings without those that have kernels chosen by timing them."""
     if any(patched.get(name) for name in _TIMED):
         machine.assume(
-            "max-autotune: kernels are chosen by timing them on the GPU; those of the default "
-            "mode are taken"
+            "max-autotune: kernels would be chosen by timing them on the GPU; the default mode's "
+            "kernels are used"
         )
     return {name: value for name, value in patched.items() if name not in _TIMED}
 
@@ -214,7 +212,7 @@ def _note(machine: Machine, made: Any, *, backward: bool) -> None:
 def _runs_eagerly(machine: Machine, error: Exception) -> None:
     line = str(error).strip().partition("\n")[0]
     machine.assume(
-        f"what torch.compile cannot compile here runs eagerly: {type(error).__name__}: {line}"
+        f"code that cannot be compiled here runs eagerly: {type(error).__name__}: {line}"
     )
 
 

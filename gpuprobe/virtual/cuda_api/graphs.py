@@ -220,7 +220,7 @@ class CUDAGraph:
         return None
 
     def debug_dump(self, path: str) -> None:
-        raise RuntimeError("a virtual GPU's graph has no nodes to dump")
+        raise RuntimeError("the graph of a virtual GPU has no nodes to dump")
 
     def __del__(self) -> None:
         if not self._machine.closed and not self._open:

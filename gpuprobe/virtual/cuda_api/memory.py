@@ -136,7 +136,7 @@ class MemPool:
         **rest: Any,
     ) -> None:
         if allocator is not None:
-            raise unknown.not_modelled("a MemPool with an allocator of its own")
+            raise unknown.not_modelled("a MemPool with its own allocator")
         self.id = torch.cuda.graph_pool_handle()
         index = self._machine.local.device
         self.device = torch.device("cuda", index)

@@ -24,7 +24,7 @@ from gpuprobe.virtual.torch_patches.keys import schemas
 if TYPE_CHECKING:
     from gpuprobe.virtual.distributed.pretended import Objects
 
-_NCCL: Final = "NCCL's own buffers (some hundred MiB per communicator) are not counted"
+_NCCL: Final = "NCCL's own buffers (a few hundred MiB per communicator) are not counted"
 _NO_RANK: Final = "environment variable"
 """In torch's error where RANK or its like is not set: ``_env_error`` in
 ``torch/distributed/rendezvous.py``."""
@@ -60,7 +60,7 @@ def install(machine: Machine, patches: Patches) -> None:
             kwargs = {key: value for key, value in kwargs.items() if key in ("timeout",)}
             machine.assume(_NCCL)
             machine.assume(
-                f"{ranks} ranks: rank {machine.rank}'s memory, with nobody to talk to; the others "
+                f"{ranks} ranks: rank {machine.rank}'s memory, without communication; the others "
                 "are taken to hold the same data"
             )
             original("fake", store=FakeStore(), rank=machine.rank, world_size=ranks, **kwargs)

@@ -78,7 +78,7 @@ _FORMULA: Final = "torch/csrc/autograd/FunctionsManual.cpp: areAnyTensorSubclass
 ROWS: Final = (
     OperatorRow(
         "add.Tensor",
-        "gradients that meet are added in place, into the first that nobody else holds",
+        "gradients are accumulated in place, into the first one without other references",
         "torch/csrc/autograd/input_buffer.cpp: accumulate",
         reuse=_sum,
     ),

@@ -160,7 +160,7 @@ def _climb(start: ast.expr, source: Source) -> _Found | _Returned | None:
             if name in _DEMANDS and parent.args and child is parent.args[0]:
                 return _Found(not negated, "the check passes", start)
             if reports(parent):
-                return _Found(False, "what is printed does not matter", start)
+                return _Found(False, "printed output does not matter", start)
             if name not in _TRUTH:
                 return None
         elif isinstance(parent, ast.Attribute):
@@ -228,7 +228,7 @@ def _assigned(
     return found[0]._replace(value=found[0].value != negated)
 
 
-_PRINTED: Final = "what is printed does not matter"
+_PRINTED: Final = "printed output does not matter"
 
 
 def _loads(name: str, scope: ast.AST) -> Iterator[ast.Name]:
@@ -255,7 +255,7 @@ def _decided(
             return None
         return _Found(not negated, "what is done only then is done", branch.test, bound=True)
     side, kind = value
-    why = "the check passes" if kind is Block.RAISES else "there is nothing to warn of"
+    why = "the check passes" if kind is Block.RAISES else "the warning does not apply"
     return _Found(side != negated, why, branch.test)
 
 

@@ -198,5 +198,5 @@ def test_what_inductor_cannot_compile_runs_eagerly_and_is_said(
         assert current is not None
         (assumed,) = current.machine.assumed
     assert values == [2.0, 2.0, 2.0]
-    assert assumed.startswith("what torch.compile cannot compile here runs eagerly: ")
+    assert assumed.startswith("code that cannot be compiled here runs eagerly: ")
     assert "no lowering today" in assumed

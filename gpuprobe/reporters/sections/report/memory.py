@@ -328,7 +328,7 @@ def failure_sections(report: Report, *, full: bool) -> list[Section]:
 def _figures(failure: model.OutOfMemory) -> Iterator[tuple[str, str]]:
     yield "line", str(failure.place)
     for label, value in (
-        ("asked for", failure.asked),
+        ("requested", failure.asked),
         ("needed from the driver", failure.needed),
         ("free on the device", failure.device_free),
         ("allocated", failure.allocated),

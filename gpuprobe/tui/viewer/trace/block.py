@@ -83,7 +83,7 @@ def block_lines(block: BlockInfo) -> list[str]:
     """What is known of a block, in a few lines."""
     size = f"{human_bytes(block.bytes)} at {block.address:#x}"
     if block.requested != block.bytes:
-        size += f" ({human_bytes(block.requested)} asked for)"
+        size += f" ({human_bytes(block.requested)} requested)"
     parts = [size, words(block.category)]
     if block.stream:
         parts.append(f"stream {block.stream:#x}")
