@@ -46,6 +46,7 @@ demo: $(STAMP_DEMO)
 lint: $(STAMP_DEV)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/codespell *.md gpuprobe tests benchmarks docs examples
 
 types: $(STAMP_DEV)
 	$(VENV)/bin/mypy

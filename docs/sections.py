@@ -468,11 +468,11 @@ def metrics() -> str:
 
 _GATE_METRICS = {
     "growth_per_step": "memory that steps leave allocated, after the second step",
-    "peak_allocated": "the most that was allocated at once, in the whole run",
+    "peak_allocated": "highest allocated memory of the whole run",
     "steady_allocated": "what is allocated after the last step",
-    "peak_reserved": "the most that the allocator held from the driver",
+    "peak_reserved": "highest memory that the allocator held from the driver",
     "device_allocs_after_warm_up": "calls of `cudaMalloc` after the second step",
-    "implicit_syncs_per_step": "waits for the GPU that nobody asked for, per step (`--hazards`)",
+    "implicit_syncs_per_step": "implicit waits for the GPU, per step (`--hazards`)",
     "races": "races between streams in the run (`--hazards`)",
 }
 

@@ -169,7 +169,7 @@ def test_training_in_spawned_processes_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("spawns.py").write_text(SPAWNS, encoding="utf-8")
-    with pytest.raises(ProgramFailed, match="uses the GPU in 2 processes of its own"):
+    with pytest.raises(ProgramFailed, match="uses the GPU in 2 child processes"):
         measure("spawns.py", virtual="t4")
 
 
@@ -212,7 +212,7 @@ def test_training_in_other_processes_is_refused(
     """Those that prepare samples are no reason to."""
     monkeypatch.chdir(tmp_path)
     Path("starts.py").write_text(STARTS, encoding="utf-8")
-    with pytest.raises(ProgramFailed, match="uses the GPU in 1 process of its own"):
+    with pytest.raises(ProgramFailed, match="uses the GPU in 1 child process"):
         measure("starts.py", [how, "train"], virtual="t4")
     if how == "fork":  # the others in the same way
         assert measure("starts.py", [how, "prepare"], virtual="t4").metrics

@@ -77,10 +77,10 @@ def test_events_and_work_from_before() -> None:
                 value.sum()
         assert found.races == []
         assert says(found, "1 waits for events recorded outside the check")
-        assert says(found, "what was queued before watching began")
+        assert says(found, "races with work queued before the check started")
     with gpuprobe.detect_hazards() as found:
         torch.ones(8, device="cuda").sum()
-    assert not says(found, "before watching began")
+    assert not says(found, "before the check started")
 
 
 def test_graphs_from_before() -> None:
@@ -91,7 +91,7 @@ def test_graphs_from_before() -> None:
         with gpuprobe.detect_hazards() as found:
             graph.replay()
             graph.replay()
-        assert says(found, "2 replays of CUDA graphs that were captured before")
+        assert says(found, "2 replays of CUDA graphs captured before")
 
 
 @pytest.mark.parametrize("declared", [True, False])

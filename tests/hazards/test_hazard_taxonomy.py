@@ -194,7 +194,7 @@ def test_an_explanation_names_the_wait_that_did_not_help() -> None:
     wrong = message(BY_NAME["wait_in_the_wrong_direction"].text)
     assert "goes the other way" in wrong
     own = message(BY_NAME["self_wait"].text)
-    assert "of a stream for itself" in own
+    assert "makes a stream wait for itself" in own
     never = message(BY_NAME["event_never_recorded"].text)
     assert "never recorded" in never
     none = message(BY_NAME["article"].text)

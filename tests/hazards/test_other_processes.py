@@ -39,7 +39,7 @@ def test_written_before_an_answer() -> None:
     assert "another process" in race.message
     assert "clone()" in race.fix.code
     assert dict(race.evidence)["fix verified"].startswith("yes")
-    assert any("1 tensors that were sent" in line for line in found.coverage)
+    assert any("1 tensors sent" in line for line in found.coverage)
 
 
 def test_written_after_an_answer() -> None:

@@ -289,7 +289,7 @@ def test_more_devices_than_torch_has(tmp_path: Path) -> None:
     event = modern()["device_traces"][0][:1]
     path = tmp_path / "s.pickle"
     path.write_bytes(pickle.dumps({"segments": [], "device_traces": [event] * 70_000}))
-    with pytest.raises(SnapshotError, match="a device 69999"):
+    with pytest.raises(SnapshotError, match="device 69999"):
         read_snapshot(path)
 
 

@@ -11,7 +11,7 @@ INTERVALS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 KEYS = (
     *MOVE_KEYS,
     Key("Tab", "switch between GPUs and processes", {"tab": "other_pane"}),
-    Key("Enter", "on a GPU: show only its processes; on a recorded process (◉): open its run"),
+    Key("Enter", "on a GPU: only its processes; on a recorded process (◉): its run"),
     Key(
         "/",
         "filter: all words must match; user: pid: gpu: job: search one column",
@@ -96,6 +96,6 @@ KEYS = (
     Key("e", "export the current view as JSON to this folder", {"e": "export"}, command=True),
     Key(
         "mouse",
-        "click GPUs, processes, headings (to sort) and keys at the bottom; scroll with the wheel",
+        "click GPUs, processes, headings (sort), keys below; wheel scrolls",
     ),
 )

@@ -61,7 +61,7 @@ def install(machine: Machine, patches: Patches) -> None:
             machine.assume(_NCCL)
             machine.assume(
                 f"{ranks} ranks: rank {machine.rank}'s memory, without communication; the others "
-                "are taken to hold the same data"
+                "are assumed to hold the same data"
             )
             original("fake", store=FakeStore(), rank=machine.rank, world_size=ranks, **kwargs)
             return
