@@ -141,7 +141,7 @@ def _unexpected(error: Exception) -> int:
     what = cut(" ".join(f"{type(error).__name__}: {error}".split()), 300)
     stderr.error(
         f"internal error: {what}{place}",
-        hint=f"internal error in gpuprobe: please report it at {_ISSUES} with this line, the "
+        hint=f"please report this at {_ISSUES} with this line, the "
         "command and what "
         "GPUPROBE_DEBUG=1 prints",
     )
