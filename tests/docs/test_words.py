@@ -119,4 +119,4 @@ def test_what_no_user_reads_is_not_checked() -> None:
     )
     assert in_source(source) == []
     assert in_page("essays, unsaid\n\n## Word list\n\n| `says` | shows |\n") == []
-    assert len(in_page("| `says` | it says so |\n")) == 2
+    assert len(in_page("| `says` | it said |\n")) == 2
