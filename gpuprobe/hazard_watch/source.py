@@ -99,15 +99,15 @@ class EventSource(StreamSource):
         """What could not be seen, when the watch has ended."""
         machine, sent = self.machine, self.processes.sent
         seen = {
-            f"{self.engine.unknown_events} waits for events that were not recorded while "
-            "watching": self.engine.unknown_events,
+            f"{self.engine.unknown_events} waits for events recorded outside the check"
+            "": self.engine.unknown_events,
             _C_CODE: self.arrays,
-            f"{self.uncharged_graphs} replays of CUDA graphs that were captured before watching "
-            "began": self.uncharged_graphs,
-            "what was queued before watching began: a race with it is not found": self.earlier,
-            f"what other processes do with {sent} tensors that were sent to them": sent,
-            "memory that is freed and given away as cudaMallocAsync does it: judged as torch's own "
-            "caching allocator would have": malloc_async(),
+            f"{self.uncharged_graphs} replays of CUDA graphs captured before the check started"
+            "": self.uncharged_graphs,
+            "races with work queued before the check started": self.earlier,
+            f"accesses by other processes to {sent} tensors sent to them": sent,
+            "memory reused by cudaMallocAsync: checked as with torch's own caching allocator"
+            "": malloc_async(),
         }
         return [
             *_NEVER_SEEN,

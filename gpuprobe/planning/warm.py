@@ -57,7 +57,7 @@ class Estimates:
         ready, _, _ = select.select([server.stdout], [], [], _LIMIT)
         if not ready:
             self._end()
-            return {"error": f"the estimate took more than {_LIMIT} s"}
+            return {"error": f"the estimate took longer than {_LIMIT} s"}
         line = server.stdout.readline()
         if not line:
             return self._ended(server)

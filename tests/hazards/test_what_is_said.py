@@ -76,7 +76,7 @@ def test_a_stream_without_a_name_has_the_line_that_made_it() -> None:
     into, out = found.races
     made = "(created at <corpus nameless>.py:3)"
     assert re.search(rf"read by mul of \[64\] on stream \d+ {re.escape(made)},", into.message)
-    assert re.search(rf"at line 6 on stream \d+ {re.escape(made)}, in no order", out.message)
+    assert re.search(rf"at line 6 on stream \d+ {re.escape(made)}, unsynchronised", out.message)
     assert made in dict(out.evidence)["first"]
     # Also of what was found only when the program was over.
     freed = (
@@ -259,7 +259,7 @@ def test_findings_of_two_kinds_share_a_change() -> None:
     of_weights, of_gradients = run("two kinds", _TWO_KINDS).races
     assert (of_weights.rule, of_gradients.rule) == ("GP202", "GP209")
     assert of_weights.fix.insertions == of_gradients.fix.insertions
-    expected = "the change for GP209 at <corpus two kinds>.py:9 cures this, too."
+    expected = "the change for GP209 at <corpus two kinds>.py:9 also fixes this."
     assert of_weights.fix.text == expected
     mended = "".join(applied(_TWO_KINDS.splitlines(True), of_gradients.fix.insertions))
     assert run("two kinds", mended).races == []
@@ -286,7 +286,7 @@ def test_what_a_wait_for_the_device_cures_is_one_finding() -> None:
     assert sorted(race.rule for race in races)[0] == "GP201"
     (read,) = (race for race in races if race.rule == "GP201")
     assert read.count == 15
-    assert "it cures 14 more races" in text_of(run("fifteen", _FIFTEEN))
+    assert "it fixes 14 more races" in text_of(run("fifteen", _FIFTEEN))
 
 
 # -- SARIF

@@ -90,7 +90,7 @@ def _share(
         for key, group in groups.items():
             if key not in mended and group <= cures[id(race)] and fix.diff and here is not None:
                 mended.add(key)
-                text = f"the change for {race.rule.id}{_near(here, None)} cures this, too"
+                text = f"the change for {race.rule.id}{_near(here, None)} also fixes this"
                 repaired[key] = repaired[key]._replace(fix=replace(fix, text=f"{text}."))
 
 
@@ -110,7 +110,7 @@ def _finding(
     about = f"{name}, " if name else ""
     message = (
         f"{race.rule.title}: {about}{_what(second)} on {other}, {_what(first)}"
-        f"{_near(there, here)} on {one}, in no order. {why_not_ordered(engine, race, place)}"
+        f"{_near(there, here)} on {one}, unsynchronised. {why_not_ordered(engine, race, place)}"
     )
     if race.rule is rules.GRAPH_FREED:
         message = (

@@ -98,10 +98,10 @@ _TEXTS: Final = {
     "event": "record an event after the first access, and make the second stream wait for it",
     "host event": "record an event after the copy, and wait for it before the host uses the memory",
     "host wait": "wait for the stream of the copy before the host uses the memory",
-    "device": "wait for the device; an event for the first access would keep the overlap, where "
-    "the code can hand one over",
-    "record": "call record_stream on the tensor where another stream uses it",
-    "work": "wait for what the collective returned",
+    "device": "wait for the device; an event for the first access would keep the overlap, if the "
+    "code can pass one",
+    "record": "call record_stream on the tensor for the other stream",
+    "work": "wait for the collective's result",
     "split": "split the statement, and wait before the rest of it uses the memory",
     "blocking": "copy without non_blocking: the same statement uses the memory",
 }

@@ -75,9 +75,9 @@ def install(machine: Machine, patches: Patches) -> None:
             if not machine.estimated or _NO_RANK not in str(error):
                 raise
             raise NotModelled(
-                f"{where()}: the program is one of several processes, and nothing says which "
+                f"{where()}: the program is one of several processes, but its rank is not set "
                 f"({error})",
-                hint="--ranks N pretends to be one of N processes",
+                hint="use --ranks N to simulate one of N processes",
             ) from None
 
     answers = {"init_process_group": init_process_group, "is_nccl_available": lambda: True}
