@@ -508,7 +508,7 @@ def rooms() -> str:
             room = file.parent.relative_to(package).as_posix()
             text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
             rows.append((f"`{room}/`", text.partition("\n")[0]))
-    return table(("room", "what is in it"), rows)
+    return table(("package", "contents"), rows)
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
