@@ -49,6 +49,17 @@ def run() -> Run:
     return Run()
 
 
+@pytest.mark.parametrize(("waited", "rules"), [(0, []), (1, ["GP201"]), (2, ["GP201"])])
+def test_the_host_waits_for_the_streams_of_one_device(
+    run: Run, waited: int, rules: list[str]
+) -> None:
+    other = run.engine.stream(1, 0)
+    run.write(run.main)
+    run.engine.device_synchronize(waited)
+    run.read(other)
+    assert run.rules == rules
+
+
 # -- memory that is used again
 
 
