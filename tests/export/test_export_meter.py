@@ -397,7 +397,7 @@ def test_what_cannot_be_read_is_said_at_every_look(tmp_path: Path) -> None:
 
     stream = record(tmp_path / "a.gpuprobe") / "rank-00000.jsonl"
     whole = stream.read_text("utf-8")
-    stream.write_text(whole.replace("[2,0]", "[9,0]", 1), "utf-8")
+    stream.write_text(whole.replace("[2,1]", "[9,0]", 1), "utf-8")
     tail = RecordingTail(stream.parent)
     for _ in range(2):
         with pytest.raises(UnsupportedSchema):

@@ -191,7 +191,7 @@ def test_more_devices_than_a_process_can_have_are_a_damaged_line(tmp_path: Path)
 
 def test_records_and_keys_of_a_newer_minor_version_are_ignored(tmp_path: Path) -> None:
     stream = write(tmp_path / "a.gpuprobe")
-    lines = stream.read_text().replace('"version":[2,0]', '"version":[2,9]').splitlines()
+    lines = stream.read_text().replace('"version":[2,1]', '"version":[2,9]').splitlines()
     records: list[dict[str, Any]] = [{**json.loads(line), "new": [1]} for line in lines]
     records.insert(1, {"type": "weather", "wind": "north"})
     stream.write_text("".join(json.dumps(r) + "\n" for r in records))
@@ -203,7 +203,7 @@ def test_records_and_keys_of_a_newer_minor_version_are_ignored(tmp_path: Path) -
 
 def test_a_newer_major_version_is_refused(tmp_path: Path) -> None:
     stream = write(tmp_path / "a.gpuprobe")
-    stream.write_text(stream.read_text().replace('"version":[2,0]', '"version":[3,0]'))
+    stream.write_text(stream.read_text().replace('"version":[2,1]', '"version":[3,0]'))
     with pytest.raises(UnsupportedSchema, match=r"3\.0 is newer") as caught:
         read_recording(stream.parent)
     assert "upgrade" in caught.value.hint

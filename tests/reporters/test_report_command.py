@@ -136,7 +136,7 @@ def bad_input(kind: str, tmp_path: Path) -> Path:
                 "empty stream": b"",
                 "truncated header": header[:40],
                 "only a header": header,
-                "newer": data.replace(b'"version":[2,0]', b'"version":[7,2]'),
+                "newer": data.replace(b'"version":[2,1]', b'"version":[7,2]'),
                 "not a stream": b'{"a": 1}\n',
             }[kind]
         )
