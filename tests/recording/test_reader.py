@@ -17,6 +17,7 @@ from gpuprobe.errors import DataError, NotARecording, UnsupportedSchema
 from gpuprobe.model.bounds import MOST_DEVICES
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
+from gpuprobe.model.run.recording import SCHEMA_VERSION
 from gpuprobe.model.run.session import (
     BlindSpot,
     DeviceWindow,
@@ -33,6 +34,7 @@ from gpuprobe.recording.writer import RecordingWriter
 
 SESSION = Session(1.5, 42, ("train.py",), "counters", ("cpu",), "/home/u")
 ENVIRONMENT = Environment("0", "3.11", "linux", "host")
+WRITTEN = f'"version":[{SCHEMA_VERSION[0]},{SCHEMA_VERSION[1]}]'
 HEADER = (
     '{"schema":"gpuprobe.recording","version":[2,0],"gpuprobe":"0.1.0","rank":0,"world_size":1}\n'
 )
@@ -191,7 +193,7 @@ def test_more_devices_than_a_process_can_have_are_a_damaged_line(tmp_path: Path)
 
 def test_records_and_keys_of_a_newer_minor_version_are_ignored(tmp_path: Path) -> None:
     stream = write(tmp_path / "a.gpuprobe")
-    lines = stream.read_text().replace('"version":[2,1]', '"version":[2,9]').splitlines()
+    lines = stream.read_text().replace(WRITTEN, '"version":[2,9]').splitlines()
     records: list[dict[str, Any]] = [{**json.loads(line), "new": [1]} for line in lines]
     records.insert(1, {"type": "weather", "wind": "north"})
     stream.write_text("".join(json.dumps(r) + "\n" for r in records))
@@ -203,7 +205,7 @@ def test_records_and_keys_of_a_newer_minor_version_are_ignored(tmp_path: Path) -
 
 def test_a_newer_major_version_is_refused(tmp_path: Path) -> None:
     stream = write(tmp_path / "a.gpuprobe")
-    stream.write_text(stream.read_text().replace('"version":[2,1]', '"version":[3,0]'))
+    stream.write_text(stream.read_text().replace(WRITTEN, '"version":[3,0]'))
     with pytest.raises(UnsupportedSchema, match=r"3\.0 is newer") as caught:
         read_recording(stream.parent)
     assert "upgrade" in caught.value.hint
