@@ -246,7 +246,7 @@ def test_a_whole_entry(tmp_path: Path) -> None:
         ({"name": "A B"}, "name: expected a name of a-z"),
         ({"name": "present", "like": "t4"}, "cannot be 'present'"),
         ({**NVL, "like": "nothing"}, "unknown GPU"),
-        ({**NVL, "like": " "}, "like: expected text"),
+        ({**NVL, "like": " "}, "like: expected a non-empty string"),
         ({**NVL, "capability": "8.0"}, "differs"),
         ({**NVL, "memory": 3}, "unknown key 'memory'"),
         (
