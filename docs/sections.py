@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import foreign_page
+import operator_page
 import rules_page
 from gpu_table import gpu_tables
 
@@ -526,6 +527,9 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "foreign-families": lambda: foreign_page.families(table),
     "foreign-exceptions": lambda: foreign_page.exceptions(table),
     "foreign-programs": lambda: foreign_page.programs(table),
+    "operator-figures": lambda: operator_page.figures(table),
+    "operator-failures": lambda: operator_page.failures(table),
+    "random-programs": lambda: operator_page.programs(table),
     "hazard-rules": hazard_rules,
     "keys-top": lambda: key_table("gpuprobe.tui.monitor.keys", "KEYS"),
     "keys-view": lambda: key_table(
