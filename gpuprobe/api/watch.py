@@ -364,7 +364,7 @@ def summary(output: Path, width: int = 80) -> list[str]:
     style = Style(width=width, cwd=report.session.cwd)
     lines = []
     if report.peak.measure is None:
-        lines.append("nothing was recorded: no training step was detected")
+        lines.append("nothing was recorded: no training step of torch was detected")
     else:
         first, *rest = draw.lines([headline(report)], style)
         lines += [f"peak: {first}", *rest]

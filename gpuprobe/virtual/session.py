@@ -178,7 +178,11 @@ def run_on(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Call something in a process that a program on virtual GPUs has spawned, on GPUs like them."""
+    """Call something in a process that a program on virtual GPUs has spawned, on GPUs like them
+    unless it has some already.
+    """
+    if current() is not None:
+        return call(*args, **kwargs)
     session = VirtualSession(machine_of(gpus, compute, conf))
     session.machine.unknown_as_nan = compute == "shapes"
     session.start()

@@ -25,7 +25,10 @@ from gpuprobe.reporters.text import draw
 FOLDER = Path(__file__).parent / "v1"
 NAMES = ("cpu", "killed", "oom", "ranks", "virtual")
 
-PROSE = {"text", "evidence", "message", "what", "consequence", "sentences", "why_it_stays"}
+PROSE = {
+    *("text", "evidence", "message", "what", "consequence", "sentences", "why_it_stays"),
+    "unavailable",
+}
 """Keys whose values are sentences: they may be worded anew."""
 
 

@@ -139,7 +139,7 @@ def test_the_exchange_of_data_parallelism_is_counted(folder: Path) -> None:
     # One of the two backward passes of a step is under no_sync().
     assert calls(load(folder, "bucket_views", "counters")) == {DDP: (1, PARAMETERS)}
     (rank, _) = load(folder, "data_parallel", "counters").ranks
-    assert [spot.what.partition(":")[0] for spot in rank.blind_spots] == [
+    assert [spot.what.partition(",")[0] for spot in rank.blind_spots] == [
         "collectives of DistributedDataParallel"
     ]
 

@@ -32,5 +32,5 @@ def test_an_ordinary_program(name: str) -> None:
         check_steps(sink.steps, sink.traces)
         if level == "trace":
             assert all(step.traces for step in sink.steps[:3])
-            elsewhere = [spot for spot in sink.blind_spots if "another thread" in spot.what]
+            elsewhere = [spot for spot in sink.blind_spots if "other threads" in spot.what]
             assert len(elsewhere) == (name == "two_threads")
