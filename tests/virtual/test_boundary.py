@@ -89,8 +89,10 @@ def test_a_worker_that_dies_or_needs_a_value_is_one_error(tmp_path: Path) -> Non
     script.write_text(WORKERS.format(kill=True))
     done = command(script)
     assert done.returncode == 5
-    assert f"gpuprobe: error: the program failed at {script}:17: RuntimeError: " in done.stderr
-    assert "DataLoader worker" in done.stderr.splitlines()[-1]
+    # torch's thread that pins memory may write a traceback of its own meanwhile.
+    (error,) = (line for line in done.stderr.splitlines() if line.startswith("gpuprobe: error"))
+    start = f"gpuprobe: error: the program failed at {script}:17: RuntimeError: DataLoader worker"
+    assert error.startswith(start)
     script.write_text(WORKERS.format(kill=False))
     done = command(script, "--compute", "shapes")
     assert done.returncode == 5

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -37,8 +39,12 @@ def worker(rank: int, folder: str, queue: Any = None) -> None:
             pass
 
 
-def test_spawned_processes_have_the_same_gpus(tmp_path: Path) -> None:
+def test_spawned_processes_have_the_same_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second of two kinds, too, and tensors of theirs arrive on its device."""
+    # Whatever ran as the main module in this process before, the child is not to run it.
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
     with gpuprobe.virtual_gpu("h100-80gb,t4"):
         context = mp.get_context("spawn")
         queue = context.Queue()
