@@ -163,7 +163,7 @@ def measure(
         children = Children()
         here = Path.cwd()
         try:
-            with children.watched(virtual, compute):
+            with children.watched():
                 result = watch.run(
                     watched,
                     path,

@@ -128,6 +128,8 @@ def _convert(snapshot: dict[str, Any], device: int) -> MemoryTrace:
     from gpuprobe.recording.snapshot.load import trace_from_snapshot
 
     trace = trace_from_snapshot(snapshot, device)
+    if "IPython" not in sys.modules:
+        return trace
     frames = [frame._replace(filename=name_of(frame.filename)) for frame in trace.stacks.frames]
     trace.stacks = StackTable.of(trace.stacks.strings, frames, trace.stacks.stacks)
     return trace

@@ -2,9 +2,6 @@
 
 What they need there is in no measurement of the program. A process that only prepares samples needs
 nothing there, and most are such; so each is asked, as it ends, whether it has allocated anything.
-One that was forked has the virtual GPU of its parent. One that was spawned has nothing of its
-parent's: it gets a virtual GPU of its own as it imports torch, so that it does what it would do on
-a machine with one.
 """
 
 from __future__ import annotations
@@ -22,10 +19,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpuprobe.patching import patch, when_imported
-
-_machine = ExitStack()
-"""Of a spawned process: the virtual GPU, which it has to its end."""
+from gpuprobe.patching import patch
 
 
 class Children:
@@ -36,13 +30,12 @@ class Children:
         """How many of those that have ended had allocated memory on a GPU."""
 
     @contextmanager
-    def watched(self, gpu: str | None, compute: str = "real") -> Iterator[None]:
-        """``gpu``: the virtual GPU that the program runs on, None for the machine's own."""
+    def watched(self) -> Iterator[None]:
         prepare = multiprocessing.spawn.get_preparation_data
 
         def with_arrival(name: str) -> dict[str, Any]:
             # The first thing that a spawned process reads; unknown keys it leaves alone.
-            return {"gpuprobe": _Arrival(folder, gpu, compute), **prepare(name)}
+            return {"gpuprobe": _Arrival(folder), **prepare(name)}
 
         with ExitStack() as stack:
             # No TemporaryDirectory: each forked child that comes to its end would remove it.
@@ -58,27 +51,13 @@ class Children:
 
 
 class _Arrival:
-    """Unpickled in a spawned process, before it imports the program: `_arrived` is called there."""
+    """Unpickled in a spawned process before it imports the program: `_tell` is called there."""
 
-    def __init__(self, *given: Any) -> None:
-        self._given = given
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
 
     def __reduce__(self) -> Any:
-        return _arrived, self._given
-
-
-def _arrived(folder: str, gpu: str | None, compute: str) -> None:
-    _tell(Path(folder))
-    if gpu is None:
-        return
-
-    def enter() -> None:
-        from gpuprobe.virtual.session import current, virtual_gpu
-
-        if current() is None:
-            _machine.enter_context(virtual_gpu(gpu, compute))
-
-    when_imported("torch", enter)
+        return _tell, (Path(self._folder),)
 
 
 def _tell(folder: Path) -> Any:

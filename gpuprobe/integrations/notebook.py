@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from gpuprobe.code_origin import name_of
 from gpuprobe.errors import UsageError
 
 __all__ = ["load_ipython_extension"]
@@ -73,9 +74,9 @@ def _number_of_cell(shell: Any) -> int:
     """
     frame: Any = sys._getframe(1)
     while frame is not None:
-        found = shell.compile.format_code_name(frame.f_code.co_filename)
-        if found is not None:
-            return int(found[1].removeprefix("In[").removesuffix("]"))
+        name = name_of(frame.f_code.co_filename)
+        if name.startswith("In ["):
+            return int(name[4:-1])
         frame = frame.f_back
     return int(shell.execution_count)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,7 +66,7 @@ class VirtualSession:
             recurrent.install(self.machine, self._kernels, self._patches)
             autocast.install(self.machine, self._kernels, self._patches)
             cuda_api.install(self.machine, self._patches)
-            children.install(self.machine, self._patches, run_on)
+            children.install(self.machine, self._patches)
             groups.install(self.machine, self._patches)
             tensors.install(self.machine, self.intercept, self._patches)
             parameters.install(self.machine, self._patches)
@@ -168,28 +168,6 @@ def machine_of(
     machine = Machine(models, compute, settings, order=order, endless=endless)
     machine.assumptions = Assumptions(assume)
     return machine
-
-
-def run_on(
-    gpus: Sequence[GpuModel],
-    compute: str,
-    conf: str,
-    call: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """Call something in a process that a program on virtual GPUs has spawned, on GPUs like them
-    unless it has some already.
-    """
-    if current() is not None:
-        return call(*args, **kwargs)
-    session = VirtualSession(machine_of(gpus, compute, conf))
-    session.machine.unknown_as_nan = compute == "shapes"
-    session.start()
-    try:
-        return call(*args, **kwargs)
-    finally:
-        session.stop()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,40 @@ def test_spawned_processes_have_the_same_gpus(
     name, allocated, index = json.loads((tmp_path / "1.json").read_text())
     assert ("T4" in name, allocated, index) == (True, 4 << 20, 1)
     assert not torch.cuda.is_available()
+
+
+WITH_A_DEVICE = """\
+import multiprocessing, sys
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def work(queue):
+    queue.put(torch.ones(3, device=DEVICE).device.type)
+
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=work, args=(queue,))
+    process.start()
+    print("in the child:", queue.get(timeout=120))
+    process.join()
+"""
+
+
+def test_the_top_level_of_a_spawned_module_finds_them(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(WITH_A_DEVICE)
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuprobe", "run", "--gpu", "t4", "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "in the child: cuda\n"
 
 
 def spawned() -> None:

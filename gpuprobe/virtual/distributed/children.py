@@ -5,14 +5,16 @@ none: the rank that is pretended runs here.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
-from multiprocessing import context
+from multiprocessing import context, spawn
 from typing import Any
 
 import torch.multiprocessing
 
 from gpuprobe.errors import NotModelled
 from gpuprobe.patching import Patches
+from gpuprobe.virtual.distributed.arrival import Arrival
 from gpuprobe.virtual.frames import where
 from gpuprobe.virtual.machine import Machine
 
@@ -20,30 +22,40 @@ _PREPARE_SAMPLES = "torch.utils.data"
 """The package of the processes that make samples, and use no GPU."""
 
 
-def install(machine: Machine, patches: Patches, run_on: Callable[..., Any]) -> None:
-    """Follow the program into the processes that it spawns, where ``run_on`` is given the GPUs, how
-    they compute, the allocator's settings and what to call; or, in a pretended job, have
+class _Starting(threading.local):
+    """Whether the process that this thread starts has the GPUs."""
+
+    has_gpus = True
+
+
+def install(machine: Machine, patches: Patches) -> None:
+    """Follow the program into the processes that it spawns (`Arrival`); in a pretended job, have
     ``torch.multiprocessing.spawn`` call what it would spawn, as the rank that is pretended.
     """
     gpus = tuple(device.model for device in machine.devices)
     compute = "shapes" if machine.shapes else "real"
+    arrival = Arrival(gpus, compute, machine.settings.conf)
+    starting = _Starting()
+    prepare = spawn.get_preparation_data
+
+    def with_gpus(name: str) -> dict[str, Any]:
+        found = prepare(name)
+        # The first key is unpickled first; multiprocessing ignores those that it does not know.
+        return {"gpuprobe_gpus": arrival, **found} if starting.has_gpus else found
 
     def following(original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
         def launch(process: Any) -> Any:
             target = process._target
-            if target is None or target.__module__.startswith(_PREPARE_SAMPLES):
-                return original(process)
-            process._target = functools.partial(
-                run_on, gpus, compute, machine.settings.conf, target
-            )
+            starting.has_gpus = target is None or not target.__module__.startswith(_PREPARE_SAMPLES)
             try:
                 return original(process)
             finally:
-                process._target = target
+                starting.has_gpus = True
 
         return staticmethod(launch)
 
+    patches.set(spawn, "get_preparation_data", with_gpus)
     for kind in (context.SpawnProcess, context.ForkServerProcess):
         patches.set(kind, "_Popen", following(kind._Popen))
     if machine.ranks > 1:
