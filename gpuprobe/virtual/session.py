@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -66,7 +67,7 @@ class VirtualSession:
             recurrent.install(self.machine, self._kernels, self._patches)
             autocast.install(self.machine, self._kernels, self._patches)
             cuda_api.install(self.machine, self._patches)
-            children.install(self.machine, self._patches)
+            children.install(self.machine, self._patches, start_as_parent)
             groups.install(self.machine, self._patches)
             tensors.install(self.machine, self.intercept, self._patches)
             parameters.install(self.machine, self._patches)
@@ -168,6 +169,14 @@ def machine_of(
     machine = Machine(models, compute, settings, order=order, endless=endless)
     machine.assumptions = Assumptions(assume)
     return machine
+
+
+def start_as_parent(gpus: Sequence[GpuModel], compute: str, conf: str) -> None:
+    """Give this process, to its end, GPUs like those of the program that spawned it."""
+    session = VirtualSession(machine_of(gpus, compute, conf))
+    session.machine.unknown_as_nan = compute == "shapes"
+    session.start()
+    atexit.register(session.stop)
 
 
 @contextmanager

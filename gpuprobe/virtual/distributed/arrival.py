@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import atexit
-from collections.abc import Sequence
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from gpuprobe.patching import when_imported
-from gpuprobe.virtual.catalogue.gpus import GpuModel
 
 
 class Arrival:
-    """What is unpickled in a spawned process before it imports the program, for which it has the
-    GPUs from the moment that torch is imported: what a module does at its top level finds them.
-
-    ``gpus``, how they ``compute``, and the allocator's settings (``conf``).
+    """What is unpickled in a spawned process before it imports the program: ``start`` is called
+    there with ``given`` as soon as torch is imported, so that what a module does at its top level
+    finds the GPUs. ``start`` goes by its name: its module imports torch, and this one does not.
     """
 
-    def __init__(self, gpus: Sequence[GpuModel], compute: str, conf: str) -> None:
-        self._given = (tuple(gpus), compute, conf)
+    def __init__(self, start: Callable[..., None], *given: Any) -> None:
+        self._start = start
+        self._given = given
 
     def __reduce__(self) -> Any:
-        return _arrive, self._given
+        return _arrive, (self._start.__module__, self._start.__name__, self._given)
 
 
-def _arrive(gpus: Sequence[GpuModel], compute: str, conf: str) -> None:
-    def enter() -> None:
-        from gpuprobe.virtual.session import VirtualSession, machine_of
-
-        session = VirtualSession(machine_of(gpus, compute, conf))
-        session.machine.unknown_as_nan = compute == "shapes"
-        session.start()
-        atexit.register(session.stop)
-
-    when_imported("torch", enter)
+def _arrive(module: str, name: str, given: tuple[Any, ...]) -> None:
+    when_imported("torch", lambda: getattr(import_module(module), name)(*given))

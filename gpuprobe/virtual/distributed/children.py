@@ -28,13 +28,14 @@ class _Starting(threading.local):
     has_gpus = True
 
 
-def install(machine: Machine, patches: Patches) -> None:
-    """Follow the program into the processes that it spawns (`Arrival`); in a pretended job, have
+def install(machine: Machine, patches: Patches, start: Callable[..., None]) -> None:
+    """Follow the program into the processes that it spawns, where ``start`` is given the GPUs, how
+    they compute and the allocator's settings (`Arrival`); in a pretended job, have
     ``torch.multiprocessing.spawn`` call what it would spawn, as the rank that is pretended.
     """
     gpus = tuple(device.model for device in machine.devices)
     compute = "shapes" if machine.shapes else "real"
-    arrival = Arrival(gpus, compute, machine.settings.conf)
+    arrival = Arrival(start, gpus, compute, machine.settings.conf)
     starting = _Starting()
     prepare = spawn.get_preparation_data
 
