@@ -142,7 +142,7 @@ def estimate_program(
     compute: str = "auto",
     conf: str | None = None,
     ranks: int = 1,
-    rank: int | Sequence[int] = 0,
+    rank: int | Sequence[int] | str = 0,
     assume: Sequence[str] = (),
     within: str = "",
     meeting: str = "",
@@ -157,8 +157,9 @@ def estimate_program(
     where NaN may have led to that, or cannot stand for what it reads. ``within`` is for that
     second run: why it is made, within the bounds of ``"auto"``. Where ``rank`` is several, each is
     estimated in a process of its own, side by side, and the result is that of the one that needs
-    most, with a row for each (`Estimate.by_rank`). ``meeting`` is for the process of
-    another rank: where the ranks meet (`gpuprobe.planning.peers`).
+    most, with a row for each (`Estimate.by_rank`). ``rank="distinct"`` estimates one rank for each
+    group of ranks that behave alike: each stage of a pipeline, each shape of shards. ``meeting`` is
+    for the process of another rank: where the ranks meet (`gpuprobe.planning.peers`).
     """
     if steps < 1:
         raise UsageError("at least one step is needed")
@@ -293,6 +294,8 @@ def _estimate(
             raise known from error
         finally:
             session.stop()
+        if job.peers is not None:
+            job.peers.post_differences(machine.traffic.differences.document())
         report = summary(load(path), top=1_000_000)
     fullest = max(machine.devices, key=lambda device: device.sim.peak_reserved)
     if not fullest.sim.peak_allocated:

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gpuprobe.cli import output, stderr
 from gpuprobe.errors import ProgramFailed, UsageError
@@ -28,12 +28,23 @@ def positive(text: str) -> int:
     return number
 
 
-def rank_list(text: str) -> list[int]:
-    """Numbers of ranks, from 0. Raises ArgumentTypeError."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise argparse.ArgumentTypeError(f"expected whole numbers from 0, found {text!r}")
-    return [int(part) for part in parts]
+_MOST_RANKS: Final = 65536  # of one range; more are refused as ranks that the job does not have
+
+
+def rank_list(text: str) -> list[int] | str:
+    """Numbers of ranks, from 0, such as ``0,8-15``; or ``distinct``. Raises ArgumentTypeError."""
+    if text == "distinct":
+        return text
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not first.isdecimal() or not last.isdecimal() or int(last) < int(first):
+            raise argparse.ArgumentTypeError(
+                f"expected ranks from 0, such as 0,8-15, or distinct; found {text!r}"
+            )
+        found += range(int(first), min(int(last), int(first) + _MOST_RANKS) + 1)
+    return found
 
 
 def add_top(parser: argparse.ArgumentParser, default: int) -> None:

@@ -87,22 +87,19 @@ class Peers:
         self.post(f"ended-{self._rank}", reason.encode())
 
     def close(self) -> None:
-        """End the processes that were started; in the process that was asked first, all of them."""
-        pids = [process.pid for process in self._started]
-        if self._owner:
-            pids = [
-                int(path.read_text())
-                for path in self._place.glob("started-*")
-                if path.read_text().isdecimal()
-            ]
-        for pid in pids:
-            if pid != os.getpid():
+        """In the process that was asked first, end all that were started. Another one leaves those
+        that it started: some other rank may wait for them, or they are wanted themselves.
+        """
+        if not self._owner:
+            return
+        for path in self._place.glob("started-*"):
+            text = path.read_text()
+            if text.isdecimal() and int(text) != os.getpid():
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, 15)
+                    os.kill(int(text), 15)
         for process in self._started:
             process.wait()
-        if self._owner:
-            shutil.rmtree(self._place, ignore_errors=True)
+        shutil.rmtree(self._place, ignore_errors=True)
 
     def start(self, rank: int) -> None:
         """Start the process of a rank, if nobody has."""
@@ -129,6 +126,19 @@ class Peers:
             process.poll()
         text = (self._place / f"started-{rank}").read_text()
         return text.isdecimal() and not _runs(int(text))
+
+    def started(self, rank: int) -> bool:
+        """Whether a rank runs, or has run: another one may have waited for it."""
+        return (self._place / f"started-{rank}").exists()
+
+    def post_differences(self, document: dict[str, Any]) -> None:
+        """Have ready in what ranks differ, as this one has found."""
+        self.post(f"differences-{self._rank}", json.dumps(document).encode())
+
+    def differences(self, rank: int) -> dict[str, Any]:
+        """What a rank that has ended has posted so."""
+        found: dict[str, Any] = json.loads((self._place / f"differences-{rank}").read_bytes())
+        return found
 
     def output(self, rank: int) -> str:
         """What the process of a rank has printed."""

@@ -11,25 +11,32 @@ from typing import Any, Final
 
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.plans.estimate import FITS, NOT, Estimate, RankEstimate
+from gpuprobe.planning.distinct import Classes, ranges
 from gpuprobe.planning.peers import Peers
 from gpuprobe.reporters.json.estimate import estimate_of
 
 _PAUSE: Final = 0.05  # seconds between two looks at the processes
+DISTINCT: Final = "distinct"
 _SEVERITY: Final = {FITS: 0, NOT: 2}  # 1: anything between
 
 
 def of_ranks(
-    wanted: Sequence[int],
+    wanted: Sequence[int] | str,
     ranks: int,
     peers: Callable[..., Peers],
     order: dict[str, Any],
     notify: Callable[[str], None],
 ) -> Estimate:
-    """The estimate of the rank that needs most, with a row for each of ``wanted``.
+    """The estimate of the rank that needs most, with a row for each of ``wanted``: numbers, or
+    `DISTINCT` for one rank of each group of ranks that behave alike.
 
-    Raises UsageError for a rank that the job does not have, ProgramFailed where one has no
-    estimate.
+    Raises UsageError for a rank that the job does not have and another word, ProgramFailed where
+    a rank has no estimate.
     """
+    if isinstance(wanted, str):
+        if wanted != DISTINCT:
+            raise UsageError(f"unknown ranks {wanted!r}", hint=f"numbers from 0, or {DISTINCT!r}")
+        return _distinct(ranks, peers(-1, **order), notify)
     for rank in wanted:
         if not 0 <= rank < ranks:
             raise UsageError(
@@ -57,6 +64,57 @@ def worst_of(found: dict[int, Estimate]) -> Estimate:
         key=lambda one: (_SEVERITY.get(one.verdict, 1), one.total_high, one.peak_allocated),
     )
     return replace(worst, by_rank=rows)
+
+
+def _distinct(ranks: int, job: Peers, notify: Callable[[str], None]) -> Estimate:
+    """Rank 0 first, whose differences from others show whom to estimate next, until every class
+    has one. Of its class the last rank too, as a check: a program may do more on rank 0.
+    """
+    classes = Classes(ranks)
+    found: dict[int, Estimate] = {}
+    try:
+        wanted = [0]
+        while wanted:
+            found |= _estimates(wanted, job, notify)
+            for rank in wanted:
+                classes.report(rank, job.differences(rank))
+            wanted = [
+                next(filter(job.started, group), group[0])
+                for group in classes.all()
+                if found.keys().isdisjoint(group)
+            ]
+        first = classes.of(0)
+        if first[-1] not in found:
+            found |= _estimates([first[-1]], job, notify)
+    finally:
+        job.close()
+    return told_apart(found, classes)
+
+
+def told_apart(found: dict[int, Estimate], classes: Classes) -> Estimate:
+    """The worst of the ranks that were estimated, each with those that are alike."""
+    worst = worst_of(found)
+    rows: dict[int, RankEstimate] = {}
+    unlike = ""
+    for row in worst.by_rank:
+        alike = classes.of(row.rank)
+        before = rows.get(alike[0])
+        if before is None:
+            rows[alike[0]] = replace(row, alike=ranges(alike))
+        elif (before.peak_allocated, before.peak_reserved) != (
+            row.peak_allocated,
+            row.peak_reserved,
+        ):
+            rows[alike[0]] = replace(before, alike="")
+            rows[row.rank] = row
+            unlike = (
+                f"ranks {before.rank} and {row.rank} hold equal shards and send alike, but need "
+                f"different memory: what ranks {ranges(alike)} need is unknown but for these two"
+            )
+    text = unlike or (
+        "ranks that hold equal shards and are the same stage of a pipeline need the same memory"
+    )
+    return replace(worst, by_rank=tuple(rows.values()), assumed=(*worst.assumed, text))
 
 
 def _estimates(

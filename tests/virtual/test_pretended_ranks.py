@@ -154,7 +154,8 @@ def test_what_the_others_send_is_what_this_rank_has(compute: str) -> None:
 
 def test_stages_of_a_pipeline_tell_each_other_their_shapes(tmp_path: Path) -> None:
     """Two ranks side by side, each in a process of its own, against what real ones count."""
-    words = ["estimate", "--ranks", "2", "--rank", "0,1", "--steps", "9", "--json", str(PROGRAM)]
+    words = ["estimate", "--ranks", "2", "--rank", "distinct", "--steps", "9", "--json"]
+    words.append(str(PROGRAM))
     done = subprocess.run(
         [sys.executable, "-m", "gpuprobe", *words, "--", "pp", str(tmp_path)],
         capture_output=True,
@@ -164,7 +165,7 @@ def test_stages_of_a_pipeline_tell_each_other_their_shapes(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     rows = {row["rank"]: row for row in answer["by_rank"]}
-    assert list(rows) == [0, 1]
+    assert {rank: row["alike"] for rank, row in rows.items()} == {0: "0", 1: "1"}
     worst = rows[answer["rank"]]
     assert worst["total_high"] == max(row["total_high"] for row in rows.values())
     assert (worst["peak_allocated"], worst["peak_reserved"]) == (

@@ -24,7 +24,9 @@ class EstimateShare:
 
 @dataclass(frozen=True, slots=True)
 class RankEstimate:
-    """What one rank of a job needs; see `Estimate`."""
+    """What one rank of a job needs; see `Estimate`. ``alike`` are the ranks that behave like it,
+    and itself, as in ``"0-7,64"``; "" if that was not determined.
+    """
 
     rank: int
     verdict: str
@@ -32,6 +34,7 @@ class RankEstimate:
     peak_reserved: Bytes
     total_low: int
     total_high: int
+    alike: str = ""
 
 
 @dataclass(frozen=True, slots=True)

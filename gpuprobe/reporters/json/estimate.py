@@ -14,7 +14,7 @@ from gpuprobe.model.values import Bytes
 from gpuprobe.reporters.json import fields_of
 
 SCHEMA: Final = "gpuprobe.estimate"
-VERSION: Final = (2, 3)
+VERSION: Final = (2, 4)
 """(major, minor); a minor version only adds keys.
 
 History:
@@ -23,10 +23,11 @@ History:
 * 2.1: ``compute`` and ``compute_why``.
 * 2.2: ``compiled``.
 * 2.3: ``communication``, ``rank`` and ``by_rank``.
+* 2.4: ``alike`` of each rank.
 """
 
 
-_OF_RANK: Final = "rank verdict peak_allocated peak_reserved total_low total_high"
+_OF_RANK: Final = "rank verdict peak_allocated peak_reserved total_low total_high alike"
 
 
 def document(estimate: Estimate) -> dict[str, Any]:

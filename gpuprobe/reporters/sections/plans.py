@@ -87,11 +87,13 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
 
 def _ranks(estimate: Estimate) -> Section:
     """A row for each rank that was estimated."""
+    alike = any(row.alike for row in estimate.by_rank)
     columns = (
         Column("rank", 6, number=True),
         Column("allocated", 10, gap=2, number=True),
         Column("reserved", 10, gap=2, number=True),
         Column("with context", AUTO, gap=2, number=True),
+        *((Column("alike", AUTO, gap=2),) if alike else ()),
         Column("", 0, gap=2, cut=False),
     )
     rows = tuple(
@@ -101,6 +103,7 @@ def _ranks(estimate: Estimate) -> Section:
                 size(row.peak_allocated),
                 size(row.peak_reserved),
                 Cell(_span(row.total_low, row.total_high), row.total_high),
+                *((row.alike,) if alike else ()),
                 row.verdict,
             )
         )

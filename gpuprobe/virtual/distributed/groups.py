@@ -28,8 +28,9 @@ _NCCL: Final = "NCCL's own buffers (a few hundred MiB per communicator) are not 
 _NO_RANK: Final = "environment variable"
 """In torch's error where RANK or its like is not set: ``_env_error`` in
 ``torch/distributed/rendezvous.py``."""
+_RANKS_AT: Final = 2
 _BACKEND_AT: Final = 3
-"""Position of ``backend`` in ``_new_process_group_helper``."""
+"""Positions of the ranks and of ``backend`` in ``_new_process_group_helper``."""
 
 
 def install(machine: Machine, patches: Patches) -> None:
@@ -44,6 +45,8 @@ def install(machine: Machine, patches: Patches) -> None:
     late: list[Any] = [tensors]
     if pretended:
         late.append(Checkpoints(patches))
+    if machine.traffic is not None:
+        machine.traffic.differences.install(patches)
     _meshes(late, patches)
     c10d = dist.distributed_c10d
     original = dist.init_process_group
@@ -90,6 +93,8 @@ def install(machine: Machine, patches: Patches) -> None:
         before = args[:_BACKEND_AT]
         backend = args[_BACKEND_AT] if len(args) > _BACKEND_AT else kwargs.pop("backend", None)
         rest = args[_BACKEND_AT + 1 :]
+        if machine.traffic is not None and args[_RANKS_AT]:
+            machine.traffic.differences.groups[tuple(args[_RANKS_AT])] = None
         if pretended:
             backend = "fake"
         elif backend is None or "nccl" in str(backend).lower():

@@ -15,6 +15,7 @@ from gpuprobe.model.place import Place
 from gpuprobe.model.run.communication import CollectiveRecord, wire_bytes
 from gpuprobe.model.values import Bytes
 from gpuprobe.virtual import frames
+from gpuprobe.virtual.distributed.differences import Differences
 
 # Of each operator: what it is called here, and the argument that is its payload; "=" is the result.
 _C10D: Final = {
@@ -53,6 +54,7 @@ _FUNCTIONAL: Final = {
     "reduce_scatter_tensor_coalesced": ("reduce_scatter", "inputs"),
     "reduce_scatter_tensor_out": ("reduce_scatter", "input"),
 }
+_TO_ONE: Final = ("send", "recv")
 _MESH: Final = "mesh_"
 """How ``DeviceMesh`` begins the description of a group: the name of the dimension follows."""
 
@@ -64,6 +66,7 @@ class Traffic:
         self._clock = clock
         self._sequence: Counter[str] = Counter()
         self.records: list[CollectiveRecord] = []
+        self.differences = Differences()
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """An operator has returned. Those that are no collectives are left out."""
@@ -83,6 +86,8 @@ class Traffic:
         ranks = group.size()
         label = str(group.group_name)
         self._sequence[label] += 1
+        if op in _TO_ONE:
+            self.differences.sent(group)
         description = group.group_desc
         self.records.append(
             CollectiveRecord(

@@ -29,16 +29,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe estimate (SCRIPT | -m MODULE) [--gpu GPU] [--steps N] "
         "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] "
-        "[--ranks N [--rank R,...]] [--json] [--] [ARGS ...]"
+        "[--ranks N [--rank R,...|distinct]] [--json] [--] [ARGS ...]"
     )
     add_virtual_run(parser)
     parser.add_argument(
         "--rank",
         type=rank_list,
         default=[0],
-        metavar="R,...",
-        help="with --ranks: which of them, from 0 (default: 0); of several, a table, and the one "
-        "that needs most",
+        metavar="R,...|distinct",
+        help="with --ranks: which of them, from 0 (default: 0), such as 0,8-15; of several, a "
+        "table, and the one that needs most. distinct: one of each group of ranks that behave "
+        "alike",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     add_top(parser, 8)
