@@ -14,6 +14,7 @@ import blocks
 
 REPORT = blocks.DOCS / "images" / "report.svg"
 VIEW = blocks.DOCS / "images" / "view.svg"
+TOP = blocks.DOCS / "images" / "top.svg"
 
 # Pictures of the page, by file: the theme, and the window in pixels.
 PAGES = {
@@ -122,6 +123,49 @@ async def main():
 asyncio.run(main())
 """
 
+# The dashboard of the simulated fleet after a minute and a half.
+_DASHBOARD = """
+import asyncio
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+del os.environ["NO_COLOR"]
+
+from gpuprobe.api.monitor import Monitor
+from gpuprobe.tui.monitor.app import TopApp
+
+
+class Last:
+    def __init__(self, moment):
+        self.moment = moment
+
+    def read(self):
+        return self.moment
+
+
+async def main():
+    with Monitor("8xh100", moving=True) as monitor:
+        moments = [monitor.read() for _ in range(90)]
+
+    @contextmanager
+    def source():
+        yield Last(moments[-1])
+
+    app = TopApp("8xh100", source=source)
+    for moment in moments[:-1]:
+        app.model.add(moment)
+    async with app.run_test(size=(132, 44)) as pilot:
+        while app.first_paint is None:
+            await pilot.pause(0.05)
+        await pilot.pause(0.2)
+        picture = app.export_screenshot(title="gpuprobe top --demo")
+        Path("top.svg").write_text(picture, encoding="utf-8")
+
+
+asyncio.run(main())
+"""
+
 # Textual's pictures load a font from a CDN, and carry an id that is new every time.
 _FONT_FACE = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 _COMMENT = re.compile(r"\s*<!--.*?-->", re.DOTALL)
@@ -134,7 +178,20 @@ def view(runner: blocks.Runner, scratch: str = "screen") -> str:
     for result in (runner.shell(BEFORE, cwd), runner.python(_SCREEN, cwd)):
         if result.code != 0:
             raise RuntimeError(result.output)
-    picture = (cwd / "view.svg").read_text(encoding="utf-8")
+    return _portable((cwd / "view.svg").read_text(encoding="utf-8"))
+
+
+def top(runner: blocks.Runner, scratch: str = "dashboard") -> str:
+    """What ``gpuprobe top --demo`` shows, as SVG."""
+    cwd = runner.scratch(scratch)
+    result = runner.python(_DASHBOARD, cwd)
+    if result.code != 0:
+        raise RuntimeError(result.output)
+    return _portable((cwd / "top.svg").read_text(encoding="utf-8"))
+
+
+def _portable(picture: str) -> str:
+    """A picture of Textual without what it loads from afar, and without its random names."""
     picture = _COMMENT.sub("", _FONT_FACE.sub("", picture))
     picture = picture.replace("Fira Code", "ui-monospace, Menlo, Consolas")
     picture = _ID.sub("terminal", picture)
@@ -188,4 +245,7 @@ def write(runner: blocks.Runner) -> None:
     screen = view(runner)
     if not VIEW.exists() or words(screen) != words(VIEW.read_text(encoding="utf-8")):
         VIEW.write_text(screen, encoding="utf-8")
+    dashboard = top(runner)
+    if not TOP.exists() or words(dashboard) != words(TOP.read_text(encoding="utf-8")):
+        TOP.write_text(dashboard, encoding="utf-8")
     pages(runner)

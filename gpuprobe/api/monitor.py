@@ -19,6 +19,7 @@ from gpuprobe.reporters.text.runs import HEAD as RUNS_HEADING
 from gpuprobe.reporters.text.runs import line as run_line
 
 if TYPE_CHECKING:
+    from gpuprobe.model.machine.process import ProcessDetails
     from gpuprobe.model.run.summary import Run
     from gpuprobe.probes.host.end_process import end_process
     from gpuprobe.recording.monitor_log import MomentLog, ReplayedLog, last_moment
@@ -35,6 +36,7 @@ __all__ = [
     "headline",
     "last_moment",
     "missing",
+    "process_details",
     "run_line",
     "runs",
     "with_unit",
@@ -67,6 +69,39 @@ def runs() -> list[Run]:
     from gpuprobe.recording.running import running
 
     return running()
+
+
+def process_details(pid: int, ticks: int) -> ProcessDetails:
+    """The arguments, folder and environment of the process that started at ``ticks`` (clock ticks
+    since boot; 0 for whichever has the number now), with secrets replaced by ``<secret>``: the
+    values of variables such as ``HF_TOKEN`` and ``WANDB_API_KEY`` wherever they appear, tokens of
+    known forms, and what follows ``--password`` and the like.
+    """
+    from dataclasses import replace
+
+    from gpuprobe.model.values import Unavailable
+    from gpuprobe.probes.host.process import process_details as read
+    from gpuprobe.reporters.support_bundle.redact import Redactor, is_secret_name
+
+    found = read(pid, ticks)
+    variables = () if isinstance(found.environment, Unavailable) else found.environment
+    redactor = Redactor(dict(variables))
+    if not isinstance(found.environment, Unavailable):
+        found = replace(
+            found,
+            environment=tuple(
+                (name, "<secret>" if is_secret_name(name) and value else redactor.secrets(value))
+                for name, value in variables
+            ),
+        )
+    if not isinstance(found.arguments, Unavailable):
+        hidden = []
+        for before, argument in zip(("", *found.arguments), found.arguments, strict=False):
+            announced = before.startswith("--") and "=" not in before and is_secret_name(before)
+            follows = announced and not argument.startswith("-")
+            hidden.append("<secret>" if follows else redactor.secrets(argument))
+        found = replace(found, arguments=tuple(hidden))
+    return found
 
 
 def errors_of(inventory: Inventory) -> list[str]:

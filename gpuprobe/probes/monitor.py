@@ -6,12 +6,13 @@ import os
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.machine.monitor import Moment, XidNote
 from gpuprobe.model.values import ReadStatus, Unavailable
-from gpuprobe.probes.host.describe import describe_host
+from gpuprobe.probes.host.describe import describe_host, proc_root
 from gpuprobe.probes.inventory import assemble
 from gpuprobe.probes.joining.devices import join_drivers
 
@@ -61,8 +62,9 @@ class Monitor:
 
                 self._fleet = stack.enter_context(fake_fleet(self._demo))
                 if self._moving:
-                    self._motion = Motion(self._fleet)
-            self._host = HostWatch()
+                    self._motion = Motion(self._fleet, Path(proc_root()))
+            clock = time.monotonic if self._motion is None else self._motion.clock
+            self._host = HostWatch(clock=clock)
             self._nvml = NvmlLive(self._interval)
             stack.callback(self._nvml.close)
             self._stack = stack.pop_all()

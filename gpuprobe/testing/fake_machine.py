@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from gpuprobe.testing.fake_cuda import FakeCuda
 from gpuprobe.testing.fake_nvml import FakeNvml
 from gpuprobe.testing.fleet import Fleet, load_fleet
 
-__all__ = ["fake_fleet"]
+__all__ = ["fake_fleet", "host_stat", "process_stat"]
+
+_UPTIME = 1_000_000  # seconds, of a machine that is not described
 
 
 @contextmanager
@@ -78,7 +81,11 @@ def write_proc_tree(fleet: Fleet, folder: Path) -> None:
     inode = 4026531836 if fleet.namespace == "first" else 4026532201
     (proc / "self" / "ns" / "pid").symlink_to(f"pid:[{inode}]")
     (proc / "self" / "cgroup").write_text("0::/\n")
-    (proc / "stat").write_text("cpu 0 0 0 0 0 0 0 0 0 0\nbtime 1700000000\n")
+    (proc / "stat").write_text(host_stat(fleet, time.time() - fleet.host.get("uptime", _UPTIME)))
+    hostname = fleet.host.get("hostname")
+    if hostname:
+        (proc / "sys" / "kernel").mkdir(parents=True)
+        _write(proc / "sys" / "kernel" / "hostname", hostname + "\n")
     (proc / "loadavg").write_text("9.61 8.80 7.95 12/2431 70001\n")
     (proc / "meminfo").write_text("MemTotal: 2113456789 kB\nMemAvailable: 1913456789 kB\n")
     if not fleet.init:
@@ -95,13 +102,9 @@ def write_proc_tree(fleet: Fleet, folder: Path) -> None:
         shown = name.replace("\\", "\\\\").replace("\n", "\\n")
         uid = facts.get("uid", 1000)
         _write(home / "status", f"Name:\t{shown}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
-        ticks = facts.get("started", 3600) * os.sysconf("SC_CLK_TCK")
-        _write(
-            home / "stat",
-            f"{pid} ({name}) S {facts.get('parent', 1)}"
-            + " 0" * 17
-            + f" {ticks} 0 {facts.get('resident', 4 << 30) // 4096}\n",
-        )
+        _write(home / "stat", process_stat(pid, facts))
+        if "folder" in facts:
+            (home / "cwd").symlink_to(facts["folder"])
         _write(home / "cmdline", "".join(f"{arg}\0" for arg in facts.get("cmdline", [])))
         _write(home / "cgroup", facts.get("cgroup", "0::/user.slice") + "\n")
         environ = facts.get("environ", {})
@@ -109,6 +112,31 @@ def write_proc_tree(fleet: Fleet, folder: Path) -> None:
     (folder / "etc").mkdir()
     lines = [f"{name}:x:{uid}:{uid}::/home:/bin/sh\n" for uid, name in fleet.users.items()]
     _write(folder / "etc" / "passwd", "".join(lines))
+
+
+def host_stat(fleet: Fleet, booted: float, seconds: float = 0.0) -> str:
+    """``/proc/stat`` of the machine, ``seconds`` after the fleet was opened. ``booted``: seconds
+    since the Unix epoch.
+    """
+    cpus = fleet.host.get("cpus", 0)
+    total = round(seconds * os.sysconf("SC_CLK_TCK") * cpus)
+    busy = sum(facts.get("cpu", 0) for facts in fleet.proc.values()) + 100  # one for the system
+    user = min(total, round(total * busy / 100 / cpus)) if cpus else 0
+    each = "".join(f"cpu{n} 0 0 0 0 0 0 0 0 0 0\n" for n in range(cpus))
+    return f"cpu {user} 0 0 {total - user} 0 0 0 0 0 0\n{each}btime {round(booted)}\n"
+
+
+def process_stat(pid: str, facts: Mapping[str, Any], seconds: float = 0.0) -> str:
+    """``/proc/PID/stat`` of a process that was busy for ``seconds`` at its usual share of a CPU."""
+    hertz, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    busy = round(seconds * hertz * facts.get("cpu", 0) / 100)
+    return (
+        f"{pid} ({facts.get('name', 'python')}) S {facts.get('parent', 1)}"
+        + " 0" * 9
+        + f" {busy} 0"
+        + " 0" * 6
+        + f" {facts.get('started', 3600) * hertz} 0 {facts.get('resident', 4 << 30) // page}\n"
+    )
 
 
 def _write(path: Path, text: str) -> None:

@@ -11,8 +11,12 @@ A fleet is a JSON object:
 * ``cuda_order``: NVML indices in the order of the CUDA driver (``FASTEST_FIRST``).
 * ``missing_functions``: C functions that the (older) driver does not have.
 * ``init``: the NVML error that ``nvmlInit`` ends with.
-* ``proc``: PID to what ``/proc`` shows of it; ``users``: uid to name; ``namespace``:
-  ``first`` or ``container``; ``environ``: variables that are set unless the caller sets them.
+* ``host``: ``hostname``, number of ``cpus``, ``uptime`` in seconds. The machine was started that
+  long before the fleet is opened.
+* ``proc``: PID to what ``/proc`` shows of it (``started``: seconds after the machine, ``cpu``:
+  percent of one CPU, ``resident``: bytes, ``folder``: where it runs); ``users``: uid to name;
+  ``namespace``: ``first`` or ``container``; ``environ``: variables that are set unless the caller
+  sets them.
 * ``kernel_log``: the driver's lines of the kernel log.
 """
 
@@ -67,6 +71,7 @@ class Fleet:
     cuda_order: tuple[int, ...]
     missing_functions: frozenset[str] = frozenset()
     init: str = ""
+    host: dict[str, Any] = field(default_factory=dict)
     proc: dict[str, dict[str, Any]] = field(default_factory=dict)
     users: dict[str, str] = field(default_factory=dict)
     namespace: str = "first"
@@ -143,6 +148,7 @@ def load_fleet(name: str) -> Fleet:
             cuda_order=tuple(raw.get("cuda_order", range(len(devices)))),
             missing_functions=frozenset(raw.get("missing_functions", ())),
             init=raw.get("init", ""),
+            host=raw.get("host", {}),
             proc=raw.get("proc", {}),
             users=raw.get("users", {}),
             namespace=raw.get("namespace", "first"),

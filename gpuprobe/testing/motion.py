@@ -9,26 +9,46 @@ from __future__ import annotations
 
 import copy
 import math
+import re
+from pathlib import Path
 from typing import Any
 
+from gpuprobe.testing.fake_machine import host_stat, process_stat
 from gpuprobe.testing.fleet import Fleet
 
 __all__ = ["Motion"]
 
 
 class Motion:
-    """Changes the facts of ``fleet`` in place."""
+    """Changes the facts of ``fleet`` in place, and the CPU time in ``proc``, its ``/proc``."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, proc: Path | None = None) -> None:
         self._fleet = fleet
         self._base = [copy.deepcopy(device) for device in fleet.devices]
         self._time = 0.0
+        self._proc = proc
+        self._booted = 0.0
+        if proc is not None:
+            match = re.search(r"btime (\d+)", (proc / "stat").read_text("ascii"))
+            self._booted = float(match.group(1)) if match else 0.0
+
+    def clock(self) -> float:
+        """Seconds that passed on this machine."""
+        return self._time
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
         self._time += seconds
         for index, device in enumerate(self._fleet.devices):
             _move(device, self._base[index], self._time, index)
+        if self._proc is not None:
+            stat = host_stat(self._fleet, self._booted, self._time)
+            (self._proc / "stat").write_text(stat, "ascii")
+            for at, (pid, facts) in enumerate(self._fleet.proc.items()):
+                # A little more in one second than in the next.
+                busy = self._time + 0.12 * math.sin(self._time / 3 + at)
+                line = process_stat(pid, facts, max(0.0, busy))
+                (self._proc / pid / "stat").write_bytes(line.encode("utf-8", "surrogateescape"))
 
 
 def _move(device: dict[str, Any], base: dict[str, Any], time: float, index: int) -> None:

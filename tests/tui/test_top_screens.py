@@ -205,7 +205,7 @@ async def test_filter_pin_tree_and_sorting_by_keys(tmp_path: Path) -> None:
         assert app.model.options.device == app.model.devices[0].key
         await pilot.press("f", "m", "v")
         assert app.model.options.device == ""
-        assert not shows(app, "other users")
+        assert not shows(app, "memory used")
     assert settings.load(file) == (
         Settings(theme="", sort="user", reverse=True, tree=True, detail=False),
         "",
@@ -441,11 +441,11 @@ async def test_readings_that_fail_are_said_and_tried_again() -> None:
 
 async def test_no_driver_denied_lost_and_hostile() -> None:
     for fleet, expected in (
-        ("no-driver", "no GPU is available"),
+        ("no-driver", "No GPU is available"),
         ("denied", "denied"),
         ("lost-gpu", " LOST "),
         ("hostile", "\\x1b"),
-        ("empty", "0 GPUs"),
+        ("empty", "The driver is loaded, and lists no GPU"),
         ("throttled", "power cap"),
         ("unified", "the host's"),
     ):
@@ -590,7 +590,13 @@ def fixed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[Mome
                 else rate
                 for rate in one.links
             )
-            inventory = replace(one.inventory, taken_at=1_701_000_000.0 + at, host=host)
+            listed = tuple(
+                replace(p, started_at=Reading(1_700_978_000.0 - 4321 * (p.pid % 100), "host"))
+                for p in one.inventory.processes
+            )
+            inventory = replace(
+                one.inventory, taken_at=1_701_000_000.0 + at, host=host, processes=listed
+            )
             loads = tuple(replace(p, cpu=Reading(99.0, "host")) for p in one.processes)
             scripted.append(
                 replace(one, inventory=inventory, host=load, links=links, processes=loads)

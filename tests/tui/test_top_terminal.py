@@ -71,8 +71,12 @@ async def test_from_a_training_run_to_its_end(terminal: Terminal, tmp_path: Path
         terminal.keys("P")
         await terminal.shows("PID▼")
         # The run of this process; the one that was found first may be another test's.
+        terminal.keys("Enter")
+        await terminal.shows(f"process {run.pid}")
         await terminal.shows("mine.gpuprobe · running", keys=("Enter",))
         await terminal.shows("Step 1 ·", keys=("g", "j"))
+        terminal.keys("Escape")
+        await terminal.shows(f"process {run.pid}")
         terminal.keys("Escape")
         await terminal.shows("PID▼")
         terminal.keys("K")

@@ -104,6 +104,17 @@ class ProcTree:
         except OSError as error:
             return Unavailable(f"{parts[-1]}: {error.strerror}", ReadStatus.ERROR)
 
+    @property
+    def is_real(self) -> bool:
+        """Whether this is the ``/proc`` of this process, not another machine's."""
+        return self._real
+
+    def machine(self) -> tuple[str, int]:
+        """The host's name and its number of CPUs; empty and 0 if the tree does not contain them."""
+        name, stat = self.read("sys", "kernel", "hostname"), self.read("stat")
+        cpus = 0 if isinstance(stat, Unavailable) else len(re.findall(r"^cpu\d+ ", stat, re.M))
+        return "" if isinstance(name, Unavailable) else name.strip(), cpus
+
     def in_first_namespace(self) -> bool | Unavailable:
         """Whether the PIDs seen here are those of the whole machine."""
         try:
@@ -246,14 +257,15 @@ def describe_host(proc: ProcTree | None = None, *, full: bool = True) -> HostInf
     tree = ProcTree() if proc is None else proc
     torch = _version("torch")
     names = os.uname()
+    hostname, cpus = (names.nodename, os.cpu_count() or 0) if tree.is_real else tree.machine()
     memory = tree.read("meminfo") if full else Unavailable("", ReadStatus.NOT_COLLECTED)
     cgroup = tree.read("self", "cgroup") if full else Unavailable("", ReadStatus.NOT_COLLECTED)
     return HostInfo(
-        hostname=names.nodename,
+        hostname=hostname or names.nodename,
         platform=f"{names.sysname} {names.release} {names.machine}",
         python=".".join(map(str, sys.version_info[:3])),
         pid=os.getpid(),
-        cpu_count=os.cpu_count() or 0,
+        cpu_count=cpus,
         memory_total=meminfo(memory, "MemTotal"),
         memory_available=meminfo(memory, "MemAvailable"),
         container=Reading(

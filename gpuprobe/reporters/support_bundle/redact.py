@@ -95,11 +95,7 @@ class Redactor:
 
         ``addresses=False`` leaves what looks like an IP address: version numbers do.
         """
-        for value, word in self._literal:
-            text = text.replace(value, word)
-        text = _URL_CREDENTIALS.sub(r"\1<secret>@", text)
-        text = _TOKENS.sub("<secret>", text)
-        text = _PAIR.sub(r"\1<secret>", text)
+        text = self.secrets(text)
         text = _MAIL.sub("<mail>", text)
         text = _HOME.sub(r"\1<user>", text)
         text = self._name.sub(lambda m: self._lower.get(m.group().lower(), "<name>"), text)
@@ -108,6 +104,14 @@ class Redactor:
             text = _IPV4.sub("<ip>", text)
             text = _IPV6.sub("<ip>", text)
         return text
+
+    def secrets(self, text: str) -> str:
+        """``text`` without secrets; names and addresses stay."""
+        for value, word in self._literal:
+            text = text.replace(value, word)
+        text = _URL_CREDENTIALS.sub(r"\1<secret>@", text)
+        text = _TOKENS.sub("<secret>", text)
+        return _PAIR.sub(r"\1<secret>", text)
 
     def data(self, value: Any, *, addresses: bool = True) -> Any:
         """Plain JSON data, with every text in it (keys too) redacted."""

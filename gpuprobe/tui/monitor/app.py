@@ -21,11 +21,15 @@ from textual.message import Message
 
 from gpuprobe.api.monitor import Monitor
 from gpuprobe.errors import GpuprobeError
+from gpuprobe.model.machine.process import ProcessDetails
+from gpuprobe.model.machine.selection import Selection
 from gpuprobe.model.text import visible, wrapped
+from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.tui.monitor import settings as remembered
 from gpuprobe.tui.monitor.keys import INTERVALS, KEYS
 from gpuprobe.tui.monitor.model import TopModel
 from gpuprobe.tui.monitor.pane_heights import PaneHeights, divide
+from gpuprobe.tui.monitor.process_screen import ProcessScreen
 from gpuprobe.tui.monitor.reader_thread import (
     Crashed,
     Done,
@@ -46,7 +50,6 @@ if TYPE_CHECKING:
     from textual import events
 
     from gpuprobe.model.machine.diagnosis import Diagnosis
-    from gpuprobe.model.run.summary import Run
     from gpuprobe.tui.monitor.tables.process_rows import ProcessRow
 
 _RUNS_EVERY = 5.0
@@ -86,8 +89,11 @@ class TopApp(ProbeApp):
         readonly: bool = False,
         moving: bool = False,
         settings_file: Path | None = None,
+        selection: Selection | None = None,
     ) -> None:
-        self.model = TopModel(interval=interval, replayed=replayed)
+        self.model = TopModel(
+            interval=interval, replayed=replayed, selection=selection or Selection()
+        )
         self._settings_file = settings_file
         self._settings, self._complaint = remembered.load(settings_file)
         # NO_COLOR counts more than what was remembered from another day.
@@ -103,6 +109,7 @@ class TopApp(ProbeApp):
         self._heights: PaneHeights | None = None
         self._rows: tuple[ProcessRow, ...] = ()
         self._runs_due = 0.0
+        self._details: ProcessDetails | None = None  # of the process whose page is open
         self.first_paint: float | None = None  # time.monotonic() of the first reading shown
         open_source = source or (lambda: Monitor(demo, interval=interval, moving=moving))
         self.reader = ReaderThread(open_source, self._arrived, interval)
@@ -116,6 +123,7 @@ class TopApp(ProbeApp):
         self._devices = LiveTable(id="devices")
         self._detail = TextPane(id="detail")
         self._processes = LiveTable(id="processes")
+        self._no_gpu = TextPane(id="no-gpu")
         self._note = TextPane(id="note")
         self._footer = KeyBar((*APP_KEYS, *KEYS), id="footer")
         self._panes = (
@@ -127,7 +135,10 @@ class TopApp(ProbeApp):
             self._note,
             self._footer,
         )
-        yield from self._panes
+        self._no_gpu.display = False
+        yield from self._panes[:2]
+        yield self._no_gpu
+        yield from self._panes[2:]
 
     def on_mount(self) -> None:
         super().on_mount()
@@ -149,9 +160,16 @@ class TopApp(ProbeApp):
         wanted = divide(
             self.size.height,
             len(self.model.devices),
-            noted=bool(self.model.notes()),
+            noted=bool(self.model.notes()) and self.model.has_gpus,
             detail=self._detail_wanted,
+            processes=len(self.model.processes),
         )
+        without = not self.model.has_gpus
+        if without:  # the tables leave their lines to the explanation
+            lines = wanted.devices + wanted.detail + wanted.processes
+            self._no_gpu.styles.height = lines
+            wanted = wanted._replace(devices=0, detail=0, processes=0)
+        self._no_gpu.display = without
         if wanted == self._heights:
             self._show()
             return
@@ -159,6 +177,8 @@ class TopApp(ProbeApp):
         for pane, lines in zip(self._panes, wanted, strict=True):
             pane.styles.height = lines
             pane.display = lines > 0
+        if self._processes.display and self.focused is None and len(self.screen_stack) <= 1:
+            self._processes.focus()  # it was hidden while there was no GPU
         self.call_after_refresh(self._show)
 
     def _show(self) -> None:
@@ -169,10 +189,13 @@ class TopApp(ProbeApp):
         self._title.show([model.title(columns)])
         self._host.show([model.host(columns)])
         self._note.show([model.note(columns)])
+        if not model.has_gpus:
+            self._no_gpu.show(model.no_gpu(columns, self._no_gpu.size.height))
+            return
         per = 2 if heights.devices > len(model.devices) + 1 else 1
         panel = model.panel(self._columns, two_lines=per == 2)
         self._devices.fill(
-            [panel.heading],
+            [panel.heading, panel.legend] if panel.legend else [panel.heading],
             len(model.devices),
             lambda at: panel.lines[at * per : at * per + per],
             per=per,
@@ -181,6 +204,9 @@ class TopApp(ProbeApp):
         if heights.detail:
             self._detail.show(model.detail(columns, heights.detail))
         self._show_processes()
+        stack = self.screen_stack  # empty while the screen is being taken down
+        if stack and isinstance(stack[-1], ProcessScreen):
+            stack[-1].show_page()
 
     def _show_processes(self) -> None:
         # The cursor stays on its process, wherever that is sorted to now.
@@ -254,6 +280,12 @@ class TopApp(ProbeApp):
             else:
                 self.model.runs = done.result  # type: ignore[assignment]
                 self._show()
+        elif done.name == "process":
+            details = done.result
+            if isinstance(details, ProcessDetails):
+                self._details = details
+                if isinstance(self.screen, ProcessScreen):
+                    self.screen.show_page()
         elif done.name == "doctor":
             from gpuprobe.tui.monitor.doctor import DoctorScreen
 
@@ -296,9 +328,8 @@ class TopApp(ProbeApp):
             self.action_follow()
             return
         row = self._row()
-        run = None if row is None else self.model.run_of(row)
-        if run is not None:
-            self._open_run(run)
+        if row is not None:
+            self._open_process(row)
 
     def on_text_pane_clicked(self, message: TextPane.Clicked) -> None:
         if message.pane is self._processes and message.y == 1:
@@ -377,6 +408,17 @@ class TopApp(ProbeApp):
             self.model.pin(row)
             self._show()
 
+    def action_tag(self) -> None:
+        row = self._row()
+        if row is not None and row.device:
+            self.model.tag(row)
+            self._processes.move_to(self._processes.cursor + 1)
+            self._show()
+
+    def action_untag(self) -> None:
+        self.model.tagged = frozenset()
+        self._show()
+
     def action_follow(self) -> None:
         self.model.change(device="" if self.model.options.device else self.model.chosen)
         self._show()
@@ -412,10 +454,33 @@ class TopApp(ProbeApp):
 
         self.push_screen(RunsScreen(demo=self.demo))
 
-    def _open_run(self, run: Run) -> None:
-        from gpuprobe.tui.runs import open_run
+    def _open_process(self, row: ProcessRow) -> None:
+        """The page of one process. What is too much for each row is read once, by the reader."""
+        self._details = None
+        if self.model.replayed:
+            away = Unavailable("a replayed log does not contain it", ReadStatus.NOT_COLLECTED)
+            self._details = ProcessDetails(row.pid, away, away, away)
+        else:
+            from gpuprobe.api.monitor import process_details
 
-        open_run(self, run.path, self.demo)
+            self.reader.run_job("process", partial(process_details, row.pid, row.ticks))
+
+        def lines(columns: int) -> list[Line]:
+            found = self._details
+            mine = found if found is not None and found.pid == row.pid else None
+            return self.model.process_page(row, mine, columns)
+
+        def open_its_run() -> None:
+            run = self.model.run_of(row)
+            if run is None:
+                self.notify("this process is not recorded", markup=False)
+            else:
+                from gpuprobe.tui.runs import open_run
+
+                open_run(self, run.path, self.demo)
+
+        title = f"process {row.pid}"
+        self.push_screen(ProcessScreen(title, lines, open_its_run, partial(self._end, [row])))
 
     def action_doctor(self) -> None:
         from gpuprobe.tui.monitor.doctor import DoctorScreen
@@ -445,22 +510,28 @@ class TopApp(ProbeApp):
         self._arrived(Done("doctor", result))
 
     def action_end_process(self) -> None:
+        rows = self.model.tagged_rows
+        if not rows:
+            row = self._row()
+            rows = [] if row is None else [row]
+        if rows:
+            self._end(rows)
+
+    def _end(self, rows: Sequence[ProcessRow]) -> None:
         from gpuprobe.tui.monitor.end_process import ask_to_end
 
-        row = self._row()
-        if row is None:
-            return
         refusal = ""
+        unseen = [str(row.pid) for row in rows if row.hidden or not row.ticks]
         if self.readonly:
             refusal = "read-only: processes cannot be ended"
         elif self.demo or self.model.replayed:
             refusal = "these processes are not on this machine"
-        elif row.hidden or not row.ticks:
-            refusal = f"process {row.pid} is not visible from here"
+        elif unseen:
+            refusal = f"process {', '.join(unseen)} is not visible from here"
         if refusal:
             self.notify(refusal, severity="warning", markup=False)
         else:
-            ask_to_end(self, row, self.reader.hurry)
+            ask_to_end(self, rows, self.reader.hurry)
 
     def _remember(self, **changes: Any) -> None:
         self._settings = replace(self._settings, **changes)

@@ -1,9 +1,9 @@
-"""Ending the process under the cursor, after a question."""
+"""Ending the process under the cursor, or all tagged ones, after a question."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual.app import App, ComposeResult
@@ -12,12 +12,14 @@ from textual.screen import ModalScreen
 
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.tui.monitor.tables.process_rows import ProcessRow
-from gpuprobe.tui.widgets.styled_text import Line, fit
+from gpuprobe.tui.widgets.styled_text import Line, fit, left, right
 from gpuprobe.tui.widgets.text_pane import TextPane
+
+_LISTED = 8
 
 
 class EndProcess(ModalScreen[int]):
-    """Asks whether a process should get a signal; the result is its number, 0 for none."""
+    """Asks whether processes should get a signal; the result is its number, 0 for none."""
 
     CSS = """
     EndProcess { align: center middle; background: transparent; }
@@ -30,29 +32,26 @@ class EndProcess(ModalScreen[int]):
         Binding("escape,n,q,enter", "answer(0)", "no", show=False),
     ]
 
-    def __init__(self, row: ProcessRow) -> None:
+    def __init__(self, rows: Sequence[ProcessRow]) -> None:
         super().__init__()
-        self._row = row
+        self._rows = rows
         self._pane = TextPane()
 
     def compose(self) -> ComposeResult:
         yield self._pane
 
     def on_mount(self) -> None:
+        self._pane.styles.height = len(self._about()) + 4  # with the keys and the border
         self.call_after_refresh(self._show)
 
     def on_resize(self) -> None:
         self._show()
 
     def _show(self) -> None:
-        row, columns = self._row, self._pane.size.width
+        columns = self._pane.size.width
+        about = self._about()
         lines: list[Line] = [
-            ((f" End process {row.pid}?", "title"),),
-            (),
-            ((" user     ", "dim"), (row.user, "")),
-            ((" command  ", "dim"), (row.command, "bold")),
-            ((" memory   ", "dim"), (f"{row.memory_text} on GPU {row.gpu}", "")),
-            ((" runs for ", "dim"), (row.age_text, "")),
+            *about,
             (),
             (
                 (" t ", "key"),
@@ -67,21 +66,53 @@ class EndProcess(ModalScreen[int]):
         ]
         self._pane.show([fit(line, columns) for line in lines])
 
+    def _about(self) -> list[Line]:
+        return self._one() if len(self._rows) == 1 else self._several()
+
+    def _one(self) -> list[Line]:
+        row = self._rows[0]
+        return [
+            ((f" End process {row.pid}?", "title"),),
+            (),
+            ((" user     ", "dim"), (row.user, "")),
+            ((" command  ", "dim"), (row.command, "bold")),
+            ((" memory   ", "dim"), (f"{row.memory_text} on GPU {row.gpu}", "")),
+            ((" runs for ", "dim"), (row.age_text, "")),
+        ]
+
+    def _several(self) -> list[Line]:
+        lines: list[Line] = [((f" End {len(self._rows)} processes?", "title"),), ()]
+        for row in self._rows[:_LISTED]:
+            lines.append(
+                (
+                    (f" {right(str(row.pid), 8)}  {left(row.user, 10)} ", "dim"),
+                    (f"{right(row.memory_text, 10)}  ", ""),
+                    (row.command, "bold"),
+                )
+            )
+        if len(self._rows) > _LISTED:
+            lines.append(((f"          and {len(self._rows) - _LISTED} more", "dim"),))
+        return lines
+
     def action_answer(self, number: int) -> None:
         self.dismiss(number)
 
 
-def ask_to_end(app: App[None], row: ProcessRow, then: Callable[[], object]) -> None:
-    """Ask which signal the process should get, and send it; ``then`` is called where it was."""
+def ask_to_end(app: App[None], rows: Sequence[ProcessRow], then: Callable[[], object]) -> None:
+    """Ask which signal the processes should get, and send it; ``then`` is called if one got it."""
 
     def answered(number: int | None) -> None:
         if number:
-            _signal(app, row, number, then)
+            sent = [row.pid for row in rows if _signal(app, row, number)]
+            if sent:
+                who = f"process {sent[0]}" if len(sent) == 1 else f"{len(sent)} processes"
+                app.notify(f"sent signal {number} to {who}", markup=False)
+                then()
 
-    app.push_screen(EndProcess(row), answered)
+    app.push_screen(EndProcess(rows), answered)
 
 
-def _signal(app: App[None], row: ProcessRow, number: int, then: Callable[[], object]) -> None:
+def _signal(app: App[None], row: ProcessRow, number: int) -> bool:
     from gpuprobe.api.monitor import end_process
 
     try:
@@ -92,5 +123,5 @@ def _signal(app: App[None], row: ProcessRow, number: int, then: Callable[[], obj
         reason = f"no permission: process {row.pid} is {row.user}'s"
         app.notify(reason, severity="error", markup=False)
     else:
-        app.notify(f"sent signal {number} to process {row.pid}", markup=False)
-        then()
+        return True
+    return False

@@ -11,7 +11,10 @@ INTERVALS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 KEYS = (
     *MOVE_KEYS,
     Key("Tab", "switch between GPUs and processes", {"tab": "other_pane"}),
-    Key("Enter", "on a GPU: only its processes; on a recorded process (◉): its run"),
+    Key(
+        "Enter",
+        "on a GPU: only its processes; on a process: command, environment, history, recording (◉)",
+    ),
     Key(
         "/",
         "filter: all words must match; user: pid: gpu: job: search one column",
@@ -48,6 +51,13 @@ KEYS = (
         command=True,
     ),
     Key(
+        "x",
+        "tag or untag a process and move on; X untags all",
+        {"x": "tag", "X": "untag"},
+        footer="tag",
+        command=True,
+    ),
+    Key(
         "f",
         "processes of the selected GPU only, or all",
         {"f": "follow"},
@@ -61,7 +71,7 @@ KEYS = (
     ),
     Key(
         "K",
-        "end a process, after confirmation",
+        "end the tagged processes, or the selected one, after confirmation",
         {"K": "end_process"},
         footer="end",
         command=True,

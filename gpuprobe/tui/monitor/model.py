@@ -14,12 +14,15 @@ from gpuprobe.api.monitor import errors_of, headline, missing
 from gpuprobe.model.io.document import header
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.machine.monitor import HostLoad, Moment
+from gpuprobe.model.machine.selection import Selection
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.values import Bytes, Reading, ReadStatus, Unavailable
 from gpuprobe.tui.monitor.tables.device_detail import PLOTS, detail
 from gpuprobe.tui.monitor.tables.device_rows import DeviceRow, device_rows
 from gpuprobe.tui.monitor.tables.device_table import Panel, table
-from gpuprobe.tui.monitor.tables.history import DeviceHistory
+from gpuprobe.tui.monitor.tables.history import DeviceHistory, ProcessHistory
+from gpuprobe.tui.monitor.tables.no_gpu import no_gpu
+from gpuprobe.tui.monitor.tables.process_page import process_page
 from gpuprobe.tui.monitor.tables.process_rows import (
     SORTS,
     Key,
@@ -32,16 +35,18 @@ from gpuprobe.tui.widgets.plot import spark
 from gpuprobe.tui.widgets.styled_text import Line, bar, fit, joined, level, line_width, right
 
 if TYPE_CHECKING:
+    from gpuprobe.model.machine.process import ProcessDetails
     from gpuprobe.model.run.summary import Run
 
 EXPORT_SCHEMA = "gpuprobe.top"
 
-EXPORT_VERSION = (2, 0)
+EXPORT_VERSION = (2, 1)
 """(major, minor) of the document that ``e`` exports. A newer minor only adds keys.
 
-DeviceHistory:
+History:
 * 1.0: first version.
 * 1.1: ``work``, what each GPU does for each process.
+* 2.1: ``selection`` and ``tagged`` of what is shown.
 """
 
 
@@ -63,14 +68,22 @@ class TopModel:
     failure: str = ""
     runs: tuple[Run, ...] = ()  # recordings that are being written on this machine
     history: DeviceHistory = field(default_factory=DeviceHistory)
+    process_history: ProcessHistory = field(default_factory=ProcessHistory)
+    selection: Selection = field(default_factory=Selection)
+    machine: Inventory | None = None  # all of it, before the selection
+    tagged: frozenset[Key] = frozenset()
 
     # -- taking in
 
     def add(self, moment: Moment) -> None:
         """Take in a reading."""
+        self.machine = moment.inventory
+        if self.selection:
+            moment = replace(moment, inventory=self.selection.of(moment.inventory))
         self.moment = moment
         self.failure = _failure(moment.inventory)
         self.history.add(moment)
+        self.process_history.add(moment)
         # A driver that is gone lists no device: those that were there stay on the screen.
         if moment.inventory.devices or not self.failure:
             self.devices = device_rows(moment)
@@ -85,11 +98,12 @@ class TopModel:
             self.processes = process_rows(self.moment, self.options)
 
     def _forget_pins(self, moment: Moment) -> None:
-        """Pins of processes that ended; or the set would grow for as long as it is open."""
+        """Pins and tags of processes that ended; or the sets would grow without end."""
         here: set[Key] = {(load.pid, load.ticks) for load in moment.processes}
         here |= {(process.pid, 0) for process in moment.inventory.processes}
         if not self.options.pinned <= here:
             self.options = replace(self.options, pinned=self.options.pinned & here)
+        self.tagged &= here
 
     # -- what the reader asks for
 
@@ -112,6 +126,16 @@ class TopModel:
     def pin(self, row: ProcessRow) -> None:
         """Pin a process to the top, or let it go."""
         self.change(pinned=self.options.pinned ^ {row.key})
+
+    def tag(self, row: ProcessRow) -> None:
+        """Tag a process, or take its tag away."""
+        self.tagged ^= {row.key}
+
+    @property
+    def tagged_rows(self) -> list[ProcessRow]:
+        """One row of each tagged process that is listed: a filter hides some."""
+        found = {row.key: row for row in self.processes if row.key in self.tagged}
+        return list(found.values())
 
     def choose(self, position: int) -> None:
         """Choose the GPU in this row of the table."""
@@ -136,10 +160,12 @@ class TopModel:
         inventory = self.moment.inventory
         words = headline(inventory).partition(" · ")
         start: Line = (("", "section"), (f" {words[0]}", "title"), (f" · {words[2]}", ""))
-        if columns >= 120 and inventory.host.hostname and not inventory.demo:
+        if columns >= 120 and inventory.host.hostname:
             start += ((f" · {visible(inventory.host.hostname)}", "dim"),)
         clock = time.strftime("%H:%M:%S", time.localtime(inventory.taken_at))
         marks: list[Line] = []
+        if self.selection:
+            marks.append(((f" only {visible(self.selection.text)} ", "badge"),))
         if self.replayed:
             marks.append(((f" {visible(self.replayed)} ", "badge"),))
         if self.ended:
@@ -194,6 +220,35 @@ class TopModel:
             plain=self.plain,
         )
 
+    @property
+    def has_gpus(self) -> bool:
+        """Whether there is a GPU or a process to show, or nothing was read yet."""
+        return bool(self.devices or self.processes) or self.machine is None
+
+    def no_gpu(self, columns: int, height: int) -> list[Line]:
+        """What is shown in place of the tables if there is no GPU."""
+        assert self.machine is not None
+        return no_gpu(self.machine, self.selection, len(self.runs), columns, height)
+
+    def process_page(
+        self, row: ProcessRow, details: ProcessDetails | None, columns: int
+    ) -> list[Line]:
+        """One process in depth, with its newest readings; its last ones if it has ended."""
+        rows: list[ProcessRow] = []
+        if self.moment is not None:
+            options = ListOptions(sort="gpu")
+            rows = [one for one in process_rows(self.moment, options) if one.key == row.key]
+        return process_page(
+            rows or [row],
+            details,
+            self.process_history,
+            self.run_of(row),
+            columns,
+            interval=self.interval,
+            totals={device.key: device.total for device in self.devices},
+            ended=not rows,
+        )
+
     def detail(self, columns: int, height: int) -> list[Line]:
         """The chosen GPU in depth."""
         row = self.chosen_row
@@ -228,6 +283,9 @@ class TopModel:
             line += (("  filter ", "dim"), (visible(self.options.needle), "match"))
         if self.options.pinned:
             line += ((f"  {len(self.options.pinned)} pinned", "pinned"),)
+        if self.tagged:
+            held = sum(r.memory or 0 for r in self.processes if r.key in self.tagged)
+            line += ((f"  {len(self.tagged)} tagged, {human_bytes(held)}", "warning"),)
         if self.options.tree:
             line += (("  tree", "accent"),)
         words = f"by {self.options.sort}{', reversed' if self.options.reverse else ''} "
@@ -238,7 +296,8 @@ class TopModel:
 
     def process_line(self, row: ProcessRow, columns: Columns) -> Line:
         """One process."""
-        return process_line(row, columns, recorded=self.run_of(row) is not None)
+        recorded = self.run_of(row) is not None
+        return process_line(row, columns, recorded=recorded, tagged=row.key in self.tagged)
 
     def notes(self) -> list[str]:
         """What is unusual, in sentences, the worst first."""
@@ -307,6 +366,8 @@ class TopModel:
                 "tree": self.options.tree,
                 "filter": self.options.needle,
                 "device": self.options.device,
+                "selection": to_plain(self.selection),
+                "tagged": sorted(pid for pid, _ in self.tagged),
                 "notes": self.notes(),
             },
         }

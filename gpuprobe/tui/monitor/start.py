@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpuprobe.api.monitor import Monitor
 from gpuprobe.model.machine.monitor import Moment
+from gpuprobe.model.machine.selection import Selection
 from gpuprobe.tui.monitor import settings
 from gpuprobe.tui.monitor.app import TopApp
 from gpuprobe.tui.monitor.reader_thread import MachineReader
@@ -33,8 +34,8 @@ class Logged:
         return moment
 
 
-def show(args: argparse.Namespace) -> int:
-    """Run the dashboard until it is left; returns its exit code.
+def show(args: argparse.Namespace, selection: Selection) -> int:
+    """Run the dashboard of what is selected until it is left; returns its exit code.
 
     Raises UsageError and DataError before a screen is opened, where the log cannot be written or
     the file to replay is none; and a fault of gpuprobe's own that ended the screen.
@@ -61,6 +62,7 @@ def show(args: argparse.Namespace) -> int:
             replayed="" if args.replay is None else Path(args.replay).name,
             readonly=args.readonly,
             settings_file=settings.settings_path(),
+            selection=selection,
         )
         return app.show()
 

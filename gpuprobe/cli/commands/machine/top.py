@@ -11,9 +11,11 @@ import gc
 import sys
 
 from gpuprobe.cli import exit_codes, stderr
-from gpuprobe.cli.options import add_demo
+from gpuprobe.cli.options import add_demo, positive
 from gpuprobe.cli.screen import can_show, columns
 from gpuprobe.errors import UsageError
+from gpuprobe.model.machine.selection import Selection
+from gpuprobe.model.text import visible
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +24,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--interval", type=float, default=1.0, metavar="SECONDS", help="time between readings"
     )
     add_demo(parser)
+    parser.add_argument(
+        "--user",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only processes of this user (repeatable)",
+    )
+    parser.add_argument(
+        "--pid",
+        action="append",
+        default=[],
+        type=positive,
+        metavar="PID",
+        help="only this process (repeatable)",
+    )
+    parser.add_argument(
+        "--only",
+        metavar="GPUS",
+        help="only these GPUs: NVML numbers, UUIDs or PCI addresses, with commas",
+    )
     parser.add_argument(
         "--log", metavar="FILE", help="write every reading to a new file, for --replay"
     )
@@ -44,6 +66,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--replay cannot be combined with --demo or --log")
     if args.readonly and args.log is not None:
         raise UsageError("--readonly cannot be combined with --log")
+    selection = Selection(
+        tuple(args.user), tuple(args.pid), tuple(filter(None, (args.only or "").split(",")))
+    )
+    if args.only is not None and not selection.gpus:
+        raise UsageError("--only requires at least one GPU", hint="for example --only 0,2")
     if args.once or not can_show():
         if args.log is not None:
             raise UsageError("--log needs a terminal", hint="gpuprobe info --json prints a reading")
@@ -56,8 +83,14 @@ def run(args: argparse.Namespace) -> int:
             found = last_moment(args.replay).inventory
         else:
             found = inventory(("nvml",), args.demo, detail="table")
+        unknown = selection.unknown_gpus(found)
+        if unknown and found.devices:
+            raise UsageError(
+                f"no such GPU: {', '.join(map(visible, unknown))}",
+                hint="gpuprobe info lists the GPUs with their NVML numbers",
+            )
         info_text.write(
-            found,
+            selection.of(found),
             sys.stdout,
             columns=columns(info_text.WIDTH),
             colour=wants_colour(sys.stdout),
@@ -74,6 +107,6 @@ def run(args: argparse.Namespace) -> int:
     try:
         from gpuprobe.tui.monitor.start import show  # 150 ms: Textual
 
-        return show(args) or exit_codes.OK
+        return show(args, selection) or exit_codes.OK
     finally:
         gc.enable()

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from gpuprobe.model.text import human_bytes, width
-from gpuprobe.tui.monitor.tables.device_rows import DeviceRow, Part, rate_text
+from gpuprobe.tui.monitor.tables.device_rows import PART_NAMES, DeviceRow, Part, rate_text
 from gpuprobe.tui.monitor.tables.history import DeviceHistory
+from gpuprobe.tui.widgets.area import LEAST_COLUMNS, LEAST_ROWS, area_plot, duration, short_bytes
 from gpuprobe.tui.widgets.plot import blocks
 from gpuprobe.tui.widgets.styled_text import Line, fit, joined, right
 
@@ -58,13 +59,30 @@ def _shared(columns: int, sizes: Sequence[int]) -> list[int]:
 
 def waterfall_legend(row: DeviceRow, columns: int, plain: bool = False) -> list[Line]:
     """The parts by name and size, in lines of at most ``columns``."""
+    return _legend(
+        [
+            (part, f"{part.name} {'?' if part.why else human_bytes(part.size)}")
+            for part in row.parts
+            if part.size or part.why
+        ],
+        columns,
+        plain,
+    )
+
+
+def bars_legend(rows: Sequence[DeviceRow], columns: int, plain: bool = False) -> Line:
+    """What the colours of all GPUs' bars mean, in one line of at most ``columns``."""
+    seen = {part.part: part for row in rows for part in row.parts if part.size}
+    names = [(seen[part], PART_NAMES[part]) for part in PART_NAMES if part in seen]
+    lines = _legend(names, columns, plain)
+    return lines[0] if lines else ()
+
+
+def _legend(parts: Sequence[tuple[Part, str]], columns: int, plain: bool) -> list[Line]:
     lines: list[Line] = []
     line: Line = ()
     taken = 0
-    for part in row.parts:
-        if part.size == 0 and not part.why:
-            continue
-        text = f"{part.name} {'?' if part.why else human_bytes(part.size)}"
+    for part, text in parts:
         cost = width(text) + 2 + (3 if line else 0)
         if line and taken + cost > columns:
             lines.append(line)
@@ -137,7 +155,7 @@ def _plots(
     row: DeviceRow, history: DeviceHistory, columns: int, height: int, first: int, interval: float
 ) -> list[Line]:
     across = max(1, min(4, columns // 36))
-    down = max(1, min(2, height // 5))
+    down = max(1, min(2 if height < 30 else 3, height // 5))
     order = [PLOTS[(first + i) % len(PLOTS)] for i in range(len(PLOTS))]
     # What this GPU does not have leaves its place to what it has.
     order.sort(key=lambda plot: all(map(math.isnan, history.of(row.key, plot[0]) or [0.0])))
@@ -165,24 +183,44 @@ def _plot(
     """A heading with the latest value and the scale, then ``rows - 1`` lines of blocks."""
     series, name, word = plot
     values = history.of(row.key, series)
-    known = [v for v in values if not math.isnan(v)]
-    span = _span(min(len(values), columns) * interval)
-    if not known:
-        heading: Line = ((name, "head"), ("  not available", "dim"))
-        return [fit(heading, columns), *(fit((), columns) for _ in range(rows - 1))]
     highest = {
         "utilisation": 100.0,
         "memory": float(row.total),
         "temperature": 100.0,
         # The limit, from the share of it that is drawn now.
-        "power": values[-1] / row.power if row.power > 0 else 0.0,
+        "power": values[-1] / row.power if values and row.power > 0 else 0.0,
     }.get(series, 0.0)
-    shown = values[-columns:]
-    top = max([highest, *(v for v in shown if not math.isnan(v))]) or 1.0
+    return curve(values, name, word, columns, rows, interval, highest)
+
+
+def curve(
+    values: Sequence[float],
+    name: str,
+    word: Callable[[float], str],
+    columns: int,
+    rows: int,
+    interval: float,
+    highest: float = 0.0,
+) -> list[Line]:
+    """A heading with the latest value, and its curve with axes below it; in little room without
+    axes, and their ends in the heading. ``highest`` is the least that the scale ends with.
+    """
+    if all(map(math.isnan, values)):
+        heading: Line = ((name, "head"), ("  not available", "dim"))
+        return [fit(heading, columns), *(fit((), columns) for _ in range(rows - 1))]
     latest = values[-1]
     now = "?" if math.isnan(latest) else word(latest)
-    scale = f"↑{word(top)} ←{span}"
     heading = ((f"{name} ", "head"), (now, "bold"))
+    axes = columns >= LEAST_COLUMNS and rows - 1 >= LEAST_ROWS
+    shown = values[-2 * columns :]
+    top = max([highest, *(v for v in shown if not math.isnan(v))]) or 1.0
+    if axes:
+        short = _SHORT.get(name, word)
+        drawn = area_plot(shown, columns, rows - 1, top, short, interval)
+        return [fit(heading, columns), *(fit(line, columns) for line in drawn)]
+    shown = values[-columns:]
+    top = max([highest, *(v for v in shown if not math.isnan(v))]) or 1.0
+    scale = f"↑{word(top)} ←{duration(len(shown) * interval)}"
     taken = width(name) + 1 + width(now)
     if taken + width(scale) + 2 <= columns:
         heading += ((right(scale, columns - taken), "dim"),)
@@ -191,5 +229,9 @@ def _plot(
     return [fit(heading, columns), *(((pad + text, "plot"),) for text in plotted)]
 
 
-def _span(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+_SHORT: dict[str, Callable[[float], str]] = {
+    "memory used": short_bytes,
+    "memory": short_bytes,
+    "resident": short_bytes,
+}
+"""How the axis of a plot writes its values, where the heading is more exact."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from gpuprobe.model.record import record
 from gpuprobe.model.text import width
 from gpuprobe.tui.monitor.tables.columns import TableColumn, lay_out
-from gpuprobe.tui.monitor.tables.device_detail import waterfall_bar
+from gpuprobe.tui.monitor.tables.device_detail import bars_legend, waterfall_bar
 from gpuprobe.tui.monitor.tables.device_rows import DeviceRow
 from gpuprobe.tui.monitor.tables.history import DeviceHistory
 from gpuprobe.tui.widgets.plot import spark
@@ -18,11 +18,14 @@ from gpuprobe.tui.widgets.styled_text import Line, bar, fit, joined, left, level
 
 @record(frozen=True, slots=True)
 class Panel:
-    """The table: its heading, and ``per_device`` lines for each GPU."""
+    """The table: its heading, ``per_device`` lines for each GPU, and what the colours of the bars
+    mean (empty without bars).
+    """
 
     heading: Line
     lines: tuple[Line, ...]
     per_device: int
+    legend: Line = ()
 
 
 _COLUMNS = (
@@ -38,6 +41,7 @@ _COLUMNS = (
     TableColumn("history", "history", 12, 60, 6),
     TableColumn("badges", "", 0, 0, 2),
 )
+_INDENT = 6  # columns before a bar in parts
 _BADGES_LEAST = 7
 _BADGES_MOST = 40
 
@@ -87,7 +91,10 @@ def table(
         lines.append(fit(((mark, "title"), *joined(cells)), columns))
         if two_lines:
             lines.append(_second(row, columns, plain))
-    return Panel(heading, tuple(lines), 2 if two_lines else 1)
+    legend = bars_legend(rows, columns - _INDENT, plain) if two_lines else ()
+    if legend:
+        legend = fit(((" " * _INDENT, ""), *legend), columns)
+    return Panel(heading, tuple(lines), 2 if two_lines else 1, legend)
 
 
 def _aligned(column: TableColumn, wide: int) -> str:
@@ -147,5 +154,5 @@ def _badge_cells(row: DeviceRow, wide: int) -> Line:
 
 
 def _second(row: DeviceRow, columns: int, plain: bool) -> Line:
-    indent = 6
-    return fit(((" " * indent, ""), *waterfall_bar(row, columns - indent - 2, plain)), columns)
+    bar_width = columns - _INDENT - 2
+    return fit(((" " * _INDENT, ""), *waterfall_bar(row, bar_width, plain)), columns)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from gpuprobe.model.machine.devices import Device
 from gpuprobe.model.machine.monitor import LinkRate, Moment
-from gpuprobe.model.values import Reading, Unavailable
+from gpuprobe.model.values import Bytes, Reading, Unavailable
 
 KEPT = 600
 """Readings kept of each device: ten minutes at one a second."""
@@ -51,9 +51,73 @@ def numbers(device: Device, rate: LinkRate | None) -> dict[str, float]:
     }
 
 
-def _number(reading: Reading[int] | Reading[float]) -> float:
+def _number(reading: Reading[int] | Reading[float] | Reading[Bytes]) -> float:
     value = reading.value
     return math.nan if isinstance(value, Unavailable) else float(value)
+
+
+PROCESS_GONE_AFTER = 60
+"""Readings after which a process that ended is forgotten: there may be thousands in a day."""
+
+PROCESS_SERIES = ("memory", "sm", "cpu", "resident")
+
+ProcessKey = tuple[int, int, str]
+"""PID, start in clock ticks, and the key of the GPU."""
+
+
+class ProcessHistory:
+    """The last `KEPT` values of each process on each GPU: bytes of its memory, percent of the GPU's
+    multiprocessors, percent of one CPU, and resident bytes.
+    """
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept = kept
+        self._series: dict[ProcessKey, dict[str, deque[float]]] = {}
+        self._seen: dict[ProcessKey, int] = {}
+        self._readings = 0
+
+    def add(self, moment: Moment) -> None:
+        """Take in a reading."""
+        self._readings += 1
+        loads = {load.pid: load for load in moment.processes}
+        work = {
+            (one.device, process.pid): float(process.sm)
+            for one in moment.work
+            if not isinstance(one.processes.value, Unavailable)
+            for process in one.processes.value
+        }
+        told = {one.device for one in moment.work if isinstance(one.processes.value, tuple)}
+        memory: dict[ProcessKey, float] = {}
+        for process in moment.inventory.processes:
+            load = loads.get(process.pid)
+            key = (process.pid, 0 if load is None else load.ticks, process.device)
+            held = _number(process.memory)  # one process may be on several instances of a GPU
+            memory[key] = held + memory.get(key, 0.0)
+        for key, held in memory.items():
+            series = self._series.get(key)
+            if series is None:
+                series = self._series[key] = {
+                    name: deque(maxlen=self._kept) for name in PROCESS_SERIES
+                }
+            load = loads.get(key[0])
+            idle = 0.0 if key[2] in told else math.nan
+            series["memory"].append(held)
+            series["sm"].append(work.get((key[2], key[0]), idle))
+            series["cpu"].append(math.nan if load is None else _number(load.cpu))
+            series["resident"].append(math.nan if load is None else _number(load.memory))
+            self._seen[key] = self._readings
+        limit = self._readings - PROCESS_GONE_AFTER
+        for key in [key for key, seen in self._seen.items() if seen < limit]:
+            del self._series[key], self._seen[key]
+
+    def of(self, key: ProcessKey, name: str) -> list[float]:
+        """The values of one series, the oldest first; empty if nothing was read."""
+        series = self._series.get(key)
+        return list(series[name]) if series else []
+
+    def keys(self) -> Iterable[ProcessKey]:
+        """The processes that are remembered."""
+        return self._series.keys()
 
 
 class DeviceHistory:

@@ -68,7 +68,9 @@ def _name(text: str, wide: int, sort: str, numbers: bool, options: ListOptions) 
     return (((right if numbers else left)(text, wide), "sorted" if chosen else "head"),)
 
 
-def process_line(row: ProcessRow, columns: Columns, *, recorded: bool = False) -> Line:
+def process_line(
+    row: ProcessRow, columns: Columns, *, recorded: bool = False, tagged: bool = False
+) -> Line:
     """One process, exactly as wide as ``columns``. ``recorded``: it writes a recording."""
     quiet = "dim" if row.hidden or not row.device else ""
     parts: list[Line] = []
@@ -78,8 +80,9 @@ def process_line(row: ProcessRow, columns: Columns, *, recorded: bool = False) -
         parts.append(((place(text, wide), role or quiet),))
     command: Line = ((row.branch, "tree"), (row.command, "accent" if row.own else quiet))
     parts.append(fit(command, max(0, columns.total - columns.command)))
-    marks = ("●" if row.pinned else " ") + ("◉" if recorded else " ")
-    return fit(((marks, "pinned"), *joined(parts)), columns.total)
+    first = ("✓", "warning") if tagged else ("●" if row.pinned else " ", "pinned")
+    marks = (first, ("◉" if recorded else " ", "pinned"))
+    return fit((*marks, *joined(parts)), columns.total)
 
 
 def _cell(row: ProcessRow, name: str) -> tuple[str, str]:

@@ -1,0 +1,171 @@
+"""One process in depth, as lines of text in roles. Knows nothing of Textual."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from gpuprobe.api.monitor import RUNS_HEADING, run_line
+from gpuprobe.model.machine.process import ProcessDetails
+from gpuprobe.model.text import human_bytes, visible, width, wrapped
+from gpuprobe.model.values import Unavailable
+from gpuprobe.tui.monitor.tables.device_detail import curve
+from gpuprobe.tui.monitor.tables.history import ProcessHistory
+from gpuprobe.tui.monitor.tables.process_rows import ProcessRow
+from gpuprobe.tui.widgets.styled_text import Line, fit, joined, left
+
+if TYPE_CHECKING:
+    from gpuprobe.model.run.summary import Run
+
+_FIRST = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "PYTORCH_",
+    "TORCH_",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_",
+    "NCCL_",
+    "OMP_",
+    "SLURM_",
+)
+"""Beginnings of the variables that GPU programs are usually debugged by; the others follow."""
+
+_PLOT_ROWS = 9
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0f}%"
+
+
+def _bytes(value: float) -> str:
+    return human_bytes(round(value))
+
+
+def process_page(
+    rows: Sequence[ProcessRow],
+    details: ProcessDetails | None,
+    history: ProcessHistory,
+    run: Run | None,
+    columns: int,
+    *,
+    interval: float = 1.0,
+    totals: dict[str, int] | None = None,
+    ended: bool = False,
+) -> list[Line]:
+    """What there is to know of one process. ``rows``: one for each GPU that it is on; ``details``
+    is None until it was read. ``totals``: the memory of each GPU in bytes. No line is wider than
+    ``columns``.
+    """
+    first = rows[0]
+    lines: list[Line] = [*_facts(rows, details, ended), ()]
+    for row in rows:
+        if row.device:
+            lines += _curves(row, history, columns, interval, (totals or {}).get(row.device, 0))
+    lines += [*_command(first, details, columns), ()]
+    lines += [*_run(run), ()]
+    lines += _environment(details, columns)
+    return [fit(line, columns) for line in lines]
+
+
+def _facts(rows: Sequence[ProcessRow], details: ProcessDetails | None, ended: bool) -> list[Line]:
+    first = rows[0]
+    found: list[tuple[str, str]] = []
+    for row in rows:
+        if row.device:
+            kinds = {"C": "compute", "G": "graphics"}
+            kind = " and ".join(kinds.get(letter, letter) for letter in row.kinds)
+            busy = f", SM {row.sm_text}" if row.sm is not None else ""
+            found.append((f"GPU {row.gpu}", f"{row.memory_text}{busy}  ({kind or 'unknown use'})"))
+    found.append(("user", first.user or "-"))
+    if first.place:
+        found.append(("job", first.place))
+    found.append(("age", first.age_text or "-"))
+    found.append(("CPU", f"{first.cpu_text} of one core"))
+    found.append(("resident", first.resident_text))
+    if details is not None:
+        if details.threads:
+            found.append(("threads", str(details.threads)))
+        folder = details.folder
+        found.append(
+            ("folder", visible(folder if isinstance(folder, str) else f"({folder.reason})"))
+        )
+    if first.parent > 1:
+        found.append(("parent", str(first.parent)))
+    lines: list[Line] = [((f" {left(name, 10)}", "dim"), (text, "")) for name, text in found]
+    if ended:
+        lines.insert(0, ((" this process has ended; these are its last readings", "warning"),))
+    return lines
+
+
+def _curves(
+    row: ProcessRow, history: ProcessHistory, columns: int, interval: float, total: int
+) -> list[Line]:
+    key = (row.pid, row.ticks, row.device)
+    plots: list[tuple[str, str, Callable[[float], str], float]] = [
+        ("memory", f"memory on GPU {row.gpu}", _bytes, float(total)),
+        ("sm", f"SM of GPU {row.gpu}", _percent, 100.0),
+        ("cpu", "CPU", _percent, 100.0),
+    ]
+    # What this GPU does not report of its processes takes no room.
+    known = [p for p in plots if not all(map(math.isnan, history.of(key, p[0])))]
+    across = max(1, min(len(known), columns // 44))
+    lines: list[Line] = []
+    for at in range(0, len(known), across):
+        group = known[at : at + across]
+        wide = (columns - 1) // len(group) - 2
+        drawn = [
+            curve(history.of(key, series), name, word, wide, _PLOT_ROWS, interval, highest)
+            for series, name, word, highest in group
+        ]
+        lines += [((" ", ""), *joined(parts, "  ")) for parts in zip(*drawn, strict=True)]
+        lines.append(())
+    return lines
+
+
+def _command(row: ProcessRow, details: ProcessDetails | None, columns: int) -> list[Line]:
+    text = row.command
+    if details is not None and isinstance(details.arguments, tuple) and any(details.arguments):
+        # Masked words stay as they are: they are not to be pasted.
+        words = (a if a == "<secret>" else shlex.quote(a) for a in details.arguments)
+        text = visible(" ".join(words))
+    head: Line = ((" Command", "title"),)
+    return [head, *(((line, ""),) for line in wrapped(text, "  ", columns - 1))]
+
+
+def _run(run: Run | None) -> list[Line]:
+    head: Line = ((" Recording", "title"),)
+    if run is None:
+        return [head, (("  none; gpuprobe run records a program's memory, step by step", "dim"),)]
+    return [
+        (*head, ("   Enter opens it", "dim")),
+        ((f"  {RUNS_HEADING}", "head"),),
+        ((f"  {run_line(run)}", ""),),
+    ]
+
+
+def _environment(details: ProcessDetails | None, columns: int) -> list[Line]:
+    head: Line = ((" Environment", "title"),)
+    if details is None:
+        return [head, (("  reading …", "dim"),)]
+    found = details.environment
+    if isinstance(found, Unavailable):
+        return [head, ((f"  {visible(found.reason)}", "dim"),)]
+    named = sorted(found, key=lambda item: (_place(item[0]), item[0]))
+    wide = min(34, max((width(visible(name)) for name, _ in named), default=0))
+    lines: list[Line] = [(*head, (f" {len(named)}", "bold"), ("  secrets are hidden", "dim"))]
+    for name, value in named:
+        role = "dim" if value == "<secret>" else ""
+        room = max(8, columns - wide - 4)
+        pieces = list(wrapped(visible(value), "", room)) or [""]
+        for label, piece in zip_longest([visible(name)], pieces, fillvalue=""):
+            lines.append(((f"  {left(label, wide)} ", "accent"), (piece, role)))
+    return lines
+
+
+def _place(name: str) -> int:
+    return next((i for i, start in enumerate(_FIRST) if name.startswith(start)), len(_FIRST))
