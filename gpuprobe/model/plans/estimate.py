@@ -12,6 +12,7 @@ from gpuprobe.model.values import Bytes
 FITS = "fits"
 NOT = "does not fit"
 WITHIN_MARGIN = "within the margin"
+_NOTHING = Bytes(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,13 @@ class RankEstimate:
 class Estimate(Displayed):
     """The memory of a training run on a virtual GPU. Unit: bytes.
 
-    ``peak_allocated`` and ``peak_reserved`` are of the caching allocator, over the whole run.
-    The reserved memory of a real run depends on the addresses that the driver returns:
-    ``reserved_low`` to ``reserved_high`` is the range over several address orders. ``context_low``
-    to ``context_high`` is the additional memory of the CUDA context and its libraries, from the
-    catalogue. ``capacity`` is the GPU's total memory.
+    ``peak_allocated`` and ``peak_reserved`` are of the caching allocator, over the whole run. The
+    reserved memory of a real run depends on the addresses that the driver returns: ``reserved_low``
+    to ``reserved_high`` is the range over several address orders; of one of several ranks it is 2%
+    wider on both sides. ``context_low`` to ``context_high`` is the additional memory of the CUDA
+    context and its libraries, from the catalogue. ``nccl_low`` to ``nccl_high`` is what NCCL needs
+    for its communicators, from the default sizes of its buffers: nothing if they are in host
+    memory. ``capacity`` is the GPU's total memory.
 
     ``verdict`` is `FITS`, `NOT`, or `WITHIN_MARGIN` if the capacity is in the range. The shares of
     each of ``by_category``, ``by_module`` and ``by_line`` sum to ``attributed``, the allocated
@@ -83,6 +86,8 @@ class Estimate(Displayed):
     communication: tuple[Transfer, ...] = ()
     rank: int = 0
     by_rank: tuple[RankEstimate, ...] = ()
+    nccl_low: Bytes = _NOTHING
+    nccl_high: Bytes = _NOTHING
 
     def __repr__(self) -> str:
         several = f"{self.devices}x" if self.devices > 1 else ""
@@ -102,8 +107,8 @@ class Estimate(Displayed):
 
     @property
     def total_low(self) -> int:
-        return self.reserved_low + self.context_low
+        return self.reserved_low + self.context_low + self.nccl_low
 
     @property
     def total_high(self) -> int:
-        return self.reserved_high + self.context_high
+        return self.reserved_high + self.context_high + self.nccl_high

@@ -23,7 +23,7 @@ History:
 * 2.1: ``compute`` and ``compute_why``.
 * 2.2: ``compiled``.
 * 2.3: ``communication``, ``rank`` and ``by_rank``.
-* 2.4: ``alike`` of each rank.
+* 2.4: ``alike`` of each rank; ``nccl``, which ``total`` includes.
 """
 
 
@@ -38,6 +38,7 @@ def document(estimate: Estimate) -> dict[str, Any]:
         **fields_of(estimate, "verdict fits capacity peak_allocated peak_reserved"),
         "reserved": {"at_least": estimate.reserved_low, "at_most": estimate.reserved_high},
         "context": {"at_least": estimate.context_low, "at_most": estimate.context_high},
+        "nccl": {"at_least": estimate.nccl_low, "at_most": estimate.nccl_high},
         "total": {"at_least": estimate.total_low, "at_most": estimate.total_high},
         "attributed": estimate.attributed,
         "by_category": _rows(estimate.by_category),
@@ -70,6 +71,8 @@ def estimate_of(document: Mapping[str, Any]) -> Estimate:
         reserved_high=Bytes(reserved["at_most"]),
         context_low=Bytes(context["at_least"]),
         context_high=Bytes(context["at_most"]),
+        nccl_low=Bytes(document["nccl"]["at_least"]),
+        nccl_high=Bytes(document["nccl"]["at_most"]),
         capacity=Bytes(document["capacity"]),
         verdict=document["verdict"],
         attributed=Bytes(document["attributed"]),

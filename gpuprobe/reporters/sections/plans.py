@@ -29,6 +29,11 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
     several = f"{estimate.devices} x " if estimate.devices > 1 else ""
     total = _span(estimate.total_low, estimate.total_high)
     title = f"{several}{estimate.gpu}: {estimate.verdict} ({total} of"
+    nccl = (
+        "NCCL's buffers",
+        _span(estimate.nccl_low, estimate.nccl_high),
+        "outside the allocator; none if they are in host memory",
+    )
     rows = (
         ("peak allocated", human_bytes(estimate.peak_allocated), "by tensors, with rounding"),
         (
@@ -41,6 +46,7 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
             _span(estimate.context_low, estimate.context_high),
             "and its libraries, outside the allocator",
         ),
+        *((nccl,) if estimate.nccl_high else ()),
     )
     columns = (
         Column("", 15),

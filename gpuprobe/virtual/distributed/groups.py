@@ -24,13 +24,14 @@ from gpuprobe.virtual.torch_patches.keys import schemas
 if TYPE_CHECKING:
     from gpuprobe.virtual.distributed.pretended import Objects
 
-_NCCL: Final = "NCCL's own buffers (a few hundred MiB per communicator) are not counted"
+_NCCL: Final = "NCCL's own buffers (up to 1.8 GiB per communicator) are not counted"
 _NO_RANK: Final = "environment variable"
 """In torch's error where RANK or its like is not set: ``_env_error`` in
 ``torch/distributed/rendezvous.py``."""
 _RANKS_AT: Final = 2
 _BACKEND_AT: Final = 3
-"""Positions of the ranks and of ``backend`` in ``_new_process_group_helper``."""
+_NAME_AT: Final = 5
+"""Positions of the ranks, ``backend`` and the name in ``_new_process_group_helper``."""
 
 
 def install(machine: Machine, patches: Patches) -> None:
@@ -61,7 +62,6 @@ def install(machine: Machine, patches: Patches) -> None:
             from torch.testing._internal.distributed.fake_pg import FakeStore
 
             kwargs = {key: value for key, value in kwargs.items() if key in ("timeout",)}
-            machine.assume(_NCCL)
             machine.assume(
                 f"{ranks} ranks: rank {machine.rank}'s memory, without communication; the others "
                 "are assumed to hold the same data"
@@ -93,8 +93,11 @@ def install(machine: Machine, patches: Patches) -> None:
         before = args[:_BACKEND_AT]
         backend = args[_BACKEND_AT] if len(args) > _BACKEND_AT else kwargs.pop("backend", None)
         rest = args[_BACKEND_AT + 1 :]
-        if machine.traffic is not None and args[_RANKS_AT]:
-            machine.traffic.differences.groups[tuple(args[_RANKS_AT])] = None
+        if machine.traffic is not None:
+            if args[_RANKS_AT]:
+                machine.traffic.differences.groups[tuple(args[_RANKS_AT])] = None
+            if str(backend).lower() == "gloo":
+                machine.traffic.through_host.add(str(args[_NAME_AT]))
         if pretended:
             backend = "fake"
         elif backend is None or "nccl" in str(backend).lower():

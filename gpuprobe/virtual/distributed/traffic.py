@@ -16,6 +16,7 @@ from gpuprobe.model.run.communication import CollectiveRecord, wire_bytes
 from gpuprobe.model.values import Bytes
 from gpuprobe.virtual import frames
 from gpuprobe.virtual.distributed.differences import Differences
+from gpuprobe.virtual.distributed.nccl import Communicator
 
 # Of each operator: what it is called here, and the argument that is its payload; "=" is the result.
 _C10D: Final = {
@@ -67,6 +68,8 @@ class Traffic:
         self._sequence: Counter[str] = Counter()
         self.records: list[CollectiveRecord] = []
         self.differences = Differences()
+        self.through_host: set[str] = set()  # names of groups that are gloo's
+        self.communicators: dict[str, Communicator] = {}
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """An operator has returned. Those that are no collectives are left out."""
@@ -88,6 +91,9 @@ class Traffic:
         self._sequence[label] += 1
         if op in _TO_ONE:
             self.differences.sent(group)
+        if label not in self.through_host:
+            communicator = self.communicators.setdefault(label, Communicator(ranks))
+            communicator.used(op, given.get("dst", given.get("src")))
         description = group.group_desc
         self.records.append(
             CollectiveRecord(
