@@ -54,13 +54,21 @@ def malloc_async() -> bool:
     return any("cudaMallocAsync" in text for text in settings)
 
 
+class _Plans(dict[Any, Plan]):
+    """Plans by operator, each made at its first use."""
+
+    def __missing__(self, func: Any) -> Plan:
+        plan = self[func] = Plan(func)
+        return plan
+
+
 class EventSource(StreamSource):
     """The observer of one device model. Everything arrives in program order."""
 
     def __init__(self, machine: DeviceModel) -> None:
         super().__init__(machine)
         self.arrays = 0  # NumPy arrays over pinned memory
-        self._plans: dict[Any, Plan] = {}
+        self._plans = _Plans()
         self.collectives = Collectives(self)
         self.processes = Processes(self)
 
@@ -122,16 +130,10 @@ class EventSource(StreamSource):
 
     # -- operators
 
-    def _plan(self, func: Any) -> Plan:
-        plan = self._plans.get(func)
-        if plan is None:
-            plan = self._plans[func] = Plan(func)
-        return plan
-
     def device_op(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, index: int
     ) -> None:
-        plan = self._plan(func)
+        plan = self._plans[func]
         if self.collectives.waiting is not None and self.collectives.finishing():
             return
         if plan.copies:
@@ -155,7 +157,13 @@ class EventSource(StreamSource):
                 self._collective(index, number, op, accesses, result, site)
                 return
         if not plan.indexes:
-            accesses = self._taken(accesses, plan.name, site)
+            for access in accesses:
+                if access[0] >= PINNED_SPACE:
+                    accesses = self._taken(accesses, plan.name, site)
+                    break
+            if plan.reason is None:  # nearly all
+                self._launch(index, op, accesses, site)
+                return
         reason = plan.sync_reason(args, kwargs)
         if reason in SYNCS_FIRST:
             self._sync(reason, site, index)
@@ -207,7 +215,12 @@ class EventSource(StreamSource):
                 write = written[at] and plan.writes(at, args)
                 if plan.rows and at == 0 and self._add_rows(accesses, shapes, plan, args, write):
                     continue
-                self._add_one(accesses, shapes, value, write, written[at])
+                found = self._touch(value)
+                if found is None:
+                    self._add(accesses, parts(value), written[at])
+                else:
+                    accesses.append((found[0], found[1], write))
+                    shapes.append((found[1][0], value.shape))
             elif type(value) is list or type(value) is tuple:
                 self._add(accesses, value, written[at])
         if kwargs:
@@ -216,26 +229,13 @@ class EventSource(StreamSource):
                 if isinstance(value, (torch.Tensor, list, tuple)):
                     self._add(accesses, value, written[names.index(name)])
         if plan.results:
-            if isinstance(result, torch.Tensor):
-                self._add_one(accesses, shapes, result, True, True)
-            else:
+            found = self._touch(result) if isinstance(result, torch.Tensor) else None
+            if found is None:
                 self._add(accesses, result, True)
+            else:
+                accesses.append((found[0], found[1], True))
+                shapes.append((found[1][0], result.shape))
         return accesses, shapes
-
-    def _add_one(
-        self,
-        accesses: _Accesses,
-        shapes: list[tuple[int, Any]],
-        tensor: torch.Tensor,
-        write: bool,
-        parts_written: bool,
-    ) -> None:
-        found = self._touch(tensor)
-        if found is None:
-            self._add(accesses, parts(tensor), parts_written)
-            return
-        accesses.append((*found, write))
-        shapes.append((found[1].low, tensor.shape))
 
     def _add_rows(
         self, accesses: _Accesses, shapes: Any, plan: Plan, args: tuple[Any, ...], write: bool
@@ -387,11 +387,10 @@ class EventSource(StreamSource):
         """An operator on host memory: pinned buffers are watched, and what a collective works
         on.
         """
+        plan = self._plans[func]
         if func.namespace == "c10d":
-            plan = self._plan(func)
             self.collectives.on_host(func, args, plan.written, result, site_at_hand())
             return
-        plan = self._plan(func)
         if not plan.kernel:
             return
         if plan.like:

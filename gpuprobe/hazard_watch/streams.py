@@ -115,7 +115,11 @@ class StreamSource:
         tag = self.machine.tags.get(storage_key(tensor))
         if tag is None:
             return None
-        address = self._address(tag)
+        block = tag.block
+        if block is not None and not tag.place:  # as `_address`, for the first device
+            address: int | None = block.address
+        else:
+            address = self._address(tag)
         if address is None:
             return None
         if _is_contiguous(tensor):  # nearly all: the strides say nothing more
@@ -146,12 +150,13 @@ class StreamSource:
         """
         if self._backward:
             self._backward[-1].allocated.add(address)
-        engines = [self.engine]
+        engine = self.engine
+        nbytes = max(nbytes, 1)
+        engine.alloc(address, nbytes, -1 if owner is None else engine.stream(*owner))
         if captured and self._capture is not None:
             self._capture.allocated.add(address)
-            engines.append(self._capture.engine)
-        for engine in engines:
-            engine.alloc(address, max(nbytes, 1), -1 if owner is None else engine.stream(*owner))
+            engine = self._capture.engine
+            engine.alloc(address, nbytes, -1 if owner is None else engine.stream(*owner))
 
     def freed(self, tag: StorageTag) -> None:
         address = self._address(tag)
@@ -163,11 +168,10 @@ class StreamSource:
 
     def _freed(self, address: int, *, waits: bool = False) -> None:
         engine = self.engine
-        known = engine.in_graph(address) or (engine.many_streams and engine.unsettled(address))
-        site = site_at_hand() if known else None
+        site = site_at_hand() if engine.end_matters(address) else None
         if site is not None and address in self._captured_names:
             engine.called.setdefault(site, self._captured_names[address])
-        self.engine.free(address, site, waits=waits)
+        engine.free(address, site, waits)
         if self._capture is not None:
             self._capture.engine.free(address)
 
@@ -212,11 +216,12 @@ class StreamSource:
     def _launch(self, index: int, op: Any, accesses: Any, site: Any, note: str = "") -> None:
         if self._capture is not None:
             self._capture.accesses.update(dict.fromkeys(accesses))
-        actor = self._actor(index)
+        engine = self.active
+        actor = engine.stream(index, self.machine.stream(index))
         if self._backward and torch._C._current_autograd_node() is not None:
             actor, note = self._in_backward(actor, index, op, accesses, note)
-        self.active.launch(actor, op, accesses, site, note)
-        if self.active.many_streams or self._capture is not None:
+        engine.launch(actor, op, accesses, site, note)
+        if engine.many_streams or self._capture is not None:
             self._call_by_name(actor, accesses, site)
 
     def _in_backward(

@@ -124,10 +124,14 @@ class Engine:
         """Whether a live block begins at ``address``."""
         return address in self._blocks
 
-    def in_graph(self, address: int) -> bool:
-        """Whether a captured graph uses the block that begins at ``address``."""
+    def end_matters(self, address: int) -> bool:
+        """Whether a report may have to name the place where the block at ``address`` is freed: a
+        captured graph uses it, or another stream still does.
+        """
         block = self._blocks.get(address)
-        return block is not None and bool(block.graphs)
+        if block is None:
+            return False
+        return bool(block.graphs) or (len(self.names) > 2 and self._unsettled(block))
 
     def foreign(self, address: int, actor: int) -> bool:
         """Whether a block was allocated on another stream than ``actor``."""
@@ -139,19 +143,19 @@ class Engine:
         if address in self._blocks:
             self._blocks[address].made = site
 
-    def unsettled(self, address: int) -> bool:
+    def _unsettled(self, block: TrackedBlock) -> bool:
         """Whether the host has not waited for all that another stream than the block's own does
         with it.
         """
-        block, host = self._blocks.get(address), self._clocks[HOST]
-        return block is not None and any(
+        host = self._clocks[HOST]
+        return any(
             host[access[0]] < access[1] and access[0] != block.owner
             for access in block.writes + block.reads
         )
 
     def free(self, address: int, site: Any = None, waits: bool = False) -> None:
         """A block ends. Streams named by `record_stream` hold it until they are done. ``site``:
-        where, for what `in_graph`. ``waits``: it is not handed on before all that used it is done
+        where, if `end_matters`. ``waits``: it is not handed on before all that used it is done
         (pinned memory: ``CachingHostAllocator`` records an event on each stream that copies).
         """
         self._note("free", address, site, waits)
@@ -163,19 +167,19 @@ class Engine:
         if waits:
             return
         host = self._clocks[HOST]
-        uses = [self._clocks[actor] for actor in block.uses]
+        history = _new(History, (block.made, site, ()))
         # A block that was never touched hands on what it had inherited itself.
         kept = [
-            access
+            access if access[7] else _new(Access, (*access[:7], history))
             for access in block.writes + block.reads + block.inherited
             if host[access[0]] < access[1]
-            and not any(clock[access[0]] >= access[1] for clock in uses)
         ]
+        for actor in block.uses:
+            clock = self._clocks[actor]
+            kept = [access for access in kept if clock[access[0]] < access[1]]
         if kept:
-            history = History(block.made, site)
-            kept = [access._replace(history=access.history or history) for access in kept]
             self._freed.add(address, block.size, kept)
-            if block.owner > 0:
+            if block.owner > 0 and len(self.names) > 2:  # memory is loose for other streams only
                 self._loose.add(block, kept, self._clocks[block.owner])
 
     def at_end(self) -> None:
@@ -311,8 +315,9 @@ class Engine:
                 self._race(rules.LATENT, other, access, block)
         if block.inherited:
             block.inherited = self._check_inherited(block, access, clock)
-        actor, _, where, write = access[:4]
-        if not write:
+        where = access[2]
+        if not access[3]:
+            actor = access[0]
             for other in block.writes:
                 if clock[other[0]] < other[1] and overlap(other[2], where):
                     self._race(rules.READ_AFTER_WRITE, other, access, block)
@@ -374,12 +379,15 @@ class Engine:
     ) -> list[Access]:
         """What the bytes' former owner left behind; what was checked is not checked again."""
         rest = []
+        where = access[2]
         for other in block.inherited:
-            if not overlap(other.where, access.where):
+            if not overlap(other[2], where):
                 rest.append(other)
-            elif clock[other.actor] < other.time and (other.write or access.write):
+            elif clock[other[0]] >= other[1]:
+                continue
+            elif other[3] or access[3]:
                 self._race(rules.USE_AFTER_FREE, other, access, block)
-            elif clock[other.actor] < other.time:
+            else:
                 rest.append(other)
         return rest
 

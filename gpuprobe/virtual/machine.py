@@ -372,8 +372,10 @@ class Machine:
         """
         if not self.many_streams:
             return 0
-        self.enter_node()
-        return self.local.streams.get(index, 0)
+        local = self.local
+        if local.base is not None:
+            self.enter_node()
+        return local.streams.get(index, 0)
 
     def enter_node(self) -> None:
         """Within the backward pass: make the streams of the node at work current, as the engine

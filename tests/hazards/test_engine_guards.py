@@ -369,8 +369,8 @@ def test_reused_memory_is_named_first_on_the_host_too(run: Run) -> None:
 def test_a_graph_replays_over_freed_memory(run: Run) -> None:
     engine = run.engine
     engine.captured(0, [0])
-    assert engine.in_graph(0)
-    assert not engine.in_graph(8)
+    assert engine.end_matters(0)
+    assert not engine.end_matters(8)
     accesses = [(0, Footprint(0, 8), False)]
     engine.replay(0, run.main, accesses, "replay")
     assert run.rules == []
