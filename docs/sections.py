@@ -157,12 +157,16 @@ def error_table() -> str:
 def python_api() -> str:
     """Every public name of ``gpuprobe``, then the classes that they hand out."""
     import gpuprobe
+    from gpuprobe import virtual
 
     names = [name for name in gpuprobe.__all__ if name != "__version__"]
     public = [getattr(gpuprobe, name) for name in names]
     functions = [item for item in public if not inspect.isclass(item)]
     classes = [item for item in public if inspect.isclass(item)]
     parts = [f"## gpuprobe.{item.__name__}\n\n{_function(item)}" for item in functions]
+    for name in virtual.__all__:
+        full = f"gpuprobe.virtual.{name}"
+        parts.append(f"## {full}\n\n{_function(getattr(virtual, name), full)}")
     parts += [
         f"## {item.__name__}\n\n{_class(item)}"
         for item in classes + _handed_out(functions, classes)

@@ -63,6 +63,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "virtual":
+        import gpuprobe.virtual
+
+        return gpuprobe.virtual
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,7 +19,7 @@ from gpuprobe.virtual.machine import Machine
 
 _NOT_MODELLED = (
     "workspaces that cuDNN picks for convolutions",
-    "kernels outside torch's dispatcher: custom CUDA extensions, Triton",
+    "memory that CUDA extensions allocate, unless it is declared",
     "other processes on the same GPU",
 )
 

@@ -43,6 +43,11 @@ _NO_DRIVER: Final = re.compile(
 """What libraries say that look for a driver, or for torch's own CUDA code: Triton's
 ``DriverConfig``, torch's hooks (``aten/src/ATen/detail/CUDAHooksInterface.h``), ``ctypes``."""
 
+_NO_OPERATOR: Final = re.compile(
+    r"'_OpNamespace' '(?P<space>\w+)' object has no attribute '(?P<op>\w+)'"
+)
+"""Of an operator that no library has defined: ``_OpNamespace`` in ``torch/_ops.py``."""
+
 _OUR_FAULTS: Final = (
     ArithmeticError,
     AssertionError,
@@ -82,6 +87,18 @@ def explained(error: BaseException) -> GpuprobeError | None:
             f"{place} needs tensor values that were not computed ({text})",
             hint="compute all values (--compute real, compute='real')",
             place=place,
+        )
+    if found := _NO_OPERATOR.search(text):
+        name = f"{found['space']}::{found['op']}"
+        return NotModelled(
+            f"{place}: no library that could be loaded here defines the operator {name}",
+            hint=f"gpuprobe.virtual.register_operator('{name}', schema=..., results=...)",
+        )
+    if isinstance(error, ImportError) and error.name and _NO_DRIVER.search(text):
+        return NotModelled(
+            f"{place}: {error.name} cannot be imported without CUDA ({text})",
+            hint=f"gpuprobe.virtual.register_operator('{error.name}.FUNCTION', results=...), for "
+            "each of its functions that the program calls",
         )
     if _NO_DRIVER.search(text):
         return NotModelled(

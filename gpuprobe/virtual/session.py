@@ -21,6 +21,7 @@ from gpuprobe.virtual.distributed import children, groups
 from gpuprobe.virtual.kernels import attention, fourier, host, jiterator, nearest
 from gpuprobe.virtual.lowering import functions, recurrent, rows
 from gpuprobe.virtual.machine import Machine
+from gpuprobe.virtual.operators import modules
 from gpuprobe.virtual.reads import assignment
 from gpuprobe.virtual.torch_patches import autocast, parameters, tensors
 from gpuprobe.virtual.torch_patches.intercept import Intercept
@@ -73,6 +74,7 @@ class VirtualSession:
             parameters.install(self.machine, self._patches)
             compiler.install(self.machine, self._patches)
             triton_kernels.install(self.machine, self._patches)
+            modules.install(self.machine, self._patches)
             boundary.install(self.machine, self._patches)
             saving.install(self.machine, self._patches)
             assignment.install(self.machine, self._patches)

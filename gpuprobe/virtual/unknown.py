@@ -310,12 +310,15 @@ def hint_of(place: str) -> str:
     return f"{_ALL}, or give this one: --assume {place}=false (or true, or a number)"
 
 
+NO_SHAPE_RULE: Final = "this torch cannot compute the shape of"
+
+
 def no_shape_rule(func: Any) -> ValueNeeded:
     """The error for an operator that torch cannot run on shapes alone."""
     place = where()
     return ValueNeeded(
-        f"{place}: this torch cannot compute the shape of {func}'s result without values, which "
-        "compute='shapes' has not computed",
+        f"{place}: {NO_SHAPE_RULE} {func}'s result without values, which compute='shapes' has not "
+        "computed",
         hint="compute the values (--compute real, compute='real')",
         place=place,
     )

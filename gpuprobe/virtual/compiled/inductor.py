@@ -17,6 +17,7 @@ from gpuprobe.virtual.compiled import graphs
 from gpuprobe.virtual.compiled.graph import Graph
 from gpuprobe.virtual.compiled.values import Eagerly, Values
 from gpuprobe.virtual.machine import Machine
+from gpuprobe.virtual.reads import known
 from gpuprobe.virtual.torch_patches.intercept import placed_on
 from gpuprobe.virtual.torch_patches.keys import below
 
@@ -34,7 +35,7 @@ _TIMED = (
 class NoKernel:
     """In place of a compiled Triton kernel: it allocates nothing and does nothing but report what
     the kernel would read and write. Inductor names its pointers by that: ``in_ptr0``,
-    ``out_ptr0``, ``in_out_ptr0``.
+    ``out_ptr0``, ``in_out_ptr0``. A kernel of the program's own may write to all its tensors.
     """
 
     def __init__(self, machine: Machine, name: str, source: str) -> None:
@@ -46,14 +47,20 @@ class NoKernel:
         self._writes = [
             at for at, name in enumerate(names) if name.startswith(("out_ptr", "in_out_ptr"))
         ]
+        if not self._reads and not self._writes:
+            self._reads = self._writes = list(range(len(names)))
 
     def run(self, *args: Any, **kwargs: Any) -> None:
         machine = self._machine
+        reads, writes = (
+            [args[at] for at in places if at < len(args) and isinstance(args[at], torch.Tensor)]
+            for places in (self._reads, self._writes)
+        )
+        if machine.shapes:
+            for tensor in writes:
+                if known.has_values(machine, tensor):
+                    known.forget(machine, tensor)
         if machine.observer is not None:
-            reads, writes = (
-                [args[at] for at in places if at < len(args)]
-                for places in (self._reads, self._writes)
-            )
             machine.observer.fused(self._name, machine.local.device, reads, writes)
 
 

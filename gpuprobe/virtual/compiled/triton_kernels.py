@@ -18,6 +18,7 @@ from gpuprobe.errors import GpuprobeError
 from gpuprobe.patching import Patches, when_imported
 from gpuprobe.virtual.lowering.functions import uncharged
 from gpuprobe.virtual.machine import Machine
+from gpuprobe.virtual.reads import known
 from gpuprobe.virtual.unknown import not_modelled
 
 _JIT = "triton.runtime.jit"
@@ -135,6 +136,11 @@ class _Launches:
         tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
         if not machine.shapes:
             self._interpret(kernel, grid, {name: given[name] for name in names if name in given})
+        elif any(known.has_values(machine, tensor) for tensor in tensors.values()):
+            wrote = self._writes(kernel, given)
+            for name, tensor in tensors.items():
+                if wrote is None or name in wrote:
+                    known.forget(machine, tensor)
         if machine.observer is not None and tensors:
             name = kernel.fn.__name__
             place = max(machine.place_of(tensor) for tensor in tensors.values())
@@ -182,21 +188,21 @@ def _written_by(kernel: Any, given: dict[str, Any]) -> list[str] | None:
     from torch._higher_order_ops import triton_kernel_wrap as wrap
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    known = {name: given[name] for name in given if name in kernel.arg_names}
+    taken = {name: given[name] for name in given if name in kernel.arg_names}
     try:
         with FakeTensorMode():
             stand_ins = {
                 name: torch.empty(value.shape, dtype=value.dtype)
                 if isinstance(value, torch.Tensor)
                 else value
-                for name, value in known.items()
+                for name, value in taken.items()
             }
         module, names = wrap.generate_ttir(kernel, stand_ins, {})
         functions = wrap.ttir_to_functions(module)
         wrap.analyze_kernel_access.reset()
         wrap.get_tma_stores.reset()
         tensors = frozenset(
-            at for at, name in enumerate(names) if isinstance(known.get(name), torch.Tensor)
+            at for at, name in enumerate(names) if isinstance(taken.get(name), torch.Tensor)
         )
         found = wrap.analyze_kernel_access(
             functions, next(iter(functions)), len(names), tuple(names), tensors

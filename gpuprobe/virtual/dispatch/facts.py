@@ -13,6 +13,7 @@ from gpuprobe.hazards.rules import ALSO_WRITTEN
 from gpuprobe.virtual import values
 from gpuprobe.virtual.dispatch.calls import OperatorRow
 from gpuprobe.virtual.dispatch.refusals import refusal
+from gpuprobe.virtual.operators.running import Extension, extension_of
 
 # Operators that take host tensors next to device ones, as on CUDA. Source: their CUDA kernels'
 # checks, in aten/src/ATen/native.
@@ -136,6 +137,12 @@ class OperatorFacts:
     collective: bool
     needs_values: bool
     host_results: tuple[int, ...]
+    extension: Extension | None
+    """What is known of another package's operator; None for torch's own."""
+
+    @property
+    def declares_accesses(self) -> bool:
+        return self.extension is not None and self.extension.declares_accesses
 
 
 def facts_of(func: Any, rows: Mapping[str, OperatorRow]) -> OperatorFacts:
@@ -175,6 +182,7 @@ def facts_of(func: Any, rows: Mapping[str, OperatorRow]) -> OperatorFacts:
         collective=schema.name.startswith(("c10d::", "_c10d_functional::")),
         needs_values=name in values.NEED_VALUES,
         host_results=_HOST_RESULTS.get(name, ()),
+        extension=extension_of(func),
     )
 
 

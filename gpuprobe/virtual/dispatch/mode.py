@@ -8,7 +8,7 @@ the lowering table (`gpuprobe.virtual.lowering`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from gpuprobe.virtual.dispatch.shapes import OnShapes
 from gpuprobe.virtual.generators import drawn_by
 from gpuprobe.virtual.kernels import host, nearest
 from gpuprobe.virtual.machine import HOST, Machine, is_meta, parts
+from gpuprobe.virtual.operators.running import Extensions
 from gpuprobe.virtual.reads import known
 from gpuprobe.virtual.torch_patches import keys
 
@@ -53,6 +54,7 @@ class DispatchMode(TorchDispatchMode):
         self._rows = rows
         self._facts: dict[Any, OperatorFacts] = {}
         self._shapes = OnShapes(self)
+        self._extensions = Extensions(machine, self._above)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -73,8 +75,7 @@ class DispatchMode(TorchDispatchMode):
         if types and _unwraps_first(types):
             return NotImplemented  # its parts come back here
         if kwargs and not local.inside and _names_device(kwargs) and keys.passed_by():
-            with self, keys.above():
-                return func(*args, **kwargs)
+            return self._above(func, args, kwargs)
         if facts.collective and machine.traffic is not None:
             result = self._run(facts, func, args, kwargs)
             machine.traffic.note(func, args, kwargs, result)
@@ -92,11 +93,12 @@ class DispatchMode(TorchDispatchMode):
             _, _, *kinds = self._places(args, kwargs)
             return self._shapes.run(facts, func, args, kwargs, (HOST, HOST), kinds)
         if facts.composite:  # inference mode hands composite operators over whole
-            with self, keys.above():
-                return func.decompose(*args, **kwargs)
+            return self._above(func.decompose, args, kwargs)
 
         device, host, *kinds = self._places(args, kwargs)
         place = local.new_place
+        if facts.extension is not None and device >= 0:
+            return self._of_extension(facts, func, args, kwargs, (device, place), kinds)
         if place is None:
             if device >= 0:
                 self._check_places(facts, func, args, kwargs, device, host)
@@ -108,6 +110,34 @@ class DispatchMode(TorchDispatchMode):
                 facts = on_sparse(facts)
             return self.on_device(facts, func, args, kwargs, device, place)
         return self.on_host(facts, func, args, kwargs)
+
+    def _of_extension(
+        self,
+        facts: OperatorFacts,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        places: tuple[int, int | None],
+        kinds: Sequence[bool],
+    ) -> Any:
+        """An operator of another package's, which may take tensors in several places."""
+        machine = self.machine
+        device, place = places[0], places[0] if places[1] is None else places[1]
+        valueless = machine.shapes or (machine.local.standing_in and kinds[0])
+
+        def usual() -> Any:
+            if valueless:
+                return self._shapes.run(facts, func, args, kwargs, (device, place), kinds)
+            return self.on_device(facts, func, args, kwargs, device, place)
+
+        extension = facts.extension
+        assert extension is not None
+        return self._extensions.run(extension, func, args, kwargs, device, valueless, usual)
+
+    def _above(self, code: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run Python code whose operators come back here."""
+        with self, keys.above():
+            return code(*args, **kwargs)
 
     def on_host(
         self,
@@ -139,15 +169,13 @@ class DispatchMode(TorchDispatchMode):
         """A higher-order operator (``flex_attention``, ``cond``): its eager form, in Python."""
         if func.name() == "cond":  # its eager form refuses to run under a mode
             chosen, otherwise, operands = args[1:4]
-            with self, keys.above():
-                return (chosen if args[0] else otherwise)(*operands)
+            return self._above(chosen if args[0] else otherwise, operands, {})
         keys_of = torch._C.DispatchKey
         kernel = func.py_kernels.get(keys_of.CompositeExplicitAutograd)
         kernel = kernel or func.py_kernels.get(keys_of.CUDA)
         if kernel is None:
             raise unknown.not_modelled(f"the higher-order operator {func}")
-        with self, keys.above():
-            return kernel(*args, **kwargs)
+        return self._above(kernel, args, kwargs)
 
     def on_device(
         self,
@@ -189,7 +217,7 @@ class DispatchMode(TorchDispatchMode):
             machine.meter(func, args, kwargs, result)
         if machine.capture is not None:
             machine.capture.note(func, args, kwargs, result)
-        if machine.observer is not None:
+        if machine.observer is not None and not facts.declares_accesses:
             machine.observer.device_op(func, args, kwargs, result, index)
         return result
 

@@ -50,6 +50,12 @@ def is_known(machine: Machine, tensor: Any) -> bool:
     return tag is None or not tag.lost
 
 
+def has_values(machine: Machine, tensor: Any) -> bool:
+    """Whether values are kept for a tensor without memory."""
+    tag = machine.keeper_of(tensor)
+    return tag is not None and tag.values is not None
+
+
 def window(tensor: Any, values: Any) -> Any:
     """A CPU tensor like ``tensor``, over other memory."""
     made = _empty(0, dtype=tensor.dtype, device=_CPU)
