@@ -79,7 +79,9 @@ class _StandIns(importlib.abc.MetaPathFinder):
             setattr(module, function, _function(self._machine, declaration, None))
         module.__dict__["__getattr__"] = functools.partial(_undeclared, name)
         self._made.append(module)
-        self._machine.assume(f"{name} cannot be imported here ({why}): what is declared stands in")
+        self._machine.assume(
+            f"{name} cannot be imported here ({why}): its declared functions are used"
+        )
 
     def forget(self) -> None:
         """Real programs of this process are not to find what was made for this device."""

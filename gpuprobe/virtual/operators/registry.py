@@ -64,9 +64,9 @@ def register_operator(
     has the functions declared for it.
 
     ``results`` is called with the arguments of a call, and returns what that returns; tensors that
-    it makes (``torch.empty_like``) lie on the virtual GPU and are charged to it, in the same order
-    as CUDA code would allocate them. Functions need it. Operators that have a fake implementation
-    (``torch.library.register_fake``) do without.
+    it makes (``torch.empty_like``) are allocated on the virtual GPU, in the order of the calls.
+    Functions need it. Operators that have a fake implementation (``torch.library.register_fake``)
+    do without.
 
     ``workspace``: bytes that are allocated after the results and freed when the call returns; a
     number, or a function of the arguments.
