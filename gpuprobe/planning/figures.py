@@ -20,7 +20,6 @@ from gpuprobe.virtual.machine import Machine
 _NOT_MODELLED = (
     "workspaces that cuDNN picks for convolutions",
     "memory that CUDA extensions allocate, unless it is declared",
-    "memory that CUDA extensions allocate, unless it is declared",
     "other processes on the same GPU",
 )
 
