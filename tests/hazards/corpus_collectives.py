@@ -38,6 +38,31 @@ y = x + 1
 """,
     ),
     _case(
+        "two_groups_reduce_one_tensor",
+        WAW,
+        """
+other = dist.new_group([0])
+x = torch.ones(64, device="cuda")
+first = dist.all_reduce(x, async_op=True)
+second = dist.all_reduce(x, group=other, async_op=True)
+first.wait()
+second.wait()
+""",
+    ),
+    _case(
+        "two_groups_in_turn",
+        (),
+        """
+other = dist.new_group([0])
+x = torch.ones(64, device="cuda")
+first = dist.all_reduce(x, async_op=True)
+first.wait()  #needed
+second = dist.all_reduce(x, group=other, async_op=True)
+second.wait()
+y = x + 1
+""",
+    ),
+    _case(
         "reduce_scatter_whose_part_is_copied_at_the_wait",
         (),
         """

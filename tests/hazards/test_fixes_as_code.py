@@ -154,6 +154,28 @@ kept = [step(i) for i in range(2)]
     assert [race.message for race in races("containers", mended)] == []
 
 
+_ENTERED = """
+import contextlib
+side = cuda.Stream()
+x = torch.ones(64, device="cuda")
+
+@contextlib.contextmanager
+def halved():
+    x.mul_(0.5)
+    yield
+
+with cuda.stream(side), halved():
+    pass
+"""
+
+
+def test_a_stream_without_a_name_is_the_current_one_before_the_block() -> None:
+    (race,) = races("entered", _ENTERED)
+    assert "+side.wait_stream(torch.cuda.current_stream())" in race.fix.diff
+    mended = "".join(applied(_ENTERED.splitlines(keepends=True), race.fix.insertions))
+    assert races("entered", mended) == []
+
+
 def test_the_diff_applies_with_patch(tmp_path: Path) -> None:
     last = '    y = x  # "no newline at the end"'
     text = f"import torch\nif True:\n    x = 1\n{last}"

@@ -91,12 +91,10 @@ class Collectives:
                 return None
         if not self._from_python():
             return None
-        group = args[names.index("process_group")]
-        try:
-            key: Any = group.name()  # a boxed process group
-        except (AttributeError, RuntimeError):
-            key = None
-        return self.group_number(key)
+        from torch._C._distributed_c10d import ProcessGroup
+
+        group = ProcessGroup.unbox(args[names.index("process_group")])
+        return self.group_number(group.group_name)
 
     def group_number(self, key: Any) -> int:
         """The stream number of a process group, by its name."""
