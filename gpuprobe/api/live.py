@@ -18,7 +18,7 @@ from gpuprobe.analysis.inspection.trace import (
 from gpuprobe.analysis.peak.high_water import Share
 from gpuprobe.analysis.peak.peaks import window_of
 from gpuprobe.analysis.placement import all_findings
-from gpuprobe.analysis.trace.frames import is_user_frame, short_name
+from gpuprobe.analysis.trace.frames import is_plumbing, is_user_frame, short_name
 from gpuprobe.api.devices import inventory
 from gpuprobe.model.machine.neighbours import Neighbours
 from gpuprobe.model.run.recording import RankRecording, Recording
@@ -54,6 +54,7 @@ __all__ = [
     "excerpt",
     "facts_of_ranks",
     "insight",
+    "is_plumbing",
     "is_running",
     "is_user_frame",
     "neighbours",

@@ -53,7 +53,7 @@ def write_report(
 
 def _trees(recording: Recording) -> dict[str, FlameNode]:
     """What was allocated at the peak; nothing without a trace of it."""
-    from gpuprobe.analysis.peak.flame import flame_tree
+    from gpuprobe.analysis.peak.flame import every_frame, flame_tree, telling_frames
     from gpuprobe.analysis.peak.peaks import device_peaks, high_water_at, overall_peak
     from gpuprobe.analysis.peak.tree import category_tree, module_tree
     from gpuprobe.model.values import Unavailable
@@ -65,7 +65,8 @@ def _trees(recording: Recording) -> dict[str, FlameNode]:
     return {
         "category": category_tree(mark),
         "module": module_tree(mark),
-        "stacks": flame_tree(mark, root=f"peak of {mark.device}"),
+        "stacks": flame_tree(mark, telling_frames, root=f"peak of {mark.device}"),
+        "all frames": flame_tree(mark, every_frame, root=f"peak of {mark.device}"),
     }
 
 
@@ -133,7 +134,7 @@ def write_flamegraph(
     Returns what was written. Raises UsageError where ``path`` exists (unless ``force``) or
     cannot be written, DataError where the recording has no trace of the peak's device.
     """
-    from gpuprobe.analysis.peak.flame import flame_tree
+    from gpuprobe.analysis.peak.flame import every_frame, flame_tree, telling_frames
     from gpuprobe.analysis.peak.peaks import (
         device_peaks,
         high_water_at,
@@ -160,9 +161,8 @@ def write_flamegraph(
         # At level trace the reason says which step to trace.
         hint = "" if site.rank.session.level == "trace" else _NEEDS_TRACE
         raise DataError(f"the peak has no stacks to draw: {mark.reason}", hint=hint)
-    tree = flame_tree(
-        mark, root=f"{'peak' if nearest is None else 'high water mark'} of {mark.device}"
-    )
+    root = f"{'peak' if nearest is None else 'high water mark'} of {mark.device}"
+    tree = flame_tree(mark, telling_frames, root=root)
     where = [mark.device] + ([f"in phase {mark.phase}"] if mark.phase else [])
     if step is not None:
         where.append(f"in step {step.index}")
@@ -174,6 +174,7 @@ def write_flamegraph(
             _text(stream),
             title=f"{title}: {Path(recording.path).name}",
             subtitle=", ".join(where),
+            whole=flame_tree(mark, every_frame, root=root),
         )
     return (Path(path),)
 

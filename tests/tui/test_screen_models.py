@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprobe.api.live import StepPeak
+from gpuprobe.api.live import Share, StepPeak
 from gpuprobe.model.memory import AllocatorCounts, Category
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import (
@@ -19,8 +19,10 @@ from gpuprobe.model.run.session import (
     SessionEnd,
     Step,
 )
+from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.tui.viewer.run_model import detail_lines, model_of
+from gpuprobe.tui.viewer.trace.block import source_lines, stack_rows
 from gpuprobe.tui.widgets.plot import LABEL, draw
 from gpuprobe.tui.widgets.styled_text import line_width, text_of
 
@@ -112,11 +114,54 @@ def test_ranks_are_chosen_by_position_and_clamped() -> None:
 def test_the_panel_says_what_it_knows_and_what_not() -> None:
     model = model_of(recording(rank(step(0, 4 * MIB), end=SessionEnd(1))))
     row = model.rows[0]
-    waiting = "\n".join(detail_lines(model, row, None))
+
+    def texts(peak: StepPeak | Unavailable | None) -> list[str]:
+        return [text_of(line) for line in detail_lines(model, row, peak)]
+
+    waiting = "\n".join(texts(None))
     assert "reading the trace" in waiting
     assert "everything else" in waiting
     assert "  inner" in waiting  # nested phases are indented
-    missing = detail_lines(model, row, Unavailable("no trace\x1b"))
+    missing = texts(Unavailable("no trace\x1b"))
     assert "no trace\\x1b" in missing
     peak = StepPeak("cuda:0", 4 * MIB, "backward", (), (), ())
-    assert "4.0 MiB on cuda:0, in backward" in detail_lines(model, row, peak)
+    assert "4.0 MiB on cuda:0, in backward" in texts(peak)
+
+
+def test_bars_of_a_step_have_one_scale_and_the_colours_of_their_categories() -> None:
+    model = model_of(recording(rank(step(0, 4 * MIB), end=SessionEnd(1))))
+    row = model.rows[0]
+    shares = (Share("activation", 6 * MIB, 3), Share("parameter", 2 * MIB, 1))
+    peak = StepPeak("cuda:0", 8 * MIB, "backward", shares, (), ())
+    lines = detail_lines(model, row, peak)
+    drawn = {text_of(line).split()[3]: line for line in lines[-8:] if "■" in text_of(line)}
+    assert {role for _, role in drawn["activation"]} >= {"activation"}
+    assert text_of(drawn["activation"]).count("█") == 7  # 6 of 8 MiB in 10 cells: 7.5
+    assert text_of(drawn["parameter"]).count("█") == 2
+    held = next(line for line in lines if "everything else" in text_of(line))
+    assert text_of(held).count("█") <= 5  # 4 MiB at the end, on the same scale
+    plain = [text_of(line) for line in detail_lines(model, row, peak, plain=True)]
+    assert any(" A activation" in line for line in plain)
+
+
+FORWARD = Frame("/home/me/project/train.py", 3, "forward")
+TORCH = Frame("/x/lib/python3.11/site-packages/torch/nn/modules/module.py", 9, "_call_impl")
+NATIVE = Frame("??", 0, "at::native::empty")
+LIBRARY = Frame("/x/lib/python3.11/site-packages/transformers/models/x.py", 5, "attend")
+MAIN = Frame("/home/me/project/train.py", 9, "main")
+
+
+def test_a_folded_stack_begins_with_the_user_s_line() -> None:
+    stack = (NATIVE, LIBRARY, TORCH, FORWARD, TORCH, TORCH, LIBRARY, TORCH, MAIN)
+    assert stack_rows(stack, folded=True) == [3, None, 6, None, 8]
+    assert stack_rows(stack, folded=False) == list(range(9))
+    assert stack_rows((NATIVE, LIBRARY, TORCH), folded=True) == [1]
+    assert stack_rows((NATIVE, TORCH), folded=True) == [0, 1]  # there is nothing else
+    assert stack_rows((), folded=True) == []
+
+
+def test_source_that_is_not_here_leaves_the_recorded_line() -> None:
+    (marked, line), (_, why) = source_lines(FORWARD, rank().session)
+    assert marked
+    assert line == "…/project/train.py:3 in forward"
+    assert "No such file" in why

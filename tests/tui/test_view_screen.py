@@ -176,12 +176,16 @@ async def test_drill_down_to_stack_and_source(run: Run) -> None:
         assert all("activation" in line for line in blocks)
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(app.screen, BlockScreen))
-        assert "linear.py:134" in lines(app, "#frames")[0]
-        assert rows(app, "#frames").cursor == 1  # the first frame that is the user's
+        assert "model.py:6 in forward" in lines(app, "#frames")[0]  # torch's frames are folded
+        assert rows(app, "#frames").cursor == 0
         assert "hidden = self.first(x)" in text(app, "#source")
         assert "activation" in text(app, "#block")
+        await pilot.press("c")
+        assert "linear.py:134" in lines(app, "#frames")[0]
+        assert rows(app, "#frames").cursor == 1  # the first frame that is the user's
         await pilot.press("k")
-        assert "no source" in text(app, "#source")
+        assert "linear.py:134" in text(app, "#source")  # the recorded line, for want of its source
+        assert "source is not available" in text(app, "#source")
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(app.screen, ViewScreen))
         assert len(lines(app, "#groups")) == 12
@@ -379,3 +383,17 @@ async def test_the_findings_are_those_of_the_report(run: Run) -> None:
         in_report = report(load(run.path))["findings"]
         assert [finding["message"] for finding in in_report] == [f["message"] for f in shown]
         assert any("GP303" in line for line in lines(app, "#finding-rows"))
+
+
+async def test_the_axis_of_a_trace_has_phases_and_times(run: Run) -> None:
+    run.end()
+    app = viewer(run)
+    async with app.run_test(size=(130, 40)) as pilot:
+        await until(pilot, lambda: rows(app, "#steps").count == 6)
+        await pilot.press("t")
+        await until(pilot, lambda: pane(app).ready)
+        shown = text(app, "#bands").splitlines()
+        assert "phase" in shown[-2]
+        assert "forward" in shown[-2]
+        assert shown[-2].index("forward") < shown[-2].index("backward")
+        assert "event 0 ·" in shown[-1]

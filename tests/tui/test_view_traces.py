@@ -114,3 +114,16 @@ def test_source_is_shown_only_of_regular_python_files(tmp_path: Path) -> None:
     for name, line in (("m.py", 9), ("gone.py", 1), ("dir.py", 1), ("link.py", 1), ("m.txt", 1)):
         assert isinstance(excerpt(Frame(name, line, "f"), cwd=str(tmp_path)), Unavailable)
     assert isinstance(excerpt(Frame("x\0.py", 1, "f")), Unavailable)
+
+
+def test_positions_have_phases_and_times(rank: RankRecording) -> None:
+    look = OpenTraces().of(rank, trace_refs(rank)[0])[0]
+    for position in range(1, len(look)):
+        event = look.event(position)
+        assert event is not None
+        assert look.phase_at(position) == event.phase
+        first = look.event(1)
+        assert first is not None
+        expected = (event.time_us - first.time_us) * 1000 if first.time_us else None
+        assert look.time_at(position) == expected
+    assert look.phase_at(0) == look.phase_at(1)

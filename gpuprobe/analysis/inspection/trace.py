@@ -162,6 +162,21 @@ class TraceInspector:
             row.time_us,
         )
 
+    def phase_at(self, position: int) -> str:
+        """The phase of the event that led to a position; empty if unknown."""
+        trace = self.ledger.trace
+        if not len(trace.events):
+            return ""
+        return trace.stacks.strings[trace.events.column("phase")[max(0, position - 1)]]
+
+    def time_at(self, position: int) -> int | None:
+        """Nanoseconds from the first event of the trace; None if the events have no times."""
+        events = self.ledger.trace.events
+        times = events.column("time_us") if len(events) else ()
+        if not times or not times[0]:
+            return None
+        return max(0, times[max(0, position - 1)] - times[0]) * 1000
+
     def state(self, position: int, grouping: str = "line") -> TraceState:
         """What was allocated at a position, grouped by one of `GROUPINGS`."""
         ledger, codes = self.ledger, self.positions.codes

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gpuprobe.analysis.peak.high_water import HighWater
-from gpuprobe.analysis.trace.frames import Lines, is_cpp, short_name
+from gpuprobe.analysis.trace.frames import Lines, is_cpp, is_plumbing, short_name
 from gpuprobe.model.trace import Frame
 
 
@@ -31,6 +31,16 @@ class FlameNode:
 def python_frames(frame: Frame) -> bool:
     """Keep everything but native frames."""
     return not is_cpp(frame)
+
+
+def telling_frames(frame: Frame) -> bool:
+    """Keep the frames of the program and its libraries; not native code and PyTorch's own."""
+    return not is_plumbing(frame)
+
+
+def every_frame(frame: Frame) -> bool:
+    """Keep all."""
+    return True
 
 
 def flame_tree(

@@ -56,6 +56,29 @@ def is_user_frame(frame: Frame) -> bool:
     return _LIBRARY.search(name.replace("\\", "/")) is None
 
 
+_PLUMBING = re.compile(
+    r"""
+    (^|/)(site|dist)-packages/(torch|gpuprobe)(/|\.py)
+    | /torch/(_|nn/|optim/|autograd/|cuda/|utils/|distributed/|amp/|functional\.py|overrides\.py)
+    | /torchinductor_
+    | /gpuprobe/(sampler|virtual|probes|api|cli|recording|model|integrations|hazards)/
+    | /lib/python\d(\.\d+)?t?/(contextlib|runpy|threading|functools|importlib/.*)(\.py)?
+    """,
+    re.VERBOSE,
+)
+
+
+def is_plumbing(frame: Frame) -> bool:
+    """Whether a frame tells a user little: native code, PyTorch's own Python (``_call_impl``,
+    ``backward``), gpuprobe, generated code, and what the standard library puts between. Frames of
+    other installed packages are not: they say which layer it was.
+    """
+    name = frame.filename
+    if is_cpp(frame) or name.startswith(_GENERATED):
+        return True
+    return _PLUMBING.search(name.replace("\\", "/")) is not None
+
+
 def place_of(frame: Frame) -> SourceLine:
     """The frame's line; of native frames only the function."""
     if is_cpp(frame):

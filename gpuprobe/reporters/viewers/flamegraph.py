@@ -40,12 +40,19 @@ def to_data(tree: FlameNode, *, title: str, subtitle: str) -> dict[str, Any]:
     return {**data, "names": list(names), **columns}
 
 
-def write(tree: FlameNode, stream: IO[str], *, title: str, subtitle: str) -> None:
-    """Write the page to a text stream (UTF-8)."""
-    data = json.dumps(to_data(tree, title=title, subtitle=subtitle), separators=(",", ":"))
-    # Inside a script element only "</" and "<!--" mean anything; no "<" at all is simpler.
-    for char in "<>&\u2028\u2029":
-        data = data.replace(char, f"\\u{ord(char):04x}")
+def write(
+    tree: FlameNode,
+    stream: IO[str],
+    *,
+    title: str,
+    subtitle: str,
+    whole: FlameNode | None = None,
+) -> None:
+    """Write the page to a text stream (UTF-8). ``whole`` is the same memory with all frames, which
+    a button shows.
+    """
+    data = _script(to_data(tree, title=title, subtitle=subtitle))
+    other = "null" if whole is None else _script(to_data(whole, title=title, subtitle=subtitle))
     page = files("gpuprobe.reporters.viewers").joinpath("flamegraph.html").read_text("utf-8")
     # One pass: text that was put in is not searched again.
     pieces = page.split("@@")
@@ -54,5 +61,14 @@ def write(tree: FlameNode, stream: IO[str], *, title: str, subtitle: str) -> Non
         "SUBTITLE": html.escape(subtitle),
         "TOTAL": html.escape(f"{human_bytes(tree.bytes)} in {tree.blocks} blocks"),
         "DATA": data,
+        "WHOLE": other,
     }
     stream.write("".join(values.get(piece, piece) for piece in pieces))
+
+
+def _script(data: dict[str, Any]) -> str:
+    text = json.dumps(data, separators=(",", ":"))
+    # Inside a script element only "</" and "<!--" mean anything; no "<" at all is simpler.
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return text

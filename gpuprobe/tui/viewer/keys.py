@@ -51,7 +51,7 @@ TRACE_KEYS = (
         {"left_square_bracket": "trace(-1)", "right_square_bracket": "trace(1)"},
     ),
     Key("b", "group by line, module, category or block", {"b": "group"}, footer="group"),
-    Key("Enter", "open a group's blocks, or a block's stack and source"),
+    Key("Enter", "open a group's blocks, or a block's stack and source (c: all frames)"),
     Key(
         "m",
         "switch between segment map and treemap",

@@ -9,11 +9,13 @@ from pathlib import PurePath
 from typing import overload
 
 from gpuprobe.api.live import StepPeak, is_running
+from gpuprobe.model.memory import Category
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import DeviceWindow, Step
 from gpuprobe.model.text import human_bytes, human_ns, visible
 from gpuprobe.model.values import Peak, Unavailable
-from gpuprobe.tui.widgets.legend import words
+from gpuprobe.tui.widgets.legend import chip, words
+from gpuprobe.tui.widgets.styled_text import Line, bar
 
 _BAR = 10
 _LINE = 30
@@ -215,43 +217,64 @@ def _phase(step: Step, device: str) -> str:
     return name
 
 
-def detail_lines(model: RunModel, row: StepLine, peak: StepPeak | Unavailable | None) -> list[str]:
+def detail_lines(
+    model: RunModel, row: StepLine, peak: StepPeak | Unavailable | None, *, plain: bool = False
+) -> list[Line]:
     """The panel next to the table: the phases, the tensors and the peak of one step.
 
-    ``peak`` is None while it is still being read.
+    ``peak`` is None while it is still being read. All bars of a step have one scale. ``plain``:
+    letters in place of colours.
     """
     step = row.step
-    lines = [f"Step {row.index} · {row.time}", ""]
-    lines.append("Phase                 time        peak")
+    whole = _whole(row, peak)
+    texts: list[str | Line] = [f"Step {row.index} · {row.time}", ""]
+    texts.append("Phase                 time        peak")
     for phase in step.phases:
         window = _window(phase.windows, model.device)
         amount = _peak(window.peak_allocated if window else phase.host.rss_peak)
         depth = phase.path.count("/")
         name = visible("  " * depth + phase.name)
-        lines.append(f"{name:<16.16} {human_ns(phase.duration_ns):>10} {amount:>11}")
+        texts.append(f"{name:<16.16} {human_ns(phase.duration_ns):>10} {amount:>11}")
     for tensors in step.tensors:
-        lines += ["", f"At the end, on {visible(tensors.device)}"]
+        texts += ["", f"At the end, on {visible(tensors.device)}"]
         named = sorted(tensors.by_category.items(), key=lambda item: -item[1])
-        rows = [(words(category), size) for category, size in named if size]
+        texts += [_bar(category, size, whole, plain) for category, size in named if size]
         if isinstance(tensors.rest, int):
-            rows.append(("everything else", tensors.rest))
-        lines += _bars(rows)
-    lines += ["", "At the peak"]
+            texts.append(_bar(None, tensors.rest, whole, plain))
+    texts += ["", "At the peak"]
     if peak is None:
-        lines.append("reading the trace …")
+        texts.append("reading the trace …")
     elif isinstance(peak, Unavailable):
-        lines.append(visible(peak.reason))
+        texts.append(visible(peak.reason))
     else:
         where = f", in {visible(peak.phase)}" if peak.phase else ""
-        lines.append(f"{human_bytes(peak.allocated)} on {peak.device}{where}")
-        lines += _bars([(share.key, share.bytes) for share in peak.categories if share.bytes])
-        for title, shares in (("Lines", peak.lines), ("Modules", peak.modules)):
-            lines += ["", title]
-            lines += [
+        texts.append(f"{human_bytes(peak.allocated)} on {peak.device}{where}")
+        shares = [share for share in peak.categories if share.bytes]
+        texts += [_bar(Category(share.key), share.bytes, whole, plain) for share in shares]
+        for title, found in (("Lines", peak.lines), ("Modules", peak.modules)):
+            texts += ["", title]
+            texts += [
                 f"{human_bytes(s.bytes):>10}  {short_line(s.key, model.cwd, _LINE)}"
-                for s in shares[:8]
+                for s in found[:8]
             ]
-    return lines
+    return [((text, ""),) if isinstance(text, str) else text for text in texts]
+
+
+def _whole(row: StepLine, peak: StepPeak | Unavailable | None) -> int:
+    """What a full bar stands for: the most memory that the panel shows, in bytes."""
+    sizes = [0 if peak is None or isinstance(peak, Unavailable) else peak.allocated]
+    for tensors in row.step.tensors:
+        rest = tensors.rest if isinstance(tensors.rest, int) else 0
+        sizes.append(sum(tensors.by_category.values()) + rest)
+    return max(1, *sizes)
+
+
+def _bar(category: Category | None, size: int, whole: int, plain: bool) -> Line:
+    """A category (None: all that has none), its size, and its share of ``whole``."""
+    kind = Category.OTHER if category is None else category
+    name = "everything else" if category is None else words(category)
+    drawn = bar(size / whole, _BAR, "" if plain else kind.value)
+    return ((f"{human_bytes(size):>10}  ", ""), chip(kind, plain), (f" {name:<18.18} ", ""), *drawn)
 
 
 def short_line(key: str, cwd: str, columns: int = 0) -> str:
@@ -268,15 +291,3 @@ def short_line(key: str, cwd: str, columns: int = 0) -> str:
     if len(parts) > 1:
         text = parts[-1] + found + function
     return text if len(text) <= columns else text[: max(0, columns - 1)] + "…"
-
-
-def _bars(rows: Sequence[tuple[str, int]]) -> list[str]:
-    whole = max(1, sum(size for _, size in rows))
-    return [
-        f"{human_bytes(size):>10}  {name.replace('_', ' '):<16.16} {_bar(size / whole)}"
-        for name, size in rows
-    ]
-
-
-def _bar(share: float) -> str:
-    return "█" * round(share * _BAR)

@@ -127,8 +127,8 @@ class StepsPane(Vertical):
             text = "no step yet" if model is None or model.running else "no step was recorded"
             self._detail.show([((text, ""),)])
             return
-        lines = detail_lines(model, model.rows[index], self._peak)
-        self._detail.show([((line, ""),) for line in lines])
+        plain = self._detail.painter.palette.plain
+        self._detail.show(detail_lines(model, model.rows[index], self._peak, plain=plain))
         spots = ["", "Blind spots"] if model.blind_spots else []
         for spot in model.blind_spots:
             spots += wrapped(spot, "- ", max(20, self._not_seen.size.width))

@@ -94,8 +94,11 @@ async function charts() {
 function trees() {
   const found = Object.fromEntries(Object.entries(data.trees || {}).map(([name, flat]) => [name, new Tree(flat)]));
   for (const host of document.querySelectorAll("[data-tree]")) {
-    if (host.dataset.tree === "flame") { if (found.stacks) new TreeView(host, { stacks: found.stacks }, "flame"); continue; }
-    const { stacks, ...maps } = found;
+    const { stacks, "all frames": whole, ...maps } = found;
+    if (host.dataset.tree === "flame") {
+      if (stacks) new TreeView(host, whole ? { "your code": stacks, "all frames": whole } : { stacks }, "flame");
+      continue;
+    }
     if (Object.keys(maps).length) new TreeView(host, maps, "treemap");
   }
 }

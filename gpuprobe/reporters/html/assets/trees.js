@@ -75,7 +75,7 @@ class TreeView {
     this.area = make("div", { class: kind === "flame" ? "frames" : "boxes", role: "group", "aria-label": kind === "flame" ? "flame graph" : "treemap" });
     this.detail = make("div", { class: "detail" });
     this.buttons = Object.keys(trees).length < 2 ? [] : Object.keys(trees).map((name) =>
-      make("button", { type: "button", "aria-pressed": "false", onclick: () => this.choose(name) }, "by " + name));
+      make("button", { type: "button", "aria-pressed": "false", "data-name": name, onclick: () => this.choose(name) }, (kind === "flame" ? "" : "by ") + name));
     this.back = make("button", { type: "button", onclick: () => this.zoom(Math.max(this.tree.parents[this.zoomed], 0)) }, "back");
     host.replaceChildren(make("div", { class: "controls" }, ...this.buttons, this.back, this.search, this.found), this.area, this.detail);
     this.area.addEventListener("click", (event) => { const i = this.node(event); if (i >= 0) this.zoom(i, true); });
@@ -89,7 +89,7 @@ class TreeView {
     this.chosen = name;
     this.tree = this.trees[name];
     this.zoomed = 0;
-    this.buttons.forEach((button) => button.setAttribute("aria-pressed", button.textContent === "by " + name));
+    this.buttons.forEach((button) => button.setAttribute("aria-pressed", button.dataset.name === name));
     this.draw();
     this.describe(0);
   }

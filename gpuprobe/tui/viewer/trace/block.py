@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -9,7 +10,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 
-from gpuprobe.api.live import BlockInfo, excerpt, is_user_frame, short_name
+from gpuprobe.api.live import BlockInfo, excerpt, is_plumbing, is_user_frame, short_name
 from gpuprobe.model.run.session import Session
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.trace import Frame
@@ -34,12 +35,15 @@ class BlockScreen(ModalScreen[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,enter", "dismiss", "back"),
+        Binding("c", "fold", "all frames"),
     ]
 
     def __init__(self, block: BlockInfo, session: Session) -> None:
         super().__init__()
         self._block = block
         self._session = session
+        self._folded = True
+        self._rows: list[int | None] = []  # the frame of each row; None: some are folded there
 
     def compose(self) -> ComposeResult:
         self._about = TextPane(id="block")
@@ -51,23 +55,41 @@ class BlockScreen(ModalScreen[None]):
             yield self._source
 
     def on_mount(self) -> None:
-        frames = self._block.frames
         self._about.show([((line, ""),) for line in block_lines(self._block)])
-
-        def line(index: int) -> list[Line]:
-            name = short_line(short_name(frames[index]), self._session.cwd)
-            return [((name, "" if is_user_frame(frames[index]) else "dim"),)]
-
-        head = "allocated by, innermost first" if frames else "no stack was recorded"
-        mine = next((i for i, frame in enumerate(frames) if is_user_frame(frame)), 0)
-        heading: Line = (("", "section"), (head, "head"))
-        self._table.fill([heading], len(frames), line, cursor=mine)
+        self._fill()
         self._table.focus()
         self._show_source()
 
-    def _show_source(self) -> None:
+    def _fill(self) -> None:
         frames = self._block.frames
-        lines = source_lines(frames[self._table.cursor], self._session) if frames else []
+        rows = self._rows = stack_rows(frames, folded=self._folded)
+        hidden = len(frames) - sum(row is not None for row in rows)
+
+        def line(index: int) -> list[Line]:
+            at = rows[index]
+            if at is None:
+                return [(("  ⋮", "dim"),)]
+            name = short_line(short_name(frames[at]), self._session.cwd)
+            return [((name, "" if is_user_frame(frames[at]) else "dim"),)]
+
+        head = "allocated by, innermost first" if frames else "no stack was recorded"
+        heading: Line = (("", "section"), (head, "head"))
+        if hidden:
+            heading += ((f"   {hidden} frames of PyTorch and native code: ", "dim"), ("c", "key"))
+        elif frames and not self._folded:
+            heading += (("   fold frames of PyTorch and native code: ", "dim"), ("c", "key"))
+        mine = (i for i, at in enumerate(rows) if at is not None and is_user_frame(frames[at]))
+        self._table.fill([heading], len(rows), line, cursor=next(mine, 0))
+
+    def action_fold(self) -> None:
+        """Show all frames, or only those that tell something."""
+        self._folded = not self._folded
+        self._fill()
+        self._show_source()
+
+    def _show_source(self) -> None:
+        at = self._rows[self._table.cursor] if self._rows else None
+        lines = [] if at is None else source_lines(self._block.frames[at], self._session)
         self._source.show([((line, "bold" if marked else "dim"),) for marked, line in lines])
 
     def on_item_table_moved(self, message: ItemTable.Moved) -> None:
@@ -77,6 +99,28 @@ class BlockScreen(ModalScreen[None]):
     def on_item_table_chosen(self, message: ItemTable.Chosen) -> None:
         message.stop()
         self.dismiss()
+
+
+def stack_rows(frames: Sequence[Frame], *, folded: bool) -> list[int | None]:
+    """Which frames are listed, innermost first; None is a gap. Folded, the list begins with the
+    user's line, and neither native code nor PyTorch's own frames are in it. A stack of nothing
+    else is shown as it is.
+    """
+    everything: list[int | None] = list(range(len(frames)))
+    telling = [i for i, frame in enumerate(frames) if not is_plumbing(frame)]
+    if not folded or not telling:
+        return everything
+    first = next((i for i in telling if is_user_frame(frames[i])), telling[0])
+    rows: list[int | None] = []
+    before = first
+    for at in telling:
+        if at < first:
+            continue
+        if at > before + 1:
+            rows.append(None)
+        rows.append(at)
+        before = at
+    return rows
 
 
 def block_lines(block: BlockInfo) -> list[str]:
@@ -102,7 +146,8 @@ def source_lines(frame: Frame, session: Session) -> list[tuple[bool, str]]:
     """The source around a frame: (is it the frame's line, text)."""
     found = excerpt(frame, cwd=session.cwd, since=session.started_at)
     if isinstance(found, Unavailable):
-        return [(False, f"no source: {visible(found.reason)}")]
+        place = short_line(short_name(frame), session.cwd)
+        return [(True, place), (False, f"its source is not available: {visible(found.reason)}")]
     lines = [
         (number == found.line, f"{number:>6}  {visible(text.expandtabs(4))}")
         for number, text in found.lines

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from gpuprobe.api.live import TraceInspector
+from gpuprobe.model.text import human_ns, visible
 from gpuprobe.model.values import Unavailable
 from gpuprobe.tui.widgets.plot import LABEL, axis, draw_bands
+from gpuprobe.tui.widgets.styled_text import Line, Span, left
 from gpuprobe.tui.widgets.text_pane import TextPane
 
 _SHORTEST = 8
@@ -90,7 +94,25 @@ class TimelinePane(TextPane):
         if not isinstance(reserved, Unavailable):
             levels = [reserved[at] for at in self._columns for _ in range(wide)]
         cursor, columns = self._column() * wide + wide // 2, count * wide
-        height, plain = max(2, self.size.height - 1), self.painter.palette.plain
+        marks = self._marks(inspector, wide) if self.size.height > 6 else []
+        height, plain = max(2, self.size.height - 1 - len(marks)), self.painter.palette.plain
         lines = draw_bands(bands, levels, columns, height, cursor=cursor, plain=plain)
         first, last = f"event {self.first:,}", f"{self.end - 1:,}"
-        self.show([*lines, axis(cursor, columns, first, last)])
+        began, ended = inspector.time_at(self.first), inspector.time_at(self.end - 1)
+        if began is not None and ended is not None:
+            first, last = f"{first} · {human_ns(began)}", f"{last} · {human_ns(ended)}"
+        self.show([*lines, *marks, axis(cursor, columns, first, last)])
+
+    def _marks(self, inspector: TraceInspector, wide: int) -> list[Line]:
+        """The phases below the columns; no line if none is known."""
+        phases = [name for at in self._columns for name in [inspector.phase_at(at)] * wide]
+        if not any(phases):
+            return []
+        spans: list[Span] = [(f"{'phase':>{LABEL - 1}} ", "dim")]
+        for number, (name, run) in enumerate(groupby(phases)):
+            room = len(list(run))
+            text = visible(name).partition("/")[0] if name else ""
+            # A mark where each begins; alternating, so that neighbours are told apart.
+            cell = left(f"▏{text}", room)
+            spans.append((cell, "head" if number % 2 else "accent"))
+        return [tuple(spans)]
