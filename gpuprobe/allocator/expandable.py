@@ -77,12 +77,16 @@ def allocate(sim: AllocatorState, free_list: FreeList, size: int) -> PoolBlock |
 
 def _find_fit(sim: AllocatorState, free_list: FreeList, size: int) -> PoolBlock | None:
     """The lowest run of unmapped (and adjacent free) blocks with ``size`` bytes of addresses,
-    in a new address range where there is none (``find_expandable_block``)."""
+    in a new address range where there is none (``find_expandable_block``). None where not even
+    that is long enough: more than the device's memory.
+    """
     found = lowest_fit(free_list, size)
     if found is not None:
         return found
     page = page_size(free_list.pool.small, sim.settings.large_segment_size)
     span = expandable_span(sim.device_memory, page)
+    if span < size:
+        return None
     base = sim.driver.reserve(span, free_list.stream, free_list.pool.owner.index)
     if base is None:
         return None

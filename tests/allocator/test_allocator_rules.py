@@ -324,6 +324,13 @@ def test_expandable_segments_span_nine_eighths_of_the_device() -> None:
     assert free_list.unmapped[0].size == 160 * MIB  # 180 MiB less the mapped 20
 
 
+def test_more_than_an_expandable_segment_can_span_is_out_of_memory() -> None:
+    sim = simulator("expandable_segments:True", device_memory=160 * MIB)
+    assert sim.malloc(181 * MIB) is None
+    assert sim.ooms == 1
+    assert sim.malloc(180 * MIB) is not None
+
+
 def test_expandable_segments_unmap_only_whole_empty_pages() -> None:
     sim = simulator("expandable_segments:True", device_memory=1 << 30)
     kept, freed = take(sim, 30 * MIB), take(sim, 50 * MIB)
