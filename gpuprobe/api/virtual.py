@@ -315,7 +315,8 @@ def fit_program(
     steps: int = 3,
     compute: str = "auto",
     conf: str | None = None,
-    ranks: int = 1,
+    ranks: int | Sequence[int] = 1,
+    rank: int | Sequence[int] | str = 0,
     assume: Sequence[str] = (),
     suggest: bool = True,
     notify: Callable[[str], None] = lambda text: None,
@@ -325,8 +326,11 @@ def fit_program(
     Values from ``least`` to ``most`` are tried, from the script's own value: doubled until one does
     not fit, or halved until one does, then in between. With ``compute="auto"`` no large values
     are computed, unless the program needs one: then all are. ``suggest`` estimates changes to the
-    run as well. ``notify`` gets a line about every estimate. Ctrl-C ends the search: the result has
-    what was found until then, and is ``interrupted``. Raises what `estimate_program` raises.
+    run as well. ``gpu`` may name several, separated by commas, and ``ranks`` may be several: each
+    combination is searched, and the result is that of the one where most fits on all ranks
+    (`Fit.choices`). ``rank`` is as in `estimate_program`. ``notify`` gets a line about every
+    estimate. Ctrl-C ends the search: the result has what was found until then, and is
+    ``interrupted``. Raises what `estimate_program` raises.
     """
     from gpuprobe.planning.fit import fit_script
 
@@ -341,7 +345,8 @@ def fit_program(
         steps=steps,
         compute=compute,
         conf=conf,
-        ranks=ranks,
+        ranks=[ranks] if isinstance(ranks, int) else ranks,
+        rank=rank,
         assume=assume,
         suggest=suggest,
         notify=notify,

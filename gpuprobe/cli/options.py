@@ -28,6 +28,11 @@ def positive(text: str) -> int:
     return number
 
 
+def positives(text: str) -> list[int]:
+    """Whole numbers from 1. Raises ArgumentTypeError."""
+    return [positive(part.strip()) for part in text.split(",")]
+
+
 _MOST_RANKS: Final = 65536  # of one range; more are refused as ranks that the job does not have
 
 
@@ -103,14 +108,16 @@ def add_gpu(parser: argparse.ArgumentParser, text: str, *, default: str | None =
     parser.add_argument(*names, dest="gpu", default=default, metavar="GPU", action=_Gpu, help=text)
 
 
-def add_virtual_run(parser: argparse.ArgumentParser) -> None:
+def add_virtual_run(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """How a script is run on a GPU that is not here: ``--gpu``, ``--steps``, ``--compute``,
-    ``--assume``, ``--conf``, ``--ranks``.
+    ``--assume``, ``--conf``, ``--ranks``, ``--rank``. ``several``: GPUs and numbers of ranks are
+    alternatives.
     """
     add_gpu(
         parser,
-        "the GPU, such as h100-80gb or 2xa100-40gb (default: h100-80gb); list: print the "
-        "supported ones",
+        "the GPU, such as h100-80gb or 2xa100-40gb"
+        + (", or several to choose from, such as t4,l4" if several else "")
+        + " (default: h100-80gb); list: print the supported ones",
         default="h100-80gb",
     )
     parser.add_argument(
@@ -133,9 +140,32 @@ def add_virtual_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--conf", metavar="CONF", help="allocator settings, as in PYTORCH_CUDA_ALLOC_CONF"
     )
+    if several:
+        parser.add_argument(
+            "--ranks",
+            type=positives,
+            default=[1],
+            metavar="N,...",
+            help="simulate one of N processes; of several numbers, choose one (default: 1)",
+        )
+    else:
+        parser.add_argument(
+            "--ranks", type=positive, default=1, metavar="N", help="simulate one of N processes"
+        )
     parser.add_argument(
-        "--ranks", type=positive, default=1, metavar="N", help="simulate one of N processes"
+        "--rank",
+        type=rank_list,
+        default=[0],
+        metavar="R,...|distinct",
+        help="with --ranks: which of them, from 0 (default: 0), such as 0,8-15; of several, the "
+        "one that needs most counts. distinct: one of each group of ranks that behave alike",
     )
+
+
+def rank_of(args: argparse.Namespace) -> int | list[int] | str:
+    """What ``--rank`` names, as `gpuprobe.api.virtual` takes it."""
+    rank: list[int] | str = args.rank
+    return rank[0] if isinstance(rank, list) and len(rank) == 1 else rank
 
 
 def add_program(

@@ -86,7 +86,7 @@ class Start:
         """
 
         def order_of(number: int, place: str) -> dict[str, Any]:
-            return {**self._order(), **order, "rank": number, "meeting": place}
+            return {**self.order(), **order, "rank": number, "meeting": place}
 
         return Peers(rank, order_of, cwd=self._cwd, environment=self._environment, meeting=meeting)
 
@@ -97,7 +97,7 @@ class Start:
         Raises `TooLarge` beyond those bounds, ProgramFailed where there is no estimate.
         """
         done = subprocess.run(
-            [sys.executable, "-c", TRIAL, json.dumps({**self._order(), **order, "why": why})],
+            [sys.executable, "-c", TRIAL, json.dumps({**self.order(), **order, "why": why})],
             stdout=subprocess.PIPE,
             text=True,
             errors="replace",
@@ -113,11 +113,13 @@ class Start:
             raise ProgramFailed(text, hint=document.get("hint", ""))
         return estimate_of(document)
 
-    def _order(self) -> dict[str, Any]:
+    def order(self) -> dict[str, Any]:
+        """What a process is told of the program: see `gpuprobe.planning.trial`."""
         spec = self._program.spec
         module = "" if spec is None else spec.name.removesuffix(".__main__")
         first, *arguments = self._program.argv
-        return {"script": module or first, "module": bool(module), "arguments": arguments}
+        order = {"script": module or first, "module": bool(module), "arguments": arguments}
+        return {**order, **self._program.changes}
 
 
 def answer_of(output: str, code: int, last_words: Sequence[str] = ()) -> dict[str, Any]:

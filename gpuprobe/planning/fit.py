@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from gpuprobe.errors import ProgramFailed
 from gpuprobe.model.plans.assumptions import Assumptions
-from gpuprobe.model.plans.fit import Fit, FitSuggestion, Trial
+from gpuprobe.model.plans.fit import Fit, FitChoice, FitSuggestion, Trial
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning.argument import Way, way
@@ -29,7 +29,12 @@ class _Case(NamedTuple):
     ranks: int
     assume: tuple[str, ...]
     way: Way
+    rank: int | Sequence[int] | str = 0
     change: str = ""
+
+    @property
+    def label(self) -> str:
+        return self.gpu if self.ranks == 1 else f"{self.gpu}, {self.ranks} ranks"
 
 
 def fit_script(
@@ -43,74 +48,137 @@ def fit_script(
     steps: int,
     compute: str,
     conf: str | None,
-    ranks: int,
+    ranks: Sequence[int],
+    rank: int | Sequence[int] | str,
     assume: Sequence[str],
     suggest: bool,
     notify: Callable[[str], None],
 ) -> Fit:
     """See `gpuprobe.api.virtual.fit_program`."""
     check_bounds(least, most)
-    parse_spec(gpu)  # a name that is unknown is refused before anything runs
+    gpus = [part.strip() for part in gpu.split(",")]
+    for name in gpus:
+        parse_spec(name)  # a name that is unknown is refused before anything runs
     chosen = way(script, argument, arguments)
     Assumptions(assume)  # as is an assumption that is none
-    case = _Case(
-        script,
-        tuple(arguments),
-        gpu,
-        steps,
-        "shapes" if compute == "auto" else compute,
-        conf,
-        ranks,
-        tuple(assume),
-        chosen,
-    )
+    cases = [
+        _Case(
+            script,
+            tuple(arguments),
+            name,
+            steps,
+            "shapes" if compute == "auto" else compute,
+            conf,
+            count,
+            tuple(assume),
+            chosen,
+            rank,
+        )
+        for name in gpus
+        for count in ranks
+    ]
     with Estimates() as estimate:
-        run = _Search(estimate, argument, notify)
-        start = min(max(chosen.value, least), most)
-        first = run.document(case, start)
-        if first.get("needs_value") and compute == "auto":
-            notify("the program needs values; computing them takes longer")
-            case = case._replace(compute="real")
-            first = run.document(case, start)
-        if "error" in first and start > least:
-            notify(f"{argument} {start}: {first['error']}")
-            start = least
-            first = run.document(case, start)
-        if "error" in first:
-            raise ProgramFailed(f"with {argument} {start}: {first['error']}")
-        tried = {start: _trial(start, first)}
-        run.tell(tried[start])
+        found: list[_Searched] = []
+        start = chosen.value
+        for case in cases:
+            run = _Search(estimate, argument, notify, case.label if len(cases) > 1 else "")
+            one = _Searched(run, case, least, most, auto=compute == "auto")
+            found.append(one)
+            one.search(start)
+            start = one.largest or start
+            if one.interrupted:
+                break
+        if all(one.failed for one in found):
+            raise ProgramFailed(found[0].failed)
+        best = max(found, key=lambda one: (one.choice().total, not one.failed))
         suggestions: list[FitSuggestion] = []
         left_out: list[str] = []
-        interrupted = False
-
-        def answer() -> Fit:
-            return fit_of(
-                tried,
-                gpu=str(first["gpu"]),
-                capacity=Bytes(first["capacity"]),
-                argument=argument,
-                applied=chosen.words,
-                compute=case.compute,
-                least=least,
-                most=most,
-                suggestions=tuple(suggestions),
-                not_tried=tuple(left_out),
-                interrupted=interrupted,
-            )
-
-        try:
-            search(run.trials(case), least, most, tried, start=start)
-        except KeyboardInterrupt:
-            interrupted = True
-        found = answer()
-        if suggest and not interrupted:
-            at = found.proof or found.trials[0]
+        if suggest and not any(one.interrupted for one in found):
+            answer = best.answer()
+            at = answer.proof or answer.trials[0]
             try:
-                _suggest(run, case, at, most, suggestions, left_out)
+                _suggest(best.run, best.case, at, most, suggestions, left_out)
             except KeyboardInterrupt:
                 left_out.append("other changes to the run: interrupted")
-        return answer()
+        return best.answer(
+            suggestions=tuple(suggestions),
+            not_tried=tuple(left_out),
+            interrupted=any(one.interrupted for one in found),
+            choices=tuple(one.choice() for one in found) if len(cases) > 1 else (),
+        )
+
+
+class _Searched:
+    """The search of one case, and what it has found. ``auto``: with all values where it needs
+    some.
+    """
+
+    def __init__(self, run: _Search, case: _Case, least: int, most: int, *, auto: bool) -> None:
+        self.run = run
+        self.case = case
+        self.failed = ""
+        self.interrupted = False
+        self._bounds = least, most
+        self._auto = auto
+        self._tried: dict[int, Trial] = {}
+        self._gpu: dict[str, Any] = {}
+
+    def search(self, start: int) -> None:
+        """Start from a value; from the least one where the program fails with it."""
+        least, most = self._bounds
+        run = self.run
+        start = min(max(start, least), most)
+        first = run.document(self.case, start)
+        if first.get("needs_value") and self._auto:
+            run.say("the program needs values; computing them takes longer")
+            self.case = self.case._replace(compute="real")
+            first = run.document(self.case, start)
+        if "error" in first and start > least:
+            run.say(f"{run.argument} {start}: {first['error']}")
+            start = least
+            first = run.document(self.case, start)
+        if "error" in first:
+            self.failed = f"with {run.argument} {start}: {first['error']}"
+            run.say(self.failed)
+            return
+        self._gpu = {"gpu": str(first["gpu"]), "capacity": Bytes(first["capacity"])}
+        self._tried[start] = _trial(start, first)
+        run.tell(self._tried[start])
+        try:
+            search(run.trials(self.case), least, most, self._tried, start=start)
+        except KeyboardInterrupt:
+            self.interrupted = True
+
+    @property
+    def largest(self) -> int:
+        """0 where none fits."""
+        return max((value for value, trial in self._tried.items() if trial.fits), default=0)
+
+    def choice(self) -> FitChoice:
+        trial = self._tried.get(self.largest) or next(iter(self._tried.values()), None)
+        return FitChoice(
+            self.case.gpu,
+            self.case.ranks,
+            self.largest or None,
+            Bytes(0) if trial is None else trial.needed,
+            Bytes(0) if trial is None else trial.capacity,
+            self.failed,
+        )
+
+    def answer(self, **rest: Any) -> Fit:
+        least, most = self._bounds
+        fields = {"suggestions": (), "not_tried": (), **rest}
+        return fit_of(
+            self._tried,
+            **self._gpu,
+            argument=self.run.argument,
+            applied=self.case.way.words,
+            compute=self.case.compute,
+            least=least,
+            most=most,
+            ranks=self.case.ranks,
+            **fields,
+        )
 
 
 class _Search:
@@ -121,11 +189,16 @@ class _Search:
         estimate: Callable[[dict[str, Any]], dict[str, Any]],
         argument: str,
         notify: Callable[[str], None],
+        label: str = "",
     ) -> None:
         self._estimate = estimate
         self.argument = argument
         self._notify = notify
+        self._label = f"{label}: " if label else ""
         self._best = 0
+
+    def say(self, message: str) -> None:
+        self._notify(f"{self._label}{message}")
 
     def document(self, case: _Case, value: int) -> dict[str, Any]:
         """The JSON document of one estimate, or ``{"error": ...}``."""
@@ -151,7 +224,7 @@ class _Search:
         if not name and trial.fits:
             self._best = max(self._best, trial.value)
         best = f" (largest so far: {self._best})" if self._best and not name else ""
-        self._notify(f"{self.argument} {trial.value * share}{changed}: {result}{best}")
+        self.say(f"{self.argument} {trial.value * share}{changed}: {result}{best}")
 
 
 def _trial(value: int, document: dict[str, Any]) -> Trial:
@@ -222,6 +295,7 @@ def _suggest(
             if at.value < 2:
                 left_out.append(f"{name}: a batch of {at.value} cannot be halved")
                 continue
+            changed = changed._replace(steps=2 * case.steps)
         trial = run.trials(changed, name, share)
         after = trial(at.value // share)
         if after.failed:

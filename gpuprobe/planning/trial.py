@@ -36,7 +36,7 @@ def _estimate(order: dict[str, Any], estimate: Callable[..., Estimate]) -> dict[
     """The document of the estimate that ``order`` describes: of a script (a case and a value, for
     `gpuprobe.planning.fit`), or of a program once more (for `gpuprobe.planning.auto`).
     """
-    program = _program(order)
+    program = program_of(order)
     change = order.get("change", "")
     if change not in ("", "expandable"):
         from gpuprobe.virtual.changes import apply
@@ -46,7 +46,7 @@ def _estimate(order: dict[str, Any], estimate: Callable[..., Estimate]) -> dict[
         found = estimate(
             program,
             order["gpu"],
-            steps=order["steps"] * (2 if change == "accumulate" else 1),
+            steps=order["steps"],
             compute=order["compute"],
             conf=order["conf"],
             ranks=order["ranks"],
@@ -72,7 +72,8 @@ def _estimate(order: dict[str, Any], estimate: Callable[..., Estimate]) -> dict[
     return estimate_json.document(found)
 
 
-def _program(order: dict[str, Any]) -> Program:
+def program_of(order: dict[str, Any]) -> Program:
+    """The program that an order names, with the value and the change that it describes."""
     arguments, script = list(order["arguments"]), order["script"]
     if order.get("module"):
         return load_module(script, arguments)
@@ -82,6 +83,7 @@ def _program(order: dict[str, Any]) -> Program:
     if way["option"]:
         arguments = with_option(arguments, way["option"], order["value"])
     program = load_script(script, arguments)
+    program.changes = {key: order[key] for key in ("way", "value", "change")}
     if way["constant"]:
         source = Path(script).read_text(encoding="utf-8")
         tree = with_constant(source, way["constant"], order["value"])

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import GpuprobeError, ProgramFailed, UsageError
@@ -44,6 +44,8 @@ class Program:
         self.file = file
         self.spec = spec
         self.package = package
+        # In what it differs from its file, for other processes that run it: `planning.trial`.
+        self.changes: dict[str, Any] = {}
 
     def run(self) -> None:
         """Run it to its end. Whatever it raises, SystemExit included, passes through.

@@ -52,6 +52,26 @@ class FitSuggestion:
 
 
 @dataclass(frozen=True, slots=True)
+class FitChoice:
+    """One of several choices of GPU and number of ranks. ``largest`` is the largest value that fits
+    on each rank, None if none does; ``needed`` what it needs of ``capacity``, bytes. ``failed`` is
+    why there is no estimate, or "".
+    """
+
+    gpu: str
+    ranks: int
+    largest: int | None
+    needed: Bytes
+    capacity: Bytes
+    failed: str = ""
+
+    @property
+    def total(self) -> int:
+        """The values of all ranks."""
+        return (self.largest or 0) * self.ranks
+
+
+@dataclass(frozen=True, slots=True)
 class Fit(Displayed):
     """The result: ``largest`` is the largest value that fits, None if not even ``least`` does.
 
@@ -61,6 +81,10 @@ class Fit(Displayed):
     that needed less memory than a smaller value, which violates the assumption of the search.
     ``not_tried`` lists skipped suggestions with reasons. ``interrupted``: the search was stopped
     (Ctrl-C), so a larger value may fit.
+
+    ``ranks`` is the number of processes, of which one is estimated, and ``largest`` the value of
+    each. If several GPUs or numbers of ranks were given, ``choices`` has a row for each, and the
+    other fields are about the one where the values of all ranks are most in total.
     """
 
     gpu: str
@@ -78,6 +102,8 @@ class Fit(Displayed):
     not_tried: tuple[str, ...]
     unusual: tuple[int, ...]
     interrupted: bool = False
+    ranks: int = 1
+    choices: tuple[FitChoice, ...] = ()
 
     def __repr__(self) -> str:
         found = f"not even {self.least}" if self.largest is None else str(self.largest)

@@ -10,13 +10,14 @@ from gpuprobe.model.plans.fit import Fit, Trial
 from gpuprobe.reporters.json import fields_of
 
 SCHEMA: Final = "gpuprobe.fit"
-VERSION: Final = (2, 1)
+VERSION: Final = (2, 2)
 """(major, minor); a minor version only adds keys.
 
 History:
 * 1.0: first version.
 * 2.0: with all documents; nothing changed in this one. ``schemas/fit-2.json``.
 * 2.1: ``interrupted``.
+* 2.2: ``ranks`` and ``choices``.
 """
 
 
@@ -24,7 +25,7 @@ def document(fit: Fit) -> dict[str, Any]:
     """The answer as plain data. Sizes are bytes."""
     return {
         **header(SCHEMA, VERSION),
-        **fields_of(fit, "gpu capacity argument applied compute"),
+        **fields_of(fit, "gpu capacity ranks argument applied compute"),
         "searched": {"from": fit.least, "to": fit.most},
         "largest": fit.largest,
         "trials": [_trial(trial) for trial in fit.trials],
@@ -42,6 +43,13 @@ def document(fit: Fit) -> dict[str, Any]:
         "not_tried": list(fit.not_tried),
         "unusual": list(fit.unusual),
         "interrupted": fit.interrupted,
+        "choices": [
+            {
+                **fields_of(row, "gpu ranks largest total needed capacity"),
+                "failed": row.failed or None,
+            }
+            for row in fit.choices
+        ],
     }
 
 

@@ -177,7 +177,8 @@ def _shares(title: str, shares: Sequence[EstimateShare], total: int, top: int) -
 def fit_sections(fit: Fit) -> list[Section]:
     """The answer, what would help, and what was not tried."""
     name = fit.argument
-    title = f"{fit.gpu}: {name} {fit.largest} is the largest that fits"
+    each = f" on each of {plural(fit.ranks, 'rank')}" if fit.ranks > 1 else ""
+    title = f"{fit.gpu}: {name} {fit.largest} is the largest that fits{each}"
     if fit.interrupted:
         title = f"{fit.gpu}: interrupted; {name} {fit.largest} is the largest found so far"
     if fit.largest is None:
@@ -198,6 +199,8 @@ def fit_sections(fit: Fit) -> list[Section]:
         text += f"the need falls at {listed}; a larger value"
         parts.append(Line(f"{text} may fit too"))
     found = [Section(title, tuple(parts))]
+    if fit.choices:
+        found.append(Section(f"Choices, by {name} of all ranks", (_choices(fit),)))
     if fit.suggestions:
         at = fit.largest if fit.largest is not None else fit.least
         found.append(
@@ -206,6 +209,26 @@ def fit_sections(fit: Fit) -> list[Section]:
     if fit.not_tried:
         found.append(Section("Not tried", bulleted(fit.not_tried)))
     return found
+
+
+def _choices(fit: Fit) -> Table:
+    """A row for each GPU and number of ranks."""
+    columns = (
+        Column("GPU", AUTO),
+        Column("ranks", 6, gap=1, number=True),
+        Column(f"{fit.argument} of each", AUTO, gap=2, number=True),
+        Column("of all", 8, gap=1, number=True),
+        Column("needs", 10, gap=1, number=True),
+        Column("of", 10, gap=1, number=True),
+        Column("", 0, gap=2, cut=False),
+    )
+    rows = []
+    for one in sorted(fit.choices, key=lambda one: (-one.total, bool(one.failed))):
+        largest = ("-", "-") if one.largest is None else (str(one.largest), str(one.total))
+        sizes = ("", "") if one.failed else (size(one.needed), size(one.capacity))
+        remark = one.failed or ("" if one.largest else f"not even {fit.least} fits")
+        rows.append(Row((one.gpu, str(one.ranks), *largest, *sizes, remark)))
+    return Table("choices", columns, tuple(rows))
 
 
 def _suggestions(fit: Fit) -> Table:

@@ -18,7 +18,7 @@ from gpuprobe.cli.options import (
     add_virtual_run,
     answering,
     program_of,
-    rank_list,
+    rank_of,
 )
 
 OPTIONS_AFTER_SCRIPT = True
@@ -32,15 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "[--ranks N [--rank R,...|distinct]] [--json] [--] [ARGS ...]"
     )
     add_virtual_run(parser)
-    parser.add_argument(
-        "--rank",
-        type=rank_list,
-        default=[0],
-        metavar="R,...|distinct",
-        help="with --ranks: which of them, from 0 (default: 0), such as 0,8-15; of several, a "
-        "table, and the one that needs most. distinct: one of each group of ranks that behave "
-        "alike",
-    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     add_top(parser, 8)
     add_program(parser)
@@ -60,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
             compute=args.compute,
             conf=args.conf,
             ranks=args.ranks,
-            rank=args.rank[0] if len(args.rank) == 1 else args.rank,
+            rank=rank_of(args),
             assume=args.assume,
             notify=stderr.note,
         )

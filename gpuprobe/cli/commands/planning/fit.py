@@ -11,16 +11,16 @@ import sys
 from pathlib import Path
 
 from gpuprobe.cli import exit_codes, stderr
-from gpuprobe.cli.options import add_program, add_virtual_run, positive, program_of
+from gpuprobe.cli.options import add_program, add_virtual_run, positive, program_of, rank_of
 
 OPTIONS_AFTER_SCRIPT = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "gpuprobe fit SCRIPT --arg NAME [--gpu GPU] [--min N] [--max N] [--steps N] "
+        "gpuprobe fit SCRIPT --arg NAME [--gpu GPU,...] [--min N] [--max N] [--steps N] "
         "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] "
-        "[--no-suggestions] [--json] [--] [ARGS ...]"
+        "[--ranks N,... [--rank R,...|distinct]] [--no-suggestions] [--json] [--] [ARGS ...]"
     )
     parser.add_argument(
         "--arg",
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max", type=positive, default=65536, metavar="N", help="largest value (default: 65536)"
     )
-    add_virtual_run(parser)
+    add_virtual_run(parser, several=True)
     parser.add_argument(
         "--no-suggestions",
         action="store_true",
@@ -69,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
         compute=args.compute,
         conf=args.conf,
         ranks=args.ranks,
+        rank=rank_of(args),
         assume=args.assume,
         suggest=not args.no_suggestions,
         notify=notify,

@@ -1,0 +1,114 @@
+"""The largest value on one of several GPUs, and on several numbers of ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuprobe.errors import ProgramFailed
+from gpuprobe.model.plans.fit import Fit, FitChoice, Trial
+from gpuprobe.model.values import Bytes
+from gpuprobe.planning.argument import Way
+from gpuprobe.planning.auto import Start
+from gpuprobe.planning.trial import program_of
+from gpuprobe.reporters.sections.parts import Table
+from gpuprobe.reporters.sections.plans import fit_sections
+
+SHARDED = """\
+import torch
+import torch.distributed as dist
+
+ROWS = 1
+dist.init_process_group("nccl")
+ranks = dist.get_world_size()
+assert ranks != 3, "three ranks are not supported"
+shard = torch.empty(8 * 2**30 // ranks, dtype=torch.uint8, device="cuda")
+rows = [torch.empty(2**30, dtype=torch.uint8, device="cuda") for _ in range(ROWS)]
+"""
+GIB = 2**30
+
+
+def test_gpus_and_numbers_of_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SHARDED)
+    words = ["fit", str(script), "--arg", "ROWS", "--gpu", "l4,t4", "--ranks", "4,3"]
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuprobe", *words, "--min", "8", "--max", "32", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    rows = {(row["gpu"], row["ranks"]): row for row in found["choices"]}
+    assert len(rows) == 4
+    for (gpu, ranks), row in rows.items():
+        if ranks == 3:
+            assert "three ranks are not supported" in row["failed"]
+            continue
+        room = row["capacity"] - row["needed"]
+        assert row["largest"] * GIB + 8 * GIB // ranks < row["needed"] < row["capacity"]
+        assert room < 2 * GIB, (gpu, ranks)  # a row, and the margin
+    assert rows["l4", 4]["largest"] > rows["t4", 4]["largest"]
+    best = rows["l4", 4]
+    assert (found["gpu"], found["ranks"], found["largest"]) == ("l4", 4, best["largest"])
+    assert best["total"] == 4 * best["largest"] == max(row["total"] for row in rows.values())
+    assert "t4, 4 ranks: ROWS" in done.stderr
+
+
+def choice(gpu: str, ranks: int, largest: int | None, failed: str = "") -> FitChoice:
+    return FitChoice(gpu, ranks, largest, Bytes(10 * GIB), Bytes(15 * GIB), failed)
+
+
+def test_the_table_of_choices() -> None:
+    trial = Trial(8, "fits", Bytes(GIB), Bytes(10 * GIB), Bytes(15 * GIB))
+    choices = (
+        choice("t4", 2, 8),
+        choice("l4", 4, 6),
+        choice("t4", 1, None),
+        choice("x", 1, None, "no"),
+    )
+    fit = Fit(
+        "l4", Bytes(15 * GIB), "rows", "as", "shapes", 1, 64, 6, trial, None, (trial,), (), (), (),
+        ranks=4, choices=choices,
+    )  # fmt: skip
+    sections = fit_sections(fit)
+    assert sections[0].title == "l4: rows 6 is the largest that fits on each of 4 ranks"
+    (table,) = sections[1].parts
+    assert isinstance(table, Table)
+    cells = [tuple(map(str, row.cells[:4])) for row in table.rows]
+    assert cells[:2] == [("l4", "4", "6", "24"), ("t4", "2", "8", "16")]
+    assert [row.cells[-1] for row in table.rows] == ["", "", "not even 1 fits", "no"]
+
+
+def test_other_processes_run_the_program_with_the_value(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("ROWS = 1\n")
+    order = {
+        "script": str(script),
+        "arguments": [],
+        "way": Way(constant="ROWS", value=1)._asdict(),
+        "value": 7,
+        "change": "",
+    }
+    program = program_of(order)
+    again = Start(program).order()
+    assert {key: again[key] for key in ("way", "value", "change")} == {
+        key: order[key] for key in ("way", "value", "change")
+    }
+    namespace: dict[str, int] = {}
+    exec(program_of(again).code, namespace)
+    assert namespace["ROWS"] == 7
+
+
+def test_no_choice_has_an_estimate(tmp_path: Path) -> None:
+    from gpuprobe.api.virtual import fit_program
+
+    script = tmp_path / "train.py"
+    script.write_text("ROWS = 1\nraise SystemExit(3)\n")
+    with pytest.raises(ProgramFailed, match="with ROWS 1: the program ended with exit code 3"):
+        fit_program(str(script), "ROWS", gpu="t4,l4", suggest=False)
