@@ -34,7 +34,7 @@ def write_report(
     UsageError where ``path`` exists (unless ``force``) or cannot be written, DataError where
     nothing was recorded yet.
     """
-    from gpuprobe.analysis.trace.tracks import tracks
+    from gpuprobe.analysis.inspection.tracks import tracks
     from gpuprobe.api.recordings import summary
     from gpuprobe.reporters.html import report as html_report
 
@@ -74,7 +74,7 @@ def write_diff(before: Recording, after: Recording, path: StrPath, *, force: boo
     """Write what changed between two recordings as one HTML page that needs nothing else, with
     the curves of both. Returns what was written. Raises what `write_report` and `diff` raise.
     """
-    from gpuprobe.analysis.trace.tracks import tracks
+    from gpuprobe.analysis.inspection.tracks import tracks
     from gpuprobe.api.recordings import diff
     from gpuprobe.reporters.html import compare as html_compare
 
@@ -268,7 +268,7 @@ def html_of(value: Any) -> str:
 
     Raises TypeError for what is no result of gpuprobe.
     """
-    from gpuprobe.analysis.trace.tracks import tracks
+    from gpuprobe.analysis.inspection.tracks import tracks
     from gpuprobe.api.recordings import ReportDocument, summary
     from gpuprobe.model.run.recording import Recording
     from gpuprobe.reporters.html import notebook

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_builders import recording, step, trace
 
+from gpuprobe.analysis.inspection.tracks import Track, bands, spans, tracks
 from gpuprobe.analysis.peak.flame import FlameNode
 from gpuprobe.analysis.peak.high_water import by_category, by_module, high_water
 from gpuprobe.analysis.peak.tree import category_tree, module_tree, pruned
 from gpuprobe.analysis.trace.ledger import ledger_of
 from gpuprobe.analysis.trace.timeline import Timeline, thin, timeline
-from gpuprobe.analysis.trace.tracks import Track, bands, spans, tracks
 from gpuprobe.model.memory import Category
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 from gpuprobe.reporters.html.data import track_data
@@ -183,3 +183,46 @@ def test_curves_are_thinned_until_they_fit(seed: int) -> None:
     assert item["complete"] == (before <= 500)
     assert len(track) <= max(500, before // 2)
     assert max(unpack(item["columns"]["allocated"])) == highest == item["peak"]["bytes"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1000), st.integers(1, 150), st.integers(1, 30))
+def test_single_blocks_sum_to_allocated_at_every_position(seed: int, steps: int, most: int) -> None:
+    ledger = ledger_of(program(seed, steps))
+    track = Track(0, "cuda:0")
+    track.add(ledger, 10**9)
+    track.add(ledger, 10**9)  # a second step, after the first
+    blocks = track.blocks
+    assert blocks.total == len(blocks)
+    assert list(blocks.start) == sorted(blocks.start)
+    for index, at in enumerate(track.at):
+        alive = [i for i in range(len(blocks)) if blocks.start[i] <= at < blocks.end[i]]
+        assert sum(blocks.size[i] for i in alive) == track.allocated[index]
+    sizes = sorted(blocks.size, reverse=True)
+    blocks.largest(most)
+    assert sorted(blocks.size, reverse=True) == sizes[:most]
+    assert list(blocks.start) == sorted(blocks.start)
+
+
+def test_single_blocks_have_their_stacks_and_names() -> None:
+    one = trace([("/p/a.py:1", 100, Category.ACTIVATION), ("/p/a.py:2", 50, Category.GRADIENT)])
+    track = Track(0, "cuda:0")
+    track.add(ledger_of(one), 10**9)
+    blocks = track.blocks
+    assert [blocks.frames_of(node) for node in blocks.stack] == [
+        ["/p/a.py:1 in forward"],
+        ["/p/a.py:2 in forward"],
+    ]
+    assert [blocks.strings[at] for at in blocks.module] == ["Net.fc"] * 2
+    assert [Category.from_code(code) for code in blocks.category] == [
+        Category.ACTIVATION,
+        Category.GRADIENT,
+    ]
+    (found,) = track_data([track])
+    shared = found["blocks"]
+    names = [shared["names"][at] for at in unpack(shared["frames"])]
+    assert [names[node] for node in unpack(shared["columns"]["stack"])] == [
+        "/p/a.py:1 in forward",
+        "/p/a.py:2 in forward",
+    ]
+    assert unpack(shared["columns"]["life"]) == [2, 2]

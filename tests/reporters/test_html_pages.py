@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import io
 import json
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -355,3 +357,91 @@ def test_a_browser_draws_it_without_complaint(width: int, tmp_path: Path) -> Non
     assert "CONSOLE" not in done.stderr, done.stderr
     assert done.stdout.count("<canvas") >= 2  # the curve, and the steps
     assert "<script>alert" not in done.stdout
+
+
+# What a person would do: single blocks, a click on the largest, the treemap's leaf.
+_CLICKS = """
+ready.then(async () => {
+  const chart = [...drawn.values()][0];
+  await chart.toggleBlocks();
+  chart.toPeak();
+  redrawNow();
+  const box = chart.canvas.getBoundingClientRect(), { top, bottom, base, most } = chart.view;
+  const px = chart.picks.findIndex((at) => at === chart.model.peak);
+  const y = (bytes) => box.top + bottom - ((bytes - base) / (most - base)) * (bottom - top);
+  const clientX = box.left + chart.left + px;
+  const click = (bytes) => chart.clicked({ clientX, clientY: y(bytes) });
+  const found = [];
+  for (const bytes of [1 << 20, 10 << 20, 50 << 20, 65 << 20, 80 << 20]) {
+    click(bytes);
+    found.push(chart.block.textContent);
+  }
+  chart.choose(-1);
+  chart.step(1);
+  found.push(chart.block.textContent);
+  const boxes = () => [...document.querySelectorAll(".treemap .boxes button")];
+  boxes().find((b) => b.textContent.startsWith("a.py:1")).click();
+  found.push(boxes().map((b) => b.textContent).join("|"));
+  document.body.append(make("pre", { id: "found" }, JSON.stringify(found)));
+}).catch((error) => document.body.append(make("pre", { id: "found" }, String(error.stack))));
+"""
+
+
+def browser_result(page: Path, script: str, folder: Path) -> Any:
+    """What the script leaves in the element ``found`` of a copy of the page that may run it."""
+    text = re.sub(r"<meta http-equiv=[^>]*>", "", page.read_text("utf-8"), count=1)
+    copy = folder / "copy.html"
+    copy.write_text(text.replace("</body>", f"<script>{script}</script></body>"), "utf-8")
+    done = subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900",
+         f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=5000", "--dump-dom",
+         copy.as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    match = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert match, done.stdout[-2000:]
+    return json.loads(html.unescape(match.group(1)))
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium")
+def test_a_click_on_a_block_shows_its_stack_size_and_life(tmp_path: Path) -> None:
+    blocks = [
+        ("/p/a.py:1", 40 * MIB, Category.ACTIVATION),
+        ("/p/a.py:2", 20 * MIB, Category.GRADIENT),
+        ("/p/a.py:3", 4 * MIB, Category.OPTIMIZER_STATE),
+    ]
+    made_ = recording([step(0, {"backward": 66 * MIB})], [trace(blocks, before=2 * MIB)])
+    views.write_report(made_, tmp_path / "page.html")
+    found = browser_result(tmp_path / "page.html", _CLICKS, tmp_path)
+    before, first, second, third, nothing, keys, leaf = found
+    assert "2.0 MiB · parameter" in before
+    assert "allocated before the trace, not freed in this trace" in before
+    assert "no stack was recorded" in before
+    assert "40.0 MiB · activation · Net.fc · phase backward" in first
+    assert "allocated at event 1 of step 0, freed at event 4 of step 0: 3 events" in first
+    assert "/p/a.py:1 in forward" in first
+    assert "20.0 MiB · gradient" in second
+    assert "4.0 MiB · optimizer state" in third
+    assert nothing.startswith("Click a block")
+    assert "40.0 MiB" in keys  # the largest at the cursor
+    assert leaf == "blocks of 40.0 MiB40.0 MiB"
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium")
+def test_a_diff_overlays_before_and_after(tmp_path: Path) -> None:
+    sides = []
+    for size in (10, 14):
+        blocks = [("/p/a.py:1", size * MIB, Category.ACTIVATION)] * 3
+        sides.append(recording([step(0, {"backward": 3 * size * MIB})], [trace(blocks)]))
+    views.write_diff(*sides, tmp_path / "d.html")
+    script = """
+      ready.then(() => {
+        const { model } = [...drawn.values()][0];
+        const found = model.lines.map((line) => [line.name, [...line.values]]);
+        document.body.append(make("pre", { id: "found" }, JSON.stringify(found)));
+      });
+    """
+    lines = dict(browser_result(tmp_path / "d.html", script, tmp_path))
+    shown, other = lines["after"], lines["before"]  # the one with the higher peak comes first
+    assert [value // MIB for value in shown] == [0, 14, 28, 42, 28, 14, 0]
+    assert [value // MIB for value in other] == [0, 10, 20, 30, 20, 10, 0]

@@ -13,15 +13,20 @@ from gpuprobe.analysis.peak.flame import FlameNode, grown, in_order
 from gpuprobe.analysis.peak.high_water import HighWater
 from gpuprobe.analysis.trace.frames import Lines, module_row
 from gpuprobe.model.memory import Category
+from gpuprobe.model.text import human_bytes
 
 
 def category_tree(mark: HighWater) -> FlameNode:
-    """Categories, and in each the user's lines."""
+    """Categories, in each the user's lines, and in each line its blocks by size."""
     lines = Lines(mark.stacks)
     keys = zip(mark.category, mark.stack, mark.is_baseline, mark.size, strict=True)
     return _grown(
         (
-            (Category.from_code(code).value, lines.line(stack, before=bool(baseline))),
+            (
+                Category.from_code(code).value,
+                lines.line(stack, before=bool(baseline)),
+                _each(size),
+            ),
             size,
         )
         for code, stack, baseline, size in keys
@@ -29,11 +34,13 @@ def category_tree(mark: HighWater) -> FlameNode:
 
 
 def module_tree(mark: HighWater) -> FlameNode:
-    """Modules within modules, by their dotted paths; without one, by category."""
+    """Modules within modules, by their dotted paths (without one, by category), and in the
+    innermost one its blocks by size.
+    """
     strings = mark.stacks.strings
     keys = zip(mark.module, mark.stack, mark.category, mark.is_baseline, mark.size, strict=True)
     return _grown(
-        (_module_path(strings[module], stack, code, base), size)
+        ((*_module_path(strings[module], stack, code, base), _each(size)), size)
         for module, stack, code, base, size in keys
     )
 
@@ -88,3 +95,8 @@ def pruned(tree: FlameNode, most: int) -> FlameNode:
     for parent, count, size, blocks in left.values():
         parent.children.append(FlameNode(f"({count} smaller)", size, blocks, size))
     return in_order(root)
+
+
+def _each(size: int) -> str:
+    """What blocks of one size go by; how many there are is in the node."""
+    return f"blocks of {human_bytes(size)}"

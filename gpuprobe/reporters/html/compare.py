@@ -9,7 +9,7 @@ from typing import IO
 
 from gpuprobe.analysis.baseline import CheckResult
 from gpuprobe.analysis.compare.diff import Diff
-from gpuprobe.analysis.trace.tracks import Track
+from gpuprobe.analysis.inspection.tracks import Track
 from gpuprobe.reporters.html.data import track_data
 from gpuprobe.reporters.html.draw import Drawing
 from gpuprobe.reporters.html.markup import Part, el

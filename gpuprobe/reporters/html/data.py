@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from operator import sub
 from typing import Any
 
+from gpuprobe.analysis.inspection.single_blocks import SingleBlocks
+from gpuprobe.analysis.inspection.tracks import Track
 from gpuprobe.analysis.peak.flame import FlameNode
 from gpuprobe.analysis.peak.tree import pruned
 from gpuprobe.analysis.trace.timeline import Timeline, thin
-from gpuprobe.analysis.trace.tracks import Track
+from gpuprobe.model.memory import Category
 from gpuprobe.model.report import StepRow
 from gpuprobe.model.text import visible
 from gpuprobe.model.values import Bytes, Unavailable, available
@@ -62,12 +65,52 @@ def _track(track: Track) -> dict[str, Any]:
         },
         "reserved_missing": reserved.reason if isinstance(reserved, Unavailable) else "",
         "bands": {category.value: pack(column) for category, column in track.bands.items()},
+        "blocks": _blocks(track.blocks),
         "chunks": [[chunk.step, chunk.first, chunk.events] for chunk in track.chunks],
         "phases": {
             "from": track.phases_from,
             "names": [_short(name) for name in names],
             "spans": [[span.first, span.end, place[span.name]] for span in phases],
         },
+    }
+
+
+def _blocks(blocks: SingleBlocks) -> dict[str, Any]:
+    """The largest blocks one by one; only the frames and names that they need."""
+    nodes: dict[int, int] = {0: 0}
+    names: dict[int, int] = {0: 0}
+    parents, frames = [-1], [0]
+
+    def node(at: int) -> int:
+        path = []
+        while at not in nodes:
+            path.append(at)
+            at = blocks.parents[at]
+        for one in reversed(path):
+            nodes[one] = len(parents)
+            parents.append(nodes[blocks.parents[one]])
+            frames.append(names.setdefault(blocks.frames[one], len(names)))
+        return nodes[path[0]] if path else nodes[at]
+
+    stacks = [node(at) for at in blocks.stack]
+    codes = dict.fromkeys(blocks.category)
+    return {
+        "total": blocks.total,
+        "columns": {
+            "start": pack(blocks.start),
+            "life": pack(map(sub, blocks.end, blocks.start)),
+            "size": pack(blocks.size),
+            "category": pack(blocks.category),
+            "stack": pack(stacks),
+            "module": pack(blocks.module),
+            "phase": pack(blocks.phase),
+        },
+        "categories": {code: Category.from_code(code).value for code in codes},
+        "parents": pack(parents),
+        "frames": pack(frames),
+        "names": [_short(blocks.names[name]) for name in names],
+        "plumbing": [int(blocks.plumbing[name]) for name in names],
+        "strings": [_short(text) for text in blocks.strings],
     }
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from gpuprobe.allocator.replays.results import ReplayResult
 from gpuprobe.analysis.baseline import CheckResult
 from gpuprobe.analysis.compare.diff import Diff
-from gpuprobe.analysis.trace.tracks import Track
+from gpuprobe.analysis.inspection.tracks import Track
 from gpuprobe.hazards.findings.results import Hazards
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.machine.devices import Device, Inventory

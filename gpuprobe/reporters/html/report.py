@@ -20,8 +20,8 @@ from importlib.resources import files
 from typing import IO, Any
 
 from gpuprobe._version import __version__
+from gpuprobe.analysis.inspection.tracks import Track
 from gpuprobe.analysis.peak.flame import FlameNode
-from gpuprobe.analysis.trace.tracks import Track
 from gpuprobe.hazards.findings.results import Hazards
 from gpuprobe.model.report import Report, Steps
 from gpuprobe.model.text import human_bytes, human_delta
@@ -39,7 +39,7 @@ from gpuprobe.reporters.sections.report.memory import causes_section
 ROWS = 400
 """Lines and modules in the tables: the ``top`` that the report is to be made with."""
 
-_SCRIPTS = ("base.js", "timeline.js", "trees.js", "main.js")
+_SCRIPTS = ("base.js", "blocks.js", "timeline.js", "trees.js", "main.js")
 _IN_CARDS = ("recording", "peak", "advice")
 _WORDS = ("findings", "not-seen", "environment")  # after the figures; the last is always there
 
@@ -75,7 +75,7 @@ def write(
     """Write the page of a recording to a text stream (UTF-8).
 
     ``report`` is made with `ROWS` rows; ``tracks`` and ``problems`` are what
-    `gpuprobe.analysis.trace.tracks.tracks` gives, ``trees`` those of the peak, named
+    `gpuprobe.analysis.inspection.tracks.tracks` gives, ``trees`` those of the peak, named
     ``categories``, ``modules`` and ``stacks``.
     """
     data = data_of(report, tracks, trees)

@@ -28,7 +28,19 @@ async function timelineModel(track) {
   if (pendingBytes) lines.push({ name: "active", values: active, color: "warn", width: 1 });
   if (reserved) lines.push({ name: "reserved", values: reserved, color: "accent", width: 1.6, dash: [6, 3] });
   const peak = upTo(at, track.peak.at) - 1;
+  const place = (position) => {
+    const chunk = track.chunks[Math.max(upTo(chunkStarts, position) - 1, 0)];
+    return "event " + whole(Math.max(position - chunk[1], 0)) + (chunk[0] != null ? " of step " + chunk[0] : "");
+  };
+  const life = (start, end) => {
+    const chunk = track.chunks[Math.max(upTo(chunkStarts, start) - 1, 0)], last = chunk[1] + chunk[2];
+    const from = start <= chunk[1] ? "allocated before the trace" : "allocated at " + place(start);
+    const to = end > last ? "not freed in this trace" : "freed at " + place(end);
+    const spent = hasTime ? times[Math.max(upTo(at, Math.min(end, last)) - 1, 0)] - times[Math.max(upTo(at, start) - 1, 0)] : 0;
+    return from + ", " + to + ": " + whole(Math.min(end, last) - start) + " events" + (spent > 0 ? ", about " + duration(spent) : "");
+  };
   return {
+    blocks: track.blocks && track.blocks.total ? () => Blocks.of(track.blocks) : null, life,
     axes: hasTime ? { events: at, time: times } : { events: at },
     top: allocated, lines, ribbons, ends, peak,
     bands: CATEGORIES.filter((name) => bands[name]).map((name) => ({ name, values: bands[name] })),
@@ -45,6 +57,27 @@ async function timelineModel(track) {
       return parts.join(" · ");
     },
   };
+}
+
+// The curve of the other side of a comparison, over this one's events: step by step, and within a
+// step by the share of its events; where several of its points fall on one of these, the highest.
+async function overlay(model, track, other) {
+  const { at, allocated } = await unpackAll({ at: other.columns.at, allocated: other.columns.allocated });
+  const here = model.axes.events, highest = new Extremes(allocated), values = new Float64Array(here.length).fill(-1);
+  const pairs = track.chunks.map((chunk, i) => [chunk, other.chunks.find((o) => o[0] != null && o[0] === chunk[0]) ?? other.chunks[i]]);
+  const mapped = (position, mine, theirs) => theirs[1] + ((position - mine[1]) / Math.max(mine[2], 1)) * theirs[2];
+  let pair = 0;
+  for (let i = 0; i < here.length; i++) {
+    while (pair + 1 < pairs.length && here[i] >= pairs[pair + 1][0][1]) pair++;
+    const [mine, theirs] = pairs[pair];
+    if (!theirs) continue;
+    const first = Math.max(upTo(at, mapped(here[i], mine, theirs)) - 1, 0);
+    const inside = i + 1 < here.length && here[i + 1] <= mine[1] + mine[2];
+    const end = inside ? Math.max(upTo(at, mapped(here[i + 1], mine, theirs)) - 1, first + 1) : first + 1;
+    values[i] = allocated[highest.highest(first, end)];
+  }
+  model.lines[0].name = track.title;
+  model.lines.push({ name: other.title, values, color: "bad", width: 1.6, dash: [2, 2] });
 }
 
 async function stepsModel(found) {
@@ -76,6 +109,8 @@ async function charts() {
     host.append(inside);
     const show = async (number) => {
       const model = await build(found[number]), before = drawn.get(host);
+      const other = kinds.timeline[0] === found ? found.find((track) => track.title && track.title !== found[number].title && track.rank === found[number].rank && track.device === found[number].device) : null;
+      if (other) await overlay(model, found[number], other);
       if (before) redraws.splice(redraws.indexOf(before.onRedraw), 1);
       drawn.set(host, new Chart(inside, model));
     };
@@ -134,6 +169,7 @@ const KEYS = [
   ["?", "this list"], ["d", "light or dark"], ["j  k", "next and previous section"], ["/", "search in the nearest chart or table"],
   ["← →", "in a chart: move the cursor; with Shift: the view"], ["+  −  0", "in a chart: zoom in, zoom out, show all"],
   ["p  f  t", "in a chart: to the peak, fit the height, events or time"],
+  ["b", "in the timeline: single blocks; then click one, or ↑ and ↓: its stack, size and life"],
   ["Ctrl + wheel", "zoom; drag to move; double click to zoom in"], ["Enter  Esc", "in treemap and flame graph: look inside, go back"],
 ];
 function keys() {

@@ -83,13 +83,18 @@ class Chart {
       this.axisButton = make("button", { type: "button", title: "key: t", onclick: () => this.toggleAxis() }, "over time");
       controls.append(this.axisButton);
     }
+    if (model.blocks) {
+      this.blockButton = make("button", { type: "button", "aria-pressed": "false", title: "key: b", onclick: () => this.toggleBlocks() }, "by block");
+      controls.append(this.blockButton);
+    }
     controls.append(this.fitButton,
       make("button", { type: "button", title: "key: p", onclick: () => this.toPeak() }, "to the peak"),
       make("button", { type: "button", title: "key: 0", onclick: () => this.reset() }, "whole"),
       make("button", { type: "button", title: "key: +", "aria-label": "zoom in", onclick: () => this.zoom(0.5) }, "+"),
       make("button", { type: "button", title: "key: -", "aria-label": "zoom out", onclick: () => this.zoom(2) }, "−"),
       this.where);
-    host.replaceChildren(controls, make("div", { class: "plot" }, this.canvas, this.strip), this.readout);
+    this.block = make("div", { class: "block", "aria-live": "polite" });
+    host.replaceChildren(controls, make("div", { class: "plot" }, this.canvas, this.strip), this.block, this.readout);
     this.reset(false);
     this.listen();
     this.onRedraw = () => this.draw();
@@ -142,6 +147,45 @@ class Chart {
     this.fitButton.setAttribute("aria-pressed", this.fit);
     this.later();
   }
+  async toggleBlocks() {
+    if (!this.blockButton) return;
+    this.blocks ??= await this.model.blocks();
+    this.byBlock = !this.byBlock;
+    this.blockButton.setAttribute("aria-pressed", this.byBlock);
+    this.choose(-1);
+  }
+  // Show a block's stack, size and life; -1 for none.
+  choose(block) {
+    this.blocks.chosen = block;
+    const drawn = whole(this.blocks.length) + " of " + whole(this.blocks.total);
+    if (!this.byBlock) this.block.replaceChildren();
+    else if (block < 0) this.block.replaceChildren(make("p", {}, "Click a block for its stack, or press ↑ and ↓. " +
+      (this.blocks.length < this.blocks.total ? "The largest " + drawn + " blocks are drawn one by one, the others in grey." : drawn + " blocks.")));
+    else this.block.replaceChildren(...this.blocks.describe(block, this.model).filter(Boolean));
+    this.later();
+  }
+  // The position that is drawn at a place of the canvas; null where nothing is known.
+  positionAt(px) {
+    const at = this.picks?.[Math.min(Math.max(Math.floor(px), 0), this.picks.length - 1)];
+    return at == null || at < 0 ? null : this.model.axes.events[at];
+  }
+  clicked(event) {
+    if (!this.byBlock) return;
+    const box = this.canvas.getBoundingClientRect(), { top, bottom, base, most } = this.view;
+    const position = this.positionAt(event.clientX - box.left - this.left);
+    const bytes = base + ((bottom - (event.clientY - box.top)) / (bottom - top)) * (most - base);
+    this.choose(position == null || bytes < 0 ? -1 : this.blocks.hit(position, bytes));
+  }
+  // Choose the next block up or down at the cursor.
+  step(by) {
+    if (!this.byBlock) return false;
+    const position = this.model.axes.events[this.cursor ?? this.model.peak], found = this.blocks.at(position);
+    if (!found.length) return true;
+    const before = found.indexOf(this.blocks.chosen);
+    const next = before < 0 ? found.reduce((best, b, i) => (this.blocks.size[b] > this.blocks.size[found[best]] ? i : best), 0) : before + by;
+    this.choose(found[Math.min(Math.max(next, 0), found.length - 1)]);
+    return true;
+  }
   toggleAxis() {
     if (!this.axisButton) return;
     const first = Math.max(0, upTo(this.xs, this.from) - 1), last = upTo(this.xs, this.to) - 1;
@@ -159,7 +203,10 @@ class Chart {
     const toX = (event) => this.from + (event.clientX - canvas.getBoundingClientRect().left - this.left) * scale();
     const pointers = new Map();
     let pinch = 0;
+    let moved = 0;
+    canvas.addEventListener("click", (event) => { if (moved < 4) this.clicked(event); });
     canvas.addEventListener("pointerdown", (event) => {
+      moved = 0;
       canvas.focus({ preventScroll: true });
       pointers.set(event.pointerId, event.clientX);
       canvas.setPointerCapture(event.pointerId);
@@ -169,6 +216,7 @@ class Chart {
       if (before == null) { this.hover(toX(event)); return; }
       pointers.set(event.pointerId, event.clientX);
       if (pointers.size === 1) {
+        moved += Math.abs(event.clientX - before);
         canvas.classList.add("drag");
         const by = (before - event.clientX) * scale();
         if (by) this.show(this.from + by, this.to + by);
@@ -199,6 +247,7 @@ class Chart {
       const act = {
         ArrowLeft: () => (event.shiftKey ? this.pan(-0.5) : this.move(-1)), ArrowRight: () => (event.shiftKey ? this.pan(0.5) : this.move(1)),
         "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2), 0: () => this.reset(), Home: () => this.reset(),
+        ArrowUp: this.byBlock && (() => this.step(1)), ArrowDown: this.byBlock && (() => this.step(-1)), b: () => this.toggleBlocks(),
         p: () => this.toPeak(), f: () => this.toggleFit(), t: () => this.toggleAxis(),
         PageUp: () => this.pan(-0.9), PageDown: () => this.pan(0.9),
       }[event.key];
@@ -314,9 +363,12 @@ class Chart {
       g.fillStyle = dim;
       g.fillText(human(value), left - 6, y(value));
     }
-    // bands, from the bottom
+    // blocks, or bands, from the bottom
+    this.picks = picks;
+    this.view = { left, top, bottom, wide, base, most, picks };
+    if (this.byBlock) this.blocks.paint(this, g, this.view);
     const sums = new Float64Array(wide);
-    for (const band of model.bands) {
+    for (const band of this.byBlock ? [] : model.bands) {
       g.fillStyle = color(band.name);
       g.beginPath();
       let open = false;
@@ -470,9 +522,9 @@ class Chart {
       if (swatch.classList.contains("stroke")) swatch.style.borderTopColor = color(name); else swatch.style.background = color(name);
     }
     this.when.textContent = (this.cursor == null ? "At the peak: " : "") + model.describe(at);
-    for (const line of model.lines) this.values.get(line.name).textContent = line.values[at] < 0 ? "not known" : human(line.values[at]);
+    for (const line of model.lines) this.values.get(line.name).textContent = line.values[at] < 0 ? "unknown" : human(line.values[at]);
     for (const band of model.bands) this.values.get(band.name).textContent = human(band.values[at]);
     const share = (this.to - this.from) / (this.full[1] - this.full[0]);
-    this.where.textContent = share > 0.999 ? "" : "showing " + percent(this.to - this.from, this.full[1] - this.full[0]) + " of it";
+    this.where.textContent = share > 0.999 ? "" : "showing " + percent(this.to - this.from, this.full[1] - this.full[0]) + " of all";
   }
 }

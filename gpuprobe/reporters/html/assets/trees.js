@@ -5,7 +5,8 @@ class Tree {
     this.children = this.name.map(() => []);
     for (let i = 1; i < this.name.length; i++) this.children[this.parents[i]].push(i);
   }
-  label(i) { return this.names[this.name[i]]; }
+  key(i) { return this.names[this.name[i]]; }
+  label(i) { const key = this.key(i); return CATEGORIES.includes(key) ? key.replaceAll("_", " ") : key; }
   path(i) {
     const found = [];
     for (let at = i; at >= 0; at = this.parents[at]) found.unshift(at);
@@ -184,9 +185,9 @@ class TreeView {
     };
     const hue = (i) => {
       const path = tree.path(i);
-      const top = tree.label(path[1] ?? 0);
+      const top = tree.key(path[1] ?? 0), inner = path.map((at) => tree.key(at)).findLast((key) => CATEGORIES.includes(key));
       if (CATEGORIES.includes(top)) return top;
-      if (CATEGORIES.includes(tree.label(i))) return tree.label(i);
+      if (inner) return inner;
       return hashed(tree.label(path[Math.min(path.length - 1, tree.path(zoomed).length)] ?? 0));
     };
     const leaf = (i, x, y, w, h) => {

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, compress
 from operator import ne
 
+from gpuprobe.analysis.inspection.single_blocks import MOST_BLOCKS, SingleBlocks
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.evidence import Marks, Runs
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
@@ -76,6 +77,7 @@ class Track:
     phases: list[Span] = field(default_factory=list)
     phases_from: str = ""
     events: int = 0
+    blocks: SingleBlocks = field(default_factory=SingleBlocks)
     problems: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -101,7 +103,11 @@ class Track:
             self.reserved = line.reserved
         elif not isinstance(self.reserved, Unavailable):
             self.reserved.extend(line.reserved)
-        found = bands(ledger, line.event)
+        codes = categories(ledger, range(len(ledger)))
+        found = bands(ledger, line.event, codes)
+        self.blocks.add(ledger, codes, first)
+        if len(self.blocks) > 2 * MOST_BLOCKS:
+            self.blocks.largest(MOST_BLOCKS)
         for category in found.keys() - self.bands.keys():
             self.bands[category] = array("q", bytes(8 * before))
         nothing = array("q", bytes(8 * len(line)))
@@ -155,6 +161,7 @@ def tracks(
     for track in found.values():
         if total > points:
             track.thinned(max(500, points * len(track) // total))
+        track.blocks.largest(MOST_BLOCKS // len(found))
         track.phases = _fewer(track.phases)
         if not all(chunk.events for chunk in track.chunks):
             track.chunks = [chunk for chunk in track.chunks if chunk.events] or track.chunks[:1]
@@ -179,12 +186,16 @@ def _ledgers(rank: RankRecording, problems: list[str]) -> Iterator[Ledger]:
             problems.append(f"rank {rank.session.rank}, step {step.index}: {error}")
 
 
-def bands(ledger: Ledger, events: Sequence[int]) -> dict[Category, array[int]]:
+def bands(
+    ledger: Ledger, events: Sequence[int], codes: Sequence[int] | None = None
+) -> dict[Category, array[int]]:
     """Allocated bytes by category just after each of ``events`` (rising; -1: before the first).
 
-    At every one of them the bands sum to the allocated bytes.
+    At every one of them the bands sum to the allocated bytes. ``codes``: the category of each row
+    of the ledger, if it is known already.
     """
-    codes = categories(ledger, range(len(ledger)))
+    if codes is None:
+        codes = categories(ledger, range(len(ledger)))
     # place[e + 1]: the first of the asked events that is not before event e.
     place = array("q", [0]) * (ledger.events + 2)
     count = len(events)
