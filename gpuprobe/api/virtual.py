@@ -14,6 +14,7 @@ from gpuprobe.errors import GpuprobeError, MissingExtra, ProgramFailed, UsageErr
 if TYPE_CHECKING:
     from gpuprobe.model.plans.estimate import Estimate
     from gpuprobe.model.plans.fit import Fit
+    from gpuprobe.model.plans.links import Links
     from gpuprobe.planning.job import Job
     from gpuprobe.sampler.program import Program
     from gpuprobe.virtual.session import VirtualSession
@@ -70,6 +71,8 @@ def estimate(
     ranks: int = 1,
     rank: int = 0,
     assume: Sequence[str] = (),
+    link: str = "",
+    per_node: int = 0,
 ) -> Estimate:
     """Estimate the memory of ``step`` on a GPU, without that GPU.
 
@@ -95,7 +98,9 @@ def estimate(
     machine's available memory) or 2e13 floating-point operations.
     ``assume``: values for lines that read them, as ``"FILE:LINE=VALUE"``
     (``"train.py:12=false"``). ``conf``: allocator settings as in ``PYTORCH_CUDA_ALLOC_CONF``.
-    ``ranks``: simulate one of this many processes; ``rank``: which one, from 0.
+    ``ranks``: simulate one of this many processes; ``rank``: which one, from 0. ``link``: the links
+    between them, such as ``"nvlink:h100,ib:ndr"``, for a model of the time of communication, with
+    ``per_node`` ranks on each node (default: the number of GPUs).
 
     Raises what `virtual_gpu` raises, UsageError if nothing was allocated on the device, and
     what ``step`` raises; `ValueNeeded` if it needs a value that was not computed.
@@ -107,6 +112,7 @@ def estimate(
     if steps < 1:
         raise UsageError("at least one step is needed")
     Job(rank, ranks)
+    links = _links(link, gpu, ranks, per_node)
 
     def run(session: VirtualSession, recorder: Any) -> int:
         done = 0
@@ -126,7 +132,7 @@ def estimate(
 
     def attempt(how: str, why: str, *, bounded: bool = False) -> tuple[Estimate, str]:
         job = Job(rank, ranks)
-        return _estimate(run, gpu, how, why, conf, job, assume, unused, bounded)
+        return _estimate(run, gpu, how, why, conf, job, assume, unused, bounded, *links)
 
     def again(why: str) -> Estimate:
         return attempt("real", why, bounded=True)[0]
@@ -146,6 +152,8 @@ def estimate_program(
     assume: Sequence[str] = (),
     within: str = "",
     meeting: str = "",
+    link: str = "",
+    per_node: int = 0,
     notify: Callable[[str], None] = lambda text: None,
 ) -> Estimate:
     """As `estimate`, for a whole program: it is stopped after ``steps`` optimizer steps, and the
@@ -159,7 +167,8 @@ def estimate_program(
     estimated in a process of its own, side by side, and the result is that of the one that needs
     most, with a row for each (`Estimate.by_rank`). ``rank="distinct"`` estimates one rank for each
     group of ranks that behave alike: each stage of a pipeline, each shape of shards. ``meeting`` is
-    for the process of another rank: where the ranks meet (`gpuprobe.planning.peers`).
+    for the process of another rank: where the ranks meet (`gpuprobe.planning.peers`). ``link`` and
+    ``per_node`` are as in `estimate`.
     """
     if steps < 1:
         raise UsageError("at least one step is needed")
@@ -205,7 +214,9 @@ def estimate_program(
         "torch.cuda.is_available(), or with an option of the script (after --)"
     )
     start = Start(program)
+    links = _links(link, gpu, ranks, per_node)
     order = {"gpu": gpu, "steps": steps, "conf": conf, "ranks": ranks, "assume": [*assume]}
+    order.update(link=link, per_node=per_node)
     if not isinstance(rank, int):
         from gpuprobe.planning.ranks import of_ranks
 
@@ -217,7 +228,7 @@ def estimate_program(
         job = Job(rank, ranks, peers)
         with job:
             return _estimate(
-                run, gpu, how, within or why, conf, job, assume, unused, bounded=bool(within)
+                run, gpu, how, within or why, conf, job, assume, unused, bool(within), *links
             )
 
     def again(why: str) -> Estimate:
@@ -225,6 +236,25 @@ def estimate_program(
         return start.again(why, **order, compute="real", rank=rank)
 
     return estimate_with(compute, attempt, again)
+
+
+def _links(link: str, gpu: str, ranks: int, per_node: int) -> tuple[Links | None, int]:
+    """The links that are described, and how many ranks are on each node. Raises UsageError for
+    links that cannot connect them.
+    """
+    from gpuprobe.model.plans.links import parse_links
+    from gpuprobe.virtual.catalogue.gpus import parse_spec
+
+    per_node = per_node or len(parse_spec(gpu))
+    if not link:
+        return None, per_node
+    found = parse_links(link)
+    if ranks > per_node and not found.network:
+        raise UsageError(
+            f"{ranks} ranks are on several nodes of {per_node}, and --link has no ib",
+            hint=f"--link {link},ib:ndr, or --per-node {ranks} if they are on one",
+        )
+    return found, per_node
 
 
 def _failed(session: VirtualSession, text: str) -> ProgramFailed:
@@ -251,6 +281,8 @@ def _estimate(
     assume: Sequence[str],
     unused: str,
     bounded: bool,
+    links: Links | None,
+    per_node: int,
 ) -> tuple[Estimate, str]:
     """An estimate, and `Machine.bounded`. ``why`` it computes what it does. ``unused``: what to do
     where nothing was allocated on the device. ``bounded``: raise `TooLarge` beyond what a run may
@@ -301,7 +333,8 @@ def _estimate(
     if not fullest.sim.peak_allocated:
         raise UsageError("nothing was allocated on the GPU", hint=unused)
     trace = taps[fullest.index].trace()
-    return estimate_of(machine, fullest, trace, report, steps, why), machine.bounded
+    found = estimate_of(machine, fullest, trace, report, steps, why, links, per_node)
+    return found, machine.bounded
 
 
 def fit_program(

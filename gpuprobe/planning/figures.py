@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from gpuprobe.allocator.replays.replay import replay_trace
 from gpuprobe.allocator.replays.whatif import what_if
 from gpuprobe.analysis.communication import transfers
 from gpuprobe.model.plans.estimate import FITS, NOT, WITHIN_MARGIN, Estimate, EstimateShare
+from gpuprobe.model.plans.links import HIGH, LOW, Links, LinkTime, node_shape, seconds
 from gpuprobe.model.report import Report, ShareTable
-from gpuprobe.model.run.communication import Transfer
+from gpuprobe.model.run.communication import CollectiveRecord
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Unavailable, available
@@ -42,9 +44,12 @@ def estimate_of(
     report: Report,
     steps: int,
     why: str,
+    links: Links | None = None,
+    per_node: int = 1,
 ) -> Estimate:
     """What a run needs, from the virtual device that it filled most, the ``trace`` of that
     device, and the report of its recording. ``why`` the machine computes what it does.
+    ``links``: over which the ranks communicate, ``per_node`` on each node.
     """
     model = device.model
     recorded = replay_trace(trace)
@@ -86,6 +91,7 @@ def estimate_of(
         )
     for text in machine.assumptions.unused:
         machine.assume(f"--assume {text} was not used: that line needs no value")
+    sent = _sent(machine, report)
     return Estimate(
         gpu=model.name,
         devices=len(machine.devices),
@@ -110,24 +116,56 @@ def estimate_of(
         compute="shapes" if machine.shapes else "real",
         compute_why=why,
         compiled=_counted(machine.compiler_notes),
-        communication=_sent(machine, report),
+        communication=transfers(sent.values()),
         nccl_low=nccl_low,
         nccl_high=nccl_high,
+        link=links.text if links is not None else "",
+        per_node=per_node if links is not None else 0,
+        communication_time=_times(machine.traffic, sent, links, per_node),
     )
 
 
-def _sent(machine: Machine, report: Report) -> tuple[Transfer, ...]:
-    """What the rank sends in the last whole step: the first ones also set things up."""
+def _sent(machine: Machine, report: Report) -> dict[int, CollectiveRecord]:
+    """What the rank sends in the last whole step, by number: the first ones also set things up."""
     if machine.traffic is None:
-        return ()
+        return {}
+    records = dict(enumerate(machine.traffic.records))
     whole = [row.step for row in report.steps.rows if row.step.ended_by != "end"]
     if not whole:
-        return transfers(machine.traffic.records)
+        return records
     start, end = whole[-1].start_ns, whole[-1].start_ns + whole[-1].duration_ns
-    return transfers(
-        record
-        for record in machine.traffic.records
+    return {
+        number: record
+        for number, record in records.items()
         if isinstance(record.arrival_ns, int) and start <= record.arrival_ns < end
+    }
+
+
+def _times(
+    traffic: Any, records: Mapping[int, CollectiveRecord], links: Links | None, per_node: int
+) -> tuple[LinkTime, ...]:
+    """How long the records take over these links, in a row for each kind; the longest first."""
+    if links is None or traffic is None:
+        return ()
+    rows: dict[tuple[Any, ...], list[float]] = {}
+    for number, record in records.items():
+        nodes, together = node_shape(traffic.members[record.group], per_node)
+        took = seconds(record.op, record.payload, record.ranks, nodes, together, links)
+        key = (record.op, record.axis, record.ranks, nodes, number in traffic.overlaps)
+        rows.setdefault(key, []).append(took)
+    ordered = sorted(rows.items(), key=lambda row: (-sum(row[1]), row[0]))
+    return tuple(
+        LinkTime(
+            op,
+            axis,
+            ranks,
+            nodes,
+            len(took),
+            overlaps,
+            round(sum(took) * LOW * 1e9),
+            round(sum(took) * HIGH * 1e9),
+        )
+        for (op, axis, ranks, nodes, overlaps), took in ordered
     )
 
 

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from gpuprobe.errors import GpuprobeError, ProgramFailed, ValueNeeded
 from gpuprobe.model.plans.estimate import Estimate
@@ -20,6 +20,8 @@ from gpuprobe.planning.argument import with_constant, with_option
 from gpuprobe.reporters.json import estimate as estimate_json
 from gpuprobe.sampler.program import Program, load_module, load_script, own_traceback
 from gpuprobe.virtual.budget import TooLarge
+
+_OPTIONAL: Final = ("rank", "meeting", "link", "per_node")
 
 
 def answer(order: dict[str, Any], estimate: Callable[..., Estimate]) -> None:
@@ -53,7 +55,7 @@ def _estimate(order: dict[str, Any], estimate: Callable[..., Estimate]) -> dict[
             assume=order["assume"],
             **{
                 name: order[key]
-                for name, key in (("within", "why"), ("rank", "rank"), ("meeting", "meeting"))
+                for name, key in (("within", "why"), *((key, key) for key in _OPTIONAL))
                 if key in order
             },
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuprobe.model.display import Displayed
+from gpuprobe.model.plans.links import LinkTime
 from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes
@@ -59,6 +60,8 @@ class Estimate(Displayed):
     graph breaks and recompilations, with their lines and reasons. ``communication`` is what this
     rank sends in the last step. ``by_rank`` has a row for each requested rank, if there are
     several; the other fields are then about the rank that needs the most memory.
+    ``communication_time`` is how long the operations of the last step take over ``link`` with
+    ``per_node`` ranks on each node: a model, nothing is measured.
     """
 
     gpu: str
@@ -88,6 +91,9 @@ class Estimate(Displayed):
     by_rank: tuple[RankEstimate, ...] = ()
     nccl_low: Bytes = _NOTHING
     nccl_high: Bytes = _NOTHING
+    link: str = ""
+    per_node: int = 0
+    communication_time: tuple[LinkTime, ...] = ()
 
     def __repr__(self) -> str:
         several = f"{self.devices}x" if self.devices > 1 else ""

@@ -9,6 +9,7 @@ from gpuprobe.model.io.document import header
 from gpuprobe.model.io.document import write as write_document
 from gpuprobe.model.place import parse_place
 from gpuprobe.model.plans.estimate import Estimate, EstimateShare, RankEstimate
+from gpuprobe.model.plans.links import LinkTime
 from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.values import Bytes
 from gpuprobe.reporters.json import fields_of
@@ -23,10 +24,12 @@ History:
 * 2.1: ``compute`` and ``compute_why``.
 * 2.2: ``compiled``.
 * 2.3: ``communication``, ``rank`` and ``by_rank``.
-* 2.4: ``alike`` of each rank; ``nccl``, which ``total`` includes.
+* 2.4: ``alike`` of each rank; ``nccl``, which ``total`` includes; ``link``, ``per_node`` and
+  ``communication_time``.
 """
 
 
+_OF_LINK: Final = "op axis ranks nodes count overlaps low_ns high_ns"
 _OF_RANK: Final = "rank verdict peak_allocated peak_reserved total_low total_high alike"
 
 
@@ -54,6 +57,9 @@ def document(estimate: Estimate) -> dict[str, Any]:
             }
             for row in estimate.communication
         ],
+        "link": estimate.link,
+        "per_node": estimate.per_node,
+        "communication_time": [fields_of(row, _OF_LINK) for row in estimate.communication_time],
         "by_rank": [fields_of(row, _OF_RANK) for row in estimate.by_rank],
     }
 
@@ -101,6 +107,12 @@ def estimate_of(document: Mapping[str, Any]) -> Estimate:
             for row in document["communication"]
         ),
         rank=document["rank"],
+        link=document["link"],
+        per_node=document["per_node"],
+        communication_time=tuple(
+            LinkTime(*(row[name] for name in _OF_LINK.split()))
+            for row in document["communication_time"]
+        ),
         by_rank=tuple(
             RankEstimate(*(row[name] for name in _OF_RANK.split())) for row in document["by_rank"]
         ),

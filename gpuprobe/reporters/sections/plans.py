@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from gpuprobe.analysis.communication import summed
 from gpuprobe.model.plans.estimate import Estimate, EstimateShare
 from gpuprobe.model.plans.fit import Fit, Trial
+from gpuprobe.model.plans.links import LinkTime
 from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.text import human_bytes
 from gpuprobe.reporters.sections.parts import (
@@ -83,6 +85,8 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
         tables.insert(0, _ranks(estimate))
     if estimate.communication:
         tables.append(_communication(estimate.communication, top))
+    if estimate.communication_time:
+        tables.append(_times(estimate))
     listed = (
         ("Compiled", estimate.compiled),
         ("Assumed", estimate.assumed),
@@ -124,6 +128,52 @@ def _communication(rows: Sequence[Transfer], top: int) -> Section:
     tables = tuple(_sent(rows, by, top) for by in ("operation", "line", "module"))
     title = f"Communication in the last step: {wire} sent by this rank"
     return Section(title, tables)
+
+
+def _times(estimate: Estimate) -> Section:
+    """How long the operations of one step take: exposed ones and those that can be hidden apart."""
+    rows = estimate.communication_time
+    columns = (
+        Column("operation", AUTO, cut=False),
+        Column("ranks", 6, gap=2, number=True),
+        Column("nodes", 6, gap=1, number=True),
+        Column("calls", 6, gap=1, number=True),
+        Column("time", AUTO, gap=2, number=True),
+        Column("", 0, gap=2, cut=False),
+    )
+    shown = tuple(
+        Row(
+            (
+                f"{row.op} {row.axis}".rstrip(),
+                str(row.ranks),
+                str(row.nodes),
+                str(row.count),
+                Cell(_milliseconds([row]), row.high_ns),
+                _HIDDEN if row.overlaps else _EXPOSED,
+            )
+        )
+        for row in rows
+    )
+    foot = tuple(
+        Row(("in all", "", "", str(sum(row.count for row in some)), _milliseconds(some), name))
+        for name, some in (
+            (_EXPOSED, [row for row in rows if not row.overlaps]),
+            (_HIDDEN, [row for row in rows if row.overlaps]),
+        )
+        if some
+    )
+    nodes = f"{estimate.link}, {plural(estimate.per_node, 'rank')} on each node"
+    title = f"Time of communication in the last step: a model, not measured ({nodes})"
+    return Section(title, (Table("time of communication", columns, shown, foot),))
+
+
+_EXPOSED: Final = "exposed: in line with computation"
+_HIDDEN: Final = "can be hidden: asynchronous, or on a stream apart"
+
+
+def _milliseconds(rows: Sequence[LinkTime]) -> str:
+    low, high = sum(row.low_ns for row in rows), sum(row.high_ns for row in rows)
+    return f"{low / 1e6:.2f} to {high / 1e6:.2f} ms"
 
 
 def _sent(rows: Sequence[Transfer], by: str, top: int) -> Table:

@@ -78,7 +78,8 @@ class DispatchMode(TorchDispatchMode):
             return self._above(func, args, kwargs)
         if facts.collective and machine.traffic is not None:
             result = self._run(facts, func, args, kwargs)
-            machine.traffic.note(func, args, kwargs, result)
+            apart = machine.stream(machine.local.device) != 0
+            machine.traffic.note(func, args, kwargs, result, apart)
             return result
         return self._run(facts, func, args, kwargs)
 

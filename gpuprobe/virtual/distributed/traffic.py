@@ -61,18 +61,31 @@ _MESH: Final = "mesh_"
 
 
 class Traffic:
-    """The records of one rank. ``clock``: nanoseconds from the start of the session."""
+    """The records of one rank. ``clock``: nanoseconds from the start of the session. ``overlaps``
+    has the numbers of those that computation can hide, ``members`` the ranks of each group.
+    """
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
         self._sequence: Counter[str] = Counter()
         self.records: list[CollectiveRecord] = []
+        self.overlaps: set[int] = set()
+        self.members: dict[str, tuple[int, ...]] = {}
         self.differences = Differences()
         self.through_host: set[str] = set()  # names of groups that are gloo's
         self.communicators: dict[str, Communicator] = {}
 
-    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """An operator has returned. Those that are no collectives are left out."""
+    def note(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        apart: bool = False,
+    ) -> None:
+        """An operator has returned. Those that are no collectives are left out. ``apart``: it was
+        called on a stream other than the default one.
+        """
         space, _, name = func._schema.name.partition("::")
         known = (_C10D if space == "c10d" else _FUNCTIONAL).get(name)
         if known is None:
@@ -89,6 +102,10 @@ class Traffic:
         ranks = group.size()
         label = str(group.group_name)
         self._sequence[label] += 1
+        if label not in self.members:
+            self.members[label] = _ranks(group)
+        if apart or _asynchronous(func._schema, given):
+            self.overlaps.add(len(self.records))
         if op in _TO_ONE:
             self.differences.sent(group)
         if label not in self.through_host:
@@ -121,6 +138,20 @@ def _group(given: dict[str, Any]) -> Any:
 
     named = given["group_name"]
     return _resolve_process_group(named) if isinstance(named, str) else named
+
+
+def _asynchronous(schema: Any, given: dict[str, Any]) -> bool:
+    """Whether the caller does not wait; the dispatcher leaves out arguments with their defaults."""
+    return any(
+        argument.name == "async_op" and given.get(argument.name, argument.default_value)
+        for argument in schema.arguments
+    )
+
+
+def _ranks(group: Any) -> tuple[int, ...]:
+    from torch.distributed import get_process_group_ranks
+
+    return tuple(get_process_group_ranks(group))
 
 
 def _tensors(value: Any) -> list[Any]:

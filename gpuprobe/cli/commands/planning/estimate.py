@@ -17,6 +17,7 @@ from gpuprobe.cli.options import (
     add_top,
     add_virtual_run,
     answering,
+    positive,
     program_of,
     rank_of,
 )
@@ -29,9 +30,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe estimate (SCRIPT | -m MODULE) [--gpu GPU] [--steps N] "
         "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] "
-        "[--ranks N [--rank R,...|distinct]] [--json] [--] [ARGS ...]"
+        "[--ranks N [--rank R,...|distinct] [--link LINKS [--per-node N]]] [--json] [--] [ARGS ...]"
     )
     add_virtual_run(parser)
+    parser.add_argument(
+        "--link",
+        default="",
+        metavar="LINKS",
+        help="with --ranks: model the time of communication over these links, such as "
+        "nvlink:h100,ib:ndr",
+    )
+    parser.add_argument(
+        "--per-node",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="with --link: ranks on each node (default: the number of GPUs of --gpu)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     add_top(parser, 8)
     add_program(parser)
@@ -53,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
             ranks=args.ranks,
             rank=rank_of(args),
             assume=args.assume,
+            link=args.link,
+            per_node=args.per_node,
             notify=stderr.note,
         )
     if args.json:
