@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from gpuprobe.hazards import rules
 from gpuprobe.hazards.footprint import Footprint
 from gpuprobe.model.rules import Rule
 
@@ -142,3 +144,20 @@ def coarser(accesses: list[Access]) -> list[Access]:
         if len(one) % 2:
             merged.append(one[-1])
     return merged
+
+
+def rule_of(rule: Rule, first: Access, second: Access) -> Rule:
+    """The rule that two accesses break which would break ``rule`` if they were ordinary ones."""
+    if rule in (rules.GRAPH_FREED, rules.LATENT, rules.USE_AFTER_FREE):
+        return rule
+    if first.note == "process" and rule is rules.WRITE_AFTER_READ:
+        return rules.SHARED
+    if HOST in (first.actor, second.actor):
+        if "numpy" in (first.note, second.note):
+            return rules.HOST_ALIAS
+        return rules.HOST_READ if second.actor == HOST and not second.write else rules.HOST_WRITE
+    if first.write and first.note == "gradient":
+        return replace(rules.GRADIENT, kind=rule.kind)
+    if "graph" in (first.note, second.note):
+        return replace(rules.GRAPH, kind=rule.kind)
+    return rule

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from gpuprobe.hazards import rules
@@ -28,6 +27,7 @@ from gpuprobe.hazards.accesses import (
     Sync,
     TrackedBlock,
     coarser,
+    rule_of,
 )
 from gpuprobe.hazards.footprint import Footprint, overlap
 from gpuprobe.hazards.freed import FreedBytes
@@ -394,21 +394,7 @@ class Engine:
     def _race(self, rule: Rule, first: Access, second: Access, block: TrackedBlock) -> None:
         if rule is rules.USE_AFTER_FREE:
             self._loose.safe.add(first.site)  # found: not only latent
-        if rule is rules.GRAPH_FREED or rule is rules.LATENT:
-            pass
-        elif first.note == "process" and rule is rules.WRITE_AFTER_READ:
-            rule = rules.SHARED
-        elif HOST in (first.actor, second.actor) and rule is not rules.USE_AFTER_FREE:
-            if "numpy" in (first.note, second.note):
-                rule = rules.HOST_ALIAS
-            elif second.actor == HOST and not second.write:
-                rule = rules.HOST_READ
-            else:
-                rule = rules.HOST_WRITE
-        elif first.write and first.note == "gradient" and rule is not rules.USE_AFTER_FREE:
-            rule = replace(rules.GRADIENT, kind=rule.kind)
-        elif "graph" in (first.note, second.note) and rule is not rules.USE_AFTER_FREE:
-            rule = replace(rules.GRAPH, kind=rule.kind)
+        rule = rule_of(rule, first, second)
         key: tuple[Any, ...] = (rule.id, rule.kind, first.site, second.site)
         if self._every:
             key = (*key, first.actor, first.time, second.actor, second.time, block.address)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import gpuprobe
@@ -20,7 +19,10 @@ from gpuprobe.model.values import Bytes
 from gpuprobe.reporters.sections.parts import Table
 from gpuprobe.reporters.sections.plans import estimate_sections
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("no_group_is_left"),
+]
 WIDTH, LAYERS, BATCH, RANKS = 64, 3, 8, 4
 PARAMETERS = LAYERS * (2 * 4 * WIDTH * WIDTH + 5 * WIDTH)
 
@@ -33,13 +35,6 @@ class Block(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden + self.down(torch.relu(self.up(hidden)))
-
-
-@pytest.fixture(autouse=True)
-def no_group_is_left() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def estimated(prepare: Callable[[Any], nn.Module], counts: Counter[str] | None = None) -> Estimate:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,16 +14,12 @@ from gpuprobe.reporters.sections.parts import Table
 from gpuprobe.reporters.sections.plans import estimate_sections
 from gpuprobe.virtual.distributed.nccl import Communicator, buffers
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("no_group_is_left"),
+]
 MIB = 2**20
 CONNECTION = 14 * MIB
-
-
-@pytest.fixture(autouse=True)
-def no_group_is_left() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def used(ranks: int, *ops: tuple[str, int | None]) -> Communicator:

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,13 @@ from gpuprobe.reporters.json.estimate import document, estimate_of
 from gpuprobe.reporters.sections.plans import estimate_sections
 from gpuprobe.virtual.session import VirtualSession, machine_of
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("no_group_is_left"),
+]
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "support" / "rank_programs.py"
 WIDTH = 64
-
-
-@pytest.fixture(autouse=True)
-def no_group_is_left() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def both(step: Callable[[], Any], ranks: int = 4) -> tuple[int, int]:

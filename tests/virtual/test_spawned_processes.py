@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,14 +18,10 @@ import torch.multiprocessing as mp
 import gpuprobe
 from gpuprobe.errors import NotModelled
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(autouse=True)
-def no_group_is_left() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("no_group_is_left"),
+]
 
 
 def worker(rank: int, folder: str, queue: Any = None) -> None:
