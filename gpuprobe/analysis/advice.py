@@ -18,6 +18,7 @@ from gpuprobe.model.memory import Category
 from gpuprobe.model.place import NoPlace, Place, SourceLine
 from gpuprobe.model.report import LeakRow, Suggestion
 from gpuprobe.model.rules import define
+from gpuprobe.model.run.columns import INDEX
 from gpuprobe.model.run.session import DeviceWindow
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Unavailable
@@ -107,8 +108,9 @@ class Evidence:
         """
         held = [
             tensors.by_category.get(Category.OPTIMIZER_STATE, 0)
-            for step in self.site.rank.steps
-            if step.index in (first, last)
+            for row, index in enumerate(self.site.rank.columns.number(*INDEX))
+            if index in (first, last)
+            for step in self.site.rank.steps[row : row + 1]
             for tensors in step.tensors
             if tensors.device == self.site.device
         ]

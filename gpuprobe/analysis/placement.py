@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from gpuprobe.model.findings import Finding, Fix, Level
 from gpuprobe.model.rules import define
+from gpuprobe.model.run.columns import PLACED
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import Placed, Step
 from gpuprobe.model.text import human_bytes
@@ -68,12 +69,10 @@ class _Seen(NamedTuple):
         return [device for device in self.bytes_by_device() if device not in _NO_DEVICE]
 
 
-def placement_of(steps: Iterable[Step]) -> tuple[Placed, ...]:
+def placement_of(rank: RankRecording) -> tuple[Placed, ...]:
     """What is where: the last that was recorded of it. Empty where nothing was."""
-    latest: tuple[Placed, ...] = ()
-    for step in steps:
-        latest = step.placement or latest
-    return latest
+    row = rank.columns.mark(*PLACED).rfind(1)
+    return rank.steps[row].placement if row >= 0 else ()
 
 
 def all_findings(rank: RankRecording) -> tuple[Finding, ...]:
@@ -84,7 +83,7 @@ def all_findings(rank: RankRecording) -> tuple[Finding, ...]:
 def misplaced(rank: RankRecording) -> list[Finding]:
     """What is on the wrong device, or gets to its device the slow way."""
     session = rank.session
-    seen = _Seen(placement_of(rank.steps), rank.steps, session.local_rank, session.world_size)
+    seen = _Seen(placement_of(rank), rank.steps, session.local_rank, session.world_size)
     if not seen.gpus():
         return []
     return [finding for check in _CHECKS for finding in check(seen)]

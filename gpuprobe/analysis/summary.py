@@ -27,7 +27,7 @@ from gpuprobe.analysis.peak.peaks import (
     overall_peak,
 )
 from gpuprobe.analysis.placement import all_findings, placement_of
-from gpuprobe.analysis.ranks import compare_ranks
+from gpuprobe.analysis.ranks.compare import compare_ranks
 from gpuprobe.analysis.reserved.non_tensor import device_memory, pinned_memory
 from gpuprobe.analysis.time_shares import time_shares
 from gpuprobe.errors import DataError
@@ -51,11 +51,12 @@ from gpuprobe.model.report import (
     Report,
     ShareRow,
     ShareTable,
-    StepRow,
     Steps,
     Suggestion,
 )
+from gpuprobe.model.run.columns import DURATION, FULL, INDEX
 from gpuprobe.model.run.recording import RankRecording, Recording
+from gpuprobe.model.run.rows import StepRows
 from gpuprobe.model.run.session import KnownTensors, Step
 from gpuprobe.model.values import Peak, ReadStatus, Unavailable
 
@@ -104,20 +105,14 @@ def summarize(
         out_of_memory=found.out_of_memory,
         time=time_shares(first.steps, first.session.rank),
         non_tensor_memory=NonTensorMemory(
-            tuple(
-                item
-                for rank in recording.ranks
-                for item in device_memory(rank.steps, rank.session.rank)
-            ),
-            pinned_memory(first.steps),
+            tuple(item for rank in recording.ranks for item in device_memory(rank)),
+            pinned_memory(first),
         ),
-        placement=placement_of(first.steps),
+        placement=placement_of(first),
         rank_comparison=compare_ranks(recording, sites, top),
         steps=Steps(
             _highlights(site),
-            tuple(
-                StepRow(rank.session.rank, step) for rank in recording.ranks for step in rank.steps
-            ),
+            StepRows([(rank.session.rank, rank.steps) for rank in recording.ranks]),
         ),
         findings=tuple(
             FindingRow(rank.session.rank, finding)
@@ -175,7 +170,7 @@ def _rank(rank: RankRecording, status: str) -> RankRow:
         hostname=rank.environment.hostname,
         status=status,
         error=_error(rank),
-        steps=sum(step.ended_by != "end" for step in rank.steps),
+        steps=sum(rank.columns.mark(*FULL)),
         duration_ns=rank.end.duration_ns
         if rank.end
         else Unavailable("the session is not closed yet"),
@@ -318,14 +313,16 @@ def _growth(growth: Growth, top: int) -> GrowthReport:
 def _highlights(site: PeakSite | None) -> Highlights | None:
     if site is None or site.step is None:
         return None
-    full = [step for step in site.rank.steps if step.ended_by != "end"] or site.rank.steps
+    columns = site.rank.columns
+    index, durations = columns.number(*INDEX), columns.number(*DURATION)
+    full = list(columns.full_rows()) or range(columns.rows)
     return Highlights(
         rank=site.rank.session.rank,
         device=site.device or None,
-        first=full[0].index,
+        first=index[full[0]],
         worst=site.step.index,
-        last=full[-1].index,
-        slowest=max(full, key=lambda step: (step.duration_ns, -step.index)).index,
+        last=index[full[-1]],
+        slowest=index[max(full, key=lambda row: (durations[row], -row))],
     )
 
 

@@ -17,7 +17,8 @@ from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.record import record
-from gpuprobe.model.run.session import Collective, Environment, Placed, Session, Step
+from gpuprobe.model.run.rows import StepRows
+from gpuprobe.model.run.session import Collective, Environment, Placed, Session
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 
@@ -447,12 +448,26 @@ class MergedStep:
 
 
 @record(frozen=True)
+class RankGroup:
+    """Ranks that peak alike. ``lowest`` and ``highest`` are bytes, ``own_ns`` the median of their
+    own times per step (see `gpuprobe.analysis.ranks.compare`).
+    """
+
+    ranks: tuple[int, ...]
+    devices: tuple[str, ...]
+    lowest: int
+    highest: int
+    own_ns: int | Unavailable
+
+
+@record(frozen=True)
 class RankComparison:
     """All ranks of a recording, where there are several."""
 
     ranks: int
     memory: RankMemory | Unavailable
     time: RankTime | Unavailable
+    groups: tuple[RankGroup, ...]
     steps: tuple[MergedStep, ...]
 
 
@@ -473,26 +488,12 @@ class Highlights:
     slowest: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
-    """A step of a rank, as it was recorded."""
-
-    rank: int
-    step: Step
-
-    @property
-    def outside_phases_ns(self) -> int:
-        """Of the phases of depth one; 0 where they cover the step."""
-        outer = (phase.duration_ns for phase in self.step.phases if "/" not in phase.path)
-        return self.step.duration_ns - sum(outer)
-
-
 @record(frozen=True)
 class Steps:
     """Every step of every rank."""
 
     highlights: Highlights | None
-    rows: tuple[StepRow, ...]
+    rows: StepRows
 
 
 # -- words

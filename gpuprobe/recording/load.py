@@ -6,20 +6,22 @@ import os
 from pathlib import Path
 
 from gpuprobe.errors import DataError, NotARecording, UsageError
+from gpuprobe.model.io.files import open_regular
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.recording.files import CHUNK_NAME, STREAM_NAME
 from gpuprobe.recording.reader import RecordingTail, read_recording
 
 
 def load(path: str | os.PathLike[str]) -> Recording:
-    """Read a recording (a directory) or a torch memory snapshot (a ``.pickle`` file).
+    """Read a recording (a directory, or a ``.parquet`` file of ``gpuprobe pack``) or a torch memory
+    snapshot (a ``.pickle`` file).
 
     A snapshot is parsed, never executed: nothing in it can run. A recording may still be being
     written; what is on disk by now is read.
 
     Raises UsageError where there is no such path, NotARecording where it is something else,
     UnsupportedSchema where a newer major version wrote it, SnapshotError and DataError where
-    it is damaged or cannot be read.
+    it is damaged or cannot be read, MissingExtra where a packed one needs pyarrow.
     """
     where = Path(path)
     try:
@@ -27,6 +29,10 @@ def load(path: str | os.PathLike[str]) -> Recording:
             return read_recording(where)
         if where.is_file():
             refuse_stream(where)
+            if is_packed(where):
+                from gpuprobe.recording.many.packed import PackedFile  # only for packed ones
+
+                return PackedFile(where).recording()
             # Deferred: most loads are of directories, and need none of the snapshot reader.
             from gpuprobe.recording.snapshot.load import read_snapshot
 
@@ -40,6 +46,12 @@ def load(path: str | os.PathLike[str]) -> Recording:
         f"no such file or directory: {where}",
         hint="a recording is a directory written by 'gpuprobe run' or gpuprobe.record(...)",
     )
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a file begins as Parquet files do, which no pickle does. Raises OSError."""
+    with open_regular(path) as file:
+        return file.read(4) == b"PAR1"
 
 
 def refuse_stream(path: Path) -> None:

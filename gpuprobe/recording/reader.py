@@ -7,7 +7,8 @@ wrote is visible on a network file system once it is opened anew (close-to-open 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -15,14 +16,20 @@ from typing import Generic, TypeVar
 from gpuprobe.errors import DataError, NotARecording
 from gpuprobe.model.io.files import open_regular, read_regular
 from gpuprobe.model.io.gc_pause import gc_paused
-from gpuprobe.model.run.recording import SCHEMA_VERSION, RankRecording, Recording
+from gpuprobe.model.run.recording import SCHEMA_VERSION, Recording
 from gpuprobe.model.run.session import BlindSpot, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.chunks import FREE_ROWS, ROWS_PER_BYTE, decode_chunk
 from gpuprobe.recording.files import CHUNK_NAME, MAX_CHUNK, MAX_STREAM, stream_names
+from gpuprobe.recording.many.shapes import Shapes
+from gpuprobe.recording.many.steps import ColumnParser, Kept, read_at, traced_steps
 from gpuprobe.recording.stream import StreamParser
 
 _PIECE = 1 << 20
+
+LARGE = 16 << 20
+"""Bytes of a recording's streams from which its steps are read in columns: some 6,000 steps. Fewer
+are decoded in a second, and take 60 MB."""
 
 _HINT = "a recording is a directory written by 'gpuprobe run' or gpuprobe.record(...)"
 
@@ -32,7 +39,7 @@ def read_recording(path: Path) -> Recording:
 
     Raises NotARecording, UnsupportedSchema, or DataError where nothing of it can be read.
     """
-    recording = RecordingTail(path).poll()
+    recording = RecordingTail(path, columns=None).poll()
     if not recording.ranks:
         raise DataError(
             f"the recording {path} is empty: it has no session record",
@@ -44,10 +51,16 @@ def read_recording(path: Path) -> Recording:
 class RecordingTail:
     """Follows a recording that may still be written; each `poll` parses only what is new."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, columns: bool | None = False) -> None:
+        """``columns``: steps are kept as columns, and decoded when they are used; None: if the
+        recording is large at the first `poll` (`LARGE`).
+        """
         self.path = Path(path)
+        self._columns = columns
+        self._shapes = Shapes()
+        self._kept: Kept = OrderedDict()
         self._streams: dict[int, StreamFile[StreamParser]] = {}
-        self._chunks = _Chunks(self.path)
+        self._chunks = Chunks(self.path, partial(_read_chunk, self.path))
 
     def poll(self) -> Recording:
         """The recording as it is now.
@@ -62,10 +75,12 @@ class RecordingTail:
                 raise self._nothing()
             for rank in self._streams.keys() - names.keys():
                 del self._streams[rank]
+            if self._columns is None:
+                self._columns = _size(self.path, names.values()) > LARGE
             for rank, name in names.items():
                 stream = self._streams.get(rank)
                 if stream is None:
-                    stream = self._streams[rank] = StreamFile(self.path / name, StreamParser)
+                    stream = self._streams[rank] = StreamFile(self.path / name, self._parser)
                 with gc_paused():
                     stream.read_on()
         except FileNotFoundError as error:
@@ -76,7 +91,14 @@ class RecordingTail:
             raise DataError(
                 f"cannot read the recording {self.path}: {error.strerror or error}"
             ) from error
-        return Recording(str(self.path), self._version(), self._ranks())
+        parsers = {rank: stream.parser for rank, stream in self._streams.items()}
+        return assembled(str(self.path), parsers, self._chunks)
+
+    def _parser(self, name: str) -> StreamParser:
+        if self._columns:
+            read = partial(read_at, self.path / name)
+            return ColumnParser(name, self._shapes, self._kept, read)
+        return StreamParser(name)
 
     def _nothing(self) -> NotARecording:
         if self._streams:
@@ -87,35 +109,44 @@ class RecordingTail:
             return NotARecording(f"no such recording: {self.path}", hint=_HINT)
         return NotARecording(f"{self.path} is not a recording: no rank's stream in it", hint=_HINT)
 
-    def _version(self) -> tuple[int, int]:
-        headers = [stream.parser.header for stream in self._streams.values()]
-        return max((h.version for h in headers if h is not None), default=SCHEMA_VERSION)
 
-    def _ranks(self) -> tuple[RankRecording, ...]:
-        readable = [r for r in sorted(self._streams) if self._streams[r].parser.session is not None]
-        ranks = []
-        for rank in readable:
-            stream = self._streams[rank]
-            extra = self._missing_ranks(readable) if rank == readable[0] else ()
-            traces = partial(_load_traces, self._chunks)
-            ranks.append(stream.parser.result(traces, self._chunks.load, extra))
-        return tuple(ranks)
+def assembled(path: str, parsers: Mapping[int, StreamParser], chunks: Chunks) -> Recording:
+    """The recording of all ranks whose session was read."""
+    headers = [parser.header for parser in parsers.values() if parser.header is not None]
+    version = max((header.version for header in headers), default=SCHEMA_VERSION)
+    readable = [rank for rank in sorted(parsers) if parsers[rank].session is not None]
+    traces = partial(_load_traces, chunks)
+    return Recording(
+        path,
+        version,
+        tuple(
+            parsers[rank].result(
+                traces,
+                chunks.load,
+                _missing_ranks(readable, parsers) if rank == readable[0] else (),
+            )
+            for rank in readable
+        ),
+    )
 
-    def _missing_ranks(self, readable: list[int]) -> tuple[BlindSpot, ...]:
-        """What is said where the recording has fewer ranks than its program had."""
-        headers = [self._streams[rank].parser.header for rank in readable]
-        world = max((h.world_size for h in headers if h is not None), default=1)
-        absent = world - len(readable)
-        if absent <= 0:
-            return ()
-        some = [str(rank) for rank in range(min(world, len(readable) + 5)) if rank not in readable]
-        names = ", ".join(some[:4]) + (", …" if absent > 4 else "")
-        return (
-            BlindSpot(
-                f"{absent} of {world} ranks left no records (rank {names})",
-                "their memory is not included",
-            ),
-        )
+
+def _missing_ranks(
+    readable: list[int], parsers: Mapping[int, StreamParser]
+) -> tuple[BlindSpot, ...]:
+    """What is reported if the recording has fewer ranks than its program had."""
+    headers = [parsers[rank].header for rank in readable]
+    world = max((h.world_size for h in headers if h is not None), default=1)
+    absent = world - len(readable)
+    if absent <= 0:
+        return ()
+    some = [str(rank) for rank in range(min(world, len(readable) + 5)) if rank not in readable]
+    names = ", ".join(some[:4]) + (", …" if absent > 4 else "")
+    return (
+        BlindSpot(
+            f"{absent} of {world} ranks left no records (rank {names})",
+            "their memory is not included",
+        ),
+    )
 
 
 _P = TypeVar("_P", bound=StreamParser)
@@ -166,14 +197,16 @@ class StreamFile(Generic[_P]):
         return read
 
 
-class _Chunks:
+class Chunks:
     """The trace chunks of a recording, and how much they unpack to, all together.
 
     Thousands of small files could each unpack to a million events, which each chunk alone may.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, path: Path, read: Callable[[str], bytes]) -> None:
+        """``read`` returns the bytes of a chunk by its name, and raises OSError."""
+        self._path = path
+        self._read = read
         self._rows: dict[str, int] = {}  # of the chunks that were read
         self._most = FREE_ROWS
 
@@ -183,7 +216,7 @@ class _Chunks:
         if not CHUNK_NAME.fullmatch(name):
             raise DataError(f"not the name of a trace chunk: {name!r:.80}")
         try:
-            data = read_regular(self._directory / name, most=MAX_CHUNK, inside=True)
+            data = self._read(name)
         except OSError as error:
             raise DataError(
                 f"{name}: the trace chunk cannot be read: {error.strerror or error}"
@@ -194,14 +227,23 @@ class _Chunks:
             self._most += ROWS_PER_BYTE * len(data)
         if sum(self._rows.values()) > self._most:
             raise DataError(
-                f"{name}: the trace chunks of {self._directory} unpack to far more events than "
+                f"{name}: the trace chunks of {self._path} unpack to far more events than "
                 "files of their size hold"
             )
         return trace
 
 
-def _load_traces(chunks: _Chunks, steps: tuple[Step, ...]) -> Iterator[MemoryTrace]:
+def _size(directory: Path, names: Iterable[str]) -> int:
+    """Of all these files. Bytes."""
+    return sum((directory / name).stat().st_size for name in names)
+
+
+def _read_chunk(directory: Path, name: str) -> bytes:
+    return read_regular(directory / name, most=MAX_CHUNK, inside=True)
+
+
+def _load_traces(chunks: Chunks, steps: Sequence[Step]) -> Iterator[MemoryTrace]:
     """The chunks that the steps name, in order, one at a time."""
-    for step in steps:
+    for step in traced_steps(steps):
         for name in step.traces:
             yield chunks.load(name)

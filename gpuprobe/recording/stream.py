@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -88,11 +88,10 @@ class StreamParser:
             lines.insert(0, b"".join(self._pending))
             self._pending = [lines.pop()]
             self._pending_bytes = len(self._pending[0])
-        for line in lines:
-            if self.header is None:
-                self.header = decode_header(line, self.name)
-            elif line:  # an empty line is where a torn record was given up
-                self._take_line(line)
+        if lines and self.header is None:
+            self.header = decode_header(lines[0], self.name)
+            self._pass_over(len(lines.pop(0)) + 1)
+        self._take_lines(lines)
         if self.header is None and not looks_like_stream(b"".join(self._pending)[:64]):
             raise NotARecording(
                 f"{self.name}: does not begin with the header of a gpuprobe recording"
@@ -109,7 +108,7 @@ class StreamParser:
 
     def result(
         self,
-        load_traces: Callable[[tuple[Step, ...]], Iterator[MemoryTrace]],
+        load_traces: Callable[[Sequence[Step]], Iterator[MemoryTrace]],
         load_trace: Callable[[str], MemoryTrace],
         extra_blind_spots: tuple[BlindSpot, ...] = (),
     ) -> RankRecording:
@@ -119,7 +118,7 @@ class StreamParser:
         """
         if self.session is None or self._environment is None:
             raise DataError(f"{self.name}: the recording has no session record")
-        steps, repeated = _named_once(tuple(self._steps[at] for at in sorted(self._steps)))
+        steps, repeated = self._sequence()
         spots = tuple(self._blind_spots) + extra_blind_spots
         if repeated:
             spots += (
@@ -148,6 +147,14 @@ class StreamParser:
             truncated=self.truncated,
         )
 
+    def _pass_over(self, length: int) -> None:
+        """So many bytes of the stream are no record."""
+
+    def _take_lines(self, lines: list[bytes]) -> None:
+        for line in lines:
+            if line:  # an empty line is where a torn record was given up
+                self._take_line(line)
+
     def _take_line(self, line: bytes) -> None:
         try:
             plain = json.loads(line)
@@ -169,13 +176,19 @@ class StreamParser:
 
     def _take_step(self, plain: dict[str, Any]) -> None:
         step = from_plain(Step, plain)
-        named = {window.device for window in step.windows}
-        if not named <= self._devices:
-            self._devices |= named
-            if len(self._devices) > MOST_DEVICES:
-                self._devices -= named
-                raise DataError(f"more than {MOST_DEVICES} devices")
+        self._add_devices({window.device for window in step.windows})
         self._steps[step.index] = step
+
+    def _add_devices(self, named: Iterable[str]) -> None:
+        """Raises DataError where the rank would have too many of them."""
+        fresh = self._devices.union(named)
+        if len(fresh) > MOST_DEVICES:
+            raise DataError(f"more than {MOST_DEVICES} devices")
+        self._devices = fresh
+
+    def _sequence(self) -> tuple[Sequence[Step], int]:
+        """The steps in order of their index, and how many names of traces were left out."""
+        return _named_once(tuple(self._steps[at] for at in sorted(self._steps)))
 
     def _take_finding(self, plain: dict[str, Any]) -> None:
         finding = from_plain(Finding, plain)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuprobe
-from gpuprobe.analysis.ranks import compare_ranks, merge_steps
+from gpuprobe.analysis.ranks.compare import compare_ranks, merge_steps
 from gpuprobe.analysis.time_shares import time_shares
 from gpuprobe.api.recordings import summary
 from gpuprobe.model.memory import Category

@@ -23,6 +23,7 @@ from gpuprobe.model.findings import Level
 from gpuprobe.model.memory import Category
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.report import Report
+from gpuprobe.model.run.rows import StepRow, StepRows
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.html import report as html_report
 from gpuprobe.reporters.sections.report import report_sections
@@ -123,6 +124,9 @@ def filled(hint: Any, path: str, numbers: Iterator[int]) -> Any:
     if origin is tuple:
         inner = [arguments[0]] * 2 if arguments[-1] is ... else arguments
         return tuple(filled(one, f"{path}.{i}", numbers) for i, one in enumerate(inner))
+    if hint is StepRows:
+        rows = [filled(StepRow, f"{path}.{at}", numbers) for at in range(2)]
+        return StepRows([(0, tuple(row.step for row in rows))])
     if origin is dict:
         return {Category.ACTIVATION: next(numbers) << 20, Category.GRADIENT: next(numbers) << 20}
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -153,7 +157,7 @@ def scalar(hint: Any, number: int) -> Any:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[str]:
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, StepRows)):
         for i, one in enumerate(value[:1]):
             yield from leaves(one, f"{path}.{i}")
     elif dataclasses.is_dataclass(value) and not isinstance(value, (Unavailable, Place)):
@@ -181,6 +185,10 @@ def changed(value: Any, path: str, steps: list[str]) -> Any:
             return {key: size * 2 for key, size in value.items()}
         raise AssertionError(f"{path}: {value!r}")
     name, *rest = steps
+    if isinstance(value, StepRows):
+        rows = list(value)
+        rows[int(name)] = changed(rows[int(name)], path, rest)
+        return StepRows([(row.rank, (row.step,)) for row in rows])
     if isinstance(value, tuple):
         at = int(name)
         return (*value[:at], changed(value[at], path, rest), *value[at + 1 :])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 
 from gpuprobe.model.findings import Finding
+from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
 
@@ -20,6 +21,12 @@ class KeepingSink:
         self.blind_spots: list[BlindSpot] = []
         self.ends: list[SessionEnd] = []
         self.closed = False
+
+    @property
+    def rank(self) -> RankRecording:
+        """What was written, as it is read."""
+        session, environment = self.sessions[-1]
+        return RankRecording(session, environment, self.steps)
 
     @property
     def steps(self) -> list[Step]:

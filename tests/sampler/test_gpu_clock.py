@@ -275,14 +275,14 @@ def test_on_a_virtual_gpu_the_account_of_the_device_closes() -> None:
         free, total = torch.cuda.mem_get_info()
         reserved = torch.cuda.memory_reserved()
         del pinned
-    (device,) = device_memory(sink.steps)
+    (device,) = device_memory(sink.rank)
     assert device.device == "cuda:0"
     assert device.reserved == reserved
     assert device.used == total - free
     assert device.not_torch == device.used - device.reserved
     assert not isinstance(device.inactive_split, Unavailable)
     assert 0 <= device.inactive_split <= device.reserved
-    assert pinned_memory(sink.steps) is not None
+    assert pinned_memory(sink.rank) is not None
     assert isinstance(sink.steps[1].gpu_ns, Unavailable)  # a virtual GPU takes no time
 
 
@@ -293,8 +293,8 @@ def test_without_cuda_nothing_of_it_is_recorded() -> None:
     model = seeded(Mlp)
     with Recorder(sink):
         train(model, torch.optim.SGD(model.parameters(), 0.1), 2)
-    assert device_memory(sink.steps) == ()
-    assert pinned_memory(sink.steps) is None
+    assert device_memory(sink.rank) == ()
+    assert pinned_memory(sink.rank) is None
 
 
 @pytest.mark.gpu
@@ -333,10 +333,10 @@ def test_on_cuda() -> None:
         outer = [phase.gpu_ns for phase in step.phases if "/" not in phase.path]
         known = [spent for spent in outer if not isinstance(spent, Unavailable)]
         assert abs(sum(known) - step.gpu_ns) <= 1000 * len(step.phases)  # float32 of ms
-    (device,) = [item for item in device_memory(sink.steps) if item.device == "cuda:0"]
+    (device,) = [item for item in device_memory(sink.rank) if item.device == "cuda:0"]
     assert not isinstance(device.used, Unavailable)
     assert not isinstance(device.reserved, Unavailable)
     assert abs(device.used - (total - free)) < 64 << 20
     assert device.used > device.reserved
-    held = pinned_memory(sink.steps)
+    held = pinned_memory(sink.rank)
     assert held is None or held.in_use >= pinned.nbytes  # None: torch before host_memory_stats

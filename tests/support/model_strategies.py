@@ -35,6 +35,12 @@ UNDECODABLE = "caf\udce9.py"
 INTEGERS = st.integers(-(2**63), 2**64 - 1)
 
 
+_NOT_DECODED = (
+    "MemoryTrace", "Recording", "RankRecording", "Reading", "Report", "Steps"
+)  # fmt: skip
+"""Written in another way, or (reports) never read again."""
+
+
 def model_classes() -> list[type]:
     """Every dataclass of the model that the codec is for (columns have a format of their own)."""
     found = []
@@ -47,7 +53,7 @@ def model_classes() -> list[type]:
                 isinstance(value, type)
                 and dataclasses.is_dataclass(value)
                 and value.__module__ == info.name
-                and value.__name__ not in ("MemoryTrace", "Recording", "RankRecording", "Reading")
+                and value.__name__ not in _NOT_DECODED
             ):
                 found.append(value)
     return found

@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 from gpuprobe.analysis.peak.high_water import HighWater, Share, by_line, high_water
-from gpuprobe.analysis.peak.peaks import PeakSite, window_of
+from gpuprobe.analysis.peak.peaks import PeakSite
 from gpuprobe.errors import DataError
 from gpuprobe.model.place import NoPlace, SourceLine
 from gpuprobe.model.record import record
+from gpuprobe.model.run.columns import INDEX, MISSING, TRACED
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import Unavailable
@@ -53,22 +54,20 @@ def growth_of(site: PeakSite) -> Growth | None:
     rank, device = site.rank, site.device
     if isinstance(site.amount, Unavailable):
         return None
-    ends = []
-    full = [step for step in rank.steps if step.ended_by != "end"]
-    for step in full[_WARM_UP:]:
-        window = window_of(step.windows, device)
-        if window is not None and not isinstance(window.end.allocated, Unavailable):
-            ends.append((step, window.end.allocated))
+    at_end = rank.columns.number("end_allocated", device)
+    full = list(rank.columns.full_rows())
+    ends = [(row, at_end[row]) for row in full[_WARM_UP:] if at_end[row] != MISSING]
     if len(ends) < _LEAST_STEPS:
         return None
     grown = ends[-1][1] - ends[0][1]
     rises = sum(after > before for (_, before), (_, after) in pairwise(ends))
     if rises < _MOSTLY * (len(ends) - 1) or grown < WORTH_SAYING * site.amount.at_least:
         return None
-    lines = _grown_lines(rank, device, [step for step, _ in ends])
+    lines = _grown_lines(rank, device, [row for row, _ in ends])
+    index = rank.columns.number(*INDEX)
     return Growth(
-        first=ends[0][0].index,
-        last=ends[-1][0].index,
+        first=index[ends[0][0]],
+        last=index[ends[-1][0]],
         bytes=grown,
         lines=lines,
         traced_bytes=sum(line.bytes for line in lines),
@@ -76,10 +75,11 @@ def growth_of(site: PeakSite) -> Growth | None:
 
 
 def _grown_lines(
-    rank: RankRecording, device: str, steps: list[Step]
+    rank: RankRecording, device: str, rows: list[int]
 ) -> tuple[Share[SourceLine], ...]:
     """What changed by line between the high water marks of the first and last traced step."""
-    traced = [step for step in steps if step.traces]
+    mark = rank.columns.mark(*TRACED)
+    traced = [rank.steps[row] for row in rows if mark[row]]
     if len(traced) < 2:
         return ()
     early, late = (_mark(rank, step, device) for step in (traced[0], traced[-1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -19,7 +20,7 @@ class RankFacts:
     """Durations in ns, sizes in bytes; None where not known.
 
     *Own time* is a step less its backward pass and less the collectives outside it: ranks wait
-    for each other there (see `gpuprobe.analysis.ranks`).
+    for each other there (see `gpuprobe.analysis.ranks.compare`).
     """
 
     rank: int
@@ -67,7 +68,7 @@ def _own_time(steps: list[Step]) -> int | None:
     return max(0, shares.duration_ns - backward - waiting) // shares.steps
 
 
-def _peaks(steps: tuple[Step, ...]) -> tuple[str, int | None, int | None]:
+def _peaks(steps: Sequence[Step]) -> tuple[str, int | None, int | None]:
     """The device with the highest peak, that peak, and the highest reserved one."""
     device, peak, reserved = "", None, None
     for step in steps:

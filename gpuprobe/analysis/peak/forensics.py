@@ -200,7 +200,7 @@ def _layout(found: Fragmentation) -> Layout:
 
 def _leaks(site: PeakSite, ledger: Ledger) -> LeakReport | Unavailable:
     if site.rank.steps:
-        traces = (t for s in site.rank.steps for t in site.rank.traces_of(s))
+        traces = (t for s in site.rank.traced_steps() for t in site.rank.traces_of(s))
         found = leaks_over_steps(t for t in traces if t.device == site.device)
     else:
         found = leaks(ledger)

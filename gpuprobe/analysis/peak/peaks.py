@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import field
+from typing import NamedTuple
 
 from gpuprobe.analysis.peak.high_water import HighWater, high_water
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.record import record
+from gpuprobe.model.run.columns import MISSING, StepColumns
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.session import DeviceWindow, Phase, Step
 from gpuprobe.model.trace import MemoryTrace
@@ -64,9 +66,7 @@ def device_peaks(recording: Recording) -> list[PeakSite]:
     sites = []
     for rank in recording.ranks:
         if rank.steps:
-            sites += [
-                _of_device(rank, device, windows) for device, windows in _by_device(rank).items()
-            ]
+            sites += [_of_device(rank, device) for device in rank.columns.devices]
         else:
             sites += list(_of_traces(rank))
     return sites
@@ -74,12 +74,12 @@ def device_peaks(recording: Recording) -> list[PeakSite]:
 
 def host_peak(rank: RankRecording) -> PeakSite | None:
     """The peak of the process's resident memory; None where no step has it."""
-    found = _highest_step((step, step.host.rss_peak) for step in rank.steps)
+    found = _Peaks.of(rank.columns, "resident")
     if found is None:
         return None
-    step, amount, certain = found
+    step = rank.steps[found.highest]
     phase, sure = _phase((phase, phase.host.rss_peak) for phase in step.phases)
-    return PeakSite(rank, "", amount, step, phase, certain and sure)
+    return PeakSite(rank, "", found.total, step, phase, found.certain and sure)
 
 
 def high_water_at(site: PeakSite) -> HighWater | Unavailable:
@@ -129,12 +129,12 @@ def nearest_trace(site: PeakSite) -> tuple[Step, HighWater] | None:
     """
     traced = [
         (step, window.peak_allocated)
-        for step in site.rank.steps
+        for step in site.rank.traced_steps()
         if step.traces and (window := window_of(step.windows, site.device))
     ]
     # The peak's own step may be traced in part: another one's trace can be the higher one.
-    others = [item for item in traced if item[0] is not site.step]
-    own = [item for item in traced if item[0] is site.step]
+    others = [item for item in traced if item[0].index != site.step_index]
+    own = [item for item in traced if item[0].index == site.step_index]
     marks: list[tuple[Step, HighWater]] = []
     for candidates in (own, others):
         found = _highest_step(candidates)
@@ -158,34 +158,56 @@ def window_of(windows: Iterable[DeviceWindow], device: str) -> DeviceWindow | No
     return next((window for window in windows if window.device == device), None)
 
 
-def _by_device(rank: RankRecording) -> dict[str, list[tuple[Step, DeviceWindow]]]:
-    """The window that each step has of a device, the first where it has several."""
-    found: dict[str, list[tuple[Step, DeviceWindow]]] = {}
-    for step in rank.steps:
-        for window in step.windows:
-            rows = found.setdefault(window.device, [])
-            if not rows or rows[-1][0] is not step:
-                rows.append((step, window))
-    return found
-
-
-def _of_device(
-    rank: RankRecording, device: str, windows: list[tuple[Step, DeviceWindow]]
-) -> PeakSite:
-    reserved: Peak | Unavailable = windows[0][1].peak_reserved
-    for _, later in windows[1:]:
-        reserved = _joined(reserved, later.peak_reserved)
-    end = windows[-1][1].end
-    found = _highest_step((step, window.peak_allocated) for step, window in windows)
+def _of_device(rank: RankRecording, device: str) -> PeakSite:
+    columns = rank.columns
+    here = columns.mark("window", device)
+    first, last = (_window(rank, row, device) for row in (here.find(1), here.rfind(1)))
+    peaks = _Peaks.of(columns, "reserved", device)
+    reserved = last.peak_reserved if peaks is None else peaks.total
+    found = _Peaks.of(columns, "allocated", device)
     if found is None:
-        return PeakSite(rank, device, windows[0][1].peak_allocated, reserved=reserved, end=end)
-    step, amount, certain = found
+        return PeakSite(rank, device, first.peak_allocated, reserved=reserved, end=last.end)
+    step = rank.steps[found.highest]
     phase, sure = _phase(
         (phase, window.peak_allocated)
         for phase in step.phases
         if (window := window_of(phase.windows, device))
     )
-    return PeakSite(rank, device, amount, step, phase, certain and sure, reserved, end)
+    certain = found.certain and sure
+    return PeakSite(rank, device, found.total, step, phase, certain, reserved, last.end)
+
+
+def _window(rank: RankRecording, row: int, device: str) -> DeviceWindow:
+    found = window_of(rank.steps[row].windows, device)
+    if found is None:
+        raise DataError(f"step {rank.steps[row].index} has no window of {device}")
+    return found
+
+
+class _Peaks(NamedTuple):
+    """The peaks of a column: the row of the one that is at least as high as any is known to be,
+    the peak of all of them, and whether no other can have been higher.
+    """
+
+    highest: int
+    total: Peak
+    certain: bool
+
+    @classmethod
+    def of(cls, columns: StepColumns, name: str, of: str = "") -> _Peaks | None:
+        """None where the column has no peak."""
+        least, most = columns.number(f"{name}_least", of), columns.number(f"{name}_most", of)
+        highest = max(least, default=MISSING)
+        if highest == MISSING:
+            return None
+        # The first of the highest; of those, one that is exact tells more.
+        row = best = least.index(highest)
+        for at in range(best, len(least)) if least[best] != most[best] else ():
+            if least[at] == most[at] == highest:
+                row = at
+                break
+        others = max(max(most[:row], default=MISSING), max(most[row + 1 :], default=MISSING))
+        return cls(row, Peak(highest, max(most)), others <= highest)
 
 
 def _of_traces(rank: RankRecording) -> Iterator[PeakSite]:
@@ -215,12 +237,6 @@ def _counts_of(trace: MemoryTrace) -> AllocatorCounts:
     )
 
 
-def _joined(one: Peak | Unavailable, two: Peak | Unavailable) -> Peak | Unavailable:
-    if isinstance(one, Unavailable):
-        return two
-    return one if isinstance(two, Unavailable) else one.joined(two)
-
-
 def _highest(sites: Iterable[PeakSite]) -> PeakSite | None:
     best: PeakSite | None = None
     level = -1
@@ -233,9 +249,7 @@ def _highest(sites: Iterable[PeakSite]) -> PeakSite | None:
 def _highest_step(
     candidates: Iterable[tuple[Step, Peak | Unavailable]],
 ) -> tuple[Step, Peak, bool] | None:
-    """The step whose peak is at least as high as any is known to be, the peak of all of them,
-    and whether no other step can have been higher.
-    """
+    """As `_Peaks`, of steps."""
     known = [(step, peak) for step, peak in candidates if not isinstance(peak, Unavailable)]
     if not known:
         return None

@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from gpuprobe.model.report import DeviceUsage, PinnedMemory
-from gpuprobe.model.run.session import DeviceWindow, Step
-from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
+from gpuprobe.model.run.columns import PINNED
+from gpuprobe.model.run.recording import RankRecording
+from gpuprobe.model.values import ReadStatus, Unavailable
 
 _NOT_ASKED = Unavailable("not collected", ReadStatus.NOT_COLLECTED)
 
 
-def device_memory(steps: Sequence[Step], rank: int = 0) -> tuple[DeviceUsage, ...]:
+def device_memory(rank: RankRecording) -> tuple[DeviceUsage, ...]:
     """Of every device of a rank of which more is known than its tensors, by name."""
-    found: dict[str, DeviceUsage] = {}
-    for step in steps:
-        for window in step.windows:
-            known = not isinstance(window.device_used, Unavailable)
-            # A step that did not ask does not hide one that did.
-            if known or (window.device not in found and _split(window) is not None):
-                found[window.device] = DeviceUsage(
-                    rank,
-                    window.device,
-                    step.index,
-                    window.end.reserved,
-                    window.inactive_split,
-                    window.device_used if known else _NOT_ASKED,
-                    window.not_torch if known else _NOT_ASKED,
+    columns = rank.columns
+    found = []
+    for device in sorted(columns.devices):
+        # A step that did not read it does not hide one that did.
+        row = columns.mark("used", device).rfind(1)
+        known = row >= 0
+        row = row if known else columns.mark("split", device).find(1)
+        for window in rank.steps[row].windows if row >= 0 else ():
+            if window.device == device:
+                found.append(
+                    DeviceUsage(
+                        rank.session.rank,
+                        device,
+                        rank.steps[row].index,
+                        window.end.reserved,
+                        window.inactive_split,
+                        window.device_used if known else _NOT_ASKED,
+                        window.not_torch if known else _NOT_ASKED,
+                    )
                 )
-    return tuple(found[device] for device in sorted(found))
+                break
+    return tuple(found)
 
 
-def _split(window: DeviceWindow) -> Bytes | None:
-    return None if isinstance(window.inactive_split, Unavailable) else window.inactive_split
-
-
-def pinned_memory(steps: Sequence[Step]) -> PinnedMemory | None:
+def pinned_memory(rank: RankRecording) -> PinnedMemory | None:
     """None where no step tells."""
-    for step in reversed(steps):
-        if not isinstance(step.host.pinned, Unavailable):
-            return PinnedMemory(step.index, step.host.pinned, step.host.pinned_held)
-    return None
+    row = rank.columns.mark(*PINNED).rfind(1)
+    step = rank.steps[row] if row >= 0 else None
+    if step is None or isinstance(step.host.pinned, Unavailable):
+        return None
+    return PinnedMemory(step.index, step.host.pinned, step.host.pinned_held)

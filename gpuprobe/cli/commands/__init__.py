@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("machine.export", "export metrics, for Prometheus"),
     "run": ("recordings.run", "run a training script and record its memory"),
     "report": ("recordings.report", "show where the memory of a recording went"),
+    "pack": ("recordings.pack", "pack a recording into one Parquet file"),
     "view": ("recordings.view", "browse a recording in the terminal"),
     "diff": ("recordings.diff", "compare the peaks of two recordings"),
     "check": ("gate.check", "compare a run's memory with a baseline, for CI"),

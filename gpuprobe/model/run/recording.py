@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from gpuprobe.model.display import Displayed
 from gpuprobe.model.findings import Finding
+from gpuprobe.model.run.columns import TRACED, StepColumns
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
 
@@ -28,23 +29,42 @@ History:
 class RankRecording:
     """What one process (one rank) recorded.
 
-    ``end`` is None while the process is still running, or if it was killed. ``traces`` are
+    The ``steps`` of a large recording are decoded when they are used (`columns` has the figures
+    of all). ``end`` is None while the process is still running, or if it was killed. ``traces`` are
     loaded on demand: `load_traces` yields one `MemoryTrace` per chunk (per step and device),
     and `traces_of` only those of one step.
     """
 
     session: Session
     environment: Environment
-    steps: tuple[Step, ...] = ()
+    steps: Sequence[Step] = ()
     findings: tuple[Finding, ...] = ()
     blind_spots: tuple[BlindSpot, ...] = ()
     end: SessionEnd | None = None
     load_traces: Callable[[], Iterator[MemoryTrace]] = field(default=lambda: iter(()))
     truncated: bool = False  # the last line was torn: the writer was killed, or is writing
     load_trace: Callable[[str], MemoryTrace] | None = None  # one chunk by its name
+    _columns: StepColumns | None = field(default=None, init=False, repr=False, compare=False)
     _in_use: WeakValueDictionary[str, MemoryTrace] = field(
         default_factory=WeakValueDictionary, init=False, repr=False, compare=False
     )
+
+    @property
+    def columns(self) -> StepColumns:
+        """The figures of all steps; those of a large recording were read as columns."""
+        found = self._columns
+        if found is None:
+            found = getattr(self.steps, "columns", None) or StepColumns.of(self.steps)
+            self._columns = found
+        return found
+
+    def traced_steps(self) -> list[Step]:
+        """The steps that may have traces; of a large recording no others are decoded."""
+        if self.load_trace is None:  # the traces are found by the index of their step
+            return list(self.steps)
+        if isinstance(self.steps, tuple):
+            return [step for step in self.steps if step.traces]
+        return [self.steps[row] for row, traced in enumerate(self.columns.mark(*TRACED)) if traced]
 
     def traces_of(self, step: Step) -> Iterator[MemoryTrace]:
         """The traces of one step, one per device, read now; one that somebody still holds is
@@ -80,6 +100,6 @@ class Recording(Displayed):
         return f"<{self.kind} {self.path}{ranks}{steps}>"
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> Sequence[Step]:
         """The steps of the first rank."""
         return self.ranks[0].steps if self.ranks else ()

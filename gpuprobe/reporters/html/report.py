@@ -24,6 +24,7 @@ from gpuprobe.analysis.inspection.tracks import Track
 from gpuprobe.analysis.peak.flame import FlameNode
 from gpuprobe.hazards.findings.results import Hazards
 from gpuprobe.model.report import Report, Steps
+from gpuprobe.model.run.rows import StepRows
 from gpuprobe.model.text import human_bytes, human_delta
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.html.data import step_columns, track_data, tree_data
@@ -53,7 +54,8 @@ def data_of(
     rows of its steps are in columns of their own (``steps``).
     """
     rows = report.steps.rows
-    document = report_json.to_document(replace(report, steps=Steps(report.steps.highlights, ())))
+    without = Steps(report.steps.highlights, StepRows())
+    document = report_json.to_document(replace(report, steps=without))
     del document["steps"]["rows"]
     return {
         "report": document,

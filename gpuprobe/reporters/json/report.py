@@ -23,16 +23,16 @@ from gpuprobe.model.report import (
     FindingRow,
     RankTime,
     Report,
-    StepRow,
     TimeShares,
 )
+from gpuprobe.model.run.rows import StepRow, StepRows
 from gpuprobe.model.run.session import DeviceWindow, Phase, Step
 from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.json import schema as load_schema
 
 SCHEMA = "gpuprobe.report"
 
-VERSION = (2, 1)
+VERSION = (2, 2)
 """(major, minor). A minor version adds keys; a major one may change them.
 
 History:
@@ -45,6 +45,7 @@ History:
 * 2.0: ``beside_tensors`` is ``non_tensor_memory``; every row of a line of code has ``file``,
   ``line`` and ``function`` (``out_of_memory.line`` is now its ``key``).
 * 2.1: ``time.collectives[].wire``.
+* 2.2: ``rank_comparison.groups``.
 """
 
 
@@ -166,6 +167,7 @@ _AS_IT_IS = frozenset((bool, int, str, type(None)))
 
 _ENCODERS: dict[type, Callable[[Any], Any]] = {
     tuple: lambda value: [_encode(item) for item in value],
+    StepRows: lambda value: [_encode(item) for item in value],
     Finding: to_plain,
     Peak: _peak,
     Phase: _phase,

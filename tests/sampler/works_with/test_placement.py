@@ -37,7 +37,7 @@ def findings(program: Callable[[], None], gpus: str = "2xa100-40gb") -> list[Fin
     with gpuprobe.virtual_gpu(gpus), Recorder(sink, convert=_convert):
         program()
     assert sink.ends[0].gpuprobe_faults == ()
-    assert placement_of(sink.steps)
+    assert placement_of(sink.rank)
     check_steps(sink.steps, sink.traces)
     return misplaced(rank_recording(sink.steps))
 
@@ -54,8 +54,8 @@ def test_without_a_gpu_nothing_is_wrong() -> None:
     sink = KeepingSink()
     with Recorder(sink):
         trained(Net(), to=None)
-    assert {item.device for item in placement_of(sink.steps)} == {"cpu"}
-    assert {item.what for item in placement_of(sink.steps)} == {"module", "input", "batch"}
+    assert {item.device for item in placement_of(sink.rank)} == {"cpu"}
+    assert {item.what for item in placement_of(sink.rank)} == {"module", "input", "batch"}
     assert misplaced(rank_recording(sink.steps)) == []
 
 

@@ -19,6 +19,7 @@ from gpuprobe.reporters.sections.parts import (
     Source,
     bulleted,
     plural,
+    ranges,
 )
 from gpuprobe.reporters.sections.report.memory import (
     failure_sections,
@@ -51,6 +52,13 @@ STATUS = {
 }
 _FEW_ADVICE = 3
 
+_MOST_LINES = 20
+"""Findings, and blind spots, that a short report lists: of a thousand ranks each could have its
+own."""
+
+_MOST_RANKS = 1_000
+"""Ranks that a line names: they are shown as ranges."""
+
 
 def report_sections(
     report: Report, *, full: bool = False, problems: Sequence[str] = ()
@@ -74,7 +82,7 @@ def report_sections(
         *time_sections(report, full=full),
         *(process_sections(report) if full else ()),
         *_findings(report, full=full),
-        *_blind_spots(report, problems),
+        *_blind_spots(report, problems, full=full),
         *_environment(report, full=full),
     ]
 
@@ -184,6 +192,7 @@ def _of(start: str, rows: Sequence[tuple[str, int]]) -> Line:
 def _findings(report: Report, *, full: bool) -> list[Section]:
     """Findings of the recording itself, such as modules on another device."""
     parts: list[Part] = []
+    short: dict[tuple[str, str], list[int]] = {}
     for row in report.findings:
         found = row.finding
         of = f" of rank {row.rank}" if full and len(report.ranks) > 1 else ""
@@ -194,7 +203,11 @@ def _findings(report: Report, *, full: bool) -> list[Section]:
         if full:
             parts.append(Section(f"{label}: {text}", tuple(_about(found)), level=found.level))
         else:
-            parts.append(Line(text, "item", label))
+            short.setdefault((label, text), []).append(row.rank)
+    for (label, text), ranks in [*short.items()][:_MOST_LINES]:
+        parts.append(Line(text + _of_ranks(report, ranks), "item", label))
+    if len(short) > _MOST_LINES:
+        parts.append(Line(f"… {len(short) - _MOST_LINES} more: -v lists them"))
     return [Section("Findings", tuple(parts), "findings", "Findings")] if parts else []
 
 
@@ -215,15 +228,24 @@ def _about(found: Finding) -> Iterator[Part]:
             yield Code(found.fix.diff)
 
 
-def _blind_spots(report: Report, problems: Sequence[str]) -> list[Section]:
+def _of_ranks(report: Report, ranks: Sequence[int]) -> str:
+    """The ranks that something is of; "" if it is of all."""
+    which = sorted(set(ranks))
+    if len(which) >= len(report.ranks):
+        return ""
+    listed = ranges(which[:_MOST_RANKS])
+    more = f" and {len(which) - _MOST_RANKS} more" if len(which) > _MOST_RANKS else ""
+    return f" (rank{'s' if len(which) > 1 else ''} {listed}{more})"
+
+
+def _blind_spots(report: Report, problems: Sequence[str], *, full: bool) -> list[Section]:
     """What the numbers do not include."""
-    several = len(report.ranks) > 1
-    texts = []
-    for spot in report.blind_spots:
-        text = f"{spot.what}: {spot.consequence}"
-        if several and len(spot.ranks) < len(report.ranks):
-            text += f" (rank {', '.join(map(str, spot.ranks))})"
-        texts.append(text)
+    texts = [
+        f"{spot.what}: {spot.consequence}{_of_ranks(report, spot.ranks)}"
+        for spot in report.blind_spots
+    ]
+    if not full and len(texts) > _MOST_LINES:
+        texts[_MOST_LINES:] = [f"… {len(texts) - _MOST_LINES} more: -v lists them"]
     lines = bulleted((*texts, *problems))
     return [Section("Blind spots", lines, "not-seen", "Blind spots")] if lines else []
 

@@ -349,8 +349,8 @@ def _no_account(report: Report) -> str:
         return ""
     if report.session.level != "trace":
         return "needs a recording at level trace: gpuprobe run --level trace"
-    mine = [row for row in report.steps.rows if row.rank == error.rank]
-    step = mine[-1].step.index if mine else 0
+    last = report.steps.rows.last_of(error.rank)
+    step = 0 if last is None else last.step.index
     return f"the failure was not traced; gpuprobe run --trace-steps {step} (or all) traces its step"
 
 

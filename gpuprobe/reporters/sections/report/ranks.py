@@ -24,12 +24,19 @@ from gpuprobe.reporters.sections.parts import (
     Table,
     bounds,
     change,
+    count,
     duration,
     known_size,
+    ranges,
     size,
 )
 
 _FEW = 5
+_LONGEST = 60
+
+MOST_DEVICES = 12
+"""Devices that a short report lists one by one. Of more there are groups."""
+
 _MOST_STEPS = 200
 
 
@@ -114,9 +121,43 @@ def comparison_sections(report: Report, *, full: bool) -> list[Section]:
     if found is None:
         return []
     parts = [*_memory(found, full), *_slowest(found, full)]
+    if found.groups and (full or len(report.devices) > MOST_DEVICES):
+        parts.append(_groups(found))
     if full and found.steps:
         parts.append(_merged(found))
     return [Section("Ranks", tuple(parts), "ranks", "Ranks")]
+
+
+def _groups(found: RankComparison) -> Table:
+    rows = tuple(
+        Row(
+            (
+                Cell(_shortened(ranges(group.ranks)), group.ranks[0] if group.ranks else -1),
+                count(len(group.ranks)),
+                _shortened(", ".join(group.devices)),
+                size(group.highest)
+                if human_bytes(group.lowest) == human_bytes(group.highest)
+                else Cell(
+                    f"{human_bytes(group.lowest)} to {human_bytes(group.highest)}", group.highest
+                ),
+                Cell("-", -1) if isinstance(group.own_ns, Unavailable) else duration(group.own_ns),
+            )
+        )
+        for group in found.groups
+    )
+    columns = (
+        Column("ranks", 24),
+        Column("count", 6, number=True),
+        Column("device", 14, gap=2),
+        Column("peak", 22, number=True),
+        Column("own time", 10, number=True, hint="median own time per step"),
+    )
+    return Table("ranks that are alike", columns, rows)
+
+
+def _shortened(text: str) -> str:
+    """A list of many ranges, of ranks that alternate, is cut: the JSON has all of them."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 2]} …"
 
 
 def _memory(found: RankComparison, full: bool) -> list[Part]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuprobe.model.memory import AllocatorCounts
-from gpuprobe.model.report import Report, StepRow, TimeShares
+from gpuprobe.model.report import Report, TimeShares
+from gpuprobe.model.run.rows import StepRow, StepRows
 from gpuprobe.model.run.session import Collective, DeviceWindow
 from gpuprobe.model.text import human_bytes, human_ns
 from gpuprobe.model.values import Peak, Unavailable
@@ -24,6 +25,7 @@ from gpuprobe.reporters.sections.parts import (
     plural,
     size,
 )
+from gpuprobe.reporters.sections.report.ranks import MOST_DEVICES
 
 _FEW = 5
 _STEP_ROWS = 200
@@ -32,8 +34,10 @@ _STEP_ROWS = 200
 
 
 def device_sections(report: Report, *, full: bool) -> list[Section]:
-    """The peak of each device in each rank; of a single one the peak has said most."""
-    if len(report.devices) < 2 and not full:
+    """The peak of each device in each rank; of a single one the peak has said most, and of many
+    the groups of ranks say more.
+    """
+    if not full and not 2 <= len(report.devices) <= MOST_DEVICES:
         return []
     rows = tuple(
         Row(
@@ -77,7 +81,7 @@ def _counts(counts: AllocatorCounts) -> tuple[Cell, ...]:
 def step_sections(report: Report, *, full: bool) -> list[Section]:
     """A row per step: the telling ones or, ``full``, as many as one can read."""
     marks = report.steps.highlights
-    rows = list(report.steps.rows)
+    rows = report.steps.rows
     if not rows or (marks is None and not full):
         return []
     named: dict[tuple[int, int], list[str]] = {}
@@ -85,8 +89,8 @@ def step_sections(report: Report, *, full: bool) -> list[Section]:
         for label in ("first", "worst", "slowest", "last"):
             key = (marks.rank, getattr(marks, label))
             named.setdefault(key, []).append("at peak" if label == "worst" else label)
-    telling = [row for row in rows if (row.rank, row.step.index) in named]
-    chosen = _readable(rows, telling) if full else telling
+    telling = sorted({at for rank, index in named for at in rows.positions(rank, index)})
+    chosen = [rows[at] for at in (_readable(rows, telling) if full else telling)]
     resident = marks is None or marks.device is None
     devices = _device_of_rank(report)
     shown = sorted(chosen, key=lambda row: row.step.index) if not full else chosen
@@ -111,13 +115,13 @@ def step_sections(report: Report, *, full: bool) -> list[Section]:
     return [Section("Steps", (table,), "steps", "Steps", hint=hint)]
 
 
-def _readable(rows: list[StepRow], telling: Sequence[StepRow]) -> list[StepRow]:
-    """Of very many steps the first, the last and the telling ones."""
-    if len(rows) <= _STEP_ROWS:
-        return rows
+def _readable(rows: StepRows, telling: Sequence[int]) -> Sequence[int]:
+    """Of very many steps the first, the last and the telling ones, by their position."""
+    most = len(rows)
+    if most <= _STEP_ROWS:
+        return range(most)
     half = _STEP_ROWS // 2
-    wanted = {id(row) for row in (*rows[:half], *rows[-half:], *telling)}
-    return [row for row in rows if id(row) in wanted]
+    return sorted({*range(half), *range(most - half, most), *telling})
 
 
 def _device_of_rank(report: Report) -> dict[int, str]:

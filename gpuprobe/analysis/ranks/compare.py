@@ -10,13 +10,15 @@ itself cannot be told from those that wait there.
 
 from __future__ import annotations
 
+import operator
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from gpuprobe.analysis.peak.high_water import by_category, by_line
 from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, high_water_at
-from gpuprobe.analysis.time_shares import full_steps
+from gpuprobe.analysis.ranks.groups import rank_groups
 from gpuprobe.model.report import (
     AT_PEAK,
     AT_STEP_END,
@@ -29,9 +31,9 @@ from gpuprobe.model.report import (
     RankTime,
     TimeDifference,
 )
+from gpuprobe.model.run.columns import DURATION, INDEX, MISSING, WAITED, StepColumns
 from gpuprobe.model.run.recording import RankRecording, Recording
-from gpuprobe.model.run.session import Step
-from gpuprobe.model.values import Peak, ReadStatus, Unavailable
+from gpuprobe.model.values import ReadStatus, Unavailable
 
 _K = TypeVar("_K", bound=Key)
 
@@ -48,42 +50,61 @@ def compare_ranks(
     """
     if len(recording.ranks) < 2:
         return None
+    peaks = _highest_by_rank(device_peaks(recording) if sites is None else sites)
+    own, time = _time(recording.ranks)
+    slow = () if isinstance(time, Unavailable) or not time.stands_out else (time.slowest,)
     return RankComparison(
         ranks=len(recording.ranks),
-        memory=_memory(device_peaks(recording) if sites is None else sites, top),
-        time=_time(recording.ranks),
+        memory=_memory(peaks, top),
+        time=time,
+        groups=rank_groups(
+            [_rank_peak(site, amount) for amount, site in peaks.values()], own, frozenset(slow)
+        ),
         steps=merge_steps(recording.ranks),
     )
 
 
 def merge_steps(ranks: Sequence[RankRecording]) -> tuple[MergedStep, ...]:
     """Every step index that at least two ranks have, over the ranks that have it."""
-    by_index: dict[int, list[tuple[int, Step]]] = {}
-    for rank in ranks:
-        number = rank.session.rank
-        for step in rank.steps:
-            by_index.setdefault(step.index, []).append((number, step))
+    ordered = sorted(ranks, key=lambda rank: rank.session.rank)
+    numbers = [rank.session.rank for rank in ordered]
+    indices = [rank.columns.number(*INDEX) for rank in ordered]
+    figures = [
+        zip(own_ns(rank.columns), _peaks(rank.columns), rank.columns.number(*DURATION), strict=True)
+        for rank in ordered
+    ]
+    if indices and all(index == indices[0] for index in indices):
+        steps = zip(indices[0], zip(*figures, strict=True), strict=True)
+        return tuple(_merged(index, numbers, found) for index, found in steps) if ranks[1:] else ()
+    by_index: dict[int, list[tuple[int, tuple[int, int, int]]]] = {}
+    for number, index, rows in zip(numbers, indices, figures, strict=True):
+        for at, row in zip(index, rows, strict=True):
+            by_index.setdefault(at, []).append((number, row))
     return tuple(
-        _merged(index, found) for index, found in sorted(by_index.items()) if len(found) > 1
+        _merged(index, [number for number, _ in found], [row for _, row in found])
+        for index, found in sorted(by_index.items())
+        if len(found) > 1
     )
 
 
-def _merged(index: int, found: Sequence[tuple[int, Step]]) -> MergedStep:
-    own = [_own_ns(step) for _, step in found]
-    peaks = [(peak, -rank) for rank, step in found if (peak := _peak(step)) is not None]
-    slowest = max(range(len(own)), key=lambda i: (own[i], -found[i][0]))
+def _merged(
+    index: int, ranks: Sequence[int], figures: Sequence[tuple[int, int, int]]
+) -> MergedStep:
+    """``figures``: own time, peak and duration of each of the ranks, which are in order."""
+    own, found, durations = zip(*figures, strict=True)
+    peaks = [peak for peak in found if peak != MISSING]
+    longest = max(own)
     unknown = Unavailable("allocated memory was not measured", ReadStatus.NOT_COLLECTED)
-    most, worst = max(peaks) if peaks else (unknown, -found[0][0])
     return MergedStep(
         index=index,
-        ranks=len(found),
-        worst_rank=-worst,
-        peak=most,
-        median_peak=_median_low([peak for peak, _ in peaks]) if peaks else unknown,
-        slowest_rank=found[slowest][0],
-        own_ns=own[slowest],
+        ranks=len(ranks),
+        worst_rank=ranks[found.index(max(peaks))] if peaks else ranks[0],
+        peak=max(peaks) if peaks else unknown,
+        median_peak=_median_low(peaks) if peaks else unknown,
+        slowest_rank=ranks[own.index(longest)],
+        own_ns=longest,
         median_own_ns=_median_low(own),
-        longest_ns=max(step.duration_ns for _, step in found),
+        longest_ns=max(durations),
     )
 
 
@@ -93,71 +114,98 @@ def _median_low(values: Iterable[int]) -> int:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def _peak(step: Step) -> int | None:
-    """The largest peak of any device, at least; None where none is known. Bytes."""
-    return max(
-        (w.peak_allocated.at_least for w in step.windows if isinstance(w.peak_allocated, Peak)),
-        default=None,
-    )
+def _peaks(columns: StepColumns) -> array[int]:
+    """The largest peak of any device in each step, at least; `MISSING` if none is known. Bytes."""
+    found = [columns.number("allocated_least", device) for device in columns.devices]
+    if len(found) == 1:
+        return found[0]
+    return array("q", map(max, *found)) if found else array("q", [MISSING]) * columns.rows
 
 
-def _own(step: Step) -> dict[str, int]:
-    """The step's own time by phase of depth one; ``collectives`` is taken off, as less than 0.
+def own_phases(columns: StepColumns) -> dict[str, array[int]]:
+    """Each step's own time by phase of depth one; ``collectives`` is taken off, as less than 0.
 
     What is waited for inside a backward pass is left out with it. A collective's time is known
     only as a whole: it is taken off as if none were inside, down to no own time at all.
     """
     phases = {
-        phase.path: phase.duration_ns
-        for phase in step.phases
-        if "/" not in phase.path and phase.path not in _WAITING
+        path: _or_zero(columns.number("phase", path))
+        for path in columns.phases
+        if path not in _WAITING
     }
-    waited = sum(
-        call.host_ns for call in step.collectives if not isinstance(call.host_ns, Unavailable)
-    )
-    if waited:
-        phases["collectives"] = -min(waited, sum(phases.values()))
+    waited = columns.number(*WAITED)
+    if any(waited):
+        total = _sum(phases.values(), columns.rows)
+        phases["collectives"] = array("q", (-min(w, t) for w, t in zip(waited, total, strict=True)))
     return phases
 
 
-def _own_ns(step: Step) -> int:
-    return sum(_own(step).values())
+def own_ns(columns: StepColumns) -> array[int]:
+    """Each step's own time. Nanoseconds."""
+    return _sum(own_phases(columns).values(), columns.rows)
 
 
-def _time(ranks: Sequence[RankRecording]) -> RankTime | Unavailable:
+def _or_zero(column: array[int]) -> array[int]:
+    if MISSING in column:
+        return array("q", (0 if value == MISSING else value for value in column))
+    return column
+
+
+def _sum(columns: Iterable[array[int]], rows: int) -> array[int]:
+    total = array("q", bytes(8 * rows))
+    for column in columns:
+        total = array("q", map(operator.add, total, column))
+    return total
+
+
+def _time(ranks: Sequence[RankRecording]) -> tuple[dict[int, int], RankTime | Unavailable]:
+    """Own time per step of each rank, and the slowest next to a typical one."""
     if any(rank.session.virtual for rank in ranks):
-        return Unavailable(
+        return {}, Unavailable(
             "step times on a virtual GPU are not comparable",
             ReadStatus.NOT_COLLECTED,
         )
-    chosen = {rank.session.rank: {s.index: s for s in full_steps(rank.steps)} for rank in ranks}
-    common = set.intersection(*(set(steps) for steps in chosen.values()))
+    chosen = {rank.session.rank: _full_rows(rank.columns) for rank in ranks}
+    common = set.intersection(*(set(rows) for rows in chosen.values()))
     if not common:
-        return Unavailable("no step was recorded by every rank", ReadStatus.NOT_COLLECTED)
+        return {}, Unavailable("no step was recorded by every rank", ReadStatus.NOT_COLLECTED)
     sums: dict[int, dict[str, int]] = {}
-    for rank, steps in chosen.items():
-        total = sums[rank] = {}
-        for index in common:
-            for phase, spent in _own(steps[index]).items():
-                total[phase] = total.get(phase, 0) + spent
+    for rank in ranks:
+        found = chosen[rank.session.rank]
+        rows = [found[index] for index in common]
+        sums[rank.session.rank] = {
+            phase: sum(map(column.__getitem__, rows))
+            for phase, column in own_phases(rank.columns).items()
+        }
     own = {rank: sum(total.values()) for rank, total in sums.items()}
     slowest = max(own, key=lambda rank: (own[rank], -rank))
     middle = _median_low(own.values())
     typical = next(rank for rank, spent in own.items() if spent == middle)
-    return RankTime(
+    whole = next(rank.columns for rank in ranks if rank.session.rank == typical)
+    durations = whole.number(*DURATION)
+    per_step = {rank: spent // len(common) for rank, spent in own.items()}
+    return per_step, RankTime(
         slowest=slowest,
         typical=typical,
         steps=len(common),
         own_ns=own[slowest],
         typical_ns=own[typical],
-        step_ns=sum(chosen[typical][index].duration_ns for index in common),
+        step_ns=sum(durations[chosen[typical][index]] for index in common),
         phases=tuple(
             TimeDifference(key, ns) for key, ns in _differences(sums[slowest], sums[typical])
         ),
     )
 
 
-def _memory(sites: Sequence[PeakSite], top: int) -> RankMemory | Unavailable:
+def _full_rows(columns: StepColumns) -> dict[int, int]:
+    """index -> row of the steps that show how long a step takes; see `full_steps`."""
+    index = columns.number(*INDEX)
+    rows = list(columns.full_rows())
+    return {index[row]: row for row in (rows[1:] or rows or range(columns.rows))}
+
+
+def _highest_by_rank(sites: Sequence[PeakSite]) -> dict[int, tuple[int, PeakSite]]:
+    """The highest peak of any device of each rank, at least, and where it is. Bytes."""
     highest: dict[int, tuple[int, PeakSite]] = {}
     for site in sites:
         if isinstance(site.amount, Unavailable) or not site.device:
@@ -165,6 +213,10 @@ def _memory(sites: Sequence[PeakSite], top: int) -> RankMemory | Unavailable:
         rank = site.rank.session.rank
         if rank not in highest or site.amount.at_least > highest[rank][0]:
             highest[rank] = (site.amount.at_least, site)
+    return highest
+
+
+def _memory(highest: Mapping[int, tuple[int, PeakSite]], top: int) -> RankMemory | Unavailable:
     if len(highest) < 2:
         return Unavailable(
             "allocated memory was measured on fewer than two ranks", ReadStatus.NOT_COLLECTED

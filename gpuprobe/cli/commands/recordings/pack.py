@@ -1,0 +1,23 @@
+"""Pack a recording of many ranks into one Parquet file."""
+
+from __future__ import annotations
+
+import argparse
+
+from gpuprobe.api.recordings import pack
+from gpuprobe.cli import exit_codes, stderr
+from gpuprobe.model.text import visible
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recording", help="a recording (directory)")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE.parquet", help="default: the recording's name with .parquet"
+    )
+    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
+
+
+def run(args: argparse.Namespace) -> int:
+    written = pack(args.recording, args.output, force=args.force)
+    stderr.print_line(f"wrote {visible(str(written))}")
+    return exit_codes.OK
