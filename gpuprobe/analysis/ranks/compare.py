@@ -165,6 +165,7 @@ def _time(ranks: Sequence[RankRecording]) -> tuple[dict[int, int], RankTime | Un
             "step times on a virtual GPU are not comparable",
             ReadStatus.NOT_COLLECTED,
         )
+    ranks = list({rank.session.rank: rank for rank in ranks}.values())
     chosen = {rank.session.rank: _full_rows(rank.columns) for rank in ranks}
     common = set.intersection(*(set(rows) for rows in chosen.values()))
     if not common:
