@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import Any
+from typing import Any, Final
 
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.patching import Patches, original_of, originals, patch
 from gpuprobe.virtual.frames import place_of
 from gpuprobe.virtual.machine import Machine
+
+_NOT_THE_PROGRAMS: Final = (
+    "allocator",
+    "hazard_watch",
+    "hazards",
+    "model",
+    "torch_support",
+    "virtual",
+)
+"""Packages that work while an operator of the program's runs."""
 
 
 def load() -> None:
@@ -56,7 +66,7 @@ def install(machine: Machine, patches: Patches) -> None:
     # Operators that the program runs eagerly call gpuprobe: none of that is to be compiled.
     rules: Any = trace_rules
     before = list(rules.SKIP_DIRS)
-    rules.SKIP_DIRS.extend(f"{PACKAGE}{room}/" for room in ("virtual", "hazard_watch"))
+    rules.SKIP_DIRS.extend(f"{PACKAGE}{room}/" for room in _NOT_THE_PROGRAMS)
     rules._recompile_re()
 
     def undo() -> None:

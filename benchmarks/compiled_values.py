@@ -1,0 +1,163 @@
+"""Losses of the programs of ``tests/virtual``, with ``torch.compile`` and without it.
+
+Every module that a program calls is compiled in place before its first call. What the program
+calls ``backward`` on, and what its outermost modules return, is compared with the same of a run
+without ``torch.compile``, whose values are those of torch's CPU kernels; both runs are on a virtual
+GPU with ``compute="real"``. Random numbers are the same in both with ``fallback_random``.
+
+    python benchmarks/compiled_values.py [mlp_adamw lstm ...]
+
+Exits with 1 where values differ by more than the usual tolerances (``torch.testing``), or where a
+program could not be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))
+
+
+@dataclass
+class Run:
+    """What one run of a program computed, and what the compiler did."""
+
+    values: list[Any] = field(default_factory=list)
+    graphs: int = 0
+    breaks: int = 0
+    eagerly: list[str] = field(default_factory=list)
+    peak: int = 0
+
+
+@contextmanager
+def observed(run: Run, compiled: bool) -> Iterator[None]:
+    """Collect values of the program's losses and modules; ``compiled``: compile its modules."""
+    import torch
+
+    from gpuprobe.patching import Patches
+
+    module: Any = torch.nn.Module
+    tensor: Any = torch.Tensor
+    call, backward = module.__call__, tensor.backward
+    depth = 0
+
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        if depth or torch.compiler.is_compiling():
+            return call(self, *args, **kwargs)
+        if compiled and self._compiled_call_impl is None and not _is_loss_of_torch(self):
+            self.compile()
+        depth += 1
+        try:
+            found = call(self, *args, **kwargs)
+        finally:
+            depth -= 1
+        _keep(run, found)
+        return found
+
+    def backwards(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _keep(run, self)
+        return backward(self, *args, **kwargs)
+
+    patches = Patches()
+    patches.set(module, "__call__", called)
+    patches.set(tensor, "backward", backwards)
+    try:
+        yield
+    finally:
+        patches.undo()
+
+
+def _is_loss_of_torch(module: Any) -> bool:
+    """DataParallel calls replicas in threads, where nothing is compiled."""
+    return type(module).__name__ == "DataParallel"
+
+
+def _keep(run: Run, found: Any) -> None:
+    import torch
+
+    if torch.cuda.is_current_stream_capturing():
+        return  # nothing has been computed yet
+    from gpuprobe.torch_support.tensors import tensors_in
+
+    for item in tensors_in(found):
+        data = getattr(item, "data", item)
+        if not data.is_sparse:
+            run.values.append(data.detach().double().abs().sum().cpu())
+
+
+def run(name: str, compiled: bool) -> Run:
+    import torch
+    import torch._inductor.config
+    from gpu_programs import PROGRAMS
+
+    import gpuprobe
+
+    found = Run()
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    with (
+        gpuprobe.virtual_gpu("2xh100-80gb", "real") as session,
+        torch._inductor.config.patch(fallback_random=True),
+        observed(found, compiled),
+    ):
+        PROGRAMS[name]()
+        found.values = [float(value) for value in found.values]
+        notes = session.machine.compiler_notes
+        found.graphs = sum(count for text, count in notes.items() if " graph: " in text)
+        found.breaks = sum(count for text, count in notes.items() if text.startswith("graph break"))
+        found.eagerly = [text for text in session.machine.assumed if "eagerly" in text]
+        found.peak = torch.cuda.max_memory_allocated()
+    gc.collect()
+    return found
+
+
+def difference(one: Run, other: Run) -> float:
+    """The largest relative difference. Infinite where the runs are not comparable."""
+    if len(one.values) != len(other.values):
+        return float("inf")
+    pairs = zip(one.values, other.values, strict=True)
+    return max((abs(a - b) / max(abs(a), 1e-6) for a, b in pairs), default=0.0)
+
+
+def tolerance(name: str) -> float:
+    """Of float32, or of the 16-bit types that a program uses (``torch.testing``)."""
+    return 1e-3 if name in ("mixed_precision", "attention") else 1.3e-6 * 10
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    from gpu_programs import PROGRAMS
+
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("programs", nargs="*", choices=[*PROGRAMS, []])
+    args = parser.parse_args()
+    print(f"{'program':40} {'values':>6} {'difference':>10} {'graphs':>6} {'breaks':>6}")
+    failed = False
+    for name in args.programs or PROGRAMS:
+        eager = run(name, False)
+        try:
+            made = run(name, True)
+        except Exception as error:  # noqa: BLE001 - told, and the others run
+            print(f"{name:40} {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            failed = True
+            continue
+        off = difference(eager, made)
+        failed |= off > tolerance(name)
+        print(f"{name:40} {len(made.values):6} {off:10.1e} {made.graphs:6} {made.breaks:6}"
+              f"{'  DIFFERS' if off > tolerance(name) else ''}", flush=True)  # fmt: skip
+        for text in made.eagerly:
+            print(f"    {text}")
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
