@@ -33,8 +33,14 @@ class Category(str, Enum):
     WEIGHT_CAST = "weight_cast"  # a parameter in another type, as autocast makes and keeps it
     GRADIENT_BUCKET = "gradient_bucket"  # what ranks exchange gradients in
     GATHERED_PARAMETER = "gathered_parameter"  # whole, of a parameter that ranks keep in parts
+    KV_CACHE = "kv_cache"  # and other state that calls of a model keep in inference
     OTHER = "other"  # seen, but fits none of the above
     UNKNOWN = "unknown"  # no evidence either way; counted, never hidden
+
+    @property
+    def words(self) -> str:
+        """The category as reports, screens and messages write it: ``optimizer state``."""
+        return "KV cache" if self is Category.KV_CACHE else self.value.replace("_", " ")
 
     @property
     def code(self) -> int:
@@ -62,6 +68,7 @@ _CATEGORIES = (
     Category.WEIGHT_CAST,
     Category.GRADIENT_BUCKET,
     Category.GATHERED_PARAMETER,
+    Category.KV_CACHE,
 )
 _CATEGORY_CODES = {category: code for code, category in enumerate(_CATEGORIES)}
 

@@ -184,7 +184,7 @@ class Recorder:
         from gpuprobe.sampler.hooks.per_step import PerStep
         from gpuprobe.sampler.hooks.torch_hooks import Hooks
 
-        self._inference = InferenceSteps()
+        self._inference = InferenceSteps(self._inferred)
         if self._level == "trace" and not cuda:
             reader.sources.append(self._traces.start_cpu(self._timeline, self._fault))
             self._timeline.restart()
@@ -311,9 +311,7 @@ class Recorder:
     # -- what the hooks report
 
     def _in_backward(self) -> bool:
-        """Whether this is a thread of the autograd engine, working for the watched thread (which
-        waits for it).
-        """
+        """Whether this is a thread of the autograd engine, working for the waiting thread."""
         return self._engine > 0 and self._in_engine()
 
     def _forget_raised(self) -> None:
@@ -358,8 +356,12 @@ class Recorder:
         if self._per_step.placement.wanted:
             self._per_step.placement.inputs((*args, *kwargs.values()))
         if self._traces.modules is not None:
-            self._traces.modules.mark_inputs(args)
-            self._traces.modules.mark_inputs(kwargs.values())
+            self._traces.modules.mark_inputs((args, kwargs), inference=self._inference.infers())
+
+    @_guarded
+    def outputs(self, result: Any) -> None:
+        if self._traces.modules is not None and self._inference.infers():
+            self._traces.modules.mark_kept(result)
 
     @_guarded
     def loaded(self, batch: Any) -> None:
@@ -368,7 +370,13 @@ class Recorder:
     @_guarded
     def forward_done(self, module: Any) -> None:
         self._per_step.collectives.forward_done(module)
-        if not self._manual and not self._engine and self._inference.ends_step(module):
+        if self._inference.ends_step(module):
+            self._inferred()
+
+    @_guarded
+    def _inferred(self) -> None:
+        """A call of a model, or of its ``generate``, was a step."""
+        if not self._manual and not self._engine:
             self._last, self._last_traces = [], ()
             self._close_step("inference")
             self._last, self._last_traces = [], ()
@@ -376,6 +384,7 @@ class Recorder:
     @_guarded
     def found_models(self, models: list[Any]) -> None:
         self._models = [weakref.ref(model) for model in models]
+        self._inference.watch(models)
         if self._traces.modules is not None:
             self._traces.modules.name_modules(models)
 
@@ -540,11 +549,12 @@ class Recorder:
             self._write(lambda spot=spot: self._sink.blind_spot(spot))  # type: ignore[misc]
 
     def _uninstall(self) -> None:
-        """Take every hook out of the program."""
         self._active = False
         try:
             if self._hooks is not None:
                 self._hooks.remove()
+            if self._inference is not None:
+                self._inference.remove()
             if self._per_step is not None:
                 self._per_step.collectives.remove()
             if not self._traces.stop():
@@ -558,8 +568,7 @@ class Recorder:
         """A hook failed."""
         self._fault(error)
 
-    def _fault(self, error: Exception) -> None:
-        """Something of ours failed: get out of the way, and report it once."""
+    def _fault(self, error: Exception) -> None:  # of ours: get out of the way, report it once
         self._failures.fault(error, self._pause)
 
     def _pause(self) -> None:

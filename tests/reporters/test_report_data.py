@@ -710,7 +710,7 @@ class TestAdvice:
         assert self.ids(recording([step(0, {"forward": 4 * GIB}, device="cuda:0")])) == []
 
 
-@pytest.mark.parametrize(("line", "shown"), [(30, "train.py:3"), (20, "optimizer_state")])
+@pytest.mark.parametrize(("line", "shown"), [(30, "train.py:3"), (20, "optimizer state")])
 def test_the_biggest_causes_are_categories_where_lines_hold_less_than_half(
     line: int, shown: str
 ) -> None:

@@ -76,6 +76,6 @@ def test_the_text_names_what_the_user_needs(recorded: tuple[Path, str]) -> None:
     folder, level = recorded
     text = gpuprobe("report", "a.gpuprobe", cwd=folder)
     assert max(map(len, text.splitlines())) <= 80
-    assert "optimizer_state" in text
+    assert "optimizer state" in text
     assert "in phase " in text
     assert ("train.py:" in text) == (level == "trace")

@@ -10,7 +10,9 @@ import pytest
 from html_pages import Page
 from hypothesis import given
 from hypothesis import strategies as st
+from report_builders import environment, recording, session, step
 
+from gpuprobe.api.recordings import summary
 from gpuprobe.model.findings import Level
 from gpuprobe.reporters import markdown
 from gpuprobe.reporters.html.draw import Drawing
@@ -26,8 +28,11 @@ from gpuprobe.reporters.sections.parts import (
     Section,
     Table,
     change,
+    named,
     size,
 )
+from gpuprobe.reporters.sections.report import report_sections
+from gpuprobe.reporters.sections.report.ranks import process_sections
 from gpuprobe.reporters.terminal import Style
 from gpuprobe.reporters.text import draw
 
@@ -151,3 +156,28 @@ def test_the_first_rows_have_their_source(tmp_path: Path, monkeypatch: pytest.Mo
     page = Drawing(str(tmp_path)).table(lines)
     assert "<code>x = model(batch)</code>" in page
     assert "y = x * 2" not in page
+
+
+def test_what_a_snapshot_does_not_contain_is_unknown_and_not_0() -> None:
+    made = recording(
+        [step(0, {"forward": 1 << 20})],
+        session=session(pid=0, started_at=0.0),
+        environment=environment(cpu_count=0),
+    )
+    found = summary(made)
+    section = next(one for one in report_sections(found, full=True) if one.name == "environment")
+    (facts,) = section.parts
+    assert isinstance(facts, Facts)
+    shown = dict(facts.rows)
+    assert (shown["pid"], shown["cpu count"], shown["started at"]) == ("unknown",) * 3
+    assert shown["rank"] == "0"
+    (table,) = (part for part in process_sections(found)[0].parts if isinstance(part, Table))
+    assert "unknown" in table.rows[0].cells
+
+
+def test_categories_are_spelled_as_words() -> None:
+    assert [named(key) for key in ("optimizer_state", "kv_cache", "my_module.optimizer_state")] == [
+        "optimizer state",
+        "KV cache",
+        "my_module.optimizer_state",
+    ]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 import gpuprobe
 from gpuprobe.analysis.trace.parts import full_steps
+from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.run.session import Step
 
 
@@ -76,3 +79,122 @@ def test_training_after_an_inference_has_its_own_steps_alone(tmp_path: Path) -> 
                 model(torch.ones(2, 4))
     assert ends(tmp_path / "a.gpuprobe") == ["inference", "optimizer", "optimizer", "end"]
     assert [step.index for step in full_steps(steps(tmp_path / "a.gpuprobe"))] == [1, 2]
+
+
+class Attention(torch.nn.Module):
+    """Keys that grow with every call, as a decoder keeps them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.key = torch.nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor, past: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        made = self.key(x)
+        kept = made if past is None else torch.cat([past, made], dim=1)
+        return x + kept.mean(dim=1, keepdim=True), kept
+
+
+class DynamicCache:
+    """Keeps tensors in attributes, as transformers' class of the name does."""
+
+    def __init__(self) -> None:
+        self.layers: list[torch.Tensor] = []
+
+
+class Decoder(torch.nn.Module):
+    """Generates with a cache that is passed as an object, or as nested tuples."""
+
+    def __init__(self, width: int = 256, *, objects: bool = False) -> None:
+        super().__init__()
+        self.first, self.second = Attention(width), Attention(width)
+        self.objects = objects
+
+    def forward(self, x: torch.Tensor, past: Any = None) -> tuple[torch.Tensor, Any]:
+        earlier: Any = (None, None)
+        if past is not None:
+            earlier = past.layers if self.objects else past
+        x, first = self.first(x, earlier[0])
+        x, second = self.second(x, earlier[1])
+        if not self.objects:
+            return x, (first, second)
+        cache = DynamicCache()
+        cache.layers = [first, second]
+        return x, cache
+
+    @torch.no_grad()
+    def generate(self, x: torch.Tensor, tokens: int) -> torch.Tensor:
+        """As transformers': decorated, one call of the model for each token."""
+        past = None
+        for _ in range(tokens):
+            x, past = self(x, past)
+            x = x.softmax(-1)  # the next token: made by the program, not by the model
+        return x
+
+
+def test_each_call_of_generate_is_a_step(tmp_path: Path) -> None:
+    model = Decoder(8)
+    original = Decoder.generate
+    with gpuprobe.record(tmp_path / "a.gpuprobe"):
+        for _ in range(3):
+            model.generate(torch.ones(1, 1, 8), 4)
+    # The first began before it was known; what followed it shows where it ended.
+    assert ends(tmp_path / "a.gpuprobe") == ["inference"] * 3
+    assert Decoder.generate is original
+    with gpuprobe.record(tmp_path / "b.gpuprobe", model), torch.inference_mode():
+        for _ in range(2):
+            model.generate(torch.ones(1, 1, 8), 4)
+        model(torch.ones(1, 1, 8))
+    assert ends(tmp_path / "b.gpuprobe") == ["inference"] * 3
+
+
+def test_generating_while_training_is_no_step(tmp_path: Path) -> None:
+    model = Decoder(8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gpuprobe.record(tmp_path / "a.gpuprobe", model, optimizer):
+        for _ in range(2):
+            model.generate(torch.ones(1, 1, 8), 2)
+            model(torch.ones(1, 1, 8))[0].sum().backward()
+            optimizer.step()
+    assert ends(tmp_path / "a.gpuprobe") == ["optimizer"] * 2
+
+
+@pytest.mark.parametrize("objects", [False, True])
+def test_caches_are_a_category_of_their_own(tmp_path: Path, objects: bool) -> None:
+    model = Decoder(objects=objects)
+    with gpuprobe.record(tmp_path / "a.gpuprobe", model, level="trace"):
+        for _ in range(2):
+            model.generate(torch.ones(4, 1, 256), 6)
+    (first, *_) = gpuprobe.load(tmp_path / "a.gpuprobe").ranks[0].load_traces()
+    kept = Category.KV_CACHE.code
+    sizes = [
+        size
+        for action, code, size in zip(
+            first.events.action, first.events.category, first.events.size, strict=True
+        )
+        if action == TraceAction.ALLOC.code and code == kept
+    ]
+    # Both layers, with 1 to 5 tokens, 4 kB each; the last ones are returned, and passed no more.
+    expected = [4 * 256 * 4 * tokens for tokens in range(1, 6) for _ in range(2)]
+    assert sizes[:10] == expected
+    parameters = [c for c in first.baseline.category if c == Category.PARAMETER.code]
+    assert len(parameters) == 4
+
+
+def test_caches_in_attributes_are_found(tmp_path: Path) -> None:
+    class Static(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = torch.nn.Linear(16, 16)
+            self.register_buffer("k_cache", torch.zeros(64, 16))
+            self.register_buffer("running_mean", torch.zeros(16))
+            self.cache_v = torch.zeros(32, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.own(x)
+
+    model = Static()
+    with gpuprobe.record(tmp_path / "a.gpuprobe", model), torch.inference_mode():
+        model(torch.ones(2, 16))
+    (tensors,) = steps(tmp_path / "a.gpuprobe")[0].tensors
+    assert tensors.by_category[Category.KV_CACHE] == (64 + 32) * 16 * 4
+    assert tensors.by_category[Category.BUFFER] == 16 * 4

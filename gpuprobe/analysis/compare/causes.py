@@ -34,6 +34,7 @@ _WORDS = {
     "optimizer_state": "optimizer state",
     "gradient_bucket": "gradient buckets",
     "gathered_parameter": "parameters gathered from their shards",
+    "kv_cache": "kept from one call of the model to the next",
     "unknown": "",
 }
 

@@ -299,7 +299,7 @@ def _legend(categories: Sequence[Category]) -> Markup:
                     el("rect", width=10, height=10, fill=f"var(--{category.value})"),
                     viewBox="0 0 10 10",
                 ),
-                category.value.replace("_", " "),
+                category.words,
             )
             for category in categories
         ],

@@ -20,6 +20,7 @@ from gpuprobe.reporters.sections.parts import (
     Table,
     change,
     count,
+    named,
     plural,
     size,
 )
@@ -175,7 +176,7 @@ def _change_table(
     table = Table(
         f"changes by {by}",
         (Column("change", 12, number=True), Column(by, 0, gap=2, cut=False)),
-        tuple(Row((change(row.delta, unit), Cell(row.key, place=True))) for row in shown),
+        tuple(Row((change(row.delta, unit), Cell(named(row.key), place=True))) for row in shown),
         tuple(foot),
         header=False,
     )

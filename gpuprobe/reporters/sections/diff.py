@@ -16,6 +16,7 @@ from gpuprobe.reporters.sections.parts import (
     Section,
     Table,
     change,
+    named,
     paragraphs,
     peak_text,
     size,
@@ -101,7 +102,7 @@ def _changes(rows: tuple[DiffRow, ...] | Unavailable, by: str, top: int) -> Part
 
     def shown(row: DiffRow) -> Row:
         note = row.status if row.status in ("added", "removed") else ""
-        name = Cell(row.key, place=True, note=note)
+        name = Cell(named(row.key), place=True, note=note)
         line = cells(row.before, row.after, name, row.delta / most if most else 0.0)
         return Row(line.cells, note=f"moved from {row.moved_from}" if row.moved_from else "")
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from gpuprobe.model.findings import Level
+from gpuprobe.model.memory import Category
 from gpuprobe.model.place import Place
 from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes, human_delta, human_ns
@@ -248,3 +249,12 @@ def cell(given: Cell | str) -> Cell:
 def drawn_columns(table: Table, *, narrow: bool) -> Sequence[int]:
     """The indices of the columns that are drawn."""
     return [i for i, one in enumerate(table.columns) if one.width is not None or not narrow]
+
+
+_CATEGORIES = {category.value: category.words for category in Category}
+
+
+def named(key: object) -> str:
+    """What a row of a table goes by: a category in words, all else as it is."""
+    text = str(key)
+    return _CATEGORIES.get(text, text)

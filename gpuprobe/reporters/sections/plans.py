@@ -21,6 +21,7 @@ from gpuprobe.reporters.sections.parts import (
     Section,
     Table,
     bulleted,
+    named,
     plural,
     size,
 )
@@ -220,7 +221,7 @@ def _shares(title: str, shares: Sequence[EstimateShare], total: int, top: int) -
         Column("share", 6, gap=1, number=True),
         Column("name", 0, gap=2, cut=False),
     )
-    rows = tuple(row(share.bytes, Cell(share.name, place=True)) for share in ordered[:top])
+    rows = tuple(row(share.bytes, Cell(named(share.name), place=True)) for share in ordered[:top])
     return Table(title.lower(), columns, rows, tuple(foot), header=False)
 
 

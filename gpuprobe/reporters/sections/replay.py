@@ -97,7 +97,7 @@ _Row = tuple[str, Callable[[WhatIfOutcome], Range], Callable[[int], str]]
 _ROWS: tuple[_Row, ...] = (
     ("peak reserved", lambda o: o.peak_reserved, human_bytes),
     ("peak allocated", lambda o: o.peak_allocated, human_bytes),
-    ("fragmentation at peak", lambda o: o.fragmentation, lambda ppm: f"{ppm / 10_000:.1f}%"),
+    ("unused at peak reserved", lambda o: o.fragmentation, lambda ppm: f"{ppm / 10_000:.1f}%"),
     ("cudaMalloc or map calls", lambda o: o.device_allocs, lambda n: f"{n:,}"),
     ("cudaFree or unmap calls", lambda o: o.device_frees, lambda n: f"{n:,}"),
     ("retries", lambda o: o.retries, lambda n: f"{n:,}"),

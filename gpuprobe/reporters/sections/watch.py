@@ -145,9 +145,7 @@ def _memory(steps: Sequence[Step], device: str) -> list[str]:
     for tensors in steps[-1].tensors:
         if tensors.device == device and tensors.by_category:
             named = sorted(tensors.by_category.items(), key=lambda item: -item[1])
-            parts = [
-                f"{c.value.replace('_', ' ')} {human_bytes(size)}" for c, size in named[:5] if size
-            ]
+            parts = [f"{c.words} {human_bytes(size)}" for c, size in named[:5] if size]
             if isinstance(tensors.rest, int) and tensors.rest:
                 parts.append(f"everything else {human_bytes(tensors.rest)}")
             lines.append(" · ".join(parts))

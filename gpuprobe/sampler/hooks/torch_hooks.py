@@ -47,6 +47,7 @@ class Listener(Protocol):
     def module_begins(self, module: Any) -> None: ...
     def module_ends(self, module: Any) -> None: ...
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+    def outputs(self, result: Any) -> None: ...
     def loaded(self, batch: Any) -> None: ...
     def forward_done(self, module: Any) -> None: ...
     def compiles(self) -> None: ...
@@ -145,7 +146,9 @@ class Hooks:
             listener.begin("forward")
             try:
                 listener.inputs(args, kwargs)
-                return original(module, *args, **kwargs)
+                result = original(module, *args, **kwargs)
+                listener.outputs(result)
+                return result
             finally:  # a forward that raises ends its phase too
                 listener.end("forward")
                 listener.forward_done(module)
@@ -311,6 +314,7 @@ class Hooks:
         if sys.exc_info()[1] is self._handled:
             self._forget_first_return()
         self._handled = None
+        self._listener.outputs(output)
         self._listener.end("forward")
         self._listener.forward_done(module)
 

@@ -29,7 +29,7 @@ from gpuprobe.patching import patch
 from gpuprobe.sampler.base import DeviceMark
 from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.tracing.module_calls import ModuleNames
-from gpuprobe.sampler.tracing.tensors import Known, plain_tensors
+from gpuprobe.sampler.tracing.tensors import Known, passed_tensors, plain_tensors
 
 BLIND_SPOTS = (
     BlindSpot(
@@ -63,6 +63,7 @@ _LASTING = frozenset(
         Category.OPTIMIZER_STATE,
         Category.BUFFER,
         Category.INPUT,
+        Category.KV_CACHE,
     }
 )
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -179,18 +180,24 @@ class CpuTrace(TorchDispatchMode):
                 if item.module:
                     storage.module = self._stacks.string(item.module)
 
-    def mark_inputs(self, values: Iterable[Any]) -> None:
-        """Give what the model was called with the category *input*."""
-        for value in values:
-            if isinstance(value, torch.Tensor):
-                for plain in plain_tensors(value):
-                    storage = self._live.get(plain.untyped_storage()._cdata)
-                    if storage is not None and storage.category not in _LASTING:
-                        storage.category = Category.INPUT
-            elif isinstance(value, (list, tuple)):
-                self.mark_inputs(value)
-            elif isinstance(value, dict):
-                self.mark_inputs(value.values())
+    def mark_inputs(self, values: Any, *, inference: bool = False) -> None:
+        """Give what the model was called with the category *input*; in inference, what modules have
+        made in earlier calls and what caches hold, *kv_cache*.
+        """
+        for value, state in passed_tensors(values):
+            for plain in plain_tensors(value):
+                storage = self._live.get(plain.untyped_storage()._cdata)
+                if storage is not None and storage.category not in _LASTING:
+                    kept = inference and (state or storage.module)
+                    storage.category = Category.KV_CACHE if kept else Category.INPUT
+
+    def mark_kept(self, values: Any) -> None:
+        """Give the state that a model returned, for its next call, the category *kv_cache*."""
+        for value, state in passed_tensors(values):
+            for plain in plain_tensors(value) if state else ():
+                storage = self._live.get(plain.untyped_storage()._cdata)
+                if storage is not None and storage.category not in _LASTING:
+                    storage.category = Category.KV_CACHE
 
     def name_modules(self, roots: Iterable[Any]) -> None:
         """Name every module below these roots: ``Class.dotted.path``."""

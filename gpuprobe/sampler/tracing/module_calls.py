@@ -16,14 +16,16 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.sampler.tracing.tensors import modules_of, plain_tensors
+from gpuprobe.sampler.tracing.tensors import modules_of, passed_tensors, plain_tensors
 
 _ALLOC = TraceAction.ALLOC.code
 _INPUT = Category.INPUT.code
+_STATE = Category.KV_CACHE.code
+# Kinds of marks, besides `_INPUT`; the later in this order decide.
+_KEPT_IF_MADE = 1_000
+_KEPT = 1_001
 
 
 class ModuleNames:
@@ -59,7 +61,7 @@ class ModuleCalls:
         self._on = False
         self._since = array("q")  # microseconds; from then on `_module` was running
         self._module: list[str] = []
-        self._inputs: list[tuple[int, str, int]] = []  # time, device, address
+        self._inputs: list[tuple[int, str, int, int]] = []  # time, device, address, kind
 
     def begin(self) -> None:
         """A step that is traced begins."""
@@ -94,20 +96,25 @@ class ModuleCalls:
             self._since.append(_now())
             self._module.append(self._running[-1] if self._running else "")
 
-    def mark_inputs(self, values: Iterable[Any]) -> None:
-        """A model is called with these."""
-        if not self._on:
-            return
-        for value in values:
-            if isinstance(value, torch.Tensor):
-                for plain in plain_tensors(value):
-                    if plain.is_cuda:
-                        address = plain.untyped_storage().data_ptr()
-                        self._inputs.append((_now(), str(plain.device), address))
-            elif isinstance(value, (list, tuple)):
-                self.mark_inputs(value)
-            elif isinstance(value, dict):
-                self.mark_inputs(value.values())
+    def mark_inputs(self, values: Any, *, inference: bool = False) -> None:
+        """A model is called with these. In inference, what modules have made in earlier calls and
+        what caches hold is state that is kept.
+        """
+        for value, state in passed_tensors(values) if self._on else ():
+            kind = _KEPT if inference and state else _KEPT_IF_MADE if inference else _INPUT
+            self._mark(value, kind)
+
+    def mark_kept(self, values: Any) -> None:
+        """A model returned these: what caches hold is state that is kept."""
+        for value, state in passed_tensors(values) if self._on else ():
+            if state:
+                self._mark(value, _KEPT)
+
+    def _mark(self, tensor: Any, kind: int) -> None:
+        for plain in plain_tensors(tensor):
+            if plain.is_cuda:
+                address = plain.untyped_storage().data_ptr()
+                self._inputs.append((_now(), str(plain.device), address, kind))
 
     def lay_over(self, trace: MemoryTrace) -> None:
         """Give the blocks made during the trace the module that ran, and inputs their category.
@@ -125,19 +132,26 @@ class ModuleCalls:
                 last = bisect_right(times, self._since[now + 1] - 1)
             if indices[now] and first < last:
                 events.module[first:last] = array("I", [indices[now]]) * (last - first)
-        marks = {(at, address) for at, device, address in self._inputs if device == trace.device}
-        made: dict[int, list[int]] = {address: [] for _, address in marks}
+        marks = {
+            (at, address, k) for at, where, address, k in self._inputs if where == trace.device
+        }
+        made: dict[int, list[int]] = {address: [] for _, address, _ in marks}
         for row, (action, address) in enumerate(zip(events.action, events.address, strict=True)):
             if action == _ALLOC and address in made:
                 made[address].append(row)
         before = {address: row for row, address in enumerate(trace.baseline.address)}
-        for at, address in marks:
+        for at, address, kind in sorted(marks, key=lambda mark: mark[2]):
             rows = made[address]
             owner = bisect_right(rows, at, key=times.__getitem__) - 1
             if owner >= 0:
-                events.category[rows[owner]] = _INPUT
+                columns, row = events, rows[owner]
             elif address in before and not trace.baseline.category[before[address]]:
-                trace.baseline.category[before[address]] = _INPUT
+                columns, row = trace.baseline, before[address]
+            else:
+                continue
+            kept = kind == _KEPT or (kind == _KEPT_IF_MADE and columns.module[row])
+            if kept or columns.category[row] != _STATE:
+                columns.category[row] = _STATE if kept else _INPUT
 
 
 def _now() -> int:

@@ -2,11 +2,12 @@
 
 The tensors that a model and its optimizers hold are walked at step edges. Every storage is
 counted once, views and tied weights included; where one storage plays two roles, the first of
-parameter, gradient, optimizer state, buffer wins.
+parameter, gradient, optimizer state, buffer or kept state wins.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ def walk(
     """
     found: dict[int, Known] = {}
     parameters: dict[int, tuple[Any, str]] = {}
-    buffers: list[tuple[Any, str]] = []
+    buffers: list[tuple[Any, str, bool]] = []  # tensor, module, whether it is kept state
     optimizers = list(optimizers)
     for model in models:
         title = type(model).__name__
@@ -51,7 +52,16 @@ def walk(
             for parameter in module._parameters.values():
                 if parameter is not None:
                     parameters.setdefault(id(parameter), (parameter, name))
-            buffers.extend((b, name) for b in module._buffers.values() if b is not None)
+            buffers.extend(
+                (held, name, STATE_NAMES.fullmatch(key) is not None)
+                for key, held in module._buffers.items()
+                if held is not None
+            )
+            buffers.extend(
+                (held, name, True)
+                for key, held in vars(module).items()
+                if isinstance(held, torch.Tensor) and STATE_NAMES.fullmatch(key)
+            )
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -66,8 +76,8 @@ def walk(
             _, name = parameters.get(id(parameter), (None, ""))
             for tensor in _tensors_in(state):
                 _note(found, tensor, Category.OPTIMIZER_STATE, name)
-    for buffer, name in buffers:
-        _note(found, buffer, Category.BUFFER, name)
+    for buffer, name, state in buffers:
+        _note(found, buffer, Category.KV_CACHE if state else Category.BUFFER, name)
     return found
 
 
@@ -88,6 +98,50 @@ def modules_of(root: Any) -> Iterator[tuple[str, Any]]:
             for name, child in reversed(list(module._modules.items()))
             if child is not None
         ]
+
+
+STATE_NAMES = re.compile(
+    r"past_key_values?|layer_past|(.*_)?(kv|k|v|key|value)_?caches?|caches?(_[kv]|_params)?|"
+    r"(ssm|conv|recurrent|hidden)_states?_cache|inference_params"
+)
+"""Arguments, results and attributes in which a model keeps state from call to call, by the names
+that transformers, gpt-fast, Llama, Mamba and others give them."""
+
+_OBJECTS = re.compile(r"cache|state|params|output|batch|inputs|layer", re.IGNORECASE)
+"""In the names of the classes whose attributes are looked at; others may hold half the program."""
+
+_CONTAINERS = (list, tuple, set, frozenset)
+_PLAIN_VALUES = (str, bytes, int, float, complex, bool, type(None), type, torch.nn.Module)
+
+
+def passed_tensors(values: Any, depth: int = 6) -> Iterator[tuple[Any, bool]]:
+    """The tensors in what a model is called with, or returns; and of each whether it is kept state
+    by what holds it: a name of `STATE_NAMES`, or an object such as transformers' ``Cache``.
+    """
+    met: set[int] = set()
+    waiting: list[tuple[Any, bool, int]] = [(values, False, depth)]
+    while waiting and len(met) < 2_000:
+        value, state, left = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            yield value, state
+        elif isinstance(value, _PLAIN_VALUES) or not left or id(value) in met:
+            continue
+        elif isinstance(value, _CONTAINERS):
+            met.add(id(value))
+            waiting += [(item, state, left - 1) for item in value]
+        elif isinstance(value, Mapping):
+            met.add(id(value))
+            waiting += [(i, state or _names_state(name), left - 1) for name, i in value.items()]
+        elif (kind := _OBJECTS.search(type(value).__name__)) and hasattr(value, "__dict__"):
+            met.add(id(value))
+            keeps = state or kind.group().lower() == "cache"
+            waiting += [
+                (i, keeps or _names_state(name), left - 1) for name, i in vars(value).items()
+            ]
+
+
+def _names_state(name: Any) -> bool:
+    return isinstance(name, str) and STATE_NAMES.fullmatch(name) is not None
 
 
 def category_sums(found: Mapping[int, Known]) -> dict[str, dict[Category, int]]:

@@ -12,7 +12,7 @@ from gpuprobe.tui.widgets.styled_text import Line, Span
 
 def words(category: Category) -> str:
     """A category's name as words."""
-    return category.value.replace("_", " ")
+    return category.words
 
 
 def chip(category: Category, plain: bool) -> Span:

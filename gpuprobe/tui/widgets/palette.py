@@ -29,6 +29,7 @@ LETTERS: dict[Category, str] = {
     Category.WEIGHT_CAST: "C",
     Category.GRADIENT_BUCKET: "K",
     Category.GATHERED_PARAMETER: "F",
+    Category.KV_CACHE: "V",
     Category.OTHER: "X",
     Category.UNKNOWN: "?",
 }
@@ -67,6 +68,7 @@ _STYLES: dict[str, tuple[str, str, str, str]] = {
     "gradient": ("#e8b04a", "#e3a229", "#e69f00", "none"),
     "gradient_bucket": ("#cb6a9c", "#b3477f", "#b37c00", "none"),
     "gathered_parameter": ("#7f8cf0", "#2f3fa8", "#0072b2", "none"),
+    "kv_cache": ("#58bfd0", "#1f8ea3", "#4aa3a3", "none"),
     "weight_cast": ("#9fceef", "#86bfe8", "#d6ecfa", "none"),
     "workspace": ("#bdb75a", "#a8a23c", "#999999", "none"),
     "input": ("#f2e27a", "#f0dc5a", "#f0e442", "none"),

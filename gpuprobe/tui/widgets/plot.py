@@ -23,6 +23,7 @@ _ORDER = (
     Category.PARAMETER,
     Category.GATHERED_PARAMETER,
     Category.BUFFER,
+    Category.KV_CACHE,
     Category.OPTIMIZER_STATE,
     Category.GRADIENT,
     Category.GRADIENT_BUCKET,

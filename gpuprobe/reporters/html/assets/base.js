@@ -56,8 +56,9 @@ async function unpackAll(columns) {
 }
 
 // The category order of a stack: what stays at the bottom, what comes and goes on top.
-const CATEGORIES = ["parameter", "gathered_parameter", "buffer", "optimizer_state", "gradient", "gradient_bucket",
+const CATEGORIES = ["parameter", "gathered_parameter", "buffer", "kv_cache", "optimizer_state", "gradient", "gradient_bucket",
   "weight_cast", "workspace", "input", "activation", "autograd_detail", "temporary", "other", "unknown"];
+const categoryWords = (name) => (name === "kv_cache" ? "KV cache" : name.replaceAll("_", " "));
 function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 }

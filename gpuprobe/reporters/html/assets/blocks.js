@@ -109,7 +109,7 @@ class Blocks {
     const { about } = this, frames = this.stackOf(block);
     const telling = frames.filter(([, plumbing]) => !plumbing), folded = telling.length ? telling : frames;
     const module = about.strings[this.module[block]], phase = about.strings[this.phase[block]];
-    const facts = [this.name(block).replaceAll("_", " "), module, phase && "phase " + phase].filter(Boolean).join(" · ");
+    const facts = [categoryWords(this.name(block)), module, phase && "phase " + phase].filter(Boolean).join(" · ");
     const swatch = make("span", { class: "swatch" });
     swatch.style.background = color(this.name(block));
     const list = make("ol", { class: "stack" });

@@ -514,7 +514,7 @@ class Chart {
       for (const band of [...model.bands].reverse()) {
         const swatch = make("span", { class: "swatch" });
         this.values.set("swatch:" + band.name, [swatch, band.name]);
-        add(band.name, band.name.replaceAll("_", " "), swatch);
+        add(band.name, categoryWords(band.name), swatch);
       }
     }
     for (const [key, value] of this.values) if (key.startsWith("swatch:")) {

@@ -6,7 +6,7 @@ class Tree {
     for (let i = 1; i < this.name.length; i++) this.children[this.parents[i]].push(i);
   }
   key(i) { return this.names[this.name[i]]; }
-  label(i) { const key = this.key(i); return CATEGORIES.includes(key) ? key.replaceAll("_", " ") : key; }
+  label(i) { const key = this.key(i); return CATEGORIES.includes(key) ? categoryWords(key) : key; }
   path(i) {
     const found = [];
     for (let at = i; at >= 0; at = this.parents[at]) found.unshift(at);

@@ -138,6 +138,8 @@ def _environment(report: Report, *, full: bool) -> list[Section]:
             value = getattr(group, one.name)
             if isinstance(value, Unavailable):
                 shown = f"unknown: {value.reason}"
+            elif one.name in _NEVER_ZERO and not value:
+                shown = "unknown"
             elif one.name == "total_memory":
                 shown = human_bytes(value)
             elif one.name == "started_at":
@@ -148,6 +150,10 @@ def _environment(report: Report, *, full: bool) -> list[Section]:
                 shown = str(value)
             rows.append((one.name.replace("_", " "), shown or "-"))
     return [Section("Environment", (Facts(tuple(rows)),), "environment", "Environment")]
+
+
+_NEVER_ZERO = ("cpu_count", "pid", "started_at")
+"""What a snapshot does not contain: there it is 0, which no machine and no process has."""
 
 
 def _time_of(seconds: float) -> str:

@@ -31,6 +31,7 @@ from gpuprobe.reporters.sections.parts import (
     change,
     count,
     items,
+    named,
     peak_text,
     plural,
     size,
@@ -155,7 +156,7 @@ def _shares(
         counted = ("-" if held_in is None else count(held_in),) if blocks else ()
         return Row((size(number), percent, Cell("", share, share=share), *counted, name))
 
-    rows = [row(one.bytes, one.blocks, Cell(str(one.key), place=True)) for one in table.rows]
+    rows = [row(one.bytes, one.blocks, Cell(named(one.key), place=True)) for one in table.rows]
     foot = []
     if isinstance(rest.bytes, int) and rest.bytes:
         foot.append(row(rest.bytes, rest.blocks, Cell(f"({rest.what})")))
@@ -191,8 +192,8 @@ def causes_section(report: Report) -> Section:
     ]
     if len(tables) == 2 and not _holds_half(*tables[0]):
         tables.reverse()
-    for table, named in tables:
-        if not named:
+    for table, largest in tables:
+        if not largest:
             continue
         if isinstance(table, CategoryTable) and table.at == AT_STEP_END:
             title += f" at the end of step {table.step}"
@@ -201,9 +202,9 @@ def causes_section(report: Report) -> Section:
         total = table.total
         left = Remainder("all else", total, None)
         if isinstance(total, int):
-            rest = total - sum(row.bytes for row in named)
+            rest = total - sum(row.bytes for row in largest)
             left = Remainder("all else", rest, None)
-        shown = model.ShareTable(total, tuple(named), left)
+        shown = model.ShareTable(total, tuple(largest), left)
         return Section(title, _shares(shown, "cause", blocks=False))  # a card is narrow
     lines = report.top_lines
     why = lines.reason if isinstance(lines, Unavailable) else "no stack contains your code"
@@ -222,7 +223,7 @@ def largest_rows(table: model.ShareTable | Unavailable) -> list[tuple[str, int]]
     """The three largest rows, of which the unexplained rest may be one."""
     if isinstance(table, Unavailable):
         return []
-    rows = [(str(row.key), row.bytes) for row in table.rows]
+    rows = [(named(row.key), row.bytes) for row in table.rows]
     rest = table.remainder.bytes
     if isinstance(table, CategoryTable) and table.at == AT_STEP_END and isinstance(rest, int):
         rows.append(("not explained by named tensors", rest))
@@ -244,7 +245,7 @@ def growth_sections(report: Report, *, full: bool) -> list[Section]:
         if lines is not None:
             rows = lines.rows if full else [row for row in lines.rows[:3] if row.bytes > 0]
             table = tuple(
-                Row((change(row.bytes), _blocks(row.blocks), Cell(str(row.key), place=True)))
+                Row((change(row.bytes), _blocks(row.blocks), Cell(named(row.key), place=True)))
                 for row in rows
             )
             foot = []
@@ -264,7 +265,7 @@ def growth_sections(report: Report, *, full: bool) -> list[Section]:
                     size(row.bytes),
                     Cell(f"{human_delta(row.bytes_per_step)} per step", row.bytes_per_step),
                     count(row.blocks),
-                    Cell(str(row.key), place=True),
+                    Cell(named(row.key), place=True),
                     ", ".join(map(str, row.seen_in_steps)),
                 )
             )
@@ -370,8 +371,9 @@ def fragmentation_sections(report: Report, *, full: bool) -> list[Section]:
         title = f"Fragmentation in step {found.step}"
     layouts = {"peak": found.peak, "end": found.end}
     known = {name: one for name, one in layouts.items() if not isinstance(one, Unavailable)}
-    rows = tuple(Row((f"at {name}", *_space(one.total))) for name, one in known.items())
-    columns = (Column("", 9), *_space_columns())
+    moments = {"peak": "at peak allocated", "end": "at end"}
+    rows = tuple(Row((moments[name], *_space(one.total))) for name, one in known.items())
+    columns = (Column("", 17), *_space_columns())
     parts: list[Part] = [Table("how reserved memory was used", columns, rows)]
     parts += [
         Line(f"unknown ({one.reason})", "item", f"at the {name}")
@@ -384,7 +386,8 @@ def fragmentation_sections(report: Report, *, full: bool) -> list[Section]:
         parts += [_pins(name, one) for name, one in known.items() if one.pins]
     hint = (
         "allocated + pending + free = reserved; rounding is inside allocated. Pinned: free, but "
-        "in segments that also hold blocks in use, so it cannot be released to the driver."
+        "in segments that also hold blocks in use, so it cannot be released to the driver. "
+        "gpuprobe replay shows the same when reserved memory is highest, which is another moment."
     )
     return [Section(title, tuple(parts), "fragmentation", "Fragmentation", hint=hint)]
 

@@ -27,6 +27,7 @@ from gpuprobe.reporters.sections.parts import (
     count,
     duration,
     known_size,
+    named,
     ranges,
     size,
 )
@@ -52,7 +53,7 @@ def process_sections(report: Report) -> list[Section]:
                     Cell(str(row.rank), row.rank),
                     Cell(str(row.local_rank), row.local_rank),
                     row.hostname,
-                    str(row.pid),
+                    str(row.pid) if row.pid else "unknown",
                     row.status,
                     Cell(str(row.steps), row.steps),
                     Cell("-", -1, spent.reason)
@@ -185,7 +186,7 @@ def _memory(found: RankComparison, full: bool) -> list[Part]:
     for title, rows in (("", memory.categories), ("line ", memory.lines)):
         for row in [row for row in rows if abs(row.bytes) >= more // 20][:3]:
             parts.append(
-                Line(f"{human_delta(row.bytes)} {title}{row.key} {when}", "item", indent=4)
+                Line(f"{human_delta(row.bytes)} {title}{named(row.key)} {when}", "item", indent=4)
             )
     return parts
 
@@ -224,7 +225,7 @@ def _differences(memory: RankMemory, when: str) -> list[Part]:
     for by, rows in (("category", memory.categories), ("line", memory.lines)):
         if not rows:
             continue
-        cells = [Row((change(row.bytes), Cell(str(row.key), place=True))) for row in rows]
+        cells = [Row((change(row.bytes), Cell(named(row.key), place=True))) for row in rows]
         if by == "line" and memory.more_lines_bytes:
             cells.append(Row((change(memory.more_lines_bytes), "(other lines)")))
         columns = (Column("more", number=True), Column(by))
