@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
@@ -219,22 +220,55 @@ def pages(runner: blocks.Runner, scratch: str = "page") -> None:
             raise RuntimeError(result.output)
     page = (cwd / "report.html").read_text(encoding="utf-8")
     for name, (theme, width, height) in PAGES.items():
-        themed = cwd / f"{name}.html"
-        themed.write_text(page.replace("<html ", f'<html data-theme="{theme}" ', 1), "utf-8")
-        subprocess.run(
-            [
-                browser,
-                *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
-                *("--no-first-run", f"--user-data-dir={cwd / 'browser'}"),
-                "--virtual-time-budget=8000",  # the curves are unpacked first
-                f"--window-size={width},{height}",
-                f"--screenshot={blocks.DOCS / 'images' / name}",
-                themed.as_uri(),
-            ],
-            check=True,
-            capture_output=True,
-            timeout=120,
-        )
+        themed = page.replace("<html ", f'<html data-theme="{theme}" ', 1)
+        _shoot(browser, cwd, themed, name, width, height)
+
+
+# Enough of a style sheet that the README looks as it does where it is read.
+_README_STYLE = """
+body { max-width: 860px; margin: 28px auto; font: 16px/1.5 system-ui, sans-serif; color: #1f2328; }
+img { max-width: 100%; } a { color: #0969da; text-decoration: none; }
+h1, h2 { border-bottom: 1px solid #d1d9e0; padding-bottom: 6px; }
+pre { background: #f6f8fa; padding: 14px; border-radius: 6px; overflow: auto; }
+code { font: 13.5px ui-monospace, monospace; background: #f6f8fa; padding: 2px 4px; }
+table { border-collapse: collapse; font-size: 14.5px; }
+th, td { border: 1px solid #d1d9e0; padding: 5px 11px; }
+"""
+
+
+def readme(runner: blocks.Runner, scratch: str = "readme") -> None:
+    """The beginning of the README as a browser shows it. Needs a browser, as `pages`."""
+    from markdown_it import MarkdownIt  # Textual brings it
+
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        return
+    text = (blocks.ROOT / "README.md").read_text(encoding="utf-8")
+    body = MarkdownIt().enable("table").render(text)
+    page = f'<base href="{blocks.ROOT.as_uri()}/"><style>{_README_STYLE}</style>{body}'
+    _shoot(
+        browser, runner.scratch(scratch), f'<meta charset="utf-8">{page}', "readme.png", 960, 1500
+    )
+
+
+def _shoot(browser: str, cwd: Path, page: str, name: str, width: int, height: int) -> None:
+    """A picture of a page, in ``docs/images``."""
+    file = cwd / f"{name}.html"
+    file.write_text(page, "utf-8")
+    subprocess.run(
+        [
+            browser,
+            *("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
+            *("--no-first-run", f"--user-data-dir={cwd / 'browser'}"),
+            "--virtual-time-budget=8000",  # the curves are unpacked first
+            f"--window-size={width},{height}",
+            f"--screenshot={blocks.DOCS / 'images' / name}",
+            file.as_uri(),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
 
 
 def write(runner: blocks.Runner) -> None:
@@ -249,3 +283,4 @@ def write(runner: blocks.Runner) -> None:
     if not TOP.exists() or words(dashboard) != words(TOP.read_text(encoding="utf-8")):
         TOP.write_text(dashboard, encoding="utf-8")
     pages(runner)
+    readme(runner)
