@@ -230,6 +230,7 @@ body { max-width: 860px; margin: 28px auto; font: 16px/1.5 system-ui, sans-serif
 img { max-width: 100%; } a { color: #0969da; text-decoration: none; }
 h1, h2 { border-bottom: 1px solid #d1d9e0; padding-bottom: 6px; }
 pre { background: #f6f8fa; padding: 14px; border-radius: 6px; overflow: auto; }
+pre code { padding: 0 !important; }
 code { font: 13.5px ui-monospace, monospace; background: #f6f8fa; padding: 2px 4px; }
 table { border-collapse: collapse; font-size: 14.5px; }
 th, td { border: 1px solid #d1d9e0; padding: 5px 11px; }
