@@ -217,7 +217,8 @@ class Step:
     placement: tuple[Placed, ...] = ()  # of the first steps, where it differs from the one before
     # "optimizer": an optimizer's step closed it; "user": marked by the program; "inference": the
     # end of a model's call in inference_mode, or of a call of its generate, of a program without an
-    # optimizer; "end": the session ended first (evaluation after training, or an exception): not a full step.
+    # optimizer; "end": the session ended first (evaluation after training, or an exception): not a
+    # full step.
     ended_by: str = "optimizer"
     gpu_ns: Nanoseconds | Unavailable = _NOT_COLLECTED  # as of a phase
 
