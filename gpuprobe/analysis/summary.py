@@ -103,6 +103,7 @@ def summarize(
         fragmentation=found.fragmentation,
         leaks=found.leaks,
         out_of_memory=found.out_of_memory,
+        earlier_failures=found.earlier_failures,
         time=time_shares(first.steps, first.session.rank),
         non_tensor_memory=NonTensorMemory(
             tuple(item for rank in recording.ranks for item in device_memory(rank)),

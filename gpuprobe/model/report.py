@@ -529,7 +529,9 @@ class Suggestion:
 
 @record(frozen=True)
 class Report(Displayed):
-    """All of it. ``environment`` and ``session`` are the first rank's."""
+    """All of it. ``environment`` and ``session`` are the first rank's; ``earlier_failures`` counts
+    the allocations that failed before those of ``out_of_memory``.
+    """
 
     recording: RecordingInfo
     environment: Environment
@@ -544,6 +546,7 @@ class Report(Displayed):
     fragmentation: FragmentationReport | Unavailable
     leaks: LeakReport | Unavailable
     out_of_memory: tuple[OutOfMemory, ...]
+    earlier_failures: int
     time: TimeShares | None
     non_tensor_memory: NonTensorMemory
     placement: tuple[Placed, ...]

@@ -27,15 +27,16 @@ def snapshot(*traces: MemoryTrace) -> Recording:
     return Recording("oom.pickle", (1, 0), (rank,), kind="snapshot")
 
 
-def program(sizes: list[int], capacity: int, keep_every: int) -> MemoryTrace:
-    """Allocate all, free all but every ``keep_every``-th, then ask for a block of 15 MiB."""
+def program(sizes: list[int], capacity: int, keep_every: int, times: int = 1) -> MemoryTrace:
+    """Allocate all, free all but every ``keep_every``-th, then ask for blocks of 15 MiB."""
     sim = Simulator(AllocatorSettings(), SimulatedDriver(capacity, "ascending"))
     recorder = TraceRecorder(sim)
     blocks = [sim.malloc(size) for size in sizes]
     for number, block in enumerate(blocks):
         if block is not None and number % keep_every:
             sim.free(block)
-    sim.malloc(15 * MIB)
+    for _ in range(times):
+        sim.malloc(15 * MIB)
     made = recorder.trace()
     table = made.stacks
     stack = table.stack((table.frame(Frame("/home/u/project/model.py", 12, "forward")),))
@@ -85,6 +86,12 @@ def test_a_failed_allocation_is_explained_first() -> None:
     assert "no single hole was large enough: fragmentation" in text
     assert "gpuprobe replay --search" in text
     assert text.index("Why it ran out") < text.index("Fragmentation")
+
+
+def test_a_program_that_tries_again_and_again_fails_often() -> None:
+    report = checked(snapshot(program([9 * MIB] * 10, 100 * MIB, 2, times=53)))
+    assert (len(report["out_of_memory"]), report["earlier_failures"]) == (20, 33)
+    assert "Not shown: 51 earlier failures" in words(report)
 
 
 @pytest.mark.parametrize("apart", ["rank", "device"])

@@ -4,13 +4,13 @@ outlived its steps, and why an allocation failed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar, cast
 
 from gpuprobe.analysis.growth.leaks import leaks, leaks_over_steps
 from gpuprobe.analysis.peak.high_water import high_water
-from gpuprobe.analysis.peak.oom import OomReport, oom_reports
+from gpuprobe.analysis.peak.oom import MOST, OomReport, failed_allocations, oom_reports
 from gpuprobe.analysis.peak.peaks import PeakSite, holds_the_peak, nearest_trace, window_of
 from gpuprobe.analysis.reserved.fragmentation import Fragmentation, fragmentation
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
@@ -40,6 +40,7 @@ class Forensics(NamedTuple):
     fragmentation: FragmentationReport | Unavailable
     leaks: LeakReport | Unavailable
     out_of_memory: tuple[OutOfMemory, ...]
+    earlier_failures: int  # of the same traces, which are not among them
 
 
 def forensics(site: PeakSite | None, sites: Sequence[PeakSite] = ()) -> Forensics:
@@ -48,23 +49,25 @@ def forensics(site: PeakSite | None, sites: Sequence[PeakSite] = ()) -> Forensic
     """
     if site is None:
         missing = Unavailable("nothing was measured", ReadStatus.NOT_COLLECTED)
-        return Forensics(missing, missing, ())
-    others = [_failures(other, _last_ledgers(other)) for other in sites if other is not site]
-    elsewhere = tuple(failure for failures in others for failure in failures)
+        return Forensics(missing, missing, (), 0)
+    found = [(other, _last_ledgers(other)) for other in sites if other is not site]
+    elsewhere = tuple(failure for other in found for failure in _failures(*other))
+    earlier = sum(_earlier(ledgers) for _, ledgers in found)
     try:
         ledgers = _ledgers(site)
         if not ledgers:
             missing = Unavailable("no step was traced", ReadStatus.NOT_COLLECTED)
-            return Forensics(missing, missing, elsewhere)
+            return Forensics(missing, missing, elsewhere, earlier)
         ledger = max(ledgers, key=lambda one: high_water(one).allocated)
         return Forensics(
             _fragmentation(site, ledger),
             _leaks(site, ledger),
             (*_failures(site, ledgers), *elsewhere),
+            earlier + _earlier(ledgers),
         )
     except DataError as error:
         missing = Unavailable(str(error))
-        return Forensics(missing, missing, elsewhere)
+        return Forensics(missing, missing, elsewhere, earlier)
 
 
 def _failures(site: PeakSite, ledgers: Sequence[Ledger]) -> list[OutOfMemory]:
@@ -75,6 +78,11 @@ def _failures(site: PeakSite, ledgers: Sequence[Ledger]) -> list[OutOfMemory]:
             ledger, not_torch=_not_torch(site, ledger), what_if=WouldHaveFitted()
         )
     ]
+
+
+def _earlier(ledgers: Iterable[Ledger]) -> int:
+    """Failures that `oom_reports` leaves out."""
+    return sum(max(0, failed_allocations(ledger) - MOST) for ledger in ledgers)
 
 
 def _last_ledgers(site: PeakSite) -> list[Ledger]:

@@ -22,6 +22,10 @@ WhatIf = Callable[[MemoryTrace, int], Iterable[tuple[str, bool]] | Unavailable]
 
 _OOM = TraceAction.OOM.code
 
+MOST = 20
+"""Failures of one trace that are reported. Each takes an account of all that is allocated at that
+moment, and a program that tries again and again fails thousands of times."""
+
 
 @dataclass(slots=True)
 class OomReport:
@@ -60,8 +64,9 @@ def oom_reports(
     not_torch: int | Unavailable | None = None,
     what_if: WhatIf | None = None,
     is_user: UserFrame = is_user_frame,
+    most: int = MOST,
 ) -> tuple[OomReport, ...]:
-    """One report per ``oom`` event, in order; empty where nothing failed.
+    """One report per ``oom`` event, in order, of the last ``most``; empty where nothing failed.
 
     ``device_memory`` is the device's total in bytes, which no trace records; ``not_torch`` what
     others than torch held of it, where that was read instead. ``what_if`` answers which other
@@ -72,9 +77,14 @@ def oom_reports(
     if _OOM not in events.action:
         return ()
     lines = Lines(ledger.trace.stacks, is_user)
-    found = [i for i, action in enumerate(events.action) if action == _OOM]
+    found = [i for i, action in enumerate(events.action) if action == _OOM][-most:]
     made = (_report(ledger, event, device_memory, not_torch, what_if, lines) for event in found)
     return tuple(made)
+
+
+def failed_allocations(trace: MemoryTrace | Ledger) -> int:
+    """How often an allocation failed."""
+    return ledger_of(trace).trace.events.action.count(_OOM)
 
 
 def _report(

@@ -58,22 +58,32 @@ def categories(ledger: Ledger, rows: Sequence[int]) -> tuple[int, ...]:
     recorded = ledger.values("category", rows)
     if _UNKNOWN not in recorded:
         return tuple(recorded)
-    classifier = Classifier(ledger)
+    if not isinstance(ledger.evidence, Evidence):
+        ledger.evidence = Evidence(ledger)
+    classifier = Classifier(ledger, ledger.evidence)
     return tuple(
         known or classifier.category(row) for known, row in zip(recorded, rows, strict=True)
     )
 
 
-class Classifier:
-    """The evidence of one trace, gathered once; `category` classifies a row by it."""
+class Evidence:
+    """What is known of one trace, gathered once. It does not hold the ledger, which holds it."""
 
     def __init__(self, ledger: Ledger) -> None:
+        self.marks = Marks(ledger.trace.stacks)
+        self.runs = Runs(ledger, self.marks)
+        self.parameter_sizes: set[int] | None = None
+        self.fates: dict[tuple[int, int], int] | None = None
+        self.recomputed_until: array[int] | None = None
+
+
+class Classifier:
+    """Classifies the rows of a ledger by its `Evidence`."""
+
+    def __init__(self, ledger: Ledger, found: Evidence) -> None:
         self._ledger = ledger
-        self._marks = Marks(ledger.trace.stacks)
-        self._runs = Runs(ledger, self._marks)
-        self._parameter_sizes: set[int] | None = None
-        self._fates: dict[tuple[int, int], int] | None = None
-        self._recomputed_until: array[int] | None = None
+        self._found = found
+        self._marks, self._runs = found.marks, found.runs
 
     def category(self, row: int) -> int:
         """The `Category.code` of a row; the recorded one where there is one."""
@@ -135,7 +145,7 @@ class Classifier:
 
     def _recomputation_of(self, row: int) -> int:
         """The event with which the recomputation that made ``row`` gives way to other work."""
-        if self._recomputed_until is None:
+        if self._found.recomputed_until is None:
             ledger, marks = self._ledger, self._marks
             until = array("q", [ledger.events]) * ledger.made
             end = ledger.events
@@ -143,8 +153,8 @@ class Classifier:
                 if not marks.of(ledger.stack[i]) & evidence.RECOMPUTE:
                     end = ledger.start[i]
                 until[i] = end
-            self._recomputed_until = until
-        return self._recomputed_until[row]
+            self._found.recomputed_until = until
+        return self._found.recomputed_until[row]
 
     def _from_backward(self, row: int, marks: int, made_in: int, freed_in: int, alive: bool) -> int:
         if not alive:
@@ -152,10 +162,10 @@ class Classifier:
         if made_in < len(self._runs) - 1 or marks & evidence.ACCUMULATE:
             return _GRADIENT
         # The trace ends inside this backward: what became of its like before?
-        if self._fates is None:
-            self._fates = self._fates_in_backward()
+        if self._found.fates is None:
+            self._found.fates = self._fates_in_backward()
         ledger = self._ledger
-        return self._fates.get((ledger.stack[row], ledger.requested[row]), _UNKNOWN)
+        return self._found.fates.get((ledger.stack[row], ledger.requested[row]), _UNKNOWN)
 
     def _fates_in_backward(self) -> dict[tuple[int, int], int]:
         """(stack, size) -> category, where all earlier blocks of the kind ended alike."""
@@ -180,9 +190,9 @@ class Classifier:
             return _STATE if runs.kind(run) == "optimizer" else _UNKNOWN
         if self._workspace_by_size(row):
             return _WORKSPACE
-        if self._parameter_sizes is None:
-            self._parameter_sizes = self._sizes_of_parameters()
-        return _PARAMETER if ledger.requested[row] in self._parameter_sizes else _UNKNOWN
+        if self._found.parameter_sizes is None:
+            self._found.parameter_sizes = self._sizes_of_parameters()
+        return _PARAMETER if ledger.requested[row] in self._found.parameter_sizes else _UNKNOWN
 
     def _sizes_of_parameters(self) -> set[int]:
         """Requested sizes that the unexplained baseline has no more often than gradients do."""

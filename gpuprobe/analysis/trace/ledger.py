@@ -86,6 +86,7 @@ class Ledger(WeaklyReferable):
     baseline: LiveColumns  # the trace's, with what else was found to be alive before it
     by_allocator: bool  # the caching allocator's rules were applied
     checks: Checks
+    evidence: object = None  # what `categories` has gathered, for the next call
     _allocated: array[int] | None = None
 
     def __len__(self) -> int:

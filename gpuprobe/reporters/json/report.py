@@ -32,7 +32,7 @@ from gpuprobe.reporters.json import schema as load_schema
 
 SCHEMA = "gpuprobe.report"
 
-VERSION = (2, 2)
+VERSION = (2, 3)
 """(major, minor). A minor version adds keys; a major one may change them.
 
 History:
@@ -46,6 +46,7 @@ History:
   ``line`` and ``function`` (``out_of_memory.line`` is now its ``key``).
 * 2.1: ``time.collectives[].wire``.
 * 2.2: ``rank_comparison.groups``.
+* 2.3: ``earlier_failures``; ``out_of_memory`` has the last 20 of each trace.
 """
 
 

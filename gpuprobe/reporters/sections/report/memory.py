@@ -315,6 +315,9 @@ def failure_sections(report: Report, *, full: bool) -> list[Section]:
         parts += items(failure.sentences)
         if full:
             parts.append(Facts(tuple(_figures(failure))))
+    others = len(report.out_of_memory) - len(shown) + report.earlier_failures
+    if others:
+        parts.append(Line(f"Not shown: {plural(others, 'earlier failure')}", "item"))
     if any(isinstance(failure.fits_with, Unavailable) for failure in shown):
         text = "Other allocator settings that would have fit: gpuprobe replay --search"
         parts.append(Line(text, "item"))
