@@ -9,6 +9,7 @@ from pathlib import Path
 
 import blocks
 import pytest
+import repository
 
 # Everything on the pages that is not run, with the page and the reason that it gives.
 SKIPPED = {
@@ -17,13 +18,18 @@ SKIPPED = {
     ("README.md", "source .venv/bin/activate", "run by test_make_demo"),
     ("README.md", "gpuprobe view demo.gpuprobe", "run by test_make_demo"),
     (
-        "docs/how-to/install.md",
-        'pip install "gpuprobe[torch] @ git+https://github.com/gpuprobe/gpuprobe"',
+        "README.md",
+        f'pip install "gpuprobe[torch] @ git+https://github.com/{repository.name()}"',
         "it would download the repository",
     ),
     (
         "docs/how-to/install.md",
-        'uvx --from "git+https://github.com/gpuprobe/gpuprobe" gpuprobe info',
+        f'pip install "gpuprobe[torch] @ git+https://github.com/{repository.name()}"',
+        "it would download the repository",
+    ),
+    (
+        "docs/how-to/install.md",
+        f'uvx --from "git+https://github.com/{repository.name()}" gpuprobe info',
         "it would download the repository",
     ),
     ("docs/how-to/install.md", "make demo", "run by test_make_demo"),

@@ -241,7 +241,7 @@ def test_an_unexpected_exception_is_one_line() -> None:
     error, hint = ended.stderr.splitlines()
     assert error.startswith("gpuprobe: error: internal error: OverflowError: int too large\\x1b[2J")
     assert "(<string>:" in error
-    assert "https://github.com/gpuprobe/gpuprobe/issues" in hint
+    assert "/issues" in hint
     assert "GPUPROBE_DEBUG=1" in hint
     assert ended.stdout == ""
 

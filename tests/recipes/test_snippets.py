@@ -15,6 +15,7 @@ from typing import Any
 
 import blocks
 import pytest
+import repository
 import yaml
 from recipe_project import copied, made
 
@@ -38,8 +39,8 @@ def test_the_workflow_uses_the_action_as_it_is() -> None:
     assert job["runs-on"]
     uses = [step["uses"].partition("@")[0] for step in job["steps"] if "uses" in step]
     # torch is there before the action runs the script; the action brings gpuprobe.
-    assert uses == ["actions/checkout", "actions/setup-python", "gpuprobe/gpuprobe"]
-    assert job["steps"][-1]["uses"].startswith("gpuprobe/gpuprobe@")
+    assert uses == ["actions/checkout", "actions/setup-python", repository.name()]
+    assert job["steps"][-1]["uses"].startswith(f"{repository.name()}@")
     action = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
     assert set(job["steps"][-1].get("with", {})) <= set(action["inputs"])
     text = PAGE.read_text(encoding="utf-8")
