@@ -304,11 +304,10 @@ def _estimate(
     machine.ranks, machine.rank, machine.peers = job.ranks, job.rank, job.peers
     if bounded:
         Budget(machine)
-    taps = []
+    taps = {}
     for device in machine.devices:
-        tap = TraceRecorder(device.sim, listen=False)
+        taps[device] = tap = TraceRecorder(device.sim, listen=False)
         device.listeners.append(tap.on_event)
-        taps.append(tap)
     with scratch_recording() as path:
         recorder = record(path, level="trace", warn=lambda text: None, trace_steps="all")
         if job.ranks > 1:
@@ -329,10 +328,12 @@ def _estimate(
         if job.peers is not None:
             job.peers.post_differences(machine.traffic.differences.document())
         report = summary(load(path), top=1_000_000)
+    if not machine.count:
+        raise UsageError("the program hides all GPUs", hint="it sets CUDA_VISIBLE_DEVICES")
     fullest = max(machine.devices, key=lambda device: device.sim.peak_reserved)
     if not fullest.sim.peak_allocated:
         raise UsageError("nothing was allocated on the GPU", hint=unused)
-    trace = taps[fullest.index].trace()
+    trace = taps[fullest].trace()
     found = estimate_of(machine, fullest, trace, report, steps, why, links, per_node)
     return found, machine.bounded
 

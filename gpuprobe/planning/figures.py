@@ -94,7 +94,7 @@ def estimate_of(
     sent = _sent(machine, report)
     return Estimate(
         gpu=model.name,
-        devices=len(machine.devices),
+        devices=machine.count,
         steps=steps,
         peak_allocated=Bytes(device.sim.peak_allocated),
         peak_reserved=Bytes(device.sim.peak_reserved),

@@ -24,6 +24,7 @@ from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.torch_support.tensors import is_meta, parts, storage_key
 from gpuprobe.virtual.catalogue.gpus import GpuModel
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
+from gpuprobe.virtual.device.visible import Use, visible
 from gpuprobe.virtual.generators import Generators
 from gpuprobe.virtual.node_streams import NodeStreams
 
@@ -148,6 +149,10 @@ class Machine:
             for index, model in enumerate(models)
         ]
         self.settings = settings
+        self._all = list(self.devices)
+        self.count = len(models)  # of the devices that the program has, which come first
+        self.use = Use()
+        self.use.select = self.select
         self.local = Local()
         self.tags: dict[int, Tag] = {}
         self.untagged: dict[int, Tag] = {}  # values of storages that have no place yet
@@ -177,6 +182,16 @@ class Machine:
         self.compiler_notes: dict[str, int] = {}  # what torch.compile made of the program
         self.dispatch: Any = None  # the dispatch mode of a session
         self.tracing: Any = None  # while compilers may trace: see compiled.tracing
+
+    def select(self, setting: str | None) -> None:
+        """Have the GPUs that a setting of ``CUDA_VISIBLE_DEVICES`` selects; none is used yet. The
+        others stay behind them, since a recorder may ask for them that has begun already.
+        """
+        chosen = visible(setting, self._all)
+        self.count = len(chosen)
+        self.devices[:] = [*chosen, *(one for one in self._all if one not in chosen)]
+        for index, device in enumerate(self.devices):
+            device.number(index)
 
     def assume(self, what: str) -> None:
         """Count something that was taken for granted; reports say so."""
@@ -262,7 +277,10 @@ class Machine:
         """
         nbytes = storage.nbytes()
         block = None
-        stream = self.stream(place) if place >= 0 else 0
+        stream = 0
+        if place >= 0:
+            self.use.use()
+            stream = self.stream(place)
         if place >= 0 and nbytes and charged:
             if instead is not None and instead.nbytes == nbytes and instead.place == place:
                 block, instead.block = instead.block, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from gpuprobe.patching import Patches
 from gpuprobe.virtual import boundary, cuda_api, saving
 from gpuprobe.virtual.catalogue.gpus import GpuModel, parse_spec
 from gpuprobe.virtual.compiled import compiler, triton_kernels
+from gpuprobe.virtual.device.visible import NAME, visible
 from gpuprobe.virtual.dispatch.mode import DispatchMode
 from gpuprobe.virtual.distributed import children, groups
 from gpuprobe.virtual.kernels import attention, fourier, host, jiterator, nearest
@@ -153,6 +155,8 @@ def machine_of(
 ) -> Machine:
     """The machine that ``spec`` describes: ``h100-80gb``, ``2xa100-40gb``, or catalogue entries.
 
+    ``CUDA_VISIBLE_DEVICES`` selects among those that a text names, if it selects any.
+
     ``endless`` devices never run out of memory. ``assume``: values that were not computed, as
     ``FILE:LINE=VALUE``.
 
@@ -164,12 +168,14 @@ def machine_of(
         raise UsageError(f"unknown compute {compute!r}", hint=f"one of: {', '.join(COMPUTE)}")
     models = parse_spec(spec) if isinstance(spec, str) else tuple(spec)
     if conf is None:
-        import os
-
         conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     settings = parse_conf(conf) if conf else AllocatorSettings()
     machine = Machine(models, compute, settings, order=order, endless=endless)
     machine.assumptions = Assumptions(assume)
+    setting = os.environ.get(NAME)
+    if isinstance(spec, str) and visible(setting, models):  # else it is about this machine's GPUs
+        machine.select(setting)
+        del machine.devices[machine.count :]
     return machine
 
 

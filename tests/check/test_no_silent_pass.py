@@ -189,7 +189,8 @@ def prepare():
 
 if __name__ == "__main__":
     how, what = sys.argv[1:]
-    kept = torch.ones(300, device="cuda")
+    if what == "prepare":  # after that CUDA refuses the GPU to forked processes
+        kept = torch.ones(300, device="cuda")
     if how == "os":
         child = os.fork()
         if child == 0:
@@ -201,6 +202,7 @@ if __name__ == "__main__":
         child = context.Process(target={"train": train, "prepare": prepare}[what])
         child.start()
         child.join()
+    kept = torch.ones(300, device="cuda")
 """
 
 

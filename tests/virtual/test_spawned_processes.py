@@ -57,7 +57,7 @@ def test_spawned_processes_have_the_same_gpus(
 
 
 WITH_A_DEVICE = """\
-import multiprocessing, sys
+import multiprocessing, os, sys
 import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -67,6 +67,16 @@ def work(queue):
     queue.put(torch.ones(3, device=DEVICE).device.type)
 
 
+def train(rank, ranks):
+    assert "RANK" not in os.environ
+    torch.cuda.set_device(rank)
+    weight = torch.ones(1 << 18, device="cuda", requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(2 + rank):
+        weight.sum().backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
@@ -74,13 +84,15 @@ if __name__ == "__main__":
     process.start()
     print("in the child:", queue.get(timeout=120))
     process.join()
+    torch.multiprocessing.spawn(train, args=(2,), nprocs=2)
 """
 
 
-def test_the_top_level_of_a_spawned_module_finds_them(tmp_path: Path) -> None:
+def test_what_a_program_spawns_finds_them_and_is_recorded(tmp_path: Path) -> None:
+    """At the top level of its module, too; processes of one spawn are the ranks of a recording."""
     (tmp_path / "script.py").write_text(WITH_A_DEVICE)
     done = subprocess.run(
-        [sys.executable, "-m", "gpuprobe", "run", "--gpu", "t4", "script.py"],
+        [sys.executable, "-m", "gpuprobe", "run", "--gpu", "2xt4", "script.py"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -88,6 +100,11 @@ def test_the_top_level_of_a_spawned_module_finds_them(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "in the child: cuda\n"
+    assert "recording of the spawned processes: script.spawned.gpuprobe" in done.stderr
+    found = gpuprobe.load(tmp_path / "script.spawned.gpuprobe")
+    assert [(rank.session.rank, len(rank.steps)) for rank in found.ranks] == [(0, 2), (1, 3)]
+    names = [{window.device for window in rank.steps[1].windows} for rank in found.ranks]
+    assert names == [{"cuda:0"}, {"cuda:1"}]
 
 
 def spawned() -> None:

@@ -29,7 +29,7 @@ def install(machine: Machine, patches: Patches) -> None:
     cuda = torch.cuda
     names: dict[str, Any] = {
         "is_available": lambda: True,
-        "device_count": lambda: len(machine.devices),
+        "device_count": lambda: machine.count,
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
         "current_device_index": cuda.current_device,
         "current_device_idx": cuda.current_device,

@@ -54,13 +54,23 @@ class DeviceProperties:
 
 
 def install(machine: Machine, patches: Patches) -> None:
-    local, devices = machine.local, machine.devices
-    properties = [DeviceProperties(device.model, device.index) for device in devices]
+    local, devices, use = machine.local, machine.devices, machine.use
+    properties: dict[int, DeviceProperties] = {}
+
+    def count() -> int:
+        use.ask()
+        return machine.count
+
+    def begin() -> None:
+        if use.after_fork():
+            use.use()
+        use.ask()
 
     def set_device(index: int) -> None:
         if index < 0:
             return
-        if index >= len(devices):
+        use.use()
+        if index >= machine.count:
             error = getattr(torch, "AcceleratorError", RuntimeError)
             raise error("CUDA error: invalid device ordinal")
         local.device = index
@@ -71,16 +81,19 @@ def install(machine: Machine, patches: Patches) -> None:
         return before
 
     def get_properties(device: Any = None) -> DeviceProperties:
+        begin()
         index = torch.cuda._utils._get_device_index(device, optional=True)
-        if not 0 <= index < len(devices):
+        if not 0 <= index < machine.count:
             raise AssertionError("Invalid device id")
+        if index not in properties:
+            properties[index] = DeviceProperties(devices[index].model, index)
         return properties[index]
 
     def can_access_peer(device: Any, peer: Any) -> bool:
         first = torch.cuda._utils._get_device_index(device, optional=True)
         second = torch.cuda._utils._get_device_index(peer)
         for index in (first, second):
-            if not 0 <= index < len(devices):
+            if not 0 <= index < machine.count:
                 raise AssertionError("Invalid device id")
         return first != second
 
@@ -92,13 +105,13 @@ def install(machine: Machine, patches: Patches) -> None:
     patches.set_each(
         torch._C,
         {
-            "_cuda_getDeviceCount": lambda: len(devices),
+            "_cuda_getDeviceCount": count,
             "_cuda_getDevice": lambda: local.device,
             "_cuda_setDevice": set_device,
             "_cuda_exchangeDevice": exchange,
             "_cuda_maybeExchangeDevice": exchange,
-            "_cuda_init": lambda: None,
-            "_cuda_isInBadFork": lambda: False,
+            "_cuda_init": begin,
+            "_cuda_isInBadFork": use.after_fork,
             "_cuda_getArchFlags": lambda: " ".join(arch),
             "_cuda_canDeviceAccessPeer": can_access_peer,
             "_cuda_ipc_collect": lambda: None,
@@ -115,15 +128,15 @@ def install(machine: Machine, patches: Patches) -> None:
 
     cuda = torch.cuda
     names: dict[str, Any] = {
-        "is_available": lambda: True,
-        "device_count": lambda: len(devices),
-        "_lazy_init": lambda: None,
+        "is_available": lambda: count() > 0,
+        "device_count": count,
+        "_lazy_init": begin,
         "_lazy_call": lambda callable_, **kwargs: callable_(),
-        "init": lambda: None,
-        "is_initialized": lambda: True,
+        "init": use.use,
+        "is_initialized": lambda: not use.after_fork(),
         "_initialized": True,
         "_is_compiled": lambda: True,
-        "_is_in_bad_fork": lambda: False,
+        "_is_in_bad_fork": use.after_fork,
         "current_device": lambda: local.device,
         "set_device": lambda device: set_device(torch.cuda._utils._get_device_index(device)),
         "get_device_properties": get_properties,
@@ -135,8 +148,8 @@ def install(machine: Machine, patches: Patches) -> None:
             including_emulation or devices[local.device].model.major >= 8
         ),
         "is_tf32_supported": lambda: devices[local.device].model.major >= 8,
-        "_device_count_nvml": lambda: len(devices),
-        "_parse_visible_devices": lambda: list(range(len(devices))),
+        "_device_count_nvml": count,
+        "_parse_visible_devices": lambda: list(range(count())),
         "_cached_device_count": len(devices),
     }
     patches.set_all(cuda, names, "torch.cuda.")

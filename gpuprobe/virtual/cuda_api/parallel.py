@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import Machine
@@ -46,7 +48,7 @@ def install(machine: Machine, patches: Patches) -> None:
             device = on(destination)
         return torch.cat([tensor.to(device) for tensor in tensors], dim)
 
-    patches.set(torch.cuda.nccl, "is_available", lambda tensors: False)
+    _nccl(machine, patches)
     patches.set_each(
         torch._C,
         {
@@ -54,5 +56,70 @@ def install(machine: Machine, patches: Patches) -> None:
             "_broadcast_coalesced": broadcast_coalesced,
             "_scatter": scatter,
             "_gather": gather,
+        },
+    )
+
+
+_REDUCE: Final[dict[int, Callable[[Any, Any], Any]]] = {
+    0: torch.Tensor.add_,
+    1: torch.Tensor.mul_,
+    2: lambda total, other: torch.maximum(total, other, out=total),
+    3: lambda total, other: torch.minimum(total, other, out=total),
+}
+"""By NCCL's number of the operation: ``ncclRedOp_t``. 4 is the mean."""
+_SUM, _MEAN = 0, 4
+
+
+def _nccl(machine: Machine, patches: Patches) -> None:
+    """``torch.cuda.nccl``: one process, several GPUs. Results go to tensors that the caller has,
+    and nothing is allocated on a GPU. Source: ``torch/csrc/cuda/python_nccl.cpp``.
+    """
+
+    def reduced(inputs: Any, op: int) -> Any:
+        """In host memory, what the inputs come to."""
+        total = inputs[0].clone()
+        for other in inputs[1:]:
+            _REDUCE[_SUM if op == _MEAN else op](total, other)
+        return total.div_(len(inputs)) if op == _MEAN else total
+
+    def quietly(function: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            machine.use.use()
+            with torch.no_grad(), machine.dispatch.below(), _disable_current_modes():
+                function(*args)
+
+        return call
+
+    def all_reduce(inputs: Any, outputs: Any, op: int, *rest: Any) -> None:
+        total = reduced(inputs, op)
+        for output in outputs:
+            output.copy_(total)
+
+    def reduce(inputs: Any, output: Any, root: int, op: int, *rest: Any) -> None:
+        output.copy_(reduced(inputs, op))
+
+    def broadcast(inputs: Any, root: int, *rest: Any) -> None:
+        for place, tensor in enumerate(inputs):
+            if place != root:
+                tensor.copy_(inputs[root])
+
+    def all_gather(inputs: Any, outputs: Any, *rest: Any) -> None:
+        flat = torch.cat([tensor.reshape(-1) for tensor in inputs])
+        for output in outputs:
+            output.copy_(flat.view(output.shape))
+
+    def reduce_scatter(inputs: Any, outputs: Any, op: int, *rest: Any) -> None:
+        parts = reduced(inputs, op).reshape(-1).chunk(len(outputs))
+        for output, part in zip(outputs, parts, strict=True):
+            output.copy_(part.view(output.shape))
+
+    patches.set_each(
+        torch._C,
+        {
+            "_nccl_all_reduce": quietly(all_reduce),
+            "_nccl_reduce": quietly(reduce),
+            "_nccl_broadcast": quietly(broadcast),
+            "_nccl_all_gather": quietly(all_gather),
+            "_nccl_reduce_scatter": quietly(reduce_scatter),
         },
     )

@@ -28,7 +28,7 @@ class History:
     """The memory history of one device; off until `start`. ``free_memory`` asks the device."""
 
     def __init__(self, index: int, sim: Simulator, free_memory: Callable[[], int]) -> None:
-        self._index = index
+        self.device = index
         self._sim = sim
         self._free_memory = free_memory
         self._events: deque[dict[str, Any]] = deque()
@@ -102,7 +102,7 @@ class History:
         """The layout now, in torch's form."""
         result = []
         pools = [(0, index) for index in range(max(self._sim.pools) + 1)]
-        for segment in segments(self._sim, pools, self._index):
+        for segment in segments(self._sim, pools, self.device):
             blocks = []
             active = allocated = requested = 0
             for block in segment.blocks:
@@ -121,7 +121,7 @@ class History:
                 blocks.append(row)
             result.append(
                 {
-                    "device": self._index,
+                    "device": self.device,
                     "address": int(segment.address),
                     "total_size": int(segment.total_size),
                     "stream": int(segment.stream),

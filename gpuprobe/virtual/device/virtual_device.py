@@ -60,6 +60,11 @@ class VirtualDevice:
         self.bound: int | None = None
         self.beyond: Callable[[int], BaseException] | None = None
 
+    def number(self, index: int) -> None:
+        """Be the device of this number; nothing has been allocated yet."""
+        self.index = index
+        self.history.device = index
+
     def _on_event(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
         for listener in self.listeners:
             listener(action, address, size, stream, pool)

@@ -33,7 +33,7 @@ def install(machine: Machine, patches: Patches, start: Callable[..., None]) -> N
     they compute and the allocator's settings (`Arrival`); in a pretended job, have
     ``torch.multiprocessing.spawn`` call what it would spawn, as the rank that is pretended.
     """
-    gpus = tuple(device.model for device in machine.devices)
+    gpus = tuple(device.model for device in machine.devices[: machine.count])
     compute = "shapes" if machine.shapes else "real"
     arrival = Arrival(start, gpus, compute, machine.settings.conf)
     starting = _Starting()
@@ -78,7 +78,7 @@ def _as_rank(
     daemon: bool = False,
     start_method: str = "spawn",
 ) -> None:
-    fn(machine.rank % len(machine.devices), *args)  # as many on a machine as it has GPUs
+    fn(machine.rank % machine.count, *args)  # as many on a machine as it has GPUs
 
 
 def _refused(*args: Any, **kwargs: Any) -> None:

@@ -139,10 +139,10 @@ class Intercept:
         """
         machine = self.machine
         index = machine.local.device if device.index is None else device.index
-        if index >= len(machine.devices):
+        if index >= machine.count:
             raise _accelerator_error()(
                 "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have "
-                f"enough GPUs? (cuda:{index} of {len(machine.devices)} virtual devices)"
+                f"enough GPUs? (cuda:{index} of {machine.count} virtual devices)"
             )
         return index
 

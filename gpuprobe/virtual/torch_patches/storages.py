@@ -124,10 +124,10 @@ def _serialization(machine: Machine, patches: Patches) -> None:
             return None
         device = torch.device(location)
         index = machine.local.device if device.index is None else device.index
-        if index >= len(machine.devices):
+        if index >= machine.count:
             raise RuntimeError(
                 f"Attempting to deserialize object on CUDA device {index} but "
-                f"torch.cuda.device_count() is {len(machine.devices)}. Please use torch.load "
+                f"torch.cuda.device_count() is {machine.count}. Please use torch.load "
                 "with map_location to map your storages to an existing device."
             )
         untyped = storage if isinstance(storage, torch.UntypedStorage) else storage._untyped_storage

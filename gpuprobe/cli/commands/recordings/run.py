@@ -144,6 +144,9 @@ def run(args: argparse.Namespace) -> int:
             stderr.print_line(f"  hint: {visible(result.error.hint)}")
     if not args.quiet:
         _summarize(where)
+        for path in result.spawned:
+            shown = os.path.relpath(path)
+            stderr.note(f"recording of the spawned processes: {shown}   (gpuprobe report {shown})")
         if args.compute == "shapes":
             _show_assumed(result.assumed)
     if result.hazards is not None:

@@ -1,0 +1,65 @@
+"""Which of a virtual machine's GPUs a process has: ``CUDA_VISIBLE_DEVICES``, and after a fork."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+NAME: Final = "CUDA_VISIBLE_DEVICES"
+T = TypeVar("T")
+
+_IN_A_FORK: Final = (
+    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must "
+    "use the 'spawn' start method"
+)
+"""torch's own words: ``_lazy_init`` in ``torch/cuda/__init__.py``."""
+
+
+def visible(setting: str | None, gpus: Sequence[T]) -> list[T]:
+    """The GPUs that a setting selects, in its order: numbers, up to the first one that no GPU has
+    (CUDA C++ Programming Guide, "CUDA Environment Variables"). Without a setting all of them.
+    """
+    if setting is None:
+        return list(gpus)
+    found: list[int] = []
+    for part in setting.split(","):
+        text = part.strip()
+        if not text.isdecimal() or int(text) >= len(gpus):
+            break
+        if int(text) in found:  # CUDA has none at all then
+            return []
+        found.append(int(text))
+    return [gpus[index] for index in found]
+
+
+class Use:
+    """Which process first used the GPUs, and what it set before that. A setting of the program's
+    counts until then, as it does for CUDA.
+    """
+
+    def __init__(self) -> None:
+        self._setting = os.environ.get(NAME)
+        self._pid: int | None = None
+        self.select: Callable[[str | None], Any] = lambda setting: None
+
+    def ask(self) -> None:
+        """The program asks which GPUs there are."""
+        setting = os.environ.get(NAME)
+        if self._pid is None and setting != self._setting:
+            self._setting = setting
+            self.select(setting)
+
+    def use(self) -> None:
+        """The program uses a GPU. Raises RuntimeError in a process that was forked off from one
+        that had, as CUDA does.
+        """
+        self.ask()
+        if self._pid is None:
+            self._pid = os.getpid()
+        elif self.after_fork():
+            raise RuntimeError(_IN_A_FORK)
+
+    def after_fork(self) -> bool:
+        """Whether the GPUs were used in the process that this one was forked off from."""
+        return self._pid is not None and self._pid != os.getpid()
