@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,8 +23,11 @@ from gpuprobe.model.run.session import (
 )
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Bytes, Peak, Unavailable
+from gpuprobe.reporters.html.report import asset
 from gpuprobe.tui.viewer.run_model import detail_lines, model_of
 from gpuprobe.tui.viewer.trace.block import source_lines, stack_rows
+from gpuprobe.tui.widgets import plot
+from gpuprobe.tui.widgets.palette import LETTERS, PALETTES
 from gpuprobe.tui.widgets.plot import LABEL, draw
 from gpuprobe.tui.widgets.styled_text import line_width, text_of
 
@@ -165,3 +170,19 @@ def test_source_that_is_not_here_leaves_the_recorded_line() -> None:
     assert marked
     assert line == "…/project/train.py:3 in forward"
     assert "No such file" in why
+
+
+def test_the_page_and_the_screens_have_one_palette_and_every_category() -> None:
+    style = asset("palette.css")
+    light, *dark = re.findall(r"\{([^{}]*--parameter:[^{}]*)\}", style)
+    assert len(dark) == 2  # what the browser prefers, and what the reader chose
+    for theme, blocks in (("light", [light]), ("dark", dark)):
+        for block in blocks:
+            colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
+            for category in Category:
+                assert PALETTES[theme].roles[category.value] == colours[category.value]
+    order = re.search(r"const CATEGORIES = \[(.*?)\]", asset("base.js"), re.DOTALL)
+    assert order is not None
+    assert set(re.findall(r'"(\w+)"', order.group(1))) == {c.value for c in Category}
+    assert set(plot._ORDER) == set(Category) == set(LETTERS)
+    assert len(set(LETTERS.values())) == len(LETTERS)
