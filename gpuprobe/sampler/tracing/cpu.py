@@ -12,7 +12,7 @@ import functools
 import sys
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -122,6 +122,8 @@ class CpuTrace(TorchDispatchMode):
         self._stack_ids: dict[tuple[Any, ...], int] = {}  # code and instruction, by turns
         self._restore: Callable[[], None] = lambda: None
         self._made_for: dict[int, Category] = {}  # by stack, where that alone tells
+        self._kept: Counter[int] = Counter()  # by stack: storages that calls of a model kept
+        self._made: Counter[int] = Counter()  # by stack: all, since the first of them was kept
         self._here: tuple[int, int] | None = None  # stack and module of the operator at hand
         self._origin: dict[int, tuple[int, int]] = {}  # autograd node number -> stack, module
         self._backward_stacks: dict[tuple[int, str], int] = {}
@@ -188,8 +190,10 @@ class CpuTrace(TorchDispatchMode):
             for plain in plain_tensors(value):
                 storage = self._live.get(plain.untyped_storage()._cdata)
                 if storage is not None and storage.category not in _LASTING:
-                    kept = inference and (state or storage.module)
-                    storage.category = Category.KV_CACHE if kept else Category.INPUT
+                    if inference and (state or storage.module):
+                        self._keep(storage)
+                    else:
+                        storage.category = Category.INPUT
 
     def mark_kept(self, values: Any) -> None:
         """Give the state that a model returned, for its next call, the category *kv_cache*."""
@@ -197,7 +201,12 @@ class CpuTrace(TorchDispatchMode):
             for plain in plain_tensors(value) if state else ():
                 storage = self._live.get(plain.untyped_storage()._cdata)
                 if storage is not None and storage.category not in _LASTING:
-                    storage.category = Category.KV_CACHE
+                    self._keep(storage)
+
+    def _keep(self, storage: _Storage) -> None:
+        storage.category = Category.KV_CACHE
+        if storage.stack:
+            self._kept[storage.stack] += 1
 
     def name_modules(self, roots: Iterable[Any]) -> None:
         """Name every module below these roots: ``Class.dotted.path``."""
@@ -217,6 +226,8 @@ class CpuTrace(TorchDispatchMode):
         baseline, self._baseline = self._baseline, list(self._live.values())
         self._origin.clear()
         trace = MemoryTrace(device="cpu", step=step)
+        if self._kept:
+            self._name_kept(events)
         copy = _TableCopy(self._stacks, trace.stacks)
         rows = LiveColumns()
         for storage in baseline:
@@ -225,6 +236,22 @@ class CpuTrace(TorchDispatchMode):
         for action, storage, time_us, path in events:
             copy.row(trace.events, action, storage, time_us, path)
         return trace
+
+    def _name_kept(self, events: list[tuple[int, _Storage, int, str]]) -> None:
+        """Give *kv_cache* to what modules made on lines where most of it was kept: the last of a
+        sequence was made like those before it, but no call followed that it was passed to.
+        """
+        made = [storage for action, storage, _, _ in events if action == _ALLOC]
+        self._made.update(storage.stack for storage in made)
+        open_ = Counter(
+            storage.stack
+            for storage in self._live.values()
+            if storage.category is Category.UNKNOWN and storage.stack in self._kept
+        )
+        usual = {s for s, kept in self._kept.items() if 2 * kept > self._made[s] - open_[s]}
+        for storage in made:
+            if storage.category is Category.UNKNOWN and storage.module and storage.stack in usual:
+                storage.category = Category.KV_CACHE
 
     def discard(self) -> None:
         """Forget the events since the last `collect`, as if they had been collected."""
