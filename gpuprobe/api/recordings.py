@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpuprobe.analysis.compare.diff import Diff
     from gpuprobe.model.report import Report
     from gpuprobe.model.run.recording import RankRecording, Recording
+    from gpuprobe.model.run.scaling import Scaling
     from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "pack",
     "replay",
     "report",
+    "scale",
     "scratch_recording",
     "summary",
 ]
@@ -86,6 +88,27 @@ def pack(
     with new_file(target, force) as stream:
         write_packed(where, stream, str(where))
     return target
+
+
+def scale(*recordings: Recording | str | os.PathLike[str], work: str = "step") -> Scaling:
+    """Compare a program's speed on different numbers of ranks with the first recording:
+    throughput, speed-up, efficiency, and how much is lost to communication, to waiting for other
+    ranks, and to own work that takes longer.
+
+    ``work``: what is the same in all. ``"step"``: a step of a rank (batches of one size);
+    ``"run"``: a whole run (the same data, divided among the ranks).
+
+    Raises what `load` raises, UsageError for fewer than two recordings or another ``work``, and
+    DataError for recordings of a virtual GPU or without all ranks of their job.
+    """
+    from gpuprobe.analysis.ranks.scale import scale
+    from gpuprobe.errors import UsageError
+
+    if len(recordings) < 2:
+        raise UsageError("scaling needs two recordings or more", hint="the first is the baseline")
+    if work not in ("step", "run"):
+        raise UsageError(f"work is 'step' or 'run', not {work!r}")
+    return scale([_loaded(recording) for recording in recordings], work)
 
 
 class ReportDocument(dict[str, Any], Displayed):

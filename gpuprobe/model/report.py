@@ -409,13 +409,25 @@ class RankMemory:
 
 @record(frozen=True)
 class RankTime:
-    """The rank with the longest own time, and the one with the median, over the steps that all
-    ranks have. ``phases`` says where the difference comes from, and sums to it.
+    """The rank that the others wait for most: in the median step it comes later than the median of
+    the others by ``late_ns``. Its own time, and that of the rank with the median, summed over the
+    steps that all ranks have. ``phases`` shows where the difference comes from, and sums to it.
+
+    ``late_steps`` counts the steps in which it came later than the median of the others,
+    ``spread_ns`` is the median deviation of its lateness from ``late_ns``, ``cause`` the phase that has most of the difference (``outside``:
+    none of the training phases), None if it does not stand out.
     """
 
-    STANDS_OUT: ClassVar = 0.05
-    """A rank is called slow where its own time is longer than the median's by this share of a
-    step."""
+    STANDS_OUT: ClassVar = 0.1
+    """A rank is called slow if it comes later by this share of a step."""
+
+    STABLE: ClassVar = 0.75
+    """And if it is late in this share of the steps."""
+
+    CERTAIN: ClassVar = 3.0
+    """And by this many standard errors of the median: 1.2533 times the standard deviation, which is
+    1.4826 times the median deviation, divided by the square root of the number of steps (of values
+    that are normally distributed)."""
 
     slowest: int
     typical: int
@@ -424,10 +436,30 @@ class RankTime:
     typical_ns: int
     step_ns: int  # of the typical rank's whole steps
     phases: tuple[TimeDifference, ...]
+    late_ns: int
+    late_steps: int
+    spread_ns: int
 
     @property
     def stands_out(self) -> bool:
-        return self.own_ns - self.typical_ns > self.STANDS_OUT * self.step_ns
+        return (
+            self.late_ns * self.steps > self.STANDS_OUT * self.step_ns
+            and self.late_ns * self.steps**0.5 > self.CERTAIN * 1.2533 * 1.4826 * self.spread_ns
+            and self.stable
+        )
+
+    @property
+    def stable(self) -> bool:
+        """Whether it is late in most steps."""
+        return self.late_steps >= self.STABLE * self.steps
+
+    @property
+    def cause(self) -> str | None:
+        work = [row for row in self.phases if row.key != "collectives"]
+        if not self.stands_out or not work:
+            return None
+        phase = max(work, key=lambda row: row.ns).key
+        return "outside" if phase == "other" else phase
 
 
 @dataclass(frozen=True, slots=True)

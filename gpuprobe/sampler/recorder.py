@@ -188,7 +188,7 @@ class Recorder:
         if self._level == "trace" and not cuda:
             reader.sources.append(self._traces.start_cpu(self._timeline, self._fault))
             self._timeline.restart()
-        self._per_step = PerStep(lambda spot: self._blind((spot,)))
+        self._per_step = PerStep(lambda spot: self._blind((spot,)), lambda: self._timeline.path)
         self._per_step.collectives.install()
         self._hooks = Hooks(self, self._given)
         self._hooks.install(every_module=self._traces.on)
@@ -343,6 +343,7 @@ class Recorder:
             self._engine -= 1
             if self._engine:
                 return
+            self._per_step.collectives.waits.backward_done()
         elif phase == "recompute" and not (self._recomputes and self._recomputes.pop()):
             return
         if phase == "forward":
@@ -493,7 +494,7 @@ class Recorder:
             self._timeline.overflowed = False
             self._blind((MANY_PHASES,))
         living = self._living()
-        calls, placed = self._per_step.take(self._index, living)
+        calls, placed, waited = self._per_step.take(self._index, living)
         traces = self._step_writer.write(
             self._index,
             spans,
@@ -505,6 +506,7 @@ class Recorder:
             origin_ns=self._timeline.started_ns,
             collectives=calls,
             placement=placed,
+            waited=waited,
         )
         self._last, self._last_traces = spans, traces
         self._index += 1

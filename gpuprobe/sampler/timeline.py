@@ -7,7 +7,7 @@ the step's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from gpuprobe.model.run.session import (
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 from gpuprobe.sampler.base import AtEnd, DeviceMark, Mark, as_bytes
 
+_NOT_WAITED = Unavailable("not collected")
 _NO_GPU_TIME = Unavailable("not collected")  # as by default: it takes no room in a recording
 
 OTHER = "other"
@@ -368,6 +369,14 @@ def _untouched(mark: DeviceMark) -> DeviceMark:
     )
 
 
+def _waited(waited: Mapping[str, int | Unavailable], path: str, duration: int) -> int | Unavailable:
+    """How long a phase of depth one waited, if anything is known of waits."""
+    if not waited or "/" in path:
+        return _NOT_WAITED
+    spent = waited.get(path, 0)
+    return spent if isinstance(spent, Unavailable) else min(spent, duration)
+
+
 def assemble(
     index: int,
     spans: list[PhaseSpan],
@@ -378,11 +387,13 @@ def assemble(
     traces: Iterable[str] = (),
     collectives: tuple[Collective, ...] = (),
     placement: tuple[Placed, ...] = (),
+    waited: Mapping[str, int | Unavailable] = {},
     ended_by: str = "optimizer",
     at_end: AtEnd | None = None,
 ) -> Step:
     """Build a step from its spans (at least one). ``origin_ns``: the session's start.
     ``gpu_ns``: the time of each span on the GPU; without it that is not collected.
+    ``waited``: how long the phases of depth one waited for other ranks (`Waits.take`).
     ``at_end``: what was read once, when the step had ended.
     """
     whole = _Sum(spans[0].start)
@@ -408,6 +419,7 @@ def assemble(
                 windows=total.windows(),
                 host=total.host(),
                 gpu_ns=total.gpu_ns,
+                waited_ns=_waited(waited, path, total.duration),
             )
             for path, total in sorted(
                 phases.items(), key=lambda item: (item[1].first.time_ns, item[0])

@@ -74,9 +74,9 @@ def test_the_rank_that_loads_its_data_slowly_is_the_one_waited_for() -> None:
     assert (found.time.slowest, found.time.stands_out, found.time.steps) == (1, True, 4)
     assert [(d.key, d.ns) for d in found.time.phases] == [("data", 4 * 12 * MS)]
     assert {step.slowest_rank for step in found.steps} == {1}
-    assert "rank 1 is the one the others wait for: 12.0 ms more own work" in rendered(
-        joined(*ranks)
-    )
+    text = rendered(joined(*ranks))
+    assert "rank 1 is the one the others wait for: late in 4 of 4 steps" in text
+    assert "12.0 ms more own work per step" in text
 
 
 def test_waiting_in_a_collective_is_not_work() -> None:

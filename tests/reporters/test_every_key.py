@@ -53,6 +53,7 @@ GIVEN: dict[str, Any] = {
     "time.gpu_steps": 4,
     "rank_comparison.memory.at": "peak",
     "rank_comparison.time.steps": 4,
+    "rank_comparison.time.late_steps": 4,
     "steps.highlights.rank": 0,
     "steps.highlights.device": "cuda:0",
     "steps.highlights.first": 10,

@@ -12,16 +12,18 @@ import pytest
 from gpuprobe.analysis.baseline import CheckResult, MetricResult
 from gpuprobe.model.plans.estimate import FITS, Estimate, EstimateShare
 from gpuprobe.model.plans.fit import Fit, FitSuggestion, Trial
+from gpuprobe.model.run.scaling import ScaleRow, Scaling
 from gpuprobe.model.values import Bytes
 from gpuprobe.reporters.json import check as check_json
 from gpuprobe.reporters.json import estimate as estimate_json
 from gpuprobe.reporters.json import fit as fit_json
+from gpuprobe.reporters.json import scale as scale_json
 
 SCHEMAS = Path(check_json.__file__).parent / "schemas"
 
 
-def valid(name: str, document: dict[str, Any]) -> None:
-    schema = json.loads((SCHEMAS / f"{name}-2.json").read_text())
+def valid(name: str, document: dict[str, Any], version: int = 2) -> None:
+    schema = json.loads((SCHEMAS / f"{name}-{version}.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
     validator.validate(json.loads(json.dumps(document)))
@@ -58,3 +60,10 @@ def test_check() -> None:
     for rows in (None, {"line": (), "category": ()}):
         found = CheckResult((metric,), (metric,), rows, "cause", (), ())
         valid("check", check_json.document(found))
+
+
+def test_scale() -> None:
+    row = ScaleRow("r", 4, 9, 10, 7, 2, 1, 1.0, 2.7, 0.675, 0.325, 0.1, 0.2, 0.025)
+    unsplit = ScaleRow("r", 4, 9, 10, None, None, None, 1.0, 2.7, 0.675, 0.325, None, None, None)
+    valid("scale", scale_json.document(Scaling("run", (row, unsplit))), 1)
+    assert scale_json.schema()["title"] == "gpuprobe scale, version 1"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +13,9 @@ import torch.distributed as dist
 from torch import nn
 
 from gpuprobe.model.run.session import BlindSpot, Collective
-from gpuprobe.sampler.hooks.collectives import DDP, CollectiveCalls
+from gpuprobe.model.values import Unavailable
+from gpuprobe.sampler.hooks.distributed.collectives import DDP, CollectiveCalls
+from gpuprobe.sampler.hooks.distributed.waits import Waited, joined_waits
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch has newer names for some functions
 RANKS, SIZE = 4, 64  # bytes of one tensor
@@ -104,3 +108,84 @@ def test_a_blind_spot_is_only_told_where_the_reducer_works() -> None:
     calls = CollectiveCalls(spots.append)
     calls.forward_done(nn.Linear(1, 1))
     assert not spots
+
+
+def register(model: nn.parallel.DistributedDataParallel, hook: Any) -> None:
+    """The group does not exchange anything. torch checks the types that annotations name."""
+    future = torch.futures.Future[torch.Tensor]
+    hook.__annotations__ = {"bucket": dist.GradBucket, "return": future}
+    model.register_comm_hook(None, hook)
+
+
+def test_the_end_of_a_backward_pass_is_waiting(calls: CollectiveCalls) -> None:
+    """DistributedDataParallel waits for its buckets after this rank's gradients are computed: here
+    until that moment was noted, and for ever if it were not noted before it waits.
+    """
+    noted: list[bool] = []
+
+    def exchange(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        gradients = bucket.buffer()
+
+        def complete() -> None:
+            for _ in range(1000):
+                if calls.waits._computed is not None:
+                    break
+                time.sleep(0.01)
+            noted.append(calls.waits._computed is not None)
+            future.set_result(gradients)
+
+        threading.Thread(target=complete).start()
+        return future
+
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    register(model, exchange)
+    calls.waits.take()
+    loss = model(torch.ones(2, 4)).sum()
+    calls.forward_done(model)
+    loss.backward()
+    calls.waits.backward_done()
+    assert noted == [True]
+    waited = calls.waits.take()
+    assert list(waited) == ["backward"]
+    assert isinstance(waited["backward"], int)
+    assert waited["backward"] > 0
+
+
+def test_a_backward_pass_of_unknown_end_is_unknown(calls: CollectiveCalls) -> None:
+    class Hidden:  # an output whose tensors nobody finds
+        def __init__(self, tensor: torch.Tensor) -> None:
+            self.tensor = tensor
+
+    class Net(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Hidden:  # type: ignore[override]
+            return Hidden(super().forward(x))
+
+    def exchange(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    model = nn.parallel.DistributedDataParallel(Net(4, 4))
+    register(model, exchange)
+    calls.waits.take()
+    loss = model(torch.ones(2, 4)).tensor.sum()
+    calls.forward_done(model)
+    loss.backward()
+    calls.waits.backward_done()
+    assert isinstance(calls.waits.take()["backward"], Unavailable)
+
+
+def test_calls_wait_in_the_phase_that_is_on(calls: CollectiveCalls) -> None:
+    calls.waits._phase = lambda: "data/augment"
+    dist.barrier()
+    calls.waits._phase = lambda: "optimizer"
+    dist.all_reduce(tensor())
+    assert list(calls.waits.take()) == ["data", "optimizer"]
+    assert calls.waits.take() == {"backward": 0}  # known: there was none
+    one: Waited = {"data": 1, "backward": Unavailable("why")}
+    assert joined_waits(one, {"data": 2, "forward": 3, "backward": 4}) == {
+        "data": 3,
+        "forward": 3,
+        "backward": Unavailable("why"),
+    }

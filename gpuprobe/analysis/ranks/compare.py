@@ -2,23 +2,20 @@
 
 Two questions. *Memory*: which rank has the highest peak, and which categories and lines does it
 hold more of than a typical one (the rank with the median peak)? *Time*: which rank do the others
-wait for? Ranks that exchange gradients finish a step together, and whoever is early waits, in
-the backward pass or in a collective. So ranks are compared by their *own* time: a step less its
-backward pass and less the collectives outside it. A rank that is slow within the backward pass
-itself cannot be told from those that wait there.
+wait for (`gpuprobe.analysis.ranks.stragglers`)?
 """
 
 from __future__ import annotations
 
-import operator
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from gpuprobe.analysis.peak.high_water import by_category, by_line
 from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, high_water_at
 from gpuprobe.analysis.ranks.groups import rank_groups
+from gpuprobe.analysis.ranks.stragglers import compare_times, differences, median_low, own_ns
 from gpuprobe.model.report import (
     AT_PEAK,
     AT_STEP_END,
@@ -28,16 +25,12 @@ from gpuprobe.model.report import (
     RankComparison,
     RankMemory,
     RankPeak,
-    RankTime,
-    TimeDifference,
 )
-from gpuprobe.model.run.columns import DURATION, INDEX, MISSING, WAITED, StepColumns
+from gpuprobe.model.run.columns import DURATION, INDEX, MISSING, StepColumns
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.values import ReadStatus, Unavailable
 
 _K = TypeVar("_K", bound=Key)
-
-_WAITING = ("backward", "setup")
 
 
 def compare_ranks(
@@ -51,7 +44,7 @@ def compare_ranks(
     if len(recording.ranks) < 2:
         return None
     peaks = _highest_by_rank(device_peaks(recording) if sites is None else sites)
-    own, time = _time(recording.ranks)
+    own, time = compare_times(recording.ranks)
     slow = () if isinstance(time, Unavailable) or not time.stands_out else (time.slowest,)
     return RankComparison(
         ranks=len(recording.ranks),
@@ -100,18 +93,12 @@ def _merged(
         ranks=len(ranks),
         worst_rank=ranks[found.index(max(peaks))] if peaks else ranks[0],
         peak=max(peaks) if peaks else unknown,
-        median_peak=_median_low(peaks) if peaks else unknown,
+        median_peak=median_low(peaks) if peaks else unknown,
         slowest_rank=ranks[own.index(longest)],
         own_ns=longest,
-        median_own_ns=_median_low(own),
+        median_own_ns=median_low(own),
         longest_ns=max(durations),
     )
-
-
-def _median_low(values: Iterable[int]) -> int:
-    """That of ``statistics``, which takes 4 ms to import."""
-    ordered = sorted(values)
-    return ordered[(len(ordered) - 1) // 2]
 
 
 def _peaks(columns: StepColumns) -> array[int]:
@@ -120,89 +107,6 @@ def _peaks(columns: StepColumns) -> array[int]:
     if len(found) == 1:
         return found[0]
     return array("q", map(max, *found)) if found else array("q", [MISSING]) * columns.rows
-
-
-def own_phases(columns: StepColumns) -> dict[str, array[int]]:
-    """Each step's own time by phase of depth one; ``collectives`` is taken off, as less than 0.
-
-    What is waited for inside a backward pass is left out with it. A collective's time is known
-    only as a whole: it is taken off as if none were inside, down to no own time at all.
-    """
-    phases = {
-        path: _or_zero(columns.number("phase", path))
-        for path in columns.phases
-        if path not in _WAITING
-    }
-    waited = columns.number(*WAITED)
-    if any(waited):
-        total = _sum(phases.values(), columns.rows)
-        phases["collectives"] = array("q", (-min(w, t) for w, t in zip(waited, total, strict=True)))
-    return phases
-
-
-def own_ns(columns: StepColumns) -> array[int]:
-    """Each step's own time. Nanoseconds."""
-    return _sum(own_phases(columns).values(), columns.rows)
-
-
-def _or_zero(column: array[int]) -> array[int]:
-    if MISSING in column:
-        return array("q", (0 if value == MISSING else value for value in column))
-    return column
-
-
-def _sum(columns: Iterable[array[int]], rows: int) -> array[int]:
-    total = array("q", bytes(8 * rows))
-    for column in columns:
-        total = array("q", map(operator.add, total, column))
-    return total
-
-
-def _time(ranks: Sequence[RankRecording]) -> tuple[dict[int, int], RankTime | Unavailable]:
-    """Own time per step of each rank, and the slowest next to a typical one."""
-    if any(rank.session.virtual for rank in ranks):
-        return {}, Unavailable(
-            "step times on a virtual GPU are not comparable",
-            ReadStatus.NOT_COLLECTED,
-        )
-    ranks = list({rank.session.rank: rank for rank in ranks}.values())
-    chosen = {rank.session.rank: _full_rows(rank.columns) for rank in ranks}
-    common = set.intersection(*(set(rows) for rows in chosen.values()))
-    if not common:
-        return {}, Unavailable("no step was recorded by every rank", ReadStatus.NOT_COLLECTED)
-    sums: dict[int, dict[str, int]] = {}
-    for rank in ranks:
-        found = chosen[rank.session.rank]
-        rows = [found[index] for index in common]
-        sums[rank.session.rank] = {
-            phase: sum(map(column.__getitem__, rows))
-            for phase, column in own_phases(rank.columns).items()
-        }
-    own = {rank: sum(total.values()) for rank, total in sums.items()}
-    slowest = max(own, key=lambda rank: (own[rank], -rank))
-    middle = _median_low(own.values())
-    typical = next(rank for rank, spent in own.items() if spent == middle)
-    whole = next(rank.columns for rank in ranks if rank.session.rank == typical)
-    durations = whole.number(*DURATION)
-    per_step = {rank: spent // len(common) for rank, spent in own.items()}
-    return per_step, RankTime(
-        slowest=slowest,
-        typical=typical,
-        steps=len(common),
-        own_ns=own[slowest],
-        typical_ns=own[typical],
-        step_ns=sum(durations[chosen[typical][index]] for index in common),
-        phases=tuple(
-            TimeDifference(key, ns) for key, ns in _differences(sums[slowest], sums[typical])
-        ),
-    )
-
-
-def _full_rows(columns: StepColumns) -> dict[int, int]:
-    """index -> row of the steps that show how long a step takes; see `full_steps`."""
-    index = columns.number(*INDEX)
-    rows = list(columns.full_rows())
-    return {index[row]: row for row in (rows[1:] or rows or range(columns.rows))}
 
 
 def _highest_by_rank(sites: Sequence[PeakSite]) -> dict[int, tuple[int, PeakSite]]:
@@ -224,7 +128,7 @@ def _memory(highest: Mapping[int, tuple[int, PeakSite]], top: int) -> RankMemory
         )
     most, worst = max(highest.values(), key=lambda item: (item[0], -item[1].rank.session.rank))
     others = [item for item in highest.values() if item[1] is not worst]
-    middle = _median_low([amount for amount, _ in others])
+    middle = median_low([amount for amount, _ in others])
     typical = next(site for amount, site in others if amount == middle)
     least, lowest = min(highest.values(), key=lambda item: (item[0], item[1].rank.session.rank))
     found = RankMemory(
@@ -284,10 +188,4 @@ def _known(site: PeakSite) -> dict[str, int]:
 def _memory_differences(
     one: Mapping[_K, int], two: Mapping[_K, int]
 ) -> tuple[MemoryDifference, ...]:
-    return tuple(MemoryDifference(key, size) for key, size in _differences(one, two))
-
-
-def _differences(one: Mapping[_K, int], two: Mapping[_K, int]) -> list[tuple[_K, int]]:
-    """What ``one`` has more of, the largest difference first; what is alike is left out."""
-    found = [(key, one.get(key, 0) - two.get(key, 0)) for key in {**one, **two}]
-    return sorted((d for d in found if d[1]), key=lambda d: (-abs(d[1]), str(d[0])))
+    return tuple(MemoryDifference(key, size) for key, size in differences(one, two))

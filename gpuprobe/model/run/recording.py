@@ -15,13 +15,14 @@ from gpuprobe.model.trace import MemoryTrace
 SCHEMA = "gpuprobe.recording"
 """What the first line of every rank's stream says it is."""
 
-SCHEMA_VERSION = (2, 1)
+SCHEMA_VERSION = (2, 2)
 """(major, minor). A newer major is refused; a newer minor only adds keys.
 
 History:
 * 1.0: first version; the header has ``format`` and ``writer`` for ``schema`` and ``gpuprobe``.
 * 2.0: the header and the findings are as in every document; ``Session.virtual``. 1.x is still read.
 * 2.1: ``Collective.wire``.
+* 2.2: ``Phase.waited_ns``.
 """
 
 

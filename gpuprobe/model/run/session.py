@@ -138,6 +138,9 @@ class Phase:
     # Between the same places of the program as duration_ns, when the GPU came to them: by
     # events on the current stream.
     gpu_ns: Nanoseconds | Unavailable = _NOT_COLLECTED
+    # Of a phase of depth one in a job of several ranks: how long its thread was blocked until other
+    # ranks came to a collective, and it was over.
+    waited_ns: Nanoseconds | Unavailable = _NOT_COLLECTED
 
     @property
     def name(self) -> str:

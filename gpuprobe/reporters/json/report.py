@@ -32,7 +32,7 @@ from gpuprobe.reporters.json import schema as load_schema
 
 SCHEMA = "gpuprobe.report"
 
-VERSION = (2, 3)
+VERSION = (2, 4)
 """(major, minor). A minor version adds keys; a major one may change them.
 
 History:
@@ -47,6 +47,8 @@ History:
 * 2.1: ``time.collectives[].wire``.
 * 2.2: ``rank_comparison.groups``.
 * 2.3: ``earlier_failures``; ``out_of_memory`` has the last 20 of each trace.
+* 2.4: ``late_ns``, ``late_steps``, ``spread_ns``, ``stable`` and ``cause`` of
+  ``rank_comparison.time``.
 """
 
 
@@ -93,7 +95,7 @@ _SHAPES: dict[type, dict[str, str]] = {
 """Keys, and the attributes they come from."""
 
 _DERIVED: dict[type, tuple[str, ...]] = {
-    RankTime: ("stands_out",),
+    RankTime: ("stands_out", "stable", "cause"),
     TimeShares: ("collectives_ns",),
 }
 """Properties that are keys too."""

@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpuprobe.analysis.time_shares import joined_calls
 from gpuprobe.model.run.session import BlindSpot, Collective, Placed
-from gpuprobe.sampler.hooks.collectives import CollectiveCalls
+from gpuprobe.sampler.hooks.distributed.collectives import CollectiveCalls
+from gpuprobe.sampler.hooks.distributed.waits import Waited, joined_waits
 from gpuprobe.sampler.hooks.placement import Placement
+
+_Record: TypeAlias = tuple[int, tuple[Collective, ...], tuple[Placed, ...], Waited]
 
 
 class PerStep:
     """Both, of one recorder. A second record of a step (`Step`) has what the first had, too."""
 
-    def __init__(self, blind: Callable[[BlindSpot], None]) -> None:
-        self.collectives = CollectiveCalls(blind)
+    def __init__(self, blind: Callable[[BlindSpot], None], phase: Callable[[], str]) -> None:
+        """``phase`` returns the path of the phase that is on."""
+        self.collectives = CollectiveCalls(blind, phase)
         self.placement = Placement()
-        self._last: tuple[int, tuple[Collective, ...], tuple[Placed, ...]] = (-1, (), ())
+        self._last: tuple[int, tuple[Collective, ...], tuple[Placed, ...], Waited] = (
+            -1,
+            (),
+            (),
+            {},
+        )
 
     def take(
         self, index: int, models: Iterable[Any]
-    ) -> tuple[tuple[Collective, ...], tuple[Placed, ...]]:
+    ) -> tuple[tuple[Collective, ...], tuple[Placed, ...], Waited]:
         """Everything since the last time, for the step ``index`` that ends now."""
         calls = self.collectives.take()
         placed = self.placement.take(models) if self.placement.wanted else ()
-        before, earlier, placed_earlier = self._last
+        waited = self.collectives.waits.take()
+        before, earlier, placed_earlier, waited_earlier = self._last
         if before == index:
             calls = joined_calls((*earlier, *calls))
             placed = placed or placed_earlier
-        self._last = (index, calls, placed)
-        return calls, placed
+            waited = joined_waits(waited_earlier, waited)
+        self._last = (index, calls, placed, waited)
+        return calls, placed, waited

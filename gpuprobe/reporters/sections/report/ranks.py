@@ -28,6 +28,7 @@ from gpuprobe.reporters.sections.parts import (
     duration,
     known_size,
     named,
+    plural,
     ranges,
     size,
 )
@@ -243,13 +244,16 @@ def _slowest(found: RankComparison, full: bool) -> list[Part]:
         per_step = (spent.own_ns - spent.typical_ns) // steps
         why = ", ".join(_more(row, steps) for row in spent.phases[:3])
         text = (
-            f"rank {spent.slowest} is the one the others wait for: {human_ns(per_step)} more own "
-            "work per step than rank"
-            f" {spent.typical}, the median ({why})"
+            f"rank {spent.slowest} is the one the others wait for: late in "
+            f"{spent.late_steps} of {plural(steps, 'step')}, with {human_ns(per_step)} more own "
+            f"work per step than rank {spent.typical}, the median ({why})"
         )
         parts.append(Line(text, "item"))
     else:
-        parts.append(Line("no rank stands out as the slow one", "item"))
+        text = "no rank stands out as the slow one"
+        if not spent.stable:
+            text += f": rank {spent.slowest} is late in {spent.late_steps} of {steps} steps"
+        parts.append(Line(text, "item"))
     if full:
         parts.append(_own_time(spent))
     return parts
@@ -266,6 +270,12 @@ def _own_time(spent: RankTime) -> Table:
         Row((f"own time of rank {spent.slowest}", duration(spent.own_ns // steps))),
         Row((f"own time of rank {spent.typical}, the median", duration(spent.typical_ns // steps))),
         Row((f"its whole step, mean of {steps}", duration(spent.step_ns // steps))),
+    ]
+    rows += [
+        Row((f"how much later rank {spent.slowest} comes, median", duration(spent.late_ns))),
+        Row((f"steps in which rank {spent.slowest} is late", count(spent.late_steps))),
+        Row(("median deviation of that", duration(spent.spread_ns))),
+        Row(("cause", spent.cause or "none: it does not stand out")),
     ]
     rows += [
         Row((f"more in {row.key}", Cell(_more(row, steps).split(" ")[0], row.ns)))

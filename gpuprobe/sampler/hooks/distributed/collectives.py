@@ -22,6 +22,7 @@ from gpuprobe.model.run.communication import wire_bytes
 from gpuprobe.model.run.session import BlindSpot, Collective
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.patching import patch
+from gpuprobe.sampler.hooks.distributed.waits import Waits
 
 DDP = "all_reduce (DistributedDataParallel)"
 
@@ -126,8 +127,12 @@ class CollectiveCalls:
     made by the threads of the autograd engine.
     """
 
-    def __init__(self, blind: Callable[[BlindSpot], None]) -> None:
+    def __init__(
+        self, blind: Callable[[BlindSpot], None], phase: Callable[[], str] = lambda: ""
+    ) -> None:
+        """``phase`` returns the path of the phase that is on."""
         self._blind = blind
+        self.waits = Waits(phase)
         self._restore: list[Callable[[], None]] = []
         self._nesting = _Nesting()
         self._calls: dict[str, list[int]] = {}  # op -> count, bytes, ns, bytes on the wire
@@ -156,6 +161,7 @@ class CollectiveCalls:
             self._functional()
         else:
             self._restore.append(patch(dist, "init_process_group", self._then_functional(dist)))
+        self._restore += self.waits.install()
         work = torch._C._distributed_c10d.Work
         self._restore.append(patch(work, "wait", self._watched("wait", work.wait, None, "")))
 
@@ -196,7 +202,10 @@ class CollectiveCalls:
         """
         if type(module).__name__ != "DistributedDataParallel" or not torch.is_grad_enabled():
             return
-        if not module.require_backward_grad_sync or _hooked(module):
+        if not module.require_backward_grad_sync:
+            return
+        self.waits.expect()
+        if _hooked(module):
             return
         sizes = _bucket_sizes(module)
         if not any(self._synced) and DDP not in self._calls:
@@ -247,6 +256,7 @@ class CollectiveCalls:
             finally:
                 spent = time.perf_counter_ns() - began
                 nesting.depth = 0
+                self.waits.add(spent)
                 if payload is None:
                     self._count(op, nesting.inner, spent, nesting.wire)
                 else:

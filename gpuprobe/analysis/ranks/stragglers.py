@@ -1,0 +1,173 @@
+"""Which rank the others wait for, in how many steps, and what it does meanwhile.
+
+Ranks that exchange gradients finish a step together, and whoever is early waits. So the rank that
+is late is the one that does *not* wait: it comes last, because its own work takes longest. A rank's
+*own time* in a step is the step less what it waited for others (`Phase.waited_ns`: in calls of
+``torch.distributed``, and at the end of the backward pass of DistributedDataParallel, once its own
+gradients are computed). The rank with the longest own time comes last to where they wait.
+
+Of recordings in which waits are not known by phase (of GPUs, or of an older gpuprobe) the backward
+pass is left out as a whole, and what collectives took elsewhere is taken off.
+"""
+
+from __future__ import annotations
+
+import operator
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypeVar
+
+from gpuprobe.model.report import Key, RankTime, TimeDifference
+from gpuprobe.model.run.columns import DURATION, INDEX, MISSING, WAITED, StepColumns
+from gpuprobe.model.run.recording import RankRecording
+from gpuprobe.model.values import ReadStatus, Unavailable
+
+_K = TypeVar("_K", bound=Key)
+
+_BACKWARD: Final = "backward"
+_SETUP: Final = "setup"
+
+
+def median_low(values: Iterable[int]) -> int:
+    """That of ``statistics``, which takes 4 ms to import."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def own_phases(columns: StepColumns) -> dict[str, array[int]]:
+    """Each step's own time by phase of depth one; where waits are not known by phase,
+    ``collectives`` is taken off, as less than 0. Nanoseconds.
+    """
+    known = {path: columns.number("phase_waited", path) for path in columns.phases}
+    if not any(max(waited, default=MISSING) != MISSING for waited in known.values()):
+        return _without_backward(columns)
+    return {
+        path: array(
+            "q",
+            (
+                0 if MISSING in (spent, waited) else max(0, spent - waited)
+                for spent, waited in zip(columns.number("phase", path), known[path], strict=True)
+            ),
+        )
+        for path in columns.phases
+        if path != _SETUP
+    }
+
+
+def _without_backward(columns: StepColumns) -> dict[str, array[int]]:
+    """A collective's time is known only as a whole: it is taken off as if none were in the backward
+    pass, down to no own time at all.
+    """
+    phases = {
+        path: _or_zero(columns.number("phase", path))
+        for path in columns.phases
+        if path not in (_BACKWARD, _SETUP)
+    }
+    waited = columns.number(*WAITED)
+    if any(waited):
+        total = _sum(phases.values(), columns.rows)
+        phases["collectives"] = array("q", (-min(w, t) for w, t in zip(waited, total, strict=True)))
+    return phases
+
+
+def own_ns(columns: StepColumns) -> array[int]:
+    """Each step's own time. Nanoseconds."""
+    return _sum(own_phases(columns).values(), columns.rows)
+
+
+def _or_zero(column: array[int]) -> array[int]:
+    if MISSING in column:
+        return array("q", (0 if value == MISSING else value for value in column))
+    return column
+
+
+def _sum(columns: Iterable[array[int]], rows: int) -> array[int]:
+    total = array("q", bytes(8 * rows))
+    for column in columns:
+        total = array("q", map(operator.add, total, column))
+    return total
+
+
+def compare_times(
+    ranks: Sequence[RankRecording],
+) -> tuple[dict[int, int], RankTime | Unavailable]:
+    """Own time per step of each rank, and the rank that the others wait for."""
+    if any(rank.session.virtual for rank in ranks):
+        return {}, Unavailable(
+            "step times on a virtual GPU are not comparable", ReadStatus.NOT_COLLECTED
+        )
+    by_number = {rank.session.rank: rank for rank in ranks}
+    found = {number: full_rows(rank.columns) for number, rank in sorted(by_number.items())}
+    common = sorted(set.intersection(*(set(rows) for rows in found.values())))
+    if not common:
+        return {}, Unavailable("no step was recorded by every rank", ReadStatus.NOT_COLLECTED)
+    phases: dict[int, dict[str, array[int]]] = {}
+    for number, index_rows in found.items():
+        rows = [index_rows[index] for index in common]
+        phases[number] = {
+            phase: array("q", map(column.__getitem__, rows))
+            for phase, column in own_phases(by_number[number].columns).items()
+        }
+    own = {number: _sum(parts.values(), len(common)) for number, parts in phases.items()}
+    return {number: sum(times) // len(common) for number, times in own.items()}, _slowest(
+        own,
+        phases,
+        {
+            number: [by_number[number].columns.number(*DURATION)[rows[index]] for index in common]
+            for number, rows in found.items()
+        },
+    )
+
+
+def _slowest(
+    own: Mapping[int, array[int]],
+    phases: Mapping[int, Mapping[str, array[int]]],
+    durations: Mapping[int, Sequence[int]],
+) -> RankTime:
+    numbers = list(own)
+    steps = len(own[numbers[0]])
+    late: dict[int, list[int]] = {number: [] for number in numbers}
+    middle = (len(numbers) - 2) // 2
+    for times in zip(*own.values(), strict=True):
+        ordered = sorted(times)
+        # The median of the others: without the rank itself, which is one of two in small jobs.
+        low, high = ordered[middle], ordered[middle + 1]
+        for number, spent in zip(numbers, times, strict=True):
+            late[number].append(spent - (high if spent <= low else low))
+    median = {number: median_low(values) for number, values in late.items()}
+    slowest = max(median, key=lambda number: (median[number], -number))
+    sums = {number: sum(times) for number, times in own.items()}
+    usual = median_low(spent for number, spent in sums.items() if number != slowest)
+    typical = next(n for n, spent in sums.items() if spent == usual and n != slowest)
+    totals = [
+        {phase: sum(column) for phase, column in phases[number].items()}
+        for number in (slowest, typical)
+    ]
+    return RankTime(
+        slowest=slowest,
+        typical=typical,
+        steps=steps,
+        own_ns=sums[slowest],
+        typical_ns=sums[typical],
+        step_ns=sum(durations[typical]),
+        phases=tuple(TimeDifference(key, ns) for key, ns in differences(*totals)),
+        late_ns=median[slowest],
+        late_steps=sum(one > 0 for one in late[slowest]),
+        spread_ns=median_low(abs(one - median[slowest]) for one in late[slowest]),
+    )
+
+
+def full_rows(columns: StepColumns, *, first: bool = False) -> dict[int, int]:
+    """index -> row of the steps that show how long a step takes; see `full_steps`. ``first``: of
+    all full steps.
+    """
+    index = columns.number(*INDEX)
+    rows = list(columns.full_rows())
+    chosen = rows if first else rows[1:]
+    return {index[row]: row for row in (chosen or rows or range(columns.rows))}
+
+
+def differences(one: Mapping[_K, int], two: Mapping[_K, int]) -> list[tuple[_K, int]]:
+    """What ``one`` has more of, the largest difference first; what is alike is left out."""
+    found = [(key, one.get(key, 0) - two.get(key, 0)) for key in {**one, **two}]
+    return sorted((d for d in found if d[1]), key=lambda d: (-abs(d[1]), str(d[0])))

@@ -1,0 +1,142 @@
+"""How long each phase of a step waited for other ranks.
+
+A call of ``torch.distributed`` that blocks waits from its start to its end: for ranks that have not
+come to it yet, and for the data. DistributedDataParallel waits at the end of the backward pass, in
+C++: from the moment when all gradients of this rank are computed (all its buckets are ready) to the
+end of the pass. That moment is known without a hook on each parameter: callbacks of the autograd
+engine run in the order in which they were queued, when the graph is done, and the one queued here
+at the start of the pass comes before the one in which the reducer waits for its buckets
+(``Reducer::mark_variable_ready`` queues it when the last bucket is ready;
+torch/csrc/distributed/c10d/reducer.cpp).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeAlias
+
+import torch
+
+from gpuprobe.model.values import ReadStatus, Unavailable
+from gpuprobe.patching import patch
+
+Waited: TypeAlias = dict[str, int | Unavailable]
+"""Phase of depth one to nanoseconds. Empty where there are no other ranks."""
+
+_ON_GPU: Final = Unavailable(
+    "the GPU waits for other ranks, not the program", ReadStatus.NOT_COLLECTED
+)
+
+BACKWARD: Final = "backward"
+
+
+class Waits:
+    """What was waited since the last `take`. Calls come from all threads."""
+
+    def __init__(self, phase: Callable[[], str]) -> None:
+        self._phase = phase
+        self._lock = threading.Lock()
+        self._waited: Waited = {}
+        self._expected = False  # a backward pass of DistributedDataParallel is to come
+        self._computed: int | Unavailable | None = None  # when its gradients were
+
+    def install(self) -> list[Callable[[], None]]:
+        """Also wait for what DistributedDataParallel waits for in C++; returns what undoes it."""
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        restore = []
+        post_forward = DistributedDataParallel._post_forward
+
+        def _post_forward(module: Any, output: Any) -> Any:
+            found = post_forward(module, output)
+            if module.require_backward_grad_sync and torch.is_grad_enabled():
+                for tensor in _tensors(found):
+                    if tensor.requires_grad:
+                        tensor.register_hook(self._backward_begins)
+                        break
+            return found
+
+        restore.append(patch(DistributedDataParallel, "_post_forward", _post_forward))
+        coalesced = getattr(dist, "_broadcast_coalesced", None)
+        if coalesced is not None:  # of buffers, in the forward pass
+
+            def _broadcast_coalesced(*args: Any, **kwargs: Any) -> Any:
+                began = time.perf_counter_ns()
+                try:
+                    return coalesced(*args, **kwargs)
+                finally:
+                    self.add(time.perf_counter_ns() - began)
+
+            restore.append(patch(dist, "_broadcast_coalesced", _broadcast_coalesced))
+        return restore
+
+    def expect(self) -> None:
+        """The next backward pass exchanges gradients."""
+        self._expected = True
+
+    def add(self, spent_ns: int) -> None:
+        """A call waited for so long, in the phase that is on."""
+        phase = self._phase().partition("/")[0]
+        # Within such a backward pass after its gradients, it is counted with the rest of it.
+        if phase == BACKWARD and self._computed is not None:
+            return
+        self._count(phase, spent_ns)
+
+    def _backward_begins(self, gradient: torch.Tensor) -> None:
+        on_gpu = gradient.device.type != "cpu"
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(lambda: self._graph_done(on_gpu))
+
+    def _graph_done(self, on_gpu: bool) -> None:
+        self._computed = _ON_GPU if on_gpu else time.perf_counter_ns()
+
+    def backward_done(self) -> None:
+        """A backward pass is over."""
+        computed, self._computed = self._computed, None
+        expected, self._expected = self._expected, False
+        if isinstance(computed, int):
+            self._count(BACKWARD, time.perf_counter_ns() - computed)
+        elif computed is not None:
+            self._count(BACKWARD, computed)
+        elif expected:
+            reason = "the end of its computation is unknown"
+            self._count(BACKWARD, Unavailable(reason, ReadStatus.NOT_COLLECTED))
+
+    def _count(self, phase: str, spent: int | Unavailable) -> None:
+        with self._lock:
+            self._waited[phase] = _sum(self._waited.get(phase, 0), spent)
+
+    def take(self) -> Waited:
+        """By phase, since the last time; empty unless there are other ranks."""
+        import torch.distributed as dist
+
+        with self._lock:
+            found, self._waited = self._waited, {}
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
+            return {}
+        return found or {BACKWARD: 0}
+
+
+def joined_waits(one: Waited, two: Waited) -> Waited:
+    """Both together."""
+    return {phase: _sum(one.get(phase, 0), two.get(phase, 0)) for phase in {**one, **two}}
+
+
+def _sum(one: int | Unavailable, two: int | Unavailable) -> int | Unavailable:
+    if isinstance(one, Unavailable):
+        return one
+    return two if isinstance(two, Unavailable) else one + two
+
+
+def _tensors(output: Any) -> Iterator[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for item in output.values():
+            yield from _tensors(item)
+    elif isinstance(output, (list, tuple)):
+        for item in output:
+            yield from _tensors(item)
