@@ -185,7 +185,7 @@ def main() -> None:
         print(f"{what:<9} {good} of {len(rows)} right")
         for row in rows:
             if not right(row):
-                keys = ("slow", "phase", "slowest", "cause", "stands_out", "late_ns", "spread_ns")
+                keys = ("slow", "phase", "slowest", "cause", "stands_out", "late_ns", "chance_ns")
                 print("   ", row["name"], {key: row[key] for key in keys}, row["late_steps"])
 
 

@@ -414,20 +414,15 @@ class RankTime:
     steps that all ranks have. ``phases`` shows where the difference comes from, and sums to it.
 
     ``late_steps`` counts the steps in which it came later than the median of the others,
-    ``spread_ns`` is the median deviation of its lateness from ``late_ns``, ``cause`` the phase that has most of the difference (``outside``:
-    none of the training phases), None if it does not stand out.
+    ``chance_ns`` is the lateness that chance explains, ``cause`` the phase that has most of the
+    difference (``outside``: none of the training phases), None if it does not stand out.
     """
 
     STANDS_OUT: ClassVar = 0.1
-    """A rank is called slow if it comes later by this share of a step."""
+    """A rank is called slow if it comes later by this share of a step, and by ``chance_ns``."""
 
     STABLE: ClassVar = 0.75
     """And if it is late in this share of the steps."""
-
-    CERTAIN: ClassVar = 3.0
-    """And by this many standard errors of the median: 1.2533 times the standard deviation, which is
-    1.4826 times the median deviation, divided by the square root of the number of steps (of values
-    that are normally distributed)."""
 
     slowest: int
     typical: int
@@ -438,13 +433,13 @@ class RankTime:
     phases: tuple[TimeDifference, ...]
     late_ns: int
     late_steps: int
-    spread_ns: int
+    chance_ns: int
 
     @property
     def stands_out(self) -> bool:
         return (
             self.late_ns * self.steps > self.STANDS_OUT * self.step_ns
-            and self.late_ns * self.steps**0.5 > self.CERTAIN * 1.2533 * 1.4826 * self.spread_ns
+            and self.late_ns > self.chance_ns
             and self.stable
         )
 

@@ -494,7 +494,6 @@ class Recorder:
             self._timeline.overflowed = False
             self._blind((MANY_PHASES,))
         living = self._living()
-        calls, placed, waited = self._per_step.take(self._index, living)
         traces = self._step_writer.write(
             self._index,
             spans,
@@ -504,9 +503,7 @@ class Recorder:
             out_of_memory=self._out_of_memory,
             ended_by=ended_by,
             origin_ns=self._timeline.started_ns,
-            collectives=calls,
-            placement=placed,
-            waited=waited,
+            **self._per_step.take(self._index, living),
         )
         self._last, self._last_traces = spans, traces
         self._index += 1

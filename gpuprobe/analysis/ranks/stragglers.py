@@ -12,6 +12,7 @@ pass is left out as a whole, and what collectives took elsewhere is taken off.
 
 from __future__ import annotations
 
+import math
 import operator
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -99,7 +100,7 @@ def compare_times(
     by_number = {rank.session.rank: rank for rank in ranks}
     found = {number: full_rows(rank.columns) for number, rank in sorted(by_number.items())}
     common = sorted(set.intersection(*(set(rows) for rows in found.values())))
-    if not common:
+    if not common or len(found) < 2:
         return {}, Unavailable("no step was recorded by every rank", ReadStatus.NOT_COLLECTED)
     phases: dict[int, dict[str, array[int]]] = {}
     for number, index_rows in found.items():
@@ -153,8 +154,21 @@ def _slowest(
         phases=tuple(TimeDifference(key, ns) for key, ns in differences(*totals)),
         late_ns=median[slowest],
         late_steps=sum(one > 0 for one in late[slowest]),
-        spread_ns=median_low(abs(one - median[slowest]) for one in late[slowest]),
+        chance_ns=_chance(late[slowest], median[slowest], len(numbers)),
     )
+
+
+def _chance(late: Sequence[int], median: int, ranks: int) -> int:
+    """The median that the latest of so many ranks may have by chance: four standard errors more
+    than the largest of N normally distributed values has on average, which is below sqrt(2 ln N).
+    Four, as the deviation of some twenty steps is itself known to a fifth only.
+
+    The standard error of a median is 1.2533 times that of a mean, and the standard deviation 1.4826
+    times the median deviation, which a few outliers do not change.
+    """
+    deviation = 1.4826 * median_low(abs(one - median) for one in late)
+    error: float = 1.2533 * deviation / len(late) ** 0.5
+    return int((4 + (2 * math.log(ranks)) ** 0.5) * error)
 
 
 def full_rows(columns: StepColumns, *, first: bool = False) -> dict[int, int]:

@@ -47,7 +47,7 @@ History:
 * 2.1: ``time.collectives[].wire``.
 * 2.2: ``rank_comparison.groups``.
 * 2.3: ``earlier_failures``; ``out_of_memory`` has the last 20 of each trace.
-* 2.4: ``late_ns``, ``late_steps``, ``spread_ns``, ``stable`` and ``cause`` of
+* 2.4: ``late_ns``, ``late_steps``, ``chance_ns``, ``stable`` and ``cause`` of
   ``rank_comparison.time``.
 """
 

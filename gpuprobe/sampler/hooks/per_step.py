@@ -28,10 +28,9 @@ class PerStep:
             {},
         )
 
-    def take(
-        self, index: int, models: Iterable[Any]
-    ) -> tuple[tuple[Collective, ...], tuple[Placed, ...], Waited]:
-        """Everything since the last time, for the step ``index`` that ends now."""
+    def take(self, index: int, models: Iterable[Any]) -> dict[str, Any]:
+        """Everything since the last time, for the step ``index`` that ends now, as `assemble` takes
+        it."""
         calls = self.collectives.take()
         placed = self.placement.take(models) if self.placement.wanted else ()
         waited = self.collectives.waits.take()
@@ -41,4 +40,4 @@ class PerStep:
             placed = placed or placed_earlier
             waited = joined_waits(waited_earlier, waited)
         self._last = (index, calls, placed, waited)
-        return calls, placed, waited
+        return {"collectives": calls, "placement": placed, "waited": waited}

@@ -274,7 +274,7 @@ def _own_time(spent: RankTime) -> Table:
     rows += [
         Row((f"how much later rank {spent.slowest} comes, median", duration(spent.late_ns))),
         Row((f"steps in which rank {spent.slowest} is late", count(spent.late_steps))),
-        Row(("median deviation of that", duration(spent.spread_ns))),
+        Row(("what chance explains of that", duration(spent.chance_ns))),
         Row(("cause", spent.cause or "none: it does not stand out")),
     ]
     rows += [
