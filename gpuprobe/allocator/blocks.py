@@ -97,7 +97,7 @@ class FreeList:
         insort(self.unmapped, block, key=_address)
 
     def remove_unmapped(self, block: PoolBlock) -> None:
-        self.unmapped.remove(block)
+        del self.unmapped[bisect_left(self.unmapped, block.address, key=_address)]
 
     def __iter__(self) -> Iterator[PoolBlock]:
         """Smallest first. A copy: the list may change while it is walked."""

@@ -17,6 +17,8 @@ ADDRESS_ORDERS = ("ascending", "descending", "shuffled:1", "shuffled:2")
 
 _BASE = 0x7000_0000_0000
 _SLOT = 1 << 42  # 4 TiB: more than any segment; slots are shuffled, not what is inside them
+_MOST = 1 << 46  # 64 TiB: more than any device; requests beyond it are not of a real program
+_SLOTS = 1 << 20  # of which half are given out at most, so that one that is free is found soon
 
 
 class Driver(Protocol):
@@ -40,7 +42,8 @@ class Driver(Protocol):
 
 
 class SimulatedDriver:
-    """A driver with ``capacity`` bytes (None: unlimited) and addresses in a chosen order.
+    """A driver with ``capacity`` bytes (None: 64 TiB) and addresses in a chosen order. It has no
+    segments of more than 4 TiB.
 
     Addresses are not used twice: real drivers do reuse them, which the allocator cannot tell
     from a new one except by its place among the others.
@@ -60,8 +63,10 @@ class SimulatedDriver:
     def allocate(self, size: int, stream: int, pool: int) -> int | None:
         if not self._fits(size):
             return None
-        self.used += size
-        return self._place(size)
+        address = self._place(size)
+        if address is not None:
+            self.used += size
+        return address
 
     def release(self, address: int, size: int) -> None:
         self.used -= size
@@ -79,20 +84,21 @@ class SimulatedDriver:
         self.used -= size
 
     def _fits(self, size: int) -> bool:
-        return self.capacity is None or self.used + size <= self.capacity
+        return self.used + size <= (_MOST if self.capacity is None else self.capacity)
 
-    def _place(self, size: int) -> int:
+    def _place(self, size: int) -> int | None:
         span = round_up(size, ROUND_LARGE)
+        if span > _SLOT:
+            return None
         if self._order == "ascending":
             self._next += span
             return _BASE + self._next - span
         if self._order == "descending":
             self._next += span
             return 2 * _BASE - self._next
-        slots = -(-span // _SLOT)
-        while True:
-            slot = self._random.randrange(1 << 20)
-            wanted = range(slot, slot + slots)
-            if self._taken.isdisjoint(wanted):
-                self._taken.update(wanted)
+        while len(self._taken) < _SLOTS // 2:
+            slot = self._random.randrange(_SLOTS)
+            if slot not in self._taken:
+                self._taken.add(slot)
                 return slot * _SLOT + _SLOT
+        return None

@@ -333,6 +333,8 @@ def _check_indices(trace: MemoryTrace) -> None:
         "phase": len(trace.stacks.strings),
         "pool": len(trace.pools),
     }
+    if not trace.pools:  # a column that was left out has the index 0
+        raise DataError("pools")
     stacks = len(trace.stacks.stacks)
     for segment in trace.segments:
         if segment.stack >= stacks or any(block.stack >= stacks for block in segment.blocks):

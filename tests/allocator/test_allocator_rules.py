@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from allocator_programs import MIB
 
-from gpuprobe.allocator.driver import SimulatedDriver
+from gpuprobe.allocator.driver import ADDRESS_ORDERS, SimulatedDriver
 from gpuprobe.allocator.layout import segments
 from gpuprobe.allocator.rules import allocation_size, round_size
 from gpuprobe.allocator.settings import parse_conf
@@ -322,6 +322,19 @@ def test_expandable_segments_span_nine_eighths_of_the_device() -> None:
     take(sim, 20 * MIB)
     (free_list,) = sim.pools[0].large.streams.values()
     assert free_list.unmapped[0].size == 160 * MIB  # 180 MiB less the mapped 20
+
+
+@pytest.mark.parametrize("order", ADDRESS_ORDERS)
+def test_a_driver_without_limit_has_no_more_than_any_device(order: str) -> None:
+    driver = SimulatedDriver(order=order)
+    tib = 1 << 40
+    assert driver.allocate(4 * tib + 1, 0, 0) is None
+    assert driver.reserve(1 << 62, 0, 0) is None
+    addresses = [driver.allocate(4 * tib, 0, 0) for _ in range(16)]
+    assert None not in addresses
+    assert len(set(addresses)) == 16
+    assert driver.allocate(1, 0, 0) is None
+    assert driver.used == 64 * tib
 
 
 def test_more_than_an_expandable_segment_can_span_is_out_of_memory() -> None:

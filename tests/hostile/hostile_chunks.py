@@ -180,6 +180,7 @@ CHUNKS: dict[str, _Part] = {
         _tables, "annotations", [["START", "Optimizer.step#A.step", (1 << 63) - 1]] * 5
     )),
     "100,000 pools": lazy(lambda: partial(_head, "pools", [[n, n] for n in range(100_000)])),
+    "no pools": lazy(lambda: partial(_head, "pools", [])),
     "pools of 2**64": lazy(lambda: partial(_head, "pools", [[1 << 64, 0]])),
     "a device 2**40": lazy(lambda: partial(_head, "device", f"cuda:{1 << 40}")),
     "a device of 1 MB": lazy(lambda: partial(_head, "device", "cuda:" + "9" * 1_000_000)),

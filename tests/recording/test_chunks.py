@@ -197,6 +197,7 @@ def lengthen_tables(header: dict[str, Any]) -> None:
         lambda header: header.update(device=5),
         lambda header: header.update(step="1"),
         lambda header: header.update(pools=[[0]]),
+        lambda header: header.update(pools=[]),
         lambda header: header.update(settings={"expandable_segments": "yes"}),
         lambda header: header.update(columns=None),
     ],

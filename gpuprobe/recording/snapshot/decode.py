@@ -34,6 +34,7 @@ from gpuprobe.model.trace import (
     LiveColumns,
     MemoryTrace,
     parse_tag,
+    shortened,
 )
 from gpuprobe.recording.snapshot.oddities import ANNOTATIONS, SETTINGS, Oddities
 from gpuprobe.recording.snapshot.stacks import StackInterner
@@ -563,7 +564,8 @@ def _settings(plain: Any) -> AllocatorSettings | None:
     extra: dict[str, str | int | float | bool] = {}
     for key, value in plain.items():
         if key not in _OWN_FIELDS and isinstance(value, (str, int, float, bool)):
-            extra[_text(key, "a setting's name")] = value
+            name = shortened(_text(key, "a setting's name"))
+            extra[name] = shortened(value) if isinstance(value, str) else value
     return AllocatorSettings(
         expandable_segments=bool(plain.get("expandable_segments", False)),
         max_split_size=_limit(plain.get("max_split_size", -1)),
@@ -573,7 +575,7 @@ def _settings(plain: Any) -> AllocatorSettings | None:
             int(key): _count(value, "roundup_power2_divisions") for key, value in divisions.items()
         },
         large_segment_size=_mib(written, "large_segment_size_mb"),
-        conf=conf,
+        conf=shortened(conf),
         extra=extra,
     )
 
