@@ -135,6 +135,7 @@ async def test_the_page_of_a_process_that_ended_keeps_its_last_readings() -> Non
     first, last = moments("8xh100")
     app = app_of(first, last)
     async with app.run_test(size=(100, 40)) as pilot:
+        await until(pilot, lambda: len(app.model.history.host_cpu()) == 2)  # no more will come
         await settle(pilot, app)
         await pilot.press("P", "g", "enter")
         gone = [p for p in last.inventory.processes if p.pid != 41000]
@@ -266,6 +267,7 @@ async def test_a_gpu_that_comes_back_has_its_tables_again() -> None:
     empty = replace(here, inventory=replace(here.inventory, devices=(), processes=()))
     app = app_of(empty)
     async with app.run_test(size=(100, 30)) as pilot:
+        await until(pilot, lambda: len(app.model.history.host_cpu()) == 2)  # no more will come
         await until(pilot, lambda: shows(app, "No GPU is available"))
         app.model.add(here)
         app._arrange()
