@@ -387,6 +387,11 @@ def main() -> None:
         print(line)
 
 
+def _is_slow(kernel: str, version: str, gpu: str) -> bool:
+    """Programs that compile each of their rows with ``torch.compile`` come last."""
+    return kernel == "embedding" or kernel.startswith(("distill_", "kto_", "fused_linear_grpo"))
+
+
 def _run_all(args: argparse.Namespace, kept: dict[str, list[Row]]) -> None:
     into = args.work or args.sources / "unpacked"
     into.mkdir(parents=True, exist_ok=True)
@@ -400,8 +405,7 @@ def _run_all(args: argparse.Namespace, kept: dict[str, list[Row]]) -> None:
     for row in rows:
         jobs.setdefault((row["kernel"], row["version"], row["gpu"]), []).append(row)
     wanted = set(args.kernels.split(",")) if args.kernels else None
-    slow = ("embedding",)  # it compiles each of its rows
-    for (kernel, version, gpu), members in sorted(jobs.items(), key=lambda job: job[0][0] in slow):
+    for (kernel, version, gpu), members in sorted(jobs.items(), key=lambda job: _is_slow(*job[0])):
         name = f"{kernel} {version} {gpu}"
         if (wanted is not None and kernel not in wanted) or (name in kept and not args.again):
             continue

@@ -305,6 +305,41 @@ def test_a_number_to_choose_from_is_moved(mode: str) -> None:
     assert events(lambda: torch.where(mask, scores, scores)) == [1024]
 
 
+def test_the_gradient_of_a_softmax_needs_a_product(mode: str) -> None:
+    """As an RTX 3090 needs it: six blocks, of which five are seen from outside."""
+    scores = torch.zeros(16, 16, device="cuda").softmax(-1)
+    grad = torch.ones_like(scores)
+    half = scores.bfloat16()
+    backward = torch.ops.aten._softmax_backward_data.default
+    assert events(lambda: backward(grad, scores, -1, torch.float32)) == [1024, 1024, -1024]
+    grad = grad.bfloat16()
+    assert events(lambda: backward(grad, half, -1, torch.bfloat16)) == [512, 512, -512]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_group_norms(mode: str, dtype: torch.dtype) -> None:
+    """As a B200 needs it, in 32 bits: ``N * C`` twice, then ``N * G`` twice and ``N * C``."""
+    item = dtype.itemsize
+    x, dy = torch.ones(2, 3, 64, 16, dtype=dtype, device="cuda")
+    weight = torch.ones(64, dtype=dtype, device="cuda")
+    forward = torch.ops.aten.native_group_norm.default
+    results = [3 * 64 * 16 * item, 3 * 8 * item, 3 * 8 * item]
+    channels, groups = 3 * 64 * 4, 3 * 8 * 4
+    sizes = (3, 64, 16, 8)
+    assert events(lambda: forward(x, weight, weight, *sizes, 1e-5)) == [
+        *results, channels, channels, -channels, -channels,
+    ]  # fmt: skip
+    assert events(lambda: forward(x, None, None, *sizes, 1e-5)) == results
+    _, mean, rstd = forward(x, weight, weight, *sizes, 1e-5)
+    backward = torch.ops.aten.native_group_norm_backward.default
+    found = events(lambda: backward(dy, x, mean, rstd, weight, *sizes, [True] * 3))
+    assert [size for size in found if size > 0][3:] == [
+        channels, channels, groups, groups, channels,
+    ]  # fmt: skip
+    found = events(lambda: backward(dy, x, mean, rstd, None, *sizes, [True, False, False]))
+    assert [size for size in found if size > 0][1:] == [channels, channels, groups, groups]
+
+
 LOSSES: dict[str, tuple[Any, int]] = {  # and what is needed beside each loss
     "mse_loss": (torch.nn.functional.mse_loss, 4),
     "smooth_l1_loss": (torch.nn.functional.smooth_l1_loss, 4),
@@ -399,6 +434,7 @@ HERE = {
     *("index_put_", "_index_put_impl_", "index_put", "_unsafe_index_put"),
     "embedding_dense_backward",
     *("sort", "sort.stable", "multinomial"),
+    *("_softmax_backward_data", "native_group_norm", "native_group_norm_backward"),
     *("zeros", "new_zeros", "zeros_like"),  # test_gradients_…
 }
 

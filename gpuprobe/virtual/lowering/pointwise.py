@@ -20,11 +20,24 @@ def _scalars_moved(call: Call) -> None:
             call.scratch(item)
 
 
+def _product(call: Call) -> None:
+    """The gradient times the output, in memory of its own."""
+    grad, output = call.args[:2]
+    call.scratch(grad.numel() * torch.result_type(grad, output).itemsize)
+
+
 ROWS: Final = (
     OperatorRow(
         "where.self",
         "a number chosen from: a tensor of one element on the device",
         "aten/src/ATen/native/TensorCompare.cpp: where_self_out; a public snapshot of an A100",
         before=_scalars_moved,
+    ),
+    OperatorRow(
+        "_softmax_backward_data",
+        "the gradient times the output; equal to published peaks of an RTX 3090 "
+        "(`benchmarks/published_peaks.py`)",
+        "aten/src/ATen/native/cuda/SoftMax.cu: softmax_backward_cuda_out",
+        after=_product,
     ),
 )

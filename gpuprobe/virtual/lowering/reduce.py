@@ -1,5 +1,5 @@
 """Reductions: the buffers of those that are split over several blocks, the copy that is summed
-where types differ, and norms of many tensors as ``clip_grad_norm_`` takes them.
+where types differ, norms of many tensors as ``clip_grad_norm_`` takes them, and group norms.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from gpuprobe.virtual.lowering.reduce_config import Reduction, buffers
 _CHUNK: Final = 65536  # elements, kChunkSize in MultiTensorApply.cuh
 _LOW: Final = (torch.float16, torch.bfloat16)
 _SPLIT: Final = "where an output is split over several blocks: partial results, then semaphores"
+_GROUP_NORM: Final = "aten/src/ATen/native/cuda/group_norm_kernel.cu"
 _REDUCE: Final = "aten/src/ATen/native/cuda/Reduce.cuh: setReduceConfig, gpu_reduce_kernel"
 
 
@@ -103,6 +104,37 @@ def _foreach_norm(call: Call) -> None:
     call.scratch(len(floating) * chunks * item)
 
 
+def _accumulated(tensor: torch.Tensor) -> int:
+    """Bytes of a number of the type that half precision is accumulated in."""
+    return 4 if tensor.dtype in _LOW else tensor.element_size()
+
+
+def _group_norm(call: Call) -> None:
+    """A factor and a summand for each channel of each sample."""
+    tensor, weight, bias, batch, channels, length = call.args[:6]
+    if length == 1 or (weight is None and bias is None):
+        return
+    for _ in range(2):
+        call.scratch(batch * channels * _accumulated(tensor))
+
+
+def _group_norm_backward(call: Call) -> None:
+    """Sums of the gradient for each channel of each sample, then the coefficients of the input's
+    gradient: for each group, and for each channel where there are weights.
+    """
+    tensor, weight = call.args[1], call.args[4]
+    batch, channels, length, groups, wanted = call.args[5:10]
+    item = _accumulated(tensor)
+    if length != 1:
+        for _ in range(2):
+            call.scratch(batch * channels * item)
+    if wanted[0]:
+        for _ in range(2):
+            call.scratch(batch * groups * item)
+        if weight is not None and length != 1:
+            call.scratch(batch * channels * item)
+
+
 def _rows(run: Callable[[Call], None], *names: str) -> tuple[OperatorRow, ...]:
     return tuple(OperatorRow(name, _SPLIT, _REDUCE, after=run) for name in names)
 
@@ -119,5 +151,18 @@ ROWS: Final = (
         "a partial norm for every chunk of 65,536 elements of every tensor",
         "aten/src/ATen/native/cuda/ForeachReduceOp.cu: foreach_tensor_norm_cuda",
         before=_foreach_norm,
+    ),
+    OperatorRow(
+        "native_group_norm",
+        "where there are weights: a factor and a summand for every channel of every sample",
+        f"{_GROUP_NORM}: GroupNormKernelImplInternal",
+        after=_group_norm,
+    ),
+    OperatorRow(
+        "native_group_norm_backward",
+        "two sums for every channel of every sample, coefficients of the gradient; equal to the "
+        "published peaks of a B200 (`benchmarks/published_peaks.py`)",
+        f"{_GROUP_NORM}: GroupNormBackwardKernelImplInternal, GroupNorm1dBackward",
+        after=_group_norm_backward,
     ),
 )
