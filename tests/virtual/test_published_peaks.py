@@ -1,0 +1,152 @@
+"""Peaks that others measured on GPUs: a sample of the rows of ``benchmarks/published_peaks.py``.
+
+Figures are MiB from the benchmarks of liger-kernel 0.8.5 (``benchmark/data/all_benchmark_data.csv``),
+of what torch and transformers need; the programs are written anew from the description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import published_peaks
+import pytest
+import torch
+from torch import nn
+
+import gpuprobe
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def cross_entropy(vocabulary: int) -> Callable[[], None]:
+    given = torch.randn(8 * 2048, vocabulary, device="cuda", requires_grad=True)
+    target = torch.randint(vocabulary, (8 * 2048,), device="cuda")
+    return lambda: nn.functional.cross_entropy(given, target).backward()
+
+
+def softmax(width: int) -> Callable[[], None]:
+    """The benchmark has a tensor of one dimension, and two modules that keep nothing."""
+    x = torch.randn(width, device="cuda", requires_grad=True)
+
+    def full() -> None:
+        y = x.softmax(-1)
+        y.backward(torch.ones_like(y), retain_graph=True)
+
+    return full
+
+
+def group_norm(channels: int) -> Callable[[], None]:
+    norms = [nn.GroupNorm(channels // 4, channels, 1e-6).cuda() for _ in range(2)]
+    x = torch.randn(128, channels, 512, device="cuda")
+    dy = torch.randn_like(x)
+    x.requires_grad_()
+
+    def full() -> None:
+        assert len(norms) == 2
+        norms[0](x).backward(dy, retain_graph=True)
+
+    return full
+
+
+@pytest.mark.parametrize(
+    ("gpu", "program", "size", "published"),
+    [
+        ("a100-80gb", cross_entropy, 4096, 1280.1259765625),
+        ("a100-80gb", cross_entropy, 131072, 40960.125),
+        ("rtx3090", softmax, 1024, 0.0234375),
+        ("rtx3090", softmax, 4096, 0.09375),
+        ("b200-180gb", group_norm, 32, 40.06640625),
+        ("b200-180gb", group_norm, 2048, 2564.0625),
+    ],
+)
+def test_peaks_are_equal_to_those_of_a_gpu(
+    gpu: str, program: Callable[[int], Callable[[], None]], size: int, published: float
+) -> None:
+    with gpuprobe.virtual_gpu(gpu, compute="shapes"):
+        run = program(size)
+        peaks = []
+        for _ in range(3):
+            torch.cuda.reset_peak_memory_stats()
+            run()
+            peaks.append(torch.cuda.max_memory_allocated() / 2**20)
+        assert published_peaks.same(sorted(peaks)[1], published), peaks
+
+
+# -- the benchmark's own reckoning
+
+TABLE = """kernel_name,kernel_provider,kernel_operation_mode,metric_name,x_name,x_value,y_value_50,\
+extra_benchmark_config_str,gpu_name,liger_version
+softmax,liger,full,speed,N,128,0.5,"{""M"": 2048}",NVIDIA B200,0.5.8
+softmax,liger,full,memory,N,128,0.00244140625,"{""M"": 2048}",NVIDIA B200,0.5.8
+softmax,torch,full,memory,N,128,0.0029296875,"{""M"": 2048}",NVIDIA B200,0.5.8
+"""
+
+
+def rows() -> list[dict[str, Any]]:
+    import csv
+    import io
+
+    return published_peaks.rows_of(csv.DictReader(io.StringIO(TABLE)))
+
+
+def test_only_rows_of_memory_are_compared() -> None:
+    assert [(row["provider"], row["theirs"]) for row in rows()] == [
+        ("liger", 0.00244140625),
+        ("torch", 0.0029296875),
+    ]
+
+
+def test_rows_are_matched_by_all_that_tells_them_apart() -> None:
+    row = {"kernel": "softmax", "provider": "torch", "mode": "full", "x": 128, "ours": 0.5}
+    found = published_peaks.compare(
+        rows(), [{**row, "config": '{"M": 2048}'}, {**row, "provider": "liger", "config": "{}"}]
+    )
+    assert [item.get("ours") for item in found] == [None, 0.5]
+    assert found[0]["why"] == "the program has no such row"
+    assert [item["why"] for item in published_peaks.compare(rows(), "no such GPU")] == [
+        "no such GPU"
+    ] * 2
+
+
+def test_equal_is_to_the_rounding_of_the_table() -> None:
+    assert published_peaks.same(40960.125, 40960.1250001)
+    assert not published_peaks.same(40960.125, 40960.13)
+
+
+def test_the_table_counts_what_is_exact_and_says_why_rows_are_missing() -> None:
+    found = [{**row, "ours": row["theirs"]} for row in rows()]
+    found[1]["ours"] *= 1.02
+    found.append({**rows()[0], "why": "no program"})
+    lines = "\n".join(published_peaks.table_of(found))
+    assert "1/1" in lines
+    assert "+2.00%" in lines
+    assert "1: no program" in lines
+    assert "torch: 0 of 1 rows equal" in lines
+
+
+def test_a_version_without_programs_takes_those_of_the_next(tmp_path: Path) -> None:
+    folders = {}
+    for version, kernels in {"0.4.0": (), "0.5.0": ("jsd",), "0.6.0": ("jsd", "tvd")}.items():
+        folder = tmp_path / version
+        (folder / published_peaks.SCRIPTS).mkdir(parents=True)
+        for kernel in kernels:
+            script = folder / published_peaks.SCRIPTS / f"benchmark_{kernel}.py"
+            script.write_text(f'common = {{"kernel_name": "{kernel}"}}')
+        folders[published_peaks.version_of(version)] = folder
+
+    def found(kernel: str, version: str) -> list[tuple[str, str]]:
+        pairs = published_peaks.programs_of(folders, kernel, version)
+        return [
+            (package.parent.name, script.relative_to(tmp_path).parts[0])
+            for package, script in pairs
+        ]
+
+    assert found("jsd", "0.4.0") == [
+        ("0.4.0", "0.5.0"),
+        ("0.5.0", "0.5.0"),
+        ("0.6.0", "0.6.0"),
+    ]
+    assert found("tvd", "0.5.0")[0] == ("0.5.0", "0.6.0")
+    assert found("dyt", "0.4.0") == []
