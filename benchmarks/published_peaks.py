@@ -3,9 +3,9 @@
 liger-kernel publishes a table of the memory of its kernels and of what they replace, with the
 program of each row: ``benchmark/`` of its source distributions. Each program runs unchanged on a
 virtual GPU of the row's kind, with ``compute="shapes"``, the sizes of the row and the package of
-its version; where that version's distribution has no programs yet, they are those of the next that
-has. Timing is replaced by a few calls, since what it leaves allocated belongs to the peaks measured
-after it.
+its version, or of the next release: what is measured between two releases names the earlier one.
+Where a distribution has no programs yet, they are those of the next that has. Timing is replaced by
+a few calls, since what it leaves allocated belongs to the peaks measured after it.
 
     pip download --no-deps --no-binary :all: --no-build-isolation -d sources liger-kernel==0.8.5
     python benchmarks/published_peaks.py sources [--kernels softmax,kl_div] [--again]
@@ -387,6 +387,14 @@ def main() -> None:
         print(line)
 
 
+def _exact(members: list[Row], found: list[Row] | str) -> int:
+    """How many rows are equal. A row that was measured between two releases names the earlier one,
+    and may be of the code of either.
+    """
+    rows = [row for row in compare(members, found) if row.get("ours") is not None]
+    return sum(same(row["ours"], row["theirs"]) for row in rows)
+
+
 def _is_slow(kernel: str, version: str, gpu: str) -> bool:
     """Programs that compile each of their rows with ``torch.compile`` come last."""
     return kernel == "embedding" or kernel.startswith(("distill_", "kto_", "fused_linear_grpo"))
@@ -414,8 +422,10 @@ def _run_all(args: argparse.Namespace, kept: dict[str, list[Row]]) -> None:
             found = f"{gpu} is not in the catalogue"
         else:
             for program in programs_of(folders, kernel, version):
-                found = run_program(*program, GPUS[gpu], members)
-                if any("ours" in row for row in compare(members, found)):
+                made = run_program(*program, GPUS[gpu], members)
+                if _exact(members, made) > _exact(members, found) or isinstance(found, str):
+                    found = made
+                if _exact(members, found) == len(members):
                     break
         kept[name] = compare(members, found)
         print(f"{name}: done", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """Peaks that others measured on GPUs: a sample of the rows of ``benchmarks/published_peaks.py``.
 
-Figures are MiB from the benchmarks of liger-kernel 0.8.5 (``benchmark/data/all_benchmark_data.csv``),
+Figures are MiB from liger-kernel 0.8.5 (``all_benchmark_data.csv`` in its source distribution),
 of what torch and transformers need; the programs are written anew from the description.
 """
 
