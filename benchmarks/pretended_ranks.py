@@ -23,8 +23,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
+from rank_programs import PROGRAMS  # noqa: E402
+
 PROGRAM = ROOT / "tests" / "support" / "rank_programs.py"
-NAMES = ("ddp", "ddp_bf16_hook", "zero", "fsdp1", "fsdp2", "hsdp", "tp", "pp")
+NAMES = tuple(PROGRAMS)
 REAL = """
 import runpy, sys
 import gpuprobe

@@ -140,6 +140,73 @@ def pp() -> Step:
     return step
 
 
+def pp_interleaved(zero_bubble: bool = False) -> Step:
+    """Two stages on each rank; those of a zero-bubble schedule form a V."""
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import (
+        ScheduleInterleaved1F1B,
+        ScheduleZBVZeroBubble,
+    )
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    device = torch.device("cuda", torch.cuda.current_device())
+    each = LAYERS // (2 * world) or 1
+    numbers = (rank, 2 * world - 1 - rank if zero_bubble else rank + world)
+    blocks = [Block() for _ in range(2 * world * each)]
+    parts = [nn.Sequential(*blocks[n * each : (n + 1) * each]).to(device) for n in numbers]
+    stages = [
+        PipelineStage(part, number, 2 * world, device)
+        for number, part in zip(numbers, parts, strict=True)
+    ]
+    kind = ScheduleZBVZeroBubble if zero_bubble else ScheduleInterleaved1F1B
+    schedule = kind(stages, 2 * world, loss_fn=nn.functional.mse_loss)
+    optimizer = torch.optim.AdamW([p for part in parts for p in part.parameters()])
+    last = 2 * world - 1 in numbers
+
+    def step() -> None:
+        batch = torch.randn(4 * world, WIDTH, device=device)
+        given = (batch,) if rank == 0 else ()
+        schedule.step(*given, **({"target": batch} if last else {}))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def pp_zero_bubble() -> Step:
+    return pp_interleaved(zero_bubble=True)
+
+
+def fsdp2_offload() -> Step:
+    """Parameters, gradients and the optimizer's state are in host memory."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+    net = model()
+    for block in net:
+        fully_shard(block, offload_policy=CPUOffloadPolicy())
+    fully_shard(net, offload_policy=CPUOffloadPolicy())
+    return training(net)
+
+
+def ep() -> Step:
+    """Tokens go to experts on other ranks, and back."""
+    import torch.distributed.nn.functional as functional
+
+    world = dist.get_world_size()
+    gate, expert = nn.Linear(WIDTH, WIDTH).cuda(), Block().cuda()
+    optimizer = torch.optim.AdamW([*gate.parameters(), *expert.parameters()])
+
+    def step() -> None:
+        tokens = gate(torch.randn(4 * world, WIDTH, device="cuda"))
+        there = functional.all_to_all_single(torch.empty_like(tokens), tokens)
+        back = functional.all_to_all_single(torch.empty_like(tokens), expert(there))
+        back.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 PROGRAMS: dict[str, Callable[[], Step]] = {
     "ddp": ddp,
     "ddp_bf16_hook": ddp_bf16_hook,
@@ -149,6 +216,10 @@ PROGRAMS: dict[str, Callable[[], Step]] = {
     "hsdp": hsdp,
     "tp": tp,
     "pp": pp,
+    "pp_interleaved": pp_interleaved,
+    "pp_zero_bubble": pp_zero_bubble,
+    "fsdp2_offload": fsdp2_offload,
+    "ep": ep,
 }
 
 

@@ -65,6 +65,27 @@ def test_distributed_tensors_are_initialised_at_random() -> None:
     both(step)
 
 
+def test_shards_that_are_kept_in_host_memory() -> None:
+    """Their gradients are moved there: without values, into shards that have memory."""
+
+    def step() -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+        layer = nn.Linear(1024, 1024)
+        mesh = init_device_mesh("cuda", (4,))
+        fully_shard(layer, mesh=mesh, offload_policy=CPUOffloadPolicy())
+        optimizer = torch.optim.AdamW(layer.parameters())
+        for _ in range(2):
+            layer(torch.randn(8, 1024, device="cuda")).sum().backward()
+            assert layer.weight.grad is not None
+            assert layer.weight.grad.device.type == "cpu"
+            optimizer.step()
+            optimizer.zero_grad()
+
+    both(step)
+
+
 def test_the_loss_is_computed_on_shards_of_the_logits() -> None:
     """`loss_parallel` makes tensors within the ``__torch_dispatch__`` of a class."""
 

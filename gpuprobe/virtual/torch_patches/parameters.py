@@ -55,6 +55,16 @@ def of_kind(machine: Machine, value: Any, meta: bool) -> Any:
     return made
 
 
+def of_shards_kind(machine: Machine, value: Any, tensor: Any) -> Any:
+    """``value`` with a shard of the kind of the shard of ``tensor``, if both are distributed: FSDP
+    keeps those that it offloads in host memory.
+    """
+    mine, other = (getattr(one, "_local_tensor", None) for one in (tensor, value))
+    if mine is None or other is None or is_meta(mine) == is_meta(other):
+        return value
+    return type(value)(of_kind(machine, other, is_meta(mine)), value._spec, requires_grad=False)
+
+
 def as_parameters(machine: Machine, value: Any) -> Any:
     """Host tensors among arguments as meta tensors, where C++ code wants those of a call to be of
     the kind of its parameters.

@@ -116,6 +116,7 @@ def _gradient(machine: Machine, patches: Patches) -> None:
                 raise RuntimeError("assigned grad has data located on a different device")
             if machine.shapes:
                 value = parameters.of_kind(machine, value, is_meta(tensor))
+                value = parameters.of_shards_kind(machine, value, tensor)
         grad.__set__(tensor, value)
 
     patches.set(
