@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -158,12 +159,15 @@ def test_generating_while_training_is_no_step(tmp_path: Path) -> None:
     assert ends(tmp_path / "a.gpuprobe") == ["optimizer"] * 2
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("objects", [False, True])
-def test_caches_are_a_category_of_their_own(tmp_path: Path, objects: bool) -> None:
-    model = Decoder(objects=objects)
-    with gpuprobe.record(tmp_path / "a.gpuprobe", model, level="trace"):
-        for _ in range(2):
-            model.generate(torch.ones(4, 1, 256), 6)
+def test_caches_are_a_category(tmp_path: Path, objects: bool, device: str) -> None:
+    here = gpuprobe.virtual_gpu("h100-80gb", compute="real") if device == "cuda" else nullcontext()
+    with here:
+        model = Decoder(objects=objects).to(device)
+        with gpuprobe.record(tmp_path / "a.gpuprobe", model, level="trace"):
+            for _ in range(2):
+                model.generate(torch.ones(4, 1, 256, device=device), 6)
     (first, *_) = gpuprobe.load(tmp_path / "a.gpuprobe").ranks[0].load_traces()
     kept = Category.KV_CACHE.code
     sizes = [

@@ -13,11 +13,12 @@ import time
 import weakref
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 from gpuprobe.model.memory import Category, TraceAction
-from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.model.trace import EventColumns, MemoryTrace
 from gpuprobe.sampler.tracing.tensors import modules_of, passed_tensors, plain_tensors
 
 _ALLOC = TraceAction.ALLOC.code
@@ -152,6 +153,22 @@ class ModuleCalls:
             kept = kind == _KEPT or (kind == _KEPT_IF_MADE and columns.module[row])
             if kept or columns.category[row] != _STATE:
                 columns.category[row] = _STATE if kept else _INPUT
+        if any(kind != _INPUT for _, _, kind in marks):
+            _name_kept(events)
+
+
+def _name_kept(events: EventColumns) -> None:
+    """Give *kv_cache* to what modules made on lines where most of it was kept: the last of a
+    sequence was made like those before it, but no call followed that it was passed to.
+    """
+    made = [row for row, action in enumerate(events.action) if action == _ALLOC]
+    all_ = Counter(events.stack[row] for row in made)
+    kept = Counter(events.stack[row] for row in made if events.category[row] == _STATE)
+    for row in made:
+        stack, named = events.stack[row], events.category[row]
+        usual = stack and 2 * kept[stack] > all_[stack]
+        if usual and not named and events.module[row]:
+            events.category[row] = _STATE
 
 
 def _now() -> int:
