@@ -48,3 +48,43 @@ def test_fully_sharded(compute: str) -> None:
     assert 4 * shard < found.peak_allocated - 16 * 2**20 < 4 * shard + 8 * BLOCK
     moments = next(row.bytes for row in found.by_category if row.name == "optimizer_state")
     assert 2 * shard <= moments <= 2 * shard * 1.05
+
+
+def layers(ranks: int) -> Callable[[], Callable[[], None]]:
+    """Training of four layers, sharded over so many ranks; 0: not sharded."""
+
+    def prepare() -> Callable[[], None]:
+        from torch.distributed.fsdp import fully_shard
+
+        model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)]).cuda()
+        if ranks:
+            alone = {"rank": 0, "world_size": 1, "store": dist.HashStore()}
+            dist.init_process_group("nccl", **(alone if ranks == 1 else {}))
+            for layer in model:
+                fully_shard(layer)
+            fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(torch.randn(4, 1024, device="cuda")).pow(2).mean().backward()
+            optimizer.step()
+
+        return step
+
+    return prepare
+
+
+def test_sharded_state_is_the_closed_form() -> None:
+    """What each rank keeps is an N-th to the byte; one rank allocates as an unsharded run does."""
+    parameters = 4 * 4 * (1024 * 1024 + 1024)
+    found = {}
+    for ranks in (0, 1, 2, 8):
+        one = gpuprobe.estimate(layers(ranks), gpu="t4", ranks=max(1, ranks))
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        rows = {row.name: row.bytes for row in one.by_category}
+        share = parameters // max(1, ranks)
+        assert (rows["parameter"], rows["optimizer_state"]) == (share, 2 * share)
+        found[ranks] = (rows, one.peak_allocated)
+    assert found[1] == found[0]
