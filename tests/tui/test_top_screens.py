@@ -638,7 +638,6 @@ async def test_pictures(
     app = TopApp(interval=1.0, source=Script([script[-1]]).open)
     for one in script[:-1]:
         app.model.history.add(one)
-    diagnosis = replace(diagnose(fleet), taken_at=1_701_000_000.0)
     monkeypatch.setattr(app, "examine", lambda: None)
     monkeypatch.setattr(app, "notify", lambda *args, **kwargs: None)
     async with app.run_test(size=size) as pilot:
@@ -646,7 +645,7 @@ async def test_pictures(
         app.reader.pause(True)
         await pilot.press(*keys)
         if isinstance(app.screen, DoctorScreen):
-            app.screen.show_result(diagnosis)
+            app.screen.show_result(replace(diagnose(fleet), taken_at=1_701_000_000.0))
         await pilot.pause()
         await pilot.pause()
         picture = screen_svg(app)

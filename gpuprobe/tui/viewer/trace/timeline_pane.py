@@ -100,7 +100,9 @@ class TimelinePane(TextPane):
         first, last = f"event {self.first:,}", f"{self.end - 1:,}"
         began, ended = inspector.time_at(self.first), inspector.time_at(self.end - 1)
         if began is not None and ended is not None:
-            first, last = f"{first} · {human_ns(began)}", f"{last} · {human_ns(ended)}"
+            last = f"{last} · {human_ns(ended)}"
+            if began:  # the whole trace begins at 0
+                first = f"{first} · {human_ns(began)}"
         self.show([*lines, *marks, axis(cursor, columns, first, last)])
 
     def _marks(self, inspector: TraceInspector, wide: int) -> list[Line]:
