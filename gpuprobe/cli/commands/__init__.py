@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "view": ("recordings.view", "browse a recording in the terminal"),
     "diff": ("recordings.diff", "compare the peaks of two recordings"),
     "scale": ("recordings.scale", "compare a program's speed on different numbers of ranks"),
+    "hang": ("recordings.hang", "show why a distributed job hangs, from its ranks' dumps"),
     "check": ("gate.check", "compare a run's memory with a baseline, for CI"),
     "baseline": ("gate.baseline", "write the baseline of a run"),
     "estimate": ("planning.estimate", "estimate whether a script fits on a GPU"),

@@ -1,1 +1,1 @@
-"""Recordings of many ranks: steps that are read in columns, and recordings packed into one file."""
+"""Many ranks: steps read in columns, packed recordings, dumps of the Flight Recorder."""

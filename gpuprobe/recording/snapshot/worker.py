@@ -138,7 +138,7 @@ def _ended(code: int, talk: str) -> SnapshotError | InternalError:
 
 def main(size: int) -> None:
     """The child."""
-    _limit(size)
+    limit_process(size)
     gc.disable()  # to its end: one collection of what a large snapshot holds takes a second
     output = sys.stdout.buffer
     try:
@@ -157,7 +157,8 @@ def main(size: int) -> None:
     os._exit(0)
 
 
-def _limit(size: int) -> None:
+def limit_process(size: int) -> None:
+    """Limits on memory and processor time of the child, for a file of ``size`` bytes."""
     try:
         import resource
     except ImportError:  # pragma: no cover - not a POSIX system

@@ -1,0 +1,69 @@
+"""Why a distributed job hangs, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpuprobe.model.findings import Level
+from gpuprobe.model.place import Place
+from gpuprobe.model.run.hang import MISMATCH, MISSING, Hang, HangReport, HangSide
+from gpuprobe.reporters.sections.parts import Line, Part, Section, bulleted, plural, ranges
+
+_MOST_SIDES = 8
+
+
+def hang_sections(found: HangReport) -> list[Section]:
+    """A section for each process group with a collective that cannot end."""
+    about = f"dumps of {plural(len(found.ranks), 'rank')}, {plural(found.groups, 'process group')}"
+    head: list[Part] = [Line(about, "heading")]
+    if not found.hangs:
+        head.append(Line("No collective waits for a rank, and all ranks called the same ones."))
+    sections = [Section(parts=tuple(head), name="dumps")]
+    sections += [_section(hang, number) for number, hang in enumerate(found.hangs)]
+    if found.skipped:
+        few = ", ".join(found.skipped[:5]) + (", …" if len(found.skipped) > 5 else "")
+        text = f"not dumps: {few}"
+        sections.append(Section("Skipped", bulleted((text,)), "skipped", "Skipped"))
+    return sections
+
+
+def _section(hang: Hang, number: int) -> Section:
+    parts: list[Part] = [Line(_what(hang))]
+    verb = "called:" if hang.kind == MISMATCH else "in"
+    parts += _sides(hang.sides, verb)
+    for side in hang.absent[:_MOST_SIDES]:
+        last = f"last called {side.op} (number {side.sequence})" if side.op else "has called none"
+        parts.append(Line(f"{_ranks(side.ranks)} {last}{_at(side)}", "item", "missing"))
+    if hang.no_dump:
+        text = f"{_ranks(hang.no_dump)} left no dump: ended, or blocked outside collectives"
+        parts.append(Line(text, "item", "missing"))
+    title = f"Process group {hang.group}"
+    return Section(title, tuple(parts), f"group-{number}", title, level=Level.ERROR)
+
+
+def _what(hang: Hang) -> str:
+    if hang.kind == MISMATCH:
+        return f"Ranks differ in collective number {hang.sequence}, the first that does not match:"
+    if hang.kind == MISSING:
+        missing = [rank for side in hang.absent for rank in side.ranks] + list(hang.no_dump)
+        return f"Collective number {hang.sequence} waits for {_ranks(missing)}:"
+    return (
+        f"All ranks have called collective number {hang.sequence}, and it does not end: a slow or "
+        "broken link, or a rank that stopped on its device:"
+    )
+
+
+def _sides(sides: Sequence[HangSide], verb: str) -> Iterator[Line]:
+    for side in sides[:_MOST_SIDES]:
+        state = f", {side.state}" if side.state else ""
+        yield Line(f"{_ranks(side.ranks)} {verb} {side.op}{state}{_at(side)}", "item", code=True)
+    if len(sides) > _MOST_SIDES:
+        yield Line(f"… {len(sides) - _MOST_SIDES} more: --json lists them")
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
+
+
+def _at(side: HangSide) -> str:
+    return f" at {side.place}" if isinstance(side.place, Place) else ""
