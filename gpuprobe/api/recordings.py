@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gpuprobe.allocator.replays.results import ReplayResult
     from gpuprobe.analysis.compare.diff import Diff
     from gpuprobe.model.report import Report
+    from gpuprobe.model.run.hang import HangReport
     from gpuprobe.model.run.recording import RankRecording, Recording
     from gpuprobe.model.run.scaling import Scaling
     from gpuprobe.model.trace import AllocatorSettings, MemoryTrace
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ReportDocument",
     "diff",
+    "hang",
     "load",
     "pack",
     "replay",
@@ -109,6 +111,28 @@ def scale(*recordings: Recording | str | os.PathLike[str], work: str = "step") -
     if work not in ("step", "run"):
         raise UsageError(f"work is 'step' or 'run', not {work!r}")
     return scale([_loaded(recording) for recording in recordings], work)
+
+
+def hang(directory: str | os.PathLike[str]) -> HangReport:
+    """Why a job hangs, from the Flight Recorder dumps in a directory (a file for each rank, whose
+    name ends with the rank): the first collective that ranks have not called, or in which they
+    differ, with the lines that called it. The dumps are read, never executed.
+
+    Raises NotARecording if there are no dumps, DataError for one that cannot be read.
+    """
+    from gpuprobe.analysis.ranks.hang import find_hangs
+    from gpuprobe.model.run.hang import HangReport
+    from gpuprobe.recording.many.flight import read_dumps
+
+    dumps, skipped = read_dumps(Path(directory))
+    members = {
+        (name, group.desc): group.ranks
+        for dump in dumps.values()
+        for name, group in dump.pg_config.items()
+    }
+    calls = {rank: dump.entries for rank, dump in dumps.items()}
+    groups, hangs = find_hangs(calls, members)
+    return HangReport(os.fspath(directory), tuple(sorted(dumps)), groups, hangs, skipped)
 
 
 class ReportDocument(dict[str, Any], Displayed):

@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpuprobe.api.ranks import hang
+from gpuprobe.api.recordings import hang
 from gpuprobe.cli import main
 from gpuprobe.errors import DataError, NotARecording
 from gpuprobe.model.place import Place

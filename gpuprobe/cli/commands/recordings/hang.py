@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from gpuprobe.api.ranks import hang
+from gpuprobe.api.recordings import hang
 from gpuprobe.cli import exit_codes
 
 
