@@ -154,7 +154,7 @@ ROWS: Final = (
     ),
     OperatorRow(
         "native_group_norm",
-        "where there are weights: a factor and a summand for every channel of every sample",
+        "with weights: a factor and a summand for every channel of every sample",
         f"{_GROUP_NORM}: GroupNormKernelImplInternal",
         after=_group_norm,
     ),
