@@ -421,6 +421,10 @@ class RankTime:
     STANDS_OUT: ClassVar = 0.1
     """A rank is called slow if it comes later by this share of a step, and by ``chance_ns``."""
 
+    LEAST_NS: ClassVar = 1_000_000
+    """And by this much: the scheduler of a busy machine alone delays a process by milliseconds
+    (Linux gives others 0.75 to 3 ms at a time; kernel/sched/fair.c)."""
+
     STABLE: ClassVar = 0.75
     """And if it is late in this share of the steps."""
 
@@ -439,7 +443,7 @@ class RankTime:
     def stands_out(self) -> bool:
         return (
             self.late_ns * self.steps > self.STANDS_OUT * self.step_ns
-            and self.late_ns > self.chance_ns
+            and self.late_ns > max(self.chance_ns, self.LEAST_NS)
             and self.stable
         )
 
