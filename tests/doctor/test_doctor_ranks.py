@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from gpuprobe.model.findings import Level
 from gpuprobe.model.machine.diagnosis import ClockSkew, RankDiagnosis
+from gpuprobe.probes.distributed.links import check_links, link_speeds
 from gpuprobe.probes.distributed.rules import (
     Job,
     Member,
@@ -104,8 +106,12 @@ def test_disagreements() -> None:
     assert judged(A, replace(B, world_size=3))[0][2] == "rank 1 has WORLD_SIZE=3, rank 0 has 2"
     twice = [rule for rule, _, _ in judged(A, B, replace(B, pid=12, host="n2"))]
     assert twice == ["GP181"]
-    local = judged(A, replace(B, local_rank=0))
+    local = judged(A, replace(B, local_rank=0, device="GPU-a"))
     assert local[0][2] == "2 processes claim to be LOCAL_RANK 0 on n1"
+    # Two nodes of a job on one host.
+    assert judged(A, replace(B, local_rank=0)) == []
+    cpu = (replace(A, device="cpu"), replace(B, device="cpu", local_rank=0))
+    assert judged(*cpu) == []
     versions = judged(A, replace(B, torch="2.6.0"))
     assert versions[0][:2] == ("GP181", Level.WARNING)
 
@@ -153,6 +159,54 @@ def test_what_the_ranks_report_is_judged() -> None:
     (speed,) = _speeds([good, slow], 2)
     assert speed.latency_ns == 2000  # the slowest rank's
     assert speed.bus_bandwidth == pytest.approx(1024 / 2000e-9)
+
+
+def test_other_collectives_are_checked() -> None:
+    from gpuprobe.probes.distributed.benchmark import _checked, _judge_results
+
+    good: dict[str, Any] = {"steps": [], "error": "", "doing": "", "wrong": 0, "others": {}}
+    bad = {**good, "others": {"all-to-all": 3}}
+    (found,) = _judge_results({0: good, 1: bad}, "nccl")
+    assert (found.rule, found.message) == ("GP186", "all-to-all gave wrong values on rank 1")
+
+    def step(name: str, action: Callable[[], int]) -> int:
+        value = action()
+        good["steps"].append(name)
+        return value
+
+    def lacks() -> int:
+        raise RuntimeError("Backend gloo does not support reduce_scatter")
+
+    def fails() -> int:
+        raise RuntimeError("Connection closed by peer")
+
+    _checked(good, "reduce-scatter", lacks, step)
+    _checked(good, "all-gather", lambda: 0, step)
+    _checked(good, "all-to-all", lambda: 5, step)
+    assert (good["steps"], good["others"]) == (["all-gather"], {"all-to-all": 5})
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        _checked(good, "all-gather", fails, step)
+
+
+@pytest.mark.parametrize(
+    ("times", "messages"),
+    [
+        ([5, 5, 5, 5], []),
+        ([5, 5, 30, 5], ["the link from rank 1 to rank 2 is slow: 4.0 MiB take 30.00 ms"]),
+        ([5, 5, 30, 40], ["rank 2 is slow: both of its links are: 4.0 MiB take 40.00 ms"]),
+        ([5, 12, 5, 5], []),  # not three times as long
+        ([0.1, 1, 0.1, 0.1], []),  # the scheduler's
+        ([5, 100], []),  # of two links, either may be the slow one
+    ],
+)
+def test_slow_links_and_ranks_are_named(times: list[float], messages: list[str]) -> None:
+    """``times``: milliseconds of the link that leads to each rank."""
+    links = link_speeds({rank: int(ms * 1_000_000) for rank, ms in enumerate(times)})
+    found = list(check_links(links))
+    assert [finding.rule for finding in found] == ["GP189"] * len(messages)
+    for finding, message in zip(found, messages, strict=True):
+        assert finding.message.startswith(message.partition(" take ")[0])
+        assert all(finding.level is Level.WARNING for finding in found)
 
 
 # -- real ranks
@@ -213,8 +267,12 @@ def test_two_ranks_under_torchrun() -> None:
     assert document["findings"] == []
     assert document["backend"] == "gloo"
     assert [place["rank"] for place in document["joined"]] == [0, 1]
-    for step in ("every rank joined", "process group", "barrier", "all-reduce", "speed measured"):
+    for step in (
+        "every rank joined", "process group", "barrier", "all-reduce", "all-gather",
+        "reduce-scatter", "all-to-all", "speed measured", "links measured",
+    ):  # fmt: skip
         assert step in document["steps"]
+    assert [(link["source"], link["target"]) for link in document["links"]] == [(1, 0), (0, 1)]
     assert [speed["size"] for speed in document["speeds"]] == [1024, 65536, 1 << 20, 16 << 20]
     assert all(speed["bus_bandwidth"] > 0 for speed in document["speeds"])
     (skew,) = document["skews"]  # one machine, one clock: zero within the error

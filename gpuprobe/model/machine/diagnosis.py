@@ -89,6 +89,16 @@ class TransferSpeed:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkSpeed:
+    """The fastest of some transfers of ``size`` bytes from one rank to the next, alone."""
+
+    source: int
+    target: int
+    size: Bytes
+    latency_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClockSkew:
     """How far a rank's clock is ahead of rank 0's, in nanoseconds, give or take ``error_ns``
     (half the fastest round trip: the answer was made some time within it).
@@ -116,6 +126,7 @@ class RankDiagnosis:
     steps: tuple[str, ...] = ()
     not_checked: tuple[NotChecked, ...] = ()
     speeds: tuple[TransferSpeed, ...] = ()
+    links: tuple[LinkSpeed, ...] = ()
     skews: tuple[ClockSkew, ...] = ()
     speaks: bool = True
 

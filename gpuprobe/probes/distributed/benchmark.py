@@ -24,13 +24,14 @@ from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.machine.diagnosis import (
     ClockSkew,
+    LinkSpeed,
     NotChecked,
     RankDiagnosis,
     RankPlace,
     TransferSpeed,
 )
 from gpuprobe.model.values import Bytes
-from gpuprobe.probes.distributed import rules
+from gpuprobe.probes.distributed import links, rules
 from gpuprobe.probes.distributed.rules import Job, Member
 
 # (bytes, rounds) of the all-reduces that are timed; the last one on GPUs only.
@@ -233,9 +234,15 @@ class _RankMeeting:
         done = [result for result in results.values() if result is not None]
         if len(done) == job.world_size:
             steps += [step for step in done[0]["steps"] if all(step in r["steps"] for r in done)]
+        found_links: tuple[LinkSpeed, ...] = ()
+        if len(done) == job.world_size:
+            times = {rank: result["link"] for rank, result in results.items() if result is not None}
+            found_links = links.link_speeds(times)
+            findings += links.check_links(found_links)
         return replace(
             report,
             backend=backend,
+            links=found_links,
             steps=tuple(steps),
             skews=tuple(skew for skew in skews if skew is not None),
             speeds=_speeds(done, job.world_size) if len(done) == job.world_size else (),
@@ -359,6 +366,7 @@ def _sorted(findings: list[Finding]) -> list[Finding]:
 def _collectives(store: Any, job: Job, backend: str, timeout: float, device: str) -> dict[str, Any]:
     """Set up a process group and use it. Never raises for what a collective does wrong."""
     result: dict[str, Any] = {"steps": [], "error": "", "doing": "", "wrong": 0, "times": []}
+    result |= {"others": {}, "link": 0}
 
     def step(name: str, action: Callable[[], Any]) -> Any:
         result["doing"] = name
@@ -373,13 +381,51 @@ def _collectives(store: Any, job: Job, backend: str, timeout: float, device: str
             result["wrong"] = step("all-reduce", lambda: _wrong_sums(job, place))
             if result["wrong"]:
                 result["steps"].remove("all-reduce")
+            for name, check in links.checks(job, place).items():
+                _checked(result, name, check, step)
             result["times"] = step("speed measured", lambda: _times(job, place, backend))
             if not result["times"]:
                 result["steps"].remove("speed measured")
+            else:
+                result["link"] = step(
+                    "links measured", lambda: links.ring(job, place, _clock(place))
+                )
     except (RuntimeError, ValueError, TimeoutError) as error:
         words = str(error).strip().splitlines()
         result["error"] = f"{type(error).__name__}: {words[0] if words else ''}"
     return result
+
+
+def _checked(
+    result: dict[str, Any], name: str, check: Callable[[], int], step: Callable[..., Any]
+) -> None:
+    """Run a check; a backend that does not have the collective is not at fault."""
+    try:
+        wrong = step(name, check)
+    except RuntimeError as error:
+        if not any(word in str(error) for word in _NOT_SUPPORTED):
+            raise
+        result["doing"] = ""
+        return
+    if wrong:
+        result["others"][name] = wrong
+        result["steps"].remove(name)
+
+
+_NOT_SUPPORTED = ("does not support", "not supported", "not implemented")
+"""What torch raises if a backend lacks a collective (torch/csrc/distributed/c10d/Backend.hpp)."""
+
+
+def _clock(place: Any) -> Callable[[], int]:
+    """A clock that is read when the device has done what it was given."""
+    import torch
+
+    def settled() -> int:
+        if place.type == "cuda":
+            torch.cuda.synchronize(place)
+        return time.perf_counter_ns()
+
+    return settled
 
 
 @contextmanager
@@ -493,7 +539,17 @@ def _judge_results(results: Mapping[int, Any], backend: str) -> Iterator[Finding
             else "export GLOO_SOCKET_IFNAME=eth0",
             subject=doing,
         )
-    wrong = {rank: r["wrong"] for rank, r in results.items() if r is not None and r["wrong"]}
+    done = {rank: result for rank, result in results.items() if result is not None}
+    for name in dict.fromkeys(name for r in done.values() for name in r.get("others", {})):
+        at = {rank: r["others"][name] for rank, r in done.items() if name in r["others"]}
+        yield rules.WRONG.finding(
+            f"{name} gave wrong values on rank {', '.join(map(str, at))}",
+            *((f"rank {rank}", f"{count} elements wrong") for rank, count in at.items()),
+            fix="Run again with NCCL_P2P_DISABLE=1, and test the GPUs and links.",
+            code="NCCL_P2P_DISABLE=1 torchrun ... -m gpuprobe doctor --distributed",
+            subject=name,
+        )
+    wrong = {rank: r["wrong"] for rank, r in done.items() if r["wrong"]}
     if wrong:
         yield rules.WRONG.finding(
             f"an all-reduce gave wrong sums on rank {', '.join(map(str, wrong))}",

@@ -37,8 +37,8 @@ DISAGREEMENT = define(
         "torch",
     ),
     description="""
-    All ranks must have the same `WORLD_SIZE` and each rank its own `RANK` and, on
-    one host, its own `LOCAL_RANK`. Different versions of torch are a warning.
+    All ranks must have the same `WORLD_SIZE` and each rank its own `RANK` and, on one GPU, its own
+    `LOCAL_RANK`; two nodes of a job may be on one host. Different versions of torch are a warning.
     """,
 )
 UNREACHABLE = define(
@@ -82,7 +82,7 @@ COLLECTIVE = define(
     "GP185",
     "collective-failed",
     _E,
-    "Process group, barrier and all-reduce work",
+    "Process group, barrier and collectives work",
     reads=("torch.distributed",),
     description="""
     The ranks met, but the process group could not be set up, or a collective failed or did
@@ -93,7 +93,7 @@ WRONG = define(
     "GP186",
     "all-reduce-wrong",
     _E,
-    "All-reduces give the right sum on every rank",
+    "Collectives give the right values on every rank",
     reads=("torch.distributed",),
     description="""
     A sum whose every element is known beforehand came out wrong: broken hardware, a broken
@@ -125,6 +125,19 @@ SKEW = define(
     """,
 )
 
+SLOW_LINK = define(
+    "GP189",
+    "slow-link",
+    _W,
+    "No link between neighbouring ranks is much slower than the others",
+    reads=("torch.distributed",),
+    description="""
+    Each rank sends 4 MiB to the next one, one link at a time. A link that takes three times as
+    long as the median of all links, and 2 ms longer, slows down every collective of the job.
+    If both links of a rank are slow, the rank is named.
+    """,
+)
+
 RULES = (
     ENVIRONMENT,
     DISAGREEMENT,
@@ -135,6 +148,7 @@ RULES = (
     WRONG,
     DEVICES,
     SKEW,
+    SLOW_LINK,
 )
 
 _REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -268,7 +282,9 @@ def check_members(job: Job, members: Sequence[Member], timeout: float) -> Iterat
                 subject=f"world size {member.rank}",
             )
     yield from _twice(members, "rank", lambda m: (m.rank,))
-    yield from _twice(members, "LOCAL_RANK", lambda m: (m.host, m.local_rank))
+    # Two nodes of a job may be on one host: the same LOCAL_RANK matters where it is the same GPU.
+    on_gpus = [member for member in members if member.device != "cpu"]
+    yield from _twice(on_gpus, "LOCAL_RANK", lambda m: (m.device, m.host, m.local_rank), 1)
     versions = sorted({member.torch for member in members})
     if len(versions) > 1:
         yield DISAGREEMENT.finding(
@@ -306,12 +322,17 @@ def check_members(job: Job, members: Sequence[Member], timeout: float) -> Iterat
 
 
 def _twice(
-    members: Sequence[Member], what: str, key: Callable[[Member], tuple[object, ...]]
+    members: Sequence[Member],
+    what: str,
+    key: Callable[[Member], tuple[object, ...]],
+    hidden: int = 0,
 ) -> Iterator[Finding]:
+    """``hidden`` parts of the key are not shown."""
     groups: dict[tuple[object, ...], list[Member]] = {}
     for member in members:
         groups.setdefault(key(member), []).append(member)
-    for claim, claimants in groups.items():
+    for whole, claimants in groups.items():
+        claim = whole[hidden:]
         if len(claimants) > 1:
             yield DISAGREEMENT.finding(
                 f"{len(claimants)} processes claim to be {what} {claim[-1]}"

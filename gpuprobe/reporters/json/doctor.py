@@ -42,6 +42,7 @@ def ranks_document(diagnosis: RankDiagnosis) -> dict[str, Any]:
         "steps": list(diagnosis.steps),
         "not_checked": [_not_checked(entry) for entry in diagnosis.not_checked],
         "speeds": [to_plain(speed) for speed in diagnosis.speeds],
+        "links": [to_plain(link) for link in diagnosis.links],
         "skews": [to_plain(skew) for skew in diagnosis.skews],
     }
 

@@ -44,7 +44,7 @@ def rank_doctor_sections(diagnosis: RankDiagnosis) -> list[Section]:
     expected = diagnosis.world_size
     number = "an unknown number of" if isinstance(expected, Unavailable) else str(expected)
     backend = "" if isinstance(diagnosis.backend, Unavailable) else f", {diagnosis.backend}"
-    tables = (_joined(diagnosis), _speeds(diagnosis))
+    tables = (_joined(diagnosis), _speeds(diagnosis), _links(diagnosis))
     return [
         _summary(diagnosis.findings, f"{len(diagnosis.joined)} of {number} ranks{backend}"),
         *map(_finding, diagnosis.findings),
@@ -138,3 +138,23 @@ def _speeds(diagnosis: RankDiagnosis) -> Table:
         for speed in diagnosis.speeds
     )
     return Table("speed of all-reduces", columns, rows, indent=0)
+
+
+_MOST_LINKS = 16
+
+
+def _links(diagnosis: RankDiagnosis) -> Table:
+    """The slowest first; of many links those."""
+    slowest = sorted(diagnosis.links, key=lambda link: (-link.latency_ns, link.target))
+    rows = tuple(
+        Row(
+            (
+                f"{link.source} to {link.target}",
+                human_ns(link.latency_ns),
+                f"{human_bytes(int(link.size * 1e9 / max(1, link.latency_ns)))}/s",
+            )
+        )
+        for link in slowest[:_MOST_LINKS]
+    )
+    columns = (Column("link", 10), Column("4 MiB in", 10, gap=2), Column("bandwidth", 0, gap=2))
+    return Table("speed of links", columns, rows, indent=0)
