@@ -29,7 +29,7 @@ from report_builders import (
 
 from gpuprobe.analysis.summary import summarize
 from gpuprobe.errors import DataError
-from gpuprobe.model.findings import Finding
+from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.memory import Block, BlockState, Category, Segment
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.report import (
@@ -731,3 +731,14 @@ def test_the_biggest_causes_are_categories_where_lines_hold_less_than_half(
     section = causes_section(replace(report, top_lines=lines, categories=categories))
     drawn = " ".join(draw.lines([section], Style()))
     assert shown in drawn
+
+
+def test_of_very_many_findings_a_thousand_are_shown() -> None:
+    found = tuple(Finding("GP101", "throttling", Level.NOTE, f"one {at}.") for at in range(1_002))
+    report = summarize(recording([step(0, {"forward": 5})], findings=found))
+    assert len(report_json.to_document(report)["findings"]) == 1_002
+    data = html_report.data_of(report)
+    assert len(data["report"]["findings"]) == 1_000
+    sections = {section.name: section for section in report_sections(report, full=True)}
+    assert len(sections["findings"].parts) == 1_001
+    assert sections["findings"].parts[-1].text == "… 2 more: --json lists them"

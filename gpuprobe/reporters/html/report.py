@@ -34,7 +34,7 @@ from gpuprobe.reporters.html.markup import Part as Content
 from gpuprobe.reporters.json import report as report_json
 from gpuprobe.reporters.sections.hazards import hazard_sections
 from gpuprobe.reporters.sections.parts import Line, Section, peak_text, plural
-from gpuprobe.reporters.sections.report import STATUS, facts, report_sections
+from gpuprobe.reporters.sections.report import MOST_FINDINGS, STATUS, facts, report_sections
 from gpuprobe.reporters.sections.report.memory import causes_section
 
 ROWS = 400
@@ -51,11 +51,12 @@ def data_of(
     report: Report, tracks: Sequence[Track] = (), trees: Trees | None = None
 ) -> dict[str, Any]:
     """What the page draws and, under ``report``, the document of the report it was made from; the
-    rows of its steps are in columns of their own (``steps``).
+    rows of its steps are in columns of their own (``steps``), and it has the findings that are shown.
     """
     rows = report.steps.rows
     without = Steps(report.steps.highlights, StepRows())
-    document = report_json.to_document(replace(report, steps=without))
+    shown = replace(report, steps=without, findings=report.findings[:MOST_FINDINGS])
+    document = report_json.to_document(shown)
     del document["steps"]["rows"]
     return {
         "report": document,

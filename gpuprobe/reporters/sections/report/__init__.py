@@ -56,6 +56,9 @@ _MOST_LINES = 20
 """Findings, and blind spots, that a short report lists: of a thousand ranks each could have its
 own."""
 
+MOST_FINDINGS = 1000
+"""Findings that are shown whole: a program may have one in each step."""
+
 _MOST_RANKS = 1_000
 """Ranks that a line names: they are shown as ranges."""
 
@@ -199,7 +202,7 @@ def _findings(report: Report, *, full: bool) -> list[Section]:
     """Findings of the recording itself, such as modules on another device."""
     parts: list[Part] = []
     short: dict[tuple[str, str], list[int]] = {}
-    for row in report.findings:
+    for row in report.findings[: MOST_FINDINGS if full else None]:
         found = row.finding
         of = f" of rank {row.rank}" if full and len(report.ranks) > 1 else ""
         text = found.message
@@ -214,6 +217,8 @@ def _findings(report: Report, *, full: bool) -> list[Section]:
         parts.append(Line(text + _of_ranks(report, ranks), "item", label))
     if len(short) > _MOST_LINES:
         parts.append(Line(f"… {len(short) - _MOST_LINES} more: -v lists them"))
+    if full and len(report.findings) > MOST_FINDINGS:
+        parts.append(Line(f"… {len(report.findings) - MOST_FINDINGS} more: --json lists them"))
     return [Section("Findings", tuple(parts), "findings", "Findings")] if parts else []
 
 
