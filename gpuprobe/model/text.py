@@ -7,6 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Final
+
+MOST_NAME: Final = 10_000
+"""Characters of a name that are kept. Paths have 4,096 bytes at most (PATH_MAX, Linux), names of
+C++ templates a few thousand."""
+
+
+def shortened(text: str) -> str:
+    """The text; one that is longer than any name, cut."""
+    return text if len(text) <= MOST_NAME else text[:MOST_NAME] + "…"
 
 
 def visible(text: str) -> str:

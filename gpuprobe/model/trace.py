@@ -25,16 +25,6 @@ class Frame(NamedTuple):
     name: str
 
 
-MOST_NAME = 10_000
-"""Characters of a file's or function's name that are kept. Paths have 4,096 bytes at most
-(PATH_MAX, Linux), names of C++ templates a few thousand."""
-
-
-def shortened(text: str) -> str:
-    """The text; one that is longer than any name, cut."""
-    return text if len(text) <= MOST_NAME else text[:MOST_NAME] + "…"
-
-
 def known_line(line: object) -> int | None:
     """The line of a frame; None where it is a number that no file has a line of. torch writes such
     ones for frames of native code.

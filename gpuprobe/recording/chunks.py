@@ -30,6 +30,7 @@ from gpuprobe.model.bounds import Address, Bounds, Count, NewestMicroseconds
 from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.memory import Category, Segment, TraceAction
 from gpuprobe.model.record import record
+from gpuprobe.model.text import shortened
 from gpuprobe.model.trace import (
     COLUMNS,
     AllocatorSettings,
@@ -40,7 +41,6 @@ from gpuprobe.model.trace import (
     MemoryTrace,
     StackTable,
     known_line,
-    shortened,
 )
 
 CHUNK_VERSION = (1, 0)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TextIO
 
 from gpuprobe.model.record import record
-from gpuprobe.model.text import visible
+from gpuprobe.model.text import shortened, visible
 from gpuprobe.reporters.colour import wants_colour
 
 _BOLD, _RESET = "\x1b[1m", "\x1b[0m"
@@ -88,10 +88,11 @@ class Style:
     def wrapped(self, text: str, *, first: str = "", rest: str = "") -> Iterable[str]:
         """Lines of at most ``width`` columns. ``first`` and ``rest`` begin them.
 
-        A number stays with its unit: textwrap does not break at a no-break space.
+        A number stays with its unit: textwrap does not break at a no-break space. Of a text that
+        nobody reads to its end (10,000 characters) the rest is left out.
         """
         lines = textwrap.wrap(
-            _BEFORE_UNIT.sub("\u00a0", self.text(text)),
+            _BEFORE_UNIT.sub("\u00a0", self.text(shortened(text))),
             self.width,
             initial_indent=first,
             subsequent_indent=rest,

@@ -136,3 +136,9 @@ def test_a_table_of_phases_ends_and_still_sums_up() -> None:
     assert names[-2:] == ["(500 other phases)", "(in no phase)"]
     spent = [cell.value for row in table.rows if isinstance(cell := row.cells[3], Cell)]
     assert sum(value for value in spent if isinstance(value, int)) == total
+
+
+def test_a_text_of_megabytes_is_cut() -> None:
+    lines = list(Style(width=80).wrapped("x" * 10_000_000))
+    assert len(lines) == 126
+    assert lines[-1].endswith("…")

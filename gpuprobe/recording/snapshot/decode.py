@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from gpuprobe.errors import SnapshotError
 from gpuprobe.model.bounds import NewestMicroseconds
 from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
+from gpuprobe.model.text import shortened
 from gpuprobe.model.trace import (
     COLUMNS,
     AllocatorSettings,
@@ -34,7 +35,6 @@ from gpuprobe.model.trace import (
     LiveColumns,
     MemoryTrace,
     parse_tag,
-    shortened,
 )
 from gpuprobe.recording.snapshot.oddities import ANNOTATIONS, SETTINGS, Oddities
 from gpuprobe.recording.snapshot.stacks import StackInterner

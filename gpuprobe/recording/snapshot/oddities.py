@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from gpuprobe.errors import SnapshotError
 from gpuprobe.model.bounds import NewestMicroseconds
-from gpuprobe.model.trace import Frame, known_line, shortened
+from gpuprobe.model.text import shortened
+from gpuprobe.model.trace import Frame, known_line
 
 T = TypeVar("T")
 

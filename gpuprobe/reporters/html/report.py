@@ -51,7 +51,7 @@ def data_of(
     report: Report, tracks: Sequence[Track] = (), trees: Trees | None = None
 ) -> dict[str, Any]:
     """What the page draws and, under ``report``, the document of the report it was made from; the
-    rows of its steps are in columns of their own (``steps``), and it has the findings that are shown.
+    rows of its steps are in columns of their own (``steps``), and it has the findings shown.
     """
     rows = report.steps.rows
     without = Steps(report.steps.highlights, StepRows())
