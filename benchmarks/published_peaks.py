@@ -370,6 +370,15 @@ def table_of(rows: list[Row]) -> list[str]:
     return lines
 
 
+def written(kept: dict[str, list[Row]]) -> str:
+    """Results as JSON, a row in each line."""
+    groups = []
+    for name, rows in kept.items():
+        lines = ",\n  ".join(json.dumps(row) for row in rows)
+        groups.append(f" {json.dumps(name)}: [\n  {lines}\n ]")
+    return "{\n" + ",\n".join(groups) + "\n}\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("sources", type=Path, nargs="?", help="folder of source distributions")
@@ -429,7 +438,7 @@ def _run_all(args: argparse.Namespace, kept: dict[str, list[Row]]) -> None:
                     break
         kept[name] = compare(members, found)
         print(f"{name}: done", file=sys.stderr, flush=True)
-        args.results.write_text(json.dumps(kept, indent=1) + "\n")
+        args.results.write_text(written(kept))
 
 
 if __name__ == "__main__":

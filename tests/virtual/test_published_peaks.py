@@ -6,6 +6,7 @@ of what torch and transformers need; the programs are written anew from the desc
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,8 @@ def test_a_version_without_programs_takes_those_of_the_next(tmp_path: Path) -> N
     ]
     assert found("tvd", "0.5.0")[0] == ("0.5.0", "0.6.0")
     assert found("dyt", "0.4.0") == []
+
+
+def test_results_are_read_as_they_were_written() -> None:
+    kept = {"softmax 0.5.8 NVIDIA B200": rows(), 'a "name"': []}
+    assert json.loads(published_peaks.written(kept)) == kept

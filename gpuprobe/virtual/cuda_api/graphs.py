@@ -245,7 +245,11 @@ def install(machine: Machine, patches: Patches) -> None:
         patches.set_each(module, {**names, "is_current_stream_capturing": is_capturing})
     # The stream that captures by default is made once: it must be one of these devices.
     patches.set(torch.cuda.graphs.graph, "default_capture_stream", None)
-    below = {"_graph_pool_handle": new_pool, "_cuda_isCurrentStreamCapturing": is_capturing}
+    # Functions of their own: to a compiler, each is what it took the place of.
+    below = {
+        "_graph_pool_handle": lambda: new_pool(),
+        "_cuda_isCurrentStreamCapturing": lambda: is_capturing(),
+    }
     patches.set_each(torch.cuda.graphs, below)
 
     def begin(index: int, pool: tuple[int, int]) -> None:

@@ -124,6 +124,16 @@ def test_what_the_program_asks_of_its_tensors_in_compiled_code() -> None:
         assert ask(torch.zeros(3, device="cuda")).tolist() == [10.0, 11.0, 12.0]
 
 
+def test_a_function_of_torchs_that_compiled_code_cannot_contain_breaks_its_graph() -> None:
+    @torch.compile
+    def ask(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if torch.cuda.is_current_stream_capturing() else x + 2
+
+    with gpuprobe.virtual_gpu("a100-40gb", compute="real") as session:
+        assert ask(torch.zeros(2, device="cuda")).tolist() == [2.0, 2.0]
+        assert any("graph break" in text for text in session.machine.compiler_notes)
+
+
 def test_a_race_between_compiled_kernels_is_found() -> None:
     with gpuprobe.virtual_gpu("a100-40gb", compute="shapes"), gpuprobe.detect_hazards() as watch:
         compiled = torch.compile(lambda x: (x * 2).relu())
