@@ -235,6 +235,8 @@ def _compile_graph(
         except Exception as error:  # noqa: BLE001 - it is said, and the program goes on
             _runs_eagerly(machine, error)
             return make_boxed_func(Eagerly(machine, module).run)
+        if not hasattr(made, "current_callable"):
+            return made  # a graph without operators, which `compile_fx_inner` does not compile
         _note(machine, made, backward=bool(options.get("is_backward")))
         made.current_callable = Graph(machine, values, made.current_callable)
         return made

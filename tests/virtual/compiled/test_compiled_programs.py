@@ -210,3 +210,19 @@ def test_what_inductor_cannot_compile_runs_eagerly_and_is_said(
     assert values == [2.0, 2.0, 2.0]
     assert assumed.startswith("code that cannot be compiled here runs eagerly: ")
     assert "no lowering today" in assumed
+
+
+@pytest.mark.parametrize("compute", ["real", "shapes"])
+def test_a_backward_pass_without_operators(compute: str) -> None:
+    """Its graph hands on what it is given: there is nothing to compile."""
+
+    @torch.compile
+    def same_shape(x: torch.Tensor) -> torch.Tensor:
+        return x.view(4) + 1
+
+    with gpuprobe.virtual_gpu("a100-40gb", compute=compute):
+        x = torch.ones(4, device="cuda", requires_grad=True)
+        same_shape(x).sum().backward()
+        assert x.grad is not None
+        assert x.grad.shape == (4,)
+    torch._dynamo.reset()
