@@ -32,6 +32,26 @@ SKIPPED = {
         f'uvx --from "git+https://github.com/{repository.name()}" gpuprobe info',
         "it would download the repository",
     ),
+    (
+        "docs/how-to/compare-ranks-and-devices.md",
+        "gpuprobe scale one.gpuprobe four.gpuprobe",
+        "run by tests/analysis/test_scale.py",
+    ),
+    (
+        "docs/how-to/compare-ranks-and-devices.md",
+        "gpuprobe pack run.gpuprobe -o run.parquet",
+        "run by tests/recording/test_packed.py",
+    ),
+    (
+        "docs/how-to/compare-ranks-and-devices.md",
+        "gpuprobe report run.parquet",
+        "run by tests/recording/test_packed.py",
+    ),
+    (
+        "docs/how-to/compare-ranks-and-devices.md",
+        "gpuprobe hang /dumps",
+        "run by tests/recording/test_flight.py",
+    ),
     ("docs/how-to/install.md", "make demo", "run by test_make_demo"),
     ("docs/how-to/install.md", "source .venv/bin/activate", "run by test_make_demo"),
     ("docs/how-to/install.md", "gpuprobe report demo.gpuprobe", "run by test_make_demo"),
