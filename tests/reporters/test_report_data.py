@@ -742,3 +742,13 @@ def test_of_very_many_findings_a_thousand_are_shown() -> None:
     sections = {section.name: section for section in report_sections(report, full=True)}
     assert len(sections["findings"].parts) == 1_001
     assert sections["findings"].parts[-1].text == "… 2 more: --json lists them"
+
+
+def test_of_very_many_places_of_a_finding_a_hundred_are_shown() -> None:
+    related = tuple(Place("train.py", line, "main") for line in range(1, 103))
+    found = Finding("GP101", "throttling", Level.NOTE, "one", related=related)
+    report = summarize(recording([step(0, {"forward": 5})], findings=(found,)))
+    sections = {section.name: section for section in report_sections(report, full=True)}
+    (shown,) = sections["findings"].parts
+    texts = [part.text for part in shown.parts if hasattr(part, "text")]
+    assert texts[-2:] == ["train.py:100 in main", "… 2 more places: --json lists them"]

@@ -59,6 +59,9 @@ own."""
 MOST_FINDINGS = 1000
 """Findings that are shown whole: a program may have one in each step."""
 
+_MOST_RELATED = 100
+"""Places of one finding."""
+
 _MOST_RANKS = 1_000
 """Ranks that a line names: they are shown as ranges."""
 
@@ -229,9 +232,12 @@ def _about(found: Finding) -> Iterator[Part]:
         *([("times", str(found.count))] if found.count > 1 else []),
         *found.evidence,
     ))  # fmt: skip
-    for place in (*found.related, *([found.location] if found.location is not None else [])):
+    related = found.related[:_MOST_RELATED]
+    for place in (*related, *([found.location] if found.location is not None else [])):
         yield Line(str(place), place=True)
         yield Source(place)
+    if len(found.related) > len(related):
+        yield Line(f"… {len(found.related) - len(related)} more places: --json lists them")
     if found.fix is not None:
         yield Line(found.fix.text, label="fix")
         yield Code(found.fix.code)
