@@ -115,21 +115,25 @@ no tensors themselves: what has them as its innermost Python frame is the reduce
 an operator, which a dispatch mode may have called)."""
 
 
-def by_whom(frames: Iterable[Frame]) -> int:
+def by_whom(frames: Sequence[Frame]) -> int:
     """BUCKET or UNSHARDED, where what allocated is the machinery of data parallelism; else 0.
 
     ``frames`` are a stack, innermost first.
     """
-    innermost = True
-    for frame in frames:
-        file = frame.filename.replace("\\", "/")
-        if innermost and file.endswith(".py") and not file.endswith("/torch/_ops.py"):
-            innermost = False
-            if file.endswith("/torch/nn/parallel/distributed.py") and frame.name in _BUCKET_MAKERS:
-                return BUCKET
+    for at, frame in enumerate(frames):
         found = _frame_marks(frame) & (BUCKET | UNSHARDED)
         if found:
-            return found
+            return _from_reducer(frames[: at + 1]) or found
+    return _from_reducer(frames)
+
+
+def _from_reducer(frames: Iterable[Frame]) -> int:
+    """BUCKET, if the innermost Python frame is one of `_BUCKET_MAKERS`; else 0."""
+    for frame in frames:
+        file = frame.filename.replace("\\", "/")
+        if file.endswith(".py") and not file.endswith("/torch/_ops.py"):
+            ours = file.endswith("/torch/nn/parallel/distributed.py")
+            return BUCKET if ours and frame.name in _BUCKET_MAKERS else 0
     return 0
 
 
@@ -152,7 +156,7 @@ class Marks:
                     known = by_frame[index] = _frame_marks(frames[index])
                 marks |= known
             if not marks & (BUCKET | UNSHARDED):
-                marks |= by_whom(self._stacks.frames_of(stack))
+                marks |= _from_reducer(frames[index] for index in self._stacks.stacks[stack])
             self._by_stack[stack] = marks
         return marks
 
