@@ -7,6 +7,7 @@ import io
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.cuda import _memory_viz
 
 from gpuprobe.api.recordings import load
 from gpuprobe.api.views import write_snapshot
-from gpuprobe.errors import UsageError
+from gpuprobe.errors import DataError, UsageError
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.snapshot.decode import decode
 from gpuprobe.recording.snapshot.load import trace_from_snapshot
@@ -175,3 +176,10 @@ def test_any_snapshot_survives_the_round_trip(snapshot: dict[str, Any]) -> None:
     found = decode(snapshot).traces
     if found:
         assert decode(torch_snapshot.to_snapshot(found)).traces == found
+
+
+@pytest.mark.parametrize("index", [str(1 << 40), "9" * 1_000_000, "0\x1b[2J", "-1", "²"])
+def test_a_device_that_no_machine_has_is_refused(index: str) -> None:
+    (trace,) = decode(modern()).traces
+    with pytest.raises(DataError, match="no device cuda:"):
+        torch_snapshot.to_snapshot([replace(trace, device=f"cuda:{index}")])

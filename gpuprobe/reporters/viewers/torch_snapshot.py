@@ -11,18 +11,21 @@ import pickle
 from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
-from gpuprobe.errors import UsageError
+from gpuprobe.errors import DataError, UsageError
 from gpuprobe.model.memory import Block, Segment, TraceAction
+from gpuprobe.model.text import shortened
 from gpuprobe.model.trace import AllocatorSettings, MemoryTrace, StackTable, phase_tag
 
 _OOM = TraceAction.OOM.code
+_DIGITS = 4  # of a device's index: more GPUs than any machine has
 
 
 def to_snapshot(traces: Iterable[MemoryTrace]) -> dict[str, Any]:
     """The dictionary that ``torch.cuda.memory._snapshot()`` would have returned.
 
     Several traces of one device (one per step) are joined in the order given; the layout is
-    the last one's. Raises UsageError where there is no trace of a CUDA device.
+    the last one's. Raises UsageError where there is no trace of a CUDA device, DataError for a
+    device that no machine has.
     """
     device_traces: list[list[dict[str, Any]]] = []
     segments: dict[int, list[dict[str, Any]]] = {}
@@ -32,7 +35,7 @@ def to_snapshot(traces: Iterable[MemoryTrace]) -> dict[str, Any]:
         kind, _, number = trace.device.partition(":")
         if kind != "cuda":
             continue
-        device = int(number or 0)
+        device = _index(number)
         while len(device_traces) <= device:
             device_traces.append([])
         frames = _FrameLists(trace.stacks)
@@ -55,6 +58,15 @@ def to_snapshot(traces: Iterable[MemoryTrace]) -> dict[str, Any]:
         "allocator_settings": settings,
         "external_annotations": annotations,
     }
+
+
+def _index(number: str) -> int:
+    """The index in a device's name. A snapshot has a list for each device up to the last."""
+    if not number:
+        return 0
+    if not (number.isascii() and number.isdecimal() and len(number) <= _DIGITS):
+        raise DataError(f"a snapshot has no device cuda:{shortened(number)}")
+    return int(number)
 
 
 def write(traces: Iterable[MemoryTrace], stream: IO[bytes]) -> None:
