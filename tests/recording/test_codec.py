@@ -16,6 +16,7 @@ from gpuprobe.errors import ConfigError, DataError
 from gpuprobe.model.bounds import Bounds
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.io.codec import Parsed, closed, from_plain, to_plain
+from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.model.machine.monitor import ProcessWork
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.session import Environment, HostWindow, KnownTensors, Session, Step
@@ -117,6 +118,7 @@ def test_floats_that_json_has_no_word_for(number: float) -> None:
         (HostWindow, {"rss_start": -1}, "rss_start: expected a whole number from 0 to 115"),
         (ProcessWork, {"pid": 1 << 64}, "pid: expected a number of at most 64 bits"),
         (ProcessWork, {"pid": -(1 << 63) - 1}, "pid: expected a number of at most 64 bits"),
+        (Inventory, {"taken_at": 1e18}, "taken_at: expected a number from -62135596800 to"),
         (Session, {"started_at": 10**400}, "started_at: expected a number from -62135596800 to"),
         (Session, {"started_at": math.inf}, "started_at: expected a number from"),
         (Session, {"started_at": {"float": "nan"}}, "started_at: expected a number from"),

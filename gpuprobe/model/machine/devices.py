@@ -11,6 +11,7 @@ from dataclasses import field
 from enum import Enum
 from typing import Any
 
+from gpuprobe.model.bounds import Timestamp
 from gpuprobe.model.display import Displayed
 from gpuprobe.model.record import record
 from gpuprobe.model.text import human_bytes
@@ -473,7 +474,7 @@ class Inventory(Displayed):
     real hardware. ``topology`` is None where it was not asked for.
     """
 
-    taken_at: float
+    taken_at: Timestamp
     sources: tuple[SourceStatus, ...]
     driver: DriverInfo = field(default_factory=DriverInfo)
     host: HostInfo = field(default_factory=HostInfo)
