@@ -445,6 +445,8 @@ class RankTime:
             self.late_ns * self.steps > self.STANDS_OUT * self.step_ns
             and self.late_ns > max(self.chance_ns, self.LEAST_NS)
             and self.stable
+            # Late in most steps, but by less than the others are in the few in which they are.
+            and self.own_ns > self.typical_ns
         )
 
     @property

@@ -136,8 +136,8 @@ def _slowest(
         for number, spent in zip(numbers, times, strict=True):
             late[number].append(spent - (high if spent <= low else low))
     median = {number: median_low(values) for number, values in late.items()}
-    slowest = max(median, key=lambda number: (median[number], -number))
     sums = {number: sum(times) for number, times in own.items()}
+    slowest = max(median, key=lambda number: (median[number], sums[number], -number))
     usual = median_low(spent for number, spent in sums.items() if number != slowest)
     typical = next(n for n, spent in sums.items() if spent == usual and n != slowest)
     totals = [
