@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 STAMP_DEMO := $(VENV)/.stamp-demo
 STAMP_DEV  := $(VENV)/.stamp-dev
 
-.PHONY: help demo test venv lint types contracts unit fix coverage test-gpu bench-gpu test-pycuda mutants clean
+.PHONY: help demo test venv lint types contracts unit fix coverage properties test-gpu bench-gpu test-pycuda mutants clean
 
 help:
 	@echo "make demo       record an example training run and print its report"
@@ -21,6 +21,7 @@ help:
 	@echo "make mutants    how many small faults the tests notice, on a sample (an hour)"
 	@echo "make test-gpu   only the tests that need a CUDA device"
 	@echo "make bench-gpu  measure on the GPU of this machine: truth files, overheads (8 minutes)"
+	@echo "make properties the property tests, on new random examples"
 	@echo "make coverage   tests with a coverage report as HTML"
 	@echo "make clean      remove .venv and caches"
 
@@ -79,6 +80,10 @@ bench-gpu:
 	PYTHONPATH=. $(PY) benchmarks/gpu/record_truth.py; truth=$$?; \
 	PYTHONPATH=. $(PY) benchmarks/gpu/overhead.py; cost=$$?; \
 	test $$truth -eq 0 && test $$cost -eq 0
+
+# `make test` draws the same examples each time; these are new ones in each run.
+properties: $(STAMP_DEV)
+	$(PY) -m pytest $(PYTEST_ARGS) -m hypothesis --hypothesis-profile=explore
 
 coverage: $(STAMP_DEV)
 	$(PY) -m pytest $(PYTEST_ARGS) --cov=gpuprobe --cov-report=term:skip-covered --cov-report=html
