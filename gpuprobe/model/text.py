@@ -6,7 +6,7 @@ The same units everywhere in the tool: binary prefixes (1 KiB = 1024 B), as torc
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 MOST_NAME: Final = 10_000
@@ -75,6 +75,17 @@ def human_ns(duration: int) -> str:
     if duration < 1_000_000_000:
         return f"{duration / 1_000_000:.1f} ms"
     return f"{duration / 1_000_000_000:.2f} s"
+
+
+def ranges(numbers: Iterable[int], separator: str = ", ") -> str:
+    """``0-3, 6``: numbers in order, runs of them as their ends."""
+    found: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return separator.join(str(a) if a == b else f"{a}-{b}" for a, b in found)
 
 
 def width(text: str) -> int:

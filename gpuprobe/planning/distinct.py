@@ -54,14 +54,3 @@ class Classes:
 
 def _shape(group: Sequence[int]) -> tuple[int, ...]:
     return tuple(rank - group[0] for rank in group)
-
-
-def ranges(ranks: Sequence[int]) -> str:
-    """``0-3,8`` for 0, 1, 2, 3 and 8; they are in ascending order."""
-    found: list[list[int]] = []
-    for rank in ranks:
-        if found and found[-1][1] == rank - 1:
-            found[-1][1] = rank
-        else:
-            found.append([rank, rank])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)

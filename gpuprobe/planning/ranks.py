@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from gpuprobe.errors import ProgramFailed, UsageError
 from gpuprobe.model.plans.estimate import FITS, NOT, Estimate, RankEstimate
-from gpuprobe.planning.distinct import Classes, ranges
+from gpuprobe.model.text import ranges
+from gpuprobe.planning.distinct import Classes
 from gpuprobe.planning.peers import Peers
 from gpuprobe.reporters.json.estimate import estimate_of
 
@@ -100,7 +101,7 @@ def told_apart(found: dict[int, Estimate], classes: Classes) -> Estimate:
         alike = classes.of(row.rank)
         before = rows.get(alike[0])
         if before is None:
-            rows[alike[0]] = replace(row, alike=ranges(alike))
+            rows[alike[0]] = replace(row, alike=ranges(alike, ","))
         elif (before.peak_allocated, before.peak_reserved) != (
             row.peak_allocated,
             row.peak_reserved,

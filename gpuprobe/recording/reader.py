@@ -16,13 +16,14 @@ from typing import Generic, TypeVar
 from gpuprobe.errors import DataError, NotARecording
 from gpuprobe.model.io.files import open_regular, read_regular
 from gpuprobe.model.io.gc_pause import gc_paused
+from gpuprobe.model.run.columns import traced_steps
 from gpuprobe.model.run.recording import SCHEMA_VERSION, Recording
 from gpuprobe.model.run.session import BlindSpot, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.chunks import FREE_ROWS, ROWS_PER_BYTE, decode_chunk
 from gpuprobe.recording.files import CHUNK_NAME, MAX_CHUNK, MAX_STREAM, stream_names
 from gpuprobe.recording.many.shapes import Shapes
-from gpuprobe.recording.many.steps import ColumnParser, Kept, read_at, traced_steps
+from gpuprobe.recording.many.steps import ColumnParser, Kept, read_at
 from gpuprobe.recording.stream import StreamParser
 
 _PIECE = 1 << 20

@@ -23,25 +23,21 @@ def same_finding(finding: Finding) -> object:
     return finding.fingerprint, finding.location, finding.related, text
 
 
-def _named_once(steps: tuple[Step, ...]) -> tuple[tuple[Step, ...], int]:
-    """The steps, each chunk named by the first of them that does; and how many names are left out.
-    One small file could otherwise be read a million times.
+def once_named(named: dict[int, tuple[str, ...]]) -> tuple[dict[int, tuple[str, ...]], int]:
+    """For each row whose traces an earlier row has named, its own; and how many were left out. One
+    small file could otherwise be read a million times.
     """
-    named: set[str] = set()
-    kept: dict[int, Step] = {}
+    seen: set[str] = set()
+    changed: dict[int, tuple[str, ...]] = {}
     repeated = 0
-    for at, step in enumerate(steps):
-        names = step.traces
-        if not names:
-            continue
-        fresh = tuple(name for name in dict.fromkeys(names) if name not in named)
-        named.update(fresh)
+    for row in sorted(named):
+        names = named[row]
+        fresh = tuple(name for name in dict.fromkeys(names) if name not in seen)
+        seen.update(fresh)
         if len(fresh) != len(names):
             repeated += len(names) - len(fresh)
-            kept[at] = replace(step, traces=fresh)
-    if not kept:
-        return steps, 0
-    return tuple(kept.get(at, step) for at, step in enumerate(steps)), repeated
+            changed[row] = fresh
+    return changed, repeated
 
 
 class StreamParser:
@@ -188,7 +184,11 @@ class StreamParser:
 
     def _sequence(self) -> tuple[Sequence[Step], int]:
         """The steps in order of their index, and how many names of traces were left out."""
-        return _named_once(tuple(self._steps[at] for at in sorted(self._steps)))
+        steps = [self._steps[at] for at in sorted(self._steps)]
+        fresh, repeated = once_named({row: step.traces for row, step in enumerate(steps)})
+        for row, names in fresh.items():
+            steps[row] = replace(steps[row], traces=names)
+        return tuple(steps), repeated
 
     def _take_finding(self, plain: dict[str, Any]) -> None:
         finding = from_plain(Finding, plain)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuprobe.model.text import human_bytes, human_delta, human_ns
+from gpuprobe.model.text import human_bytes, human_delta, human_ns, ranges
 
 UNITS = ("KiB", "MiB", "GiB", "TiB")
 
@@ -46,3 +46,9 @@ def test_sizes(count: int, text: str) -> None:
 )
 def test_durations(duration: int, text: str) -> None:
     assert human_ns(duration) == text
+
+
+def test_numbers_in_ranges() -> None:
+    assert ranges([8, 0, 1, 2, 2, 10, 11]) == "0-2, 8, 10-11"
+    assert ranges((3, 1), ",") == "1,3"
+    assert ranges([]) == ""

@@ -15,8 +15,9 @@ from torch import nn
 from gpuprobe.cli.options import rank_list
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.estimate import FITS, Estimate
+from gpuprobe.model.text import ranges
 from gpuprobe.model.values import Bytes
-from gpuprobe.planning.distinct import Classes, ranges
+from gpuprobe.planning.distinct import Classes
 from gpuprobe.planning.ranks import of_ranks, told_apart
 from gpuprobe.virtual.distributed.traffic import Traffic
 from gpuprobe.virtual.session import VirtualSession, machine_of
@@ -68,7 +69,7 @@ def test_ranks_without_such_a_group_are_a_class_of_theirs() -> None:
     ("ranks", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 8, 10, 11], "0-2,8,10-11")]
 )
 def test_ranges(ranks: list[int], text: str) -> None:
-    assert ranges(ranks) == text
+    assert ranges(ranks, ",") == text
     assert rank_list(text or "0") == (ranks or [0])
 
 

@@ -127,20 +127,17 @@ def nearest_trace(site: PeakSite) -> tuple[Step, HighWater] | None:
     its high water mark; None where there is none, or it cannot be read. For a peak that no
     trace holds (`high_water_at`): its tables say less than the peak's own would.
     """
-    traced = [
-        (step, window.peak_allocated)
-        for step in site.rank.traced_steps()
-        if step.traces and (window := window_of(step.windows, site.device))
-    ]
+    traced = [step for step in site.rank.traced_steps() if step.traces]
     # The peak's own step may be traced in part: another one's trace can be the higher one.
-    others = [item for item in traced if item[0].index != site.step_index]
-    own = [item for item in traced if item[0].index == site.step_index]
+    others = [step for step in traced if step.index != site.step_index]
+    own = [step for step in traced if step.index == site.step_index]
     marks: list[tuple[Step, HighWater]] = []
     for candidates in (own, others):
-        found = _highest_step(candidates)
+        found = _Peaks.of(StepColumns.of(candidates), "allocated", site.device)
         if found is not None:
+            step = candidates[found.highest]
             try:
-                marks += [(found[0], mark) for mark in _marks(site, found[0])]
+                marks += [(step, mark) for mark in _marks(site, step)]
             except DataError:
                 continue
     return max(marks, key=lambda item: item[1].allocated, default=None)
@@ -244,22 +241,6 @@ def _highest(sites: Iterable[PeakSite]) -> PeakSite | None:
         if not isinstance(site.amount, Unavailable) and site.amount.at_least > level:
             best, level = site, site.amount.at_least
     return best
-
-
-def _highest_step(
-    candidates: Iterable[tuple[Step, Peak | Unavailable]],
-) -> tuple[Step, Peak, bool] | None:
-    """As `_Peaks`, of steps."""
-    known = [(step, peak) for step, peak in candidates if not isinstance(peak, Unavailable)]
-    if not known:
-        return None
-    # The first of the highest; of those, one that is exact tells more.
-    step, best = max(known, key=lambda item: (item[1].at_least, item[1].exact, -item[0].index))
-    total = best
-    for _, peak in known:
-        total = total.joined(peak)
-    certain = all(peak.at_most <= best.at_least for other, peak in known if other is not step)
-    return step, total, certain
 
 
 def _phase(candidates: Iterable[tuple[Phase, Peak | Unavailable]]) -> tuple[str, bool]:

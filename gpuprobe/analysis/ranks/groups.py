@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from gpuprobe.analysis.ranks.stragglers import median_low
 from gpuprobe.model.report import RankGroup, RankPeak
 from gpuprobe.model.values import ReadStatus, Unavailable
 
@@ -43,11 +44,11 @@ def rank_groups(
 
 
 def _group(peaks: Sequence[RankPeak], own_ns: Mapping[int, int]) -> RankGroup:
-    own = sorted(own_ns[peak.rank] for peak in peaks if peak.rank in own_ns)
+    own = [own_ns[peak.rank] for peak in peaks if peak.rank in own_ns]
     return RankGroup(
         ranks=tuple(sorted(peak.rank for peak in peaks)),
         devices=tuple(sorted({peak.device for peak in peaks})),
         lowest=min(peak.bytes for peak in peaks),
         highest=max(peak.bytes for peak in peaks),
-        own_ns=own[(len(own) - 1) // 2] if own else _NOT_TIMED,
+        own_ns=median_low(own) if own else _NOT_TIMED,
     )

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
-from gpuprobe.analysis.ranks.stragglers import full_rows
+from gpuprobe.analysis.ranks.stragglers import BACKWARD, full_rows, phase_waits
 from gpuprobe.errors import DataError
 from gpuprobe.model.run.columns import DURATION, MISSING, WAITED, StepColumns
 from gpuprobe.model.run.recording import Recording
@@ -27,14 +27,8 @@ class _Cost(NamedTuple):
     ranks: int
     steps: int
     total: int
-    communication: int | None
-    waiting: int | None
-
-    @property
-    def own(self) -> int | None:
-        if self.communication is None or self.waiting is None:
-            return None
-        return self.total - self.communication - self.waiting
+    split: tuple[int, int] | None
+    """Communication and waiting; None where they are unknown."""
 
 
 def scale(recordings: Sequence[Recording], work: str) -> Scaling:
@@ -57,33 +51,33 @@ def _row(name: str, cost: _Cost, units: int, first: _Cost, first_units: int) -> 
     one, base = cost.total / units, first.total / first_units
     throughput = cost.ranks / one * 1e9
     efficiency = base / one
-    parts: list[int | None] = []
-    losses: list[float | None] = []
-    for part, before in (
-        (cost.communication, first.communication),
-        (cost.waiting, first.waiting),
-    ):
-        known = part is not None and before is not None
-        parts.append(None if part is None else round(part / units))
-        losses.append((part / units - before / first_units) / one if known else None)  # type: ignore[operator]
-    communication, waiting = losses
-    split = communication is not None and waiting is not None
     total = round(one)
+    communication = waiting = own = None
+    if cost.split is not None:
+        communication, waiting = (round(part / units) for part in cost.split)
+        own = total - communication - waiting
+    lost_communication = lost_waiting = lost_own = None
+    if cost.split is not None and first.split is not None:
+        lost_communication, lost_waiting = (
+            (part / units - before / first_units) / one
+            for part, before in zip(cost.split, first.split, strict=True)
+        )
+        lost_own = 1 - efficiency - lost_communication - lost_waiting
     return ScaleRow(
         name=name,
         ranks=cost.ranks,
         steps=cost.steps,
         total_ns=total,
-        own_ns=None if parts[0] is None or parts[1] is None else total - parts[0] - parts[1],
-        communication_ns=parts[0],
-        waiting_ns=parts[1],
+        own_ns=own,
+        communication_ns=communication,
+        waiting_ns=waiting,
         throughput=throughput,
         speedup=efficiency * cost.ranks / first.ranks,
         efficiency=efficiency,
         lost=1 - efficiency,
-        lost_own=1 - efficiency - communication - waiting if split else None,  # type: ignore[operator]
-        lost_communication=communication,
-        lost_waiting=waiting,
+        lost_own=lost_own,
+        lost_communication=lost_communication,
+        lost_waiting=lost_waiting,
     )
 
 
@@ -117,24 +111,22 @@ def _cost(recording: Recording, *, first: bool) -> _Cost:
     if total <= 0:
         raise DataError(f"{name}: its steps took no time")
     known = [waited for waited in waits if waited is not None]
-    communication = waiting = None
+    split = None
     if len(known) == len(waits):
-        least = [min(step) for step in zip(*known, strict=True)]
-        communication = len(known) * sum(least)
-        waiting = sum(map(sum, known)) - communication
-    return _Cost(len(ranks), len(common), total, communication, waiting)
+        communication = len(known) * sum(min(step) for step in zip(*known, strict=True))
+        split = communication, sum(map(sum, known)) - communication
+    return _Cost(len(ranks), len(common), total, split)
 
 
 def _waited(columns: StepColumns, ranks: int) -> Sequence[int] | None:
     """How long each step waited for other ranks; None where that is not known."""
     if ranks == 1:
         return [0] * columns.rows
-    by_phase = [columns.number("phase_waited", path) for path in columns.phases]
-    spent = [columns.number("phase", path) for path in columns.phases]
-    if any(max(waited, default=MISSING) != MISSING for waited in by_phase):
-        for waited, took in zip(by_phase, spent, strict=True):
-            if any(w == MISSING != t for w, t in zip(waited, took, strict=True)):
-                return None
-        return [sum(w for w in row if w != MISSING) for row in zip(*by_phase, strict=True)]
-    waited = columns.number(*WAITED)
-    return None if "backward" in columns.phases else waited
+    by_phase = phase_waits(columns)
+    if by_phase is None:
+        return None if BACKWARD in columns.phases else columns.number(*WAITED)
+    for path, waited in by_phase.items():
+        spent = columns.number("phase", path)
+        if any(w == MISSING != t for w, t in zip(waited, spent, strict=True)):
+            return None
+    return [sum(w for w in row if w != MISSING) for row in zip(*by_phase.values(), strict=True)]

@@ -25,7 +25,7 @@ from gpuprobe.model.values import ReadStatus, Unavailable
 
 _K = TypeVar("_K", bound=Key)
 
-_BACKWARD: Final = "backward"
+BACKWARD: Final = "backward"
 _SETUP: Final = "setup"
 
 
@@ -35,12 +35,21 @@ def median_low(values: Iterable[int]) -> int:
     return ordered[(len(ordered) - 1) // 2]
 
 
+def phase_waits(columns: StepColumns) -> dict[str, array[int]] | None:
+    """How long each step waited for other ranks, by phase of depth one; None for recordings in
+    which that is not known by phase. Nanoseconds, `MISSING` where a step does not have it.
+    """
+    found = {path: columns.number("phase_waited", path) for path in columns.phases}
+    known = any(max(waited, default=MISSING) != MISSING for waited in found.values())
+    return found if known else None
+
+
 def own_phases(columns: StepColumns) -> dict[str, array[int]]:
     """Each step's own time by phase of depth one; where waits are not known by phase,
     ``collectives`` is taken off, as less than 0. Nanoseconds.
     """
-    known = {path: columns.number("phase_waited", path) for path in columns.phases}
-    if not any(max(waited, default=MISSING) != MISSING for waited in known.values()):
+    known = phase_waits(columns)
+    if known is None:
         return _without_backward(columns)
     return {
         path: array(
@@ -62,7 +71,7 @@ def _without_backward(columns: StepColumns) -> dict[str, array[int]]:
     phases = {
         path: _or_zero(columns.number("phase", path))
         for path in columns.phases
-        if path not in (_BACKWARD, _SETUP)
+        if path not in (BACKWARD, _SETUP)
     }
     waited = columns.number(*WAITED)
     if any(waited):

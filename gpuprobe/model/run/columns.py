@@ -193,3 +193,17 @@ class StepColumns:
     def full_rows(self) -> Iterator[int]:
         """The rows of full steps (see ``Step.ended_by``)."""
         return (row for row, full in enumerate(self.mark(*FULL)) if full)
+
+
+def columns_of(steps: Sequence[Step]) -> StepColumns | None:
+    """Those that the steps of a large recording have."""
+    found: StepColumns | None = getattr(steps, "columns", None)
+    return found
+
+
+def traced_steps(steps: Sequence[Step]) -> list[Step]:
+    """The steps that name traces; of a large recording no others are decoded."""
+    columns = columns_of(steps)
+    if columns is None:
+        return [step for step in steps if step.traces]
+    return [steps[row] for row, traced in enumerate(columns.mark(*TRACED)) if traced]

@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 from gpuprobe.model.display import Displayed
 from gpuprobe.model.findings import Finding
-from gpuprobe.model.run.columns import TRACED, StepColumns
+from gpuprobe.model.run.columns import StepColumns, columns_of, traced_steps
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
 
@@ -55,7 +55,7 @@ class RankRecording:
         """The figures of all steps; those of a large recording were read as columns."""
         found = self._columns
         if found is None:
-            found = getattr(self.steps, "columns", None) or StepColumns.of(self.steps)
+            found = columns_of(self.steps) or StepColumns.of(self.steps)
             self._columns = found
         return found
 
@@ -63,9 +63,7 @@ class RankRecording:
         """The steps that may have traces; of a large recording no others are decoded."""
         if self.load_trace is None:  # the traces are found by the index of their step
             return list(self.steps)
-        if isinstance(self.steps, tuple):
-            return [step for step in self.steps if step.traces]
-        return [self.steps[row] for row, traced in enumerate(self.columns.mark(*TRACED)) if traced]
+        return traced_steps(self.steps)
 
     def traces_of(self, step: Step) -> Iterator[MemoryTrace]:
         """The traces of one step, one per device, read now; one that somebody still holds is

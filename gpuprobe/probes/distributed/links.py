@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median_low
 from typing import Any, Final
 
 from gpuprobe.model.findings import Finding
@@ -101,8 +102,7 @@ def check_links(links: Sequence[LinkSpeed]) -> Iterator[Finding]:
     """Links that are far slower than the others, and a rank whose links both are."""
     if len(links) < 3:  # of two, either may be the slow one
         return
-    ordered = sorted(link.latency_ns for link in links)
-    middle = ordered[(len(ordered) - 1) // 2]
+    middle = median_low(link.latency_ns for link in links)
     slow = [
         link
         for link in links

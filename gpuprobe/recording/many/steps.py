@@ -17,7 +17,7 @@ from gpuprobe.model.io.files import open_regular
 from gpuprobe.model.run.columns import INDEX, TRACED, StepColumns
 from gpuprobe.model.run.session import Step
 from gpuprobe.recording.many.shapes import Shape, Shapes
-from gpuprobe.recording.stream import StreamParser
+from gpuprobe.recording.stream import StreamParser, once_named
 
 KEPT_STEPS: Final = 4096
 """Steps that are kept after they were decoded, of all ranks; each takes 10 KB."""
@@ -210,26 +210,3 @@ def read_at(path: Path, start: int, length: int) -> bytes:
         raise DataError(
             f"cannot read the recording {path.parent}: {error.strerror or error}"
         ) from error
-
-
-def once_named(named: dict[int, tuple[str, ...]]) -> tuple[dict[int, tuple[str, ...]], int]:
-    """For each row whose traces an earlier row has named, its own; and how many were left out."""
-    seen: set[str] = set()
-    changed: dict[int, tuple[str, ...]] = {}
-    repeated = 0
-    for row in sorted(named):
-        names = named[row]
-        fresh = tuple(name for name in dict.fromkeys(names) if name not in seen)
-        seen.update(fresh)
-        if len(fresh) != len(names):
-            repeated += len(names) - len(fresh)
-            changed[row] = fresh
-    return changed, repeated
-
-
-def traced_steps(steps: Sequence[Step]) -> list[Step]:
-    """Those that name traces; no others are decoded."""
-    if isinstance(steps, LazySteps):
-        mark = steps.columns.mark(*TRACED)
-        return [steps[row] for row, traced in enumerate(mark) if traced]
-    return [step for step in steps if step.traces]

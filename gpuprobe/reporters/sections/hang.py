@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from gpuprobe.model.findings import Level
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.hang import MISMATCH, MISSING, Hang, HangReport, HangSide
-from gpuprobe.reporters.sections.parts import Line, Part, Section, bulleted, plural, ranges
+from gpuprobe.model.text import ranges
+from gpuprobe.reporters.sections.parts import Line, Part, Section, bulleted, plural
 
 _MOST_SIDES = 8
 

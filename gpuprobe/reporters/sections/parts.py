@@ -178,17 +178,6 @@ def plural(number: int, what: str) -> str:
 # -- cells
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """``0-3, 6``: numbers in order, runs of them as their ends."""
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and parts[-1][1] == number - 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
-
-
 def size(number: int) -> Cell:
     """Bytes."""
     return Cell(human_bytes(number), number, f"{number:,} B")

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import IO, Any
 
 from gpuprobe.model.machine.devices import Container, Inventory, NvLink, TopologyMatrix
-from gpuprobe.model.text import cut, human_bytes, padded, visible, wrapped
+from gpuprobe.model.text import cut, human_bytes, padded, ranges, visible, wrapped
 from gpuprobe.model.values import Reading, ReadStatus, Unavailable
 from gpuprobe.reporters.text.info import WIDTH
 
@@ -136,20 +136,9 @@ def _shown(name: str, value: Any, path: tuple[str, ...]) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(value))
     if isinstance(value, tuple):
         if name == "cpu_affinity":
-            return _ranges(value)
+            return ranges(value)
         return ", ".join(map(str, value)) or "none"
     return str(value)
-
-
-def _ranges(numbers: tuple[int, ...]) -> str:
-    """(0, 1, 2, 5) -> ``0-2, 5``."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and parts[-1][1] == number - 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ", ".join(f"{a}-{b}" if a != b else str(a) for a, b in parts)
 
 
 def _waterfalls(inventory: Inventory) -> Iterator[str]:

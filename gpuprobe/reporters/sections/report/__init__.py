@@ -8,7 +8,7 @@ from dataclasses import fields
 
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.report import AT_STEP_END, CategoryTable, Report
-from gpuprobe.model.text import human_bytes, human_ns
+from gpuprobe.model.text import human_bytes, human_ns, ranges
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.sections.parts import (
     Code,
@@ -19,7 +19,6 @@ from gpuprobe.reporters.sections.parts import (
     Source,
     bulleted,
     plural,
-    ranges,
 )
 from gpuprobe.reporters.sections.report.memory import (
     failure_sections,

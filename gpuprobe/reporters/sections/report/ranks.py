@@ -12,7 +12,7 @@ from gpuprobe.model.report import (
     TimeDifference,
 )
 from gpuprobe.model.run.session import Placed
-from gpuprobe.model.text import human_bytes, human_delta, human_ns
+from gpuprobe.model.text import human_bytes, human_delta, human_ns, ranges
 from gpuprobe.model.values import Unavailable
 from gpuprobe.reporters.sections.parts import (
     Cell,
@@ -29,7 +29,6 @@ from gpuprobe.reporters.sections.parts import (
     known_size,
     named,
     plural,
-    ranges,
     size,
 )
 
