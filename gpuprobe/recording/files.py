@@ -36,6 +36,9 @@ longer line is not one, and is not read into memory."""
 MAX_DAMAGED = 10_000
 """Lines of a stream that are no records: a full disk damages a few."""
 
+MAX_FINDINGS = 10_000
+"""Findings of a stream. Each has a line of the program of its own; a large run has some hundred."""
+
 MAX_STREAM = 4 << 30
 """Bytes of one stream: a million steps. What is larger was not recorded (a sparse file has any size
 that its maker likes), and is not read."""

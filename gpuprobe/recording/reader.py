@@ -210,12 +210,15 @@ class Chunks:
         self._read = read
         self._rows: dict[str, int] = {}  # of the chunks that were read
         self._most = FREE_ROWS
+        self._refused: str | None = None
 
     def load(self, name: str) -> MemoryTrace:
         """Read one chunk. Raises DataError, naming it."""
         # The name comes from the stream: it must not lead out of the directory.
         if not CHUNK_NAME.fullmatch(name):
             raise DataError(f"not the name of a trace chunk: {name!r:.80}")
+        if self._refused is not None:
+            raise DataError(self._refused)
         try:
             data = self._read(name)
         except OSError as error:
@@ -227,10 +230,12 @@ class Chunks:
             self._rows[name] = len(trace.events) + len(trace.baseline)
             self._most += ROWS_PER_BYTE * len(data)
         if sum(self._rows.values()) > self._most:
-            raise DataError(
+            # No chunk is unpacked after this one: a reader goes on with the next step.
+            self._refused = (
                 f"{name}: the trace chunks of {self._path} unpack to far more events than "
                 "files of their size hold"
             )
+            raise DataError(self._refused)
         return trace
 
 

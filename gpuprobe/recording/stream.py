@@ -14,7 +14,14 @@ from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.recording.files import MAX_DAMAGED, MAX_LINE, Header, decode_header, looks_like_stream
+from gpuprobe.recording.files import (
+    MAX_DAMAGED,
+    MAX_FINDINGS,
+    MAX_LINE,
+    Header,
+    decode_header,
+    looks_like_stream,
+)
 
 
 def same_finding(finding: Finding) -> object:
@@ -56,6 +63,8 @@ class StreamParser:
         self._steps: dict[int, Step] = {}
         self._devices: set[str] = set()  # that steps have windows of
         self._findings: dict[object, Finding] = {}
+        self._fingerprints: set[object] = set()  # of the findings
+        self._excess = 0
         self._blind_spots: list[BlindSpot] = []
         self._end: SessionEnd | None = None
         self._damaged = 0
@@ -121,6 +130,13 @@ class StreamParser:
                 BlindSpot(
                     f"{repeated} trace chunks that steps of {self.name} name again",
                     "a chunk belongs to one step, the first that names it",
+                ),
+            )
+        if self._excess:
+            spots += (
+                BlindSpot(
+                    f"{self._excess:,} of the findings in {self.name}: more than {MAX_FINDINGS:,}",
+                    "they are neither shown nor counted",
                 ),
             )
         if self._damaged:
@@ -191,8 +207,17 @@ class StreamParser:
         return tuple(steps), repeated
 
     def _take_finding(self, plain: dict[str, Any]) -> None:
+        full = len(self._findings) >= MAX_FINDINGS
+        if full and plain.get("fingerprint") not in self._fingerprints:
+            self._excess += 1
+            return
         finding = from_plain(Finding, plain)
-        self._findings[same_finding(finding)] = finding
+        key = same_finding(finding)
+        if full and key not in self._findings:
+            self._excess += 1
+            return
+        self._findings[key] = finding
+        self._fingerprints.add(finding.fingerprint)
 
     def _take_end(self, plain: dict[str, Any]) -> None:
         self._end = from_plain(SessionEnd, plain)

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import report_builders as build
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_strategies import memory_traces, same_trace, values_of
 
 from gpuprobe.errors import DataError, NotARecording, UnsupportedSchema
 from gpuprobe.model.bounds import MOST_DEVICES
-from gpuprobe.model.findings import Finding
-from gpuprobe.model.memory import AllocatorCounts
+from gpuprobe.model.findings import Finding, Level
+from gpuprobe.model.memory import AllocatorCounts, Category
 from gpuprobe.model.run.recording import SCHEMA_VERSION
 from gpuprobe.model.run.session import (
     BlindSpot,
@@ -29,6 +30,7 @@ from gpuprobe.model.run.session import (
     Step,
 )
 from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.recording.chunks import decode_chunk
 from gpuprobe.recording.reader import RecordingTail, read_recording
 from gpuprobe.recording.stream import same_finding
 from gpuprobe.recording.writer import RecordingWriter
@@ -195,6 +197,22 @@ def test_more_devices_than_a_process_can_have_are_a_damaged_line(tmp_path: Path)
     assert rank.blind_spots[-1].what.startswith("2 damaged lines")
 
 
+def test_the_first_findings_are_kept_and_the_others_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later record of one that was kept replaces it still."""
+    monkeypatch.setattr("gpuprobe.recording.stream.MAX_FINDINGS", 2)
+    found = [Finding("GP201", "race", Level.ERROR, "a race", fingerprint=f) for f in "abcadb"]
+    writer = RecordingWriter.create(tmp_path / "a.gpuprobe")
+    writer.session(SESSION, ENVIRONMENT)
+    for at, finding in enumerate(found):
+        writer.finding(replace(finding, count=at + 1))
+    writer.close()
+    (rank,) = read_recording(tmp_path / "a.gpuprobe").ranks
+    assert [(f.fingerprint, f.count) for f in rank.findings] == [("a", 4), ("b", 6)]
+    assert rank.blind_spots[-1].what.startswith("2 of the findings in ")
+
+
 def test_records_and_keys_of_a_newer_minor_version_are_ignored(tmp_path: Path) -> None:
     stream = write(tmp_path / "a.gpuprobe")
     lines = stream.read_text().replace(WRITTEN, '"version":[2,9]').splitlines()
@@ -288,6 +306,34 @@ def test_a_chunk_name_cannot_lead_elsewhere(tmp_path: Path, name: str) -> None:
     (rank,) = read_recording(writer.path).ranks
     with pytest.raises(DataError, match="not the name of a trace chunk"):
         list(rank.load_traces())
+
+
+def test_no_chunk_is_unpacked_after_one_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of files of 100 KB that unpack to a million events each take minutes to refuse."""
+    trace = build.trace([(f"a.py:{n}", 512, Category.INPUT) for n in range(6)])
+    monkeypatch.setattr("gpuprobe.recording.reader.FREE_ROWS", len(trace.events) + 1)
+    monkeypatch.setattr("gpuprobe.recording.reader.ROWS_PER_BYTE", 0)
+    writer = RecordingWriter.create(tmp_path / "a.gpuprobe")
+    writer.session(SESSION, ENVIRONMENT)
+    writer.step(Step(0, 0, 1, traces=tuple(writer.trace(trace) for _ in range(4))))
+    writer.close()
+    (rank,) = read_recording(writer.path).ranks
+    assert rank.load_trace is not None
+    names = rank.steps[0].traces
+    decoded = []
+
+    def decode(data: bytes, name: str) -> MemoryTrace:
+        decoded.append(name)
+        return decode_chunk(data, name)
+
+    monkeypatch.setattr("gpuprobe.recording.reader.decode_chunk", decode)
+    rank.load_trace(names[0])
+    for name in names[1:]:
+        with pytest.raises(DataError, match=f"{names[1]}: .* far more events"):
+            rank.load_trace(name)
+    assert decoded == [*names[:2]]
 
 
 def test_damaged_and_missing_chunks_are_named(tmp_path: Path) -> None:
