@@ -8,13 +8,14 @@ from typing import Any
 from gpuprobe.allocator.replays.replay import replay_trace
 from gpuprobe.allocator.replays.whatif import what_if
 from gpuprobe.analysis.communication import transfers
-from gpuprobe.model.plans.estimate import FITS, NOT, WITHIN_MARGIN, Estimate, EstimateShare
+from gpuprobe.model.plans.estimate import NOT, Estimate, EstimateShare
 from gpuprobe.model.plans.links import HIGH, LOW, Links, LinkTime, node_shape, seconds
 from gpuprobe.model.report import Report, ShareTable
 from gpuprobe.model.run.communication import CollectiveRecord
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Unavailable, available
+from gpuprobe.planning.verdict import Need, verdict_of
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.distributed.nccl import buffers
 from gpuprobe.virtual.machine import Machine
@@ -24,10 +25,6 @@ _NOT_MODELLED = (
     "memory that CUDA extensions allocate, unless it is declared",
     "other processes on the same GPU",
 )
-
-_MARGIN = 0.02
-"""Of the reserved memory: what the estimate may be off by where nothing else is known. Twice the
-worst error that the project's accuracy goal allows."""
 
 _OF_JOBS = 0.02
 """Of the reserved memory of one of several ranks, to both sides. Published peaks of torchtitan were
@@ -62,18 +59,21 @@ def estimate_of(
         else buffers(machine.traffic.communicators.values())
     )
     outside_low, outside_high = model.context_low + nccl_low, model.context_high + nccl_high
-    verdict = FITS
-    if high + _MARGIN * high + outside_high > model.total_memory:
-        # Cached memory is given back when the device is full: only a simulation tells.
-        worst = what_if(
-            trace, recorded, machine.settings, capacity=model.total_memory - outside_high
-        )
-        best = what_if(trace, recorded, machine.settings, capacity=model.total_memory - outside_low)
-        tight = device.sim.peak_allocated * (1 + _MARGIN) + outside_high
-        if best.would_oom == best.orders:
-            verdict = NOT
-        elif worst.would_oom or tight > model.total_memory:
-            verdict = WITHIN_MARGIN
+    simulated = high
+    if machine.ranks > 1:
+        low, high = int(low * (1 - _OF_JOBS)), int(high * (1 + _OF_JOBS))
+    need = Need(
+        model.total_memory,
+        device.sim.peak_allocated,
+        simulated,
+        low,
+        high,
+        outside_low,
+        outside_high,
+    )
+    verdict, verdict_why = verdict_of(
+        need, lambda capacity: what_if(trace, recorded, machine.settings, capacity=capacity)
+    )
     growing = _growing(report, f"cuda:{device.index}")
     if growing and verdict != NOT:
         taken = device.sim.peak_allocated + outside_high
@@ -83,7 +83,6 @@ def estimate_of(
             f"behind than it found; if every step does, the GPU is full in about {left + 1} more"
         )
     if machine.ranks > 1:
-        low, high = int(low * (1 - _OF_JOBS)), int(high * (1 + _OF_JOBS))
         machine.assume(
             f"reserved memory is given with {_OF_JOBS:.0%} to both sides: of sharded training it "
             "is divided among several streams, and which blocks one of them can reuse depends on "
@@ -104,6 +103,7 @@ def estimate_of(
         context_high=Bytes(model.context_high),
         capacity=Bytes(model.total_memory),
         verdict=verdict,
+        verdict_why=verdict_why,
         attributed=Bytes(_traced(report)),
         by_category=_shares(report.categories),
         by_module=_shares(report.top_modules),

@@ -219,7 +219,7 @@ class _Search:
     def tell(self, trial: Trial, name: str = "", share: int = 1) -> None:
         changed = f" with {name}" if name else ""
         result = trial.failed or trial.verdict
-        if not trial.failed and not (trial.fits and trial.needed > trial.capacity):
+        if not trial.failed:
             result += f", {human_bytes(trial.needed)} of {human_bytes(trial.capacity)}"
         if not name and trial.fits:
             self._best = max(self._best, trial.value)

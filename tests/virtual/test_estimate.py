@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import subprocess
 import sys
@@ -17,7 +18,9 @@ import gpuprobe
 from gpuprobe.api import watch
 from gpuprobe.api.virtual import estimate_program
 from gpuprobe.errors import ConfigError, UsageError, ValueNeeded
-from gpuprobe.model.plans.estimate import FITS, NOT, WITHIN_MARGIN
+from gpuprobe.model.plans.estimate import FITS, NOT, RELEASING, WITHIN_MARGIN, Estimate
+from gpuprobe.reporters.sections.plans import estimate_sections
+from gpuprobe.reporters.text import draw
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 MIB = 1 << 20
@@ -85,6 +88,36 @@ def test_verdicts() -> None:
     close = gpuprobe.estimate(allocate(room - 4 * MIB), gpu="t4")
     assert close.verdict == WITHIN_MARGIN
     assert not close.fits
+
+
+def one_after_the_other(*sizes: int) -> Callable[[], None]:
+    """Tensors that do not fit into each other's cached memory; one is alive at a time."""
+
+    def step() -> None:
+        for size in sizes:
+            torch.empty(size, dtype=torch.uint8, device="cuda")
+
+    return step
+
+
+def test_what_is_reserved_beyond_the_capacity_does_not_fit() -> None:
+    found = gpuprobe.estimate(one_after_the_other(8 << 30, 9 << 30), gpu="t4", steps=1)
+    assert found.total_low > found.capacity
+    assert (found.verdict, found.fits) == (RELEASING, False)
+    assert "(once in the simulation)" in found.verdict_why
+    assert found.verdict_why in " ".join(drawn(found).split())
+    room = found.capacity - (found.context_low + found.context_high) // 2
+    first = 6 << 30
+    found = gpuprobe.estimate(one_after_the_other(first, room - first), gpu="t4", steps=1)
+    assert found.total_low < found.capacity < found.total_high
+    assert found.verdict == WITHIN_MARGIN
+    assert "the upper end of the range" in found.verdict_why
+
+
+def drawn(found: Estimate) -> str:
+    stream = io.StringIO()
+    draw.write(estimate_sections(found), stream, cwd="")
+    return stream.getvalue()
 
 
 def test_an_allocator_setting_is_used() -> None:

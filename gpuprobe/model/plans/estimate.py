@@ -13,6 +13,7 @@ from gpuprobe.model.values import Bytes
 FITS = "fits"
 NOT = "does not fit"
 WITHIN_MARGIN = "within the margin"
+RELEASING = "does not fit without releasing cached memory"
 _NOTHING = Bytes(0)
 
 
@@ -51,8 +52,11 @@ class Estimate(Displayed):
     for its communicators, from the default sizes of its buffers: nothing if they are in host
     memory. ``capacity`` is the GPU's total memory.
 
-    ``verdict`` is `FITS`, `NOT`, or `WITHIN_MARGIN` if the capacity is in the range. The shares of
-    each of ``by_category``, ``by_module`` and ``by_line`` sum to ``attributed``, the allocated
+    ``verdict`` is `FITS` if the whole range is within the capacity, `NOT`, `WITHIN_MARGIN` if the
+    capacity is in the range or free memory is less than the margin of error, or `RELEASING` if the
+    range is above the capacity, and the run succeeds in a simulation with that capacity, where the
+    allocator releases cached memory. ``verdict_why`` is the reason if it is not `FITS`. The shares
+    of each of ``by_category``, ``by_module`` and ``by_line`` sum to ``attributed``, the allocated
     bytes at the highest traced moment: the peak, if they equal ``peak_allocated``.
     ``compute`` is ``"shapes"`` if only values that affect control flow were computed, ``"real"``
     if all were; ``compute_why`` is the reason. ``assumed`` lists the assumptions, ``not_modelled``
@@ -94,6 +98,7 @@ class Estimate(Displayed):
     link: str = ""
     per_node: int = 0
     communication_time: tuple[LinkTime, ...] = ()
+    verdict_why: str = ""
 
     def __repr__(self) -> str:
         several = f"{self.devices}x" if self.devices > 1 else ""

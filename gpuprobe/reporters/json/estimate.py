@@ -25,7 +25,8 @@ History:
 * 2.2: ``compiled``.
 * 2.3: ``communication``, ``rank`` and ``by_rank``.
 * 2.4: ``alike`` of each rank; ``nccl``, which ``total`` includes; ``link``, ``per_node`` and
-  ``communication_time``.
+  ``communication_time``; ``verdict_why``, and a verdict for runs that have to release cached
+  memory.
 """
 
 
@@ -38,7 +39,7 @@ def document(estimate: Estimate) -> dict[str, Any]:
     return {
         **header(SCHEMA, VERSION),
         **fields_of(estimate, "gpu devices ranks rank steps settings compute compute_why"),
-        **fields_of(estimate, "verdict fits capacity peak_allocated peak_reserved"),
+        **fields_of(estimate, "verdict verdict_why fits capacity peak_allocated peak_reserved"),
         "reserved": {"at_least": estimate.reserved_low, "at_most": estimate.reserved_high},
         "context": {"at_least": estimate.context_low, "at_most": estimate.context_high},
         "nccl": {"at_least": estimate.nccl_low, "at_most": estimate.nccl_high},
@@ -81,6 +82,7 @@ def estimate_of(document: Mapping[str, Any]) -> Estimate:
         nccl_high=Bytes(document["nccl"]["at_most"]),
         capacity=Bytes(document["capacity"]),
         verdict=document["verdict"],
+        verdict_why=document["verdict_why"],
         attributed=Bytes(document["attributed"]),
         by_category=_shares(document["by_category"]),
         by_module=_shares(document["by_module"]),

@@ -64,6 +64,8 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
     if estimate.settings:
         notes.append(estimate.settings)
     lines = [Line(", ".join(notes))]
+    if estimate.verdict_why:
+        lines.insert(0, Line(f"{estimate.verdict}: {estimate.verdict_why}"))
     if estimate.compute_why:
         computed = "all values" if estimate.compute == "real" else "only values that decide"
         lines.append(Line(f"computed: {computed} ({estimate.compute_why})"))
@@ -303,7 +305,5 @@ def _trial(fit: Fit, trial: Trial) -> Line:
     start = f"{fit.argument} {trial.value}:"
     if trial.failed:
         return Line(f"{start} {trial.failed}")
-    if trial.fits and trial.needed > fit.capacity:
-        return Line(f"{start} {trial.verdict}, when the allocator gives cached memory back")
     needed = f"{human_bytes(trial.needed)} of {human_bytes(fit.capacity)}"
     return Line(f"{start} {trial.verdict}, needs up to {needed}")
