@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
 from gpuprobe.allocator.replays.replay import replay_trace
-from gpuprobe.allocator.replays.whatif import what_if
+from gpuprobe.allocator.replays.whatif import WhatIfOutcome, what_if
 from gpuprobe.analysis.communication import transfers
-from gpuprobe.model.plans.estimate import NOT, Estimate, EstimateShare
+from gpuprobe.model.plans.estimate import (
+    FITS,
+    NOT,
+    RELEASING,
+    WITHIN_MARGIN,
+    Estimate,
+    EstimateShare,
+)
 from gpuprobe.model.plans.links import HIGH, LOW, Links, LinkTime, node_shape, seconds
 from gpuprobe.model.report import Report, ShareTable
 from gpuprobe.model.run.communication import CollectiveRecord
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Unavailable, available
-from gpuprobe.planning.verdict import Need, verdict_of
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.distributed.nccl import buffers
 from gpuprobe.virtual.machine import Machine
@@ -25,6 +31,10 @@ _NOT_MODELLED = (
     "memory that CUDA extensions allocate, unless it is declared",
     "other processes on the same GPU",
 )
+
+MARGIN: Final = 0.02
+"""Of the reserved memory: what the estimate may be off by where nothing else is known. Twice the
+worst error that the project's accuracy goal allows."""
 
 _OF_JOBS = 0.02
 """Of the reserved memory of one of several ranks, to both sides. Published peaks of torchtitan were
@@ -123,6 +133,66 @@ def estimate_of(
         per_node=per_node if links is not None else 0,
         communication_time=_times(machine.traffic, sent, links, per_node),
     )
+
+
+class Need(NamedTuple):
+    """What a run needs of a GPU with ``capacity`` bytes. ``low`` to ``high`` is the reserved
+    memory, as simulated without limit and as it is printed, ``simulated`` its upper end before it
+    was widened; ``outside_low`` to ``outside_high`` the memory of the CUDA context and of NCCL.
+    """
+
+    capacity: int
+    allocated: int
+    simulated: int
+    low: int
+    high: int
+    outside_low: int
+    outside_high: int
+
+
+def verdict_of(need: Need, within: Callable[[int], WhatIfOutcome]) -> tuple[str, str]:
+    """The verdict, and the sentence why it is not `FITS` ("" if it is).
+
+    ``within`` simulates the run with that many bytes for the allocator, which releases cached
+    memory before it fails, as torch does. It is `FITS` only if the whole printed range is within
+    the capacity.
+    """
+    capacity = human_bytes(need.capacity)
+    reserved = max(need.high, round(need.simulated * (1 + MARGIN)))
+    if reserved + need.outside_high <= need.capacity:
+        return FITS, ""
+    best = within(need.capacity - need.outside_low)
+    if best.would_oom == best.orders:
+        return NOT, (
+            f"with {capacity} an allocation fails in all {best.orders} simulations, also after all "
+            "cached memory was released"
+        )
+    worst = within(need.capacity - need.outside_high)
+    if worst.would_oom:
+        return WITHIN_MARGIN, (
+            f"with {capacity} an allocation fails in {worst.would_oom} of {worst.orders} "
+            "simulations, which differ in the addresses that the driver returns"
+        )
+    tight = round(need.allocated * (1 + MARGIN)) + need.outside_high
+    if tight > need.capacity:
+        return WITHIN_MARGIN, (
+            f"tensors, CUDA context and a margin of {MARGIN:.0%} need {human_bytes(tight)} of "
+            f"{capacity}, without any cached memory"
+        )
+    if need.low + need.outside_low > need.capacity:
+        calls = worst.retries.most
+        times = "once" if calls == 1 else f"{calls} times"
+        return RELEASING, (
+            f"torch reserves more than {capacity} if it can; with less it releases cached memory "
+            f"and allocates again ({times} in the simulation), which is slow, and fails if memory "
+            "is more fragmented than simulated"
+        )
+    if need.high + need.outside_high > need.capacity:
+        return WITHIN_MARGIN, (
+            f"the upper end of the range is above {capacity}; torch then has to release cached "
+            "memory"
+        )
+    return FITS, ""
 
 
 def _sent(machine: Machine, report: Report) -> dict[int, CollectiveRecord]:
