@@ -81,26 +81,15 @@ def process_details(pid: int, ticks: int) -> ProcessDetails:
 
     from gpuprobe.model.values import Unavailable
     from gpuprobe.probes.host.process import process_details as read
-    from gpuprobe.reporters.support_bundle.redact import Redactor, is_secret_name
+    from gpuprobe.reporters.support_bundle.redact import Redactor
 
     found = read(pid, ticks)
     variables = () if isinstance(found.environment, Unavailable) else found.environment
     redactor = Redactor(dict(variables))
     if not isinstance(found.environment, Unavailable):
-        found = replace(
-            found,
-            environment=tuple(
-                (name, "<secret>" if is_secret_name(name) and value else redactor.secrets(value))
-                for name, value in variables
-            ),
-        )
+        found = replace(found, environment=redactor.environment(variables))
     if not isinstance(found.arguments, Unavailable):
-        hidden = []
-        for before, argument in zip(("", *found.arguments), found.arguments, strict=False):
-            announced = before.startswith("--") and "=" not in before and is_secret_name(before)
-            follows = announced and not argument.startswith("-")
-            hidden.append("<secret>" if follows else redactor.secrets(argument))
-        found = replace(found, arguments=tuple(hidden))
+        found = replace(found, arguments=redactor.arguments(found.arguments))
     return found
 
 

@@ -248,7 +248,10 @@ def run(
         nonlocal started
         started = True
         recorder.start_guarded()
-        stack.callback(_follow_spawns(output.absolute(), level, trace_steps, spawned))
+        from gpuprobe.sampler.hooks.spawned import follow_spawns  # it imports torch
+
+        child = functools.partial(record, level=level, trace_steps=trace_steps)
+        stack.callback(follow_spawns(output.absolute(), child, spawned))
 
     error: BaseException | None = None
     code = 0
@@ -281,66 +284,6 @@ def run(
         recorder.found(finding)
     recorder.finish()
     return RunResult(code, error, started, found, spawned=tuple(spawned))
-
-
-def _follow_spawns(
-    output: Path, level: str, trace_steps: str, spawned: list[Path]
-) -> Callable[[], None]:
-    """Have the processes of every ``torch.multiprocessing.spawn`` recorded as the ranks of one
-    recording each, next to ``output``; their names go to ``spawned``. Returns what undoes that.
-    """
-    import torch.multiprocessing
-
-    from gpuprobe.patching import patch
-
-    original = torch.multiprocessing.spawn
-
-    def spawn(
-        fn: Callable[..., Any],
-        args: tuple[Any, ...] = (),
-        nprocs: int = 1,
-        *rest: Any,
-        **options: Any,
-    ) -> Any:
-        if rank_count() > 1 or options.get("start_method", "spawn") != "spawn":
-            return original(fn, args, nprocs, *rest, **options)
-        count, path = 1, output.with_name(f"{output.stem}.spawned.gpuprobe")
-        while path.exists():
-            count += 1
-            path = output.with_name(f"{output.stem}.spawned.{count}.gpuprobe")
-        path.mkdir()
-        spawned.append(path)
-        recorded = _Spawned(fn, path, nprocs, level, trace_steps)
-        return original(recorded, args, nprocs, *rest, **options)
-
-    return patch(torch.multiprocessing, "spawn", functools.wraps(original)(spawn))
-
-
-class _Spawned:
-    """What a program spawns, recorded there as one of ``count`` ranks."""
-
-    def __init__(
-        self, fn: Callable[..., Any], path: Path, count: int, level: str, trace_steps: str
-    ) -> None:
-        self._fn = fn
-        self._path = path
-        self._count = count
-        self._level = level
-        self._trace_steps = trace_steps
-
-    def __call__(self, rank: int, *args: Any) -> None:
-        with as_rank(rank, rank, self._count):  # the program's own environment is not changed
-            recorder = record(self._path, level=self._level, trace_steps=self._trace_steps)
-            recorder.start_guarded()
-        error: BaseException | None = None
-        try:
-            self._fn(rank, *args)
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            recorder.stop(error)
-            recorder.finish()
 
 
 def _with_findings(

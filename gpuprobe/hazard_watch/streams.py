@@ -150,13 +150,12 @@ class StreamSource:
         """
         if self._backward:
             self._backward[-1].allocated.add(address)
-        engine = self.engine
-        nbytes = max(nbytes, 1)
-        engine.alloc(address, nbytes, -1 if owner is None else engine.stream(*owner))
+        engines = [self.engine]
         if captured and self._capture is not None:
             self._capture.allocated.add(address)
-            engine = self._capture.engine
-            engine.alloc(address, nbytes, -1 if owner is None else engine.stream(*owner))
+            engines.append(self._capture.engine)
+        for engine in engines:
+            engine.alloc(address, max(nbytes, 1), -1 if owner is None else engine.stream(*owner))
 
     def freed(self, tag: StorageTag) -> None:
         address = self._address(tag)

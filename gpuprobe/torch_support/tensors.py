@@ -88,13 +88,15 @@ def of_parts(tensor: Any, made: Sequence[Any], device: torch.device) -> Any:
     )
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in lists, tuples and values of dicts, however deep."""
+def tensors_in(value: Any, depth: int = -1) -> Iterator[torch.Tensor]:
+    """The tensors in lists, tuples and values of dicts, however deep; or ``depth`` levels deep, for
+    values that the program has made.
+    """
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (list, tuple, dict)):
+    elif depth and isinstance(value, (list, tuple, dict)):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(item)
+            yield from tensors_in(item, depth - 1)
 
 
 def storage_key(tensor: Any) -> int:

@@ -117,6 +117,18 @@ def test_columns_without_a_width_are_for_wide_views() -> None:
     assert "blocks" in DRAWN["html"](section)
 
 
+@pytest.mark.parametrize("name", sorted(DRAWN))
+def test_a_table_for_wide_views_alone_is_drawn_whole(name: str) -> None:
+    """Such tables are in full sections, which any view may draw."""
+    columns = (Column("rank"), Column("blocks", number=True))
+    rows = (Row(("a rank", "1")), Row(("a rank of a longer name", "22,222")))
+    shown = DRAWN[name](Section("Title", (Table("memory", columns, rows),)))
+    assert all(text in shown for text in ("blocks", "a rank of a longer name", "22,222"))
+    if "text" in name:
+        ends = [len(line) for line in shown.splitlines()[-2:]]
+        assert ends[0] == ends[1]
+
+
 def test_changes_have_their_sign_in_every_view() -> None:
     for amount, shown in ((5, "+5 B"), (-5, "-5 B"), (0, "0 B")):
         assert change(amount).text == shown

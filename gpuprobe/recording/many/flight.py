@@ -15,14 +15,14 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from gpuprobe.errors import DataError, InternalError, NotARecording, SnapshotError
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.files import open_regular
 from gpuprobe.model.run.hang import FlightDump
+from gpuprobe.recording.snapshot.child import command_of, limit_process
 from gpuprobe.recording.snapshot.pickles import load_plain
-from gpuprobe.recording.snapshot.worker import limit_process
 
 HINT: Final = "a directory with a dump of each rank: see TORCH_NCCL_DUMP_ON_TIMEOUT"
 
@@ -64,12 +64,6 @@ def read_dumps(directory: Path) -> tuple[dict[int, FlightDump], tuple[str, ...]]
     return found, tuple(skipped)
 
 
-_START: Final = (
-    "import sys; sys.path[:] = {path!r}; from gpuprobe.recording.many.flight import main; "
-    "main({size})"
-)
-
-
 def _read(path: Path) -> dict[str, Any] | None:
     """A dump as plain data; None for a file that is not one. Raises OSError and DataError."""
     with open_regular(path, inside=True) as stream:
@@ -79,10 +73,10 @@ def _read(path: Path) -> dict[str, Any] | None:
         if size > _MOST_DUMP:
             raise DataError(f"{path}: a dump of {size} bytes is too large")
         os.lseek(stream.fileno(), 0, os.SEEK_SET)  # what was peeked at is read again
-        code = _START.format(path=[str(entry) for entry in sys.path], size=size)
-        command = [sys.executable, "-S", "-E", "-X", "utf8", "-c", code]
         try:
-            child = subprocess.run(command, stdin=stream, capture_output=True, check=False)
+            child = subprocess.run(
+                command_of(__name__, size), stdin=stream, capture_output=True, check=False
+            )
         except OSError as error:
             raise InternalError(f"cannot start a process to read {path}: {error}") from error
     if child.returncode:
@@ -105,20 +99,15 @@ def main(size: int) -> None:
     limit_process(size)
     try:
         with open(0, "rb", buffering=1 << 16, closefd=False) as stream:
-            answer = {"dump": _plain(stream, size)}
+            found = load_plain(stream, size)
+        kept = None
+        if isinstance(found, Mapping):
+            kept = {key: found[key] for key in ("entries", "pg_config") if key in found}
+        answer = json.dumps({"dump": kept})
     except SnapshotError as error:
-        answer = {"error": str(error)}
-    sys.stdout.write(json.dumps(answer))
+        answer = json.dumps({"error": str(error)})
+    except (TypeError, ValueError, RecursionError):
+        answer = json.dumps({"error": "not a Flight Recorder dump"})
+    sys.stdout.write(answer)
     sys.stdout.flush()
     os._exit(0)
-
-
-def _plain(stream: IO[bytes], size: int) -> Any:
-    found = load_plain(stream, size)
-    if not isinstance(found, Mapping):
-        return None
-    kept = {key: found[key] for key in ("entries", "pg_config") if key in found}
-    try:
-        return json.loads(json.dumps(kept))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise SnapshotError("not a Flight Recorder dump") from error

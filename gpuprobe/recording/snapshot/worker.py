@@ -45,30 +45,14 @@ from gpuprobe.model.trace import (
     MemoryTrace,
     StackTable,
 )
+from gpuprobe.recording.snapshot.child import command_of, limit_process
 from gpuprobe.recording.snapshot.decode import Decoded, Keep, add_baseline, decode
 from gpuprobe.recording.snapshot.pickles import load_plain
 
 _MAGIC = b"GPSNAP1\n"
 _RECORD = struct.Struct("<IHHQ")
-_MIB = 1024 * 1024
-
-MEMORY_PER_BYTE = 24
-"""How many times its size a snapshot may take in memory. Measured: 4.8 for events with stacks of
-their own, 13 for events without stacks (nine dictionary entries from some 40 bytes)."""
-
-MEMORY_FLOOR = 512 * _MIB
-"""On top of that: the interpreter, its libraries and its allocator's reserve."""
-
-SECONDS_FLOOR = 5
-"""Processor seconds, plus one per 5 MB of file. Measured: 0.05 s, plus 0.05 s per 5 MB."""
-
 _SMALLEST_ENTRY = 8
 """No event or block takes fewer bytes in a pickle, so a file bounds how many there are."""
-
-_START = (
-    "import sys; sys.path[:] = {path!r}; "
-    "from gpuprobe.recording.snapshot.worker import main; main({size})"
-)
 
 
 def decode_stream(stream: IO[bytes], size: int, keep: Keep | None = None) -> Decoded:
@@ -93,11 +77,9 @@ def read_in_child(stream: IO[bytes], size: int) -> Decoded:
     """
     if not sys.executable:  # an embedded interpreter: there is no program to start
         return decode_stream(stream, size)
-    code = _START.format(path=[str(entry) for entry in sys.path], size=size)
     try:
         child = subprocess.Popen(
-            # -S and -E: the child needs no site packages; sys.path is handed over.
-            [sys.executable, "-S", "-E", "-X", "utf8", "-c", code],
+            command_of(__name__, size),
             stdin=stream,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -155,25 +137,6 @@ def main(size: int) -> None:
         pass
     # Not sys.exit: that would free everything, object by object.
     os._exit(0)
-
-
-def limit_process(size: int) -> None:
-    """Limits on memory and processor time of the child, for a file of ``size`` bytes."""
-    try:
-        import resource
-    except ImportError:  # pragma: no cover - not a POSIX system
-        return
-    memory = MEMORY_FLOOR + MEMORY_PER_BYTE * size
-    seconds = SECONDS_FLOOR + size // 5_000_000
-    for what, value in (
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),  # it writes to a pipe only
-    ):
-        hard = resource.getrlimit(what)[1]
-        if hard == resource.RLIM_INFINITY or value < hard:
-            resource.setrlimit(what, (value, value))
 
 
 def _send_column(stream: IO[bytes], device: int, name: str, values: array[int]) -> None:

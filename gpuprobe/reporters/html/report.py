@@ -78,8 +78,8 @@ def write(
     """Write the page of a recording to a text stream (UTF-8).
 
     ``report`` is made with `ROWS` rows; ``tracks`` and ``problems`` are what
-    `gpuprobe.analysis.inspection.tracks.tracks` gives, ``trees`` those of the peak, named
-    ``categories``, ``modules`` and ``stacks``.
+    `gpuprobe.analysis.inspection.tracks.tracks` gives, ``trees`` those of the peak: treemaps by
+    the name of what they are divided by, and the flame graphs ``stacks`` and ``all frames``.
     """
     data = data_of(report, tracks, trees)
     draw = Drawing(report.session.cwd)

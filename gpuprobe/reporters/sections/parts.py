@@ -236,8 +236,9 @@ def cell(given: Cell | str) -> Cell:
 
 
 def drawn_columns(table: Table, *, narrow: bool) -> Sequence[int]:
-    """The indices of the columns that are drawn."""
-    return [i for i, one in enumerate(table.columns) if one.width is not None or not narrow]
+    """The indices of the columns that are drawn; all of a table that is for wide views alone."""
+    found = [i for i, one in enumerate(table.columns) if one.width is not None or not narrow]
+    return found or range(len(table.columns))
 
 
 _CATEGORIES = {category.value: category.words for category in Category}

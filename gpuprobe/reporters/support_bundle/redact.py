@@ -9,7 +9,7 @@ IP, MAC and mail addresses.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _SECRET_NAME = re.compile(
@@ -51,6 +51,9 @@ _TRIVIAL = frozenset({"true", "True", "TRUE", "false", "False", "FALSE", "none",
 _COMMON_NAMES = frozenset({"root", "nobody", "daemon", "user", "localhost", "nvidia"})
 
 
+SECRET = "<secret>"
+
+
 def is_secret_name(name: str) -> bool:
     """Whether a variable or field of this name holds a secret."""
     return _SECRET_NAME.search(name) is not None
@@ -74,7 +77,7 @@ class Redactor:
         for name, value in environ.items():
             if is_secret_name(name) and value.strip():
                 # Whole, and line by line: a key file may be printed with its lines indented.
-                literal.update(dict.fromkeys((value, *value.split()), "<secret>"))
+                literal.update(dict.fromkeys((value, *value.split()), SECRET))
         for home in homes:
             if len(home.rstrip("/")) > 1:
                 literal.setdefault(home.rstrip("/"), "<home>")
@@ -110,8 +113,26 @@ class Redactor:
         for value, word in self._literal:
             text = text.replace(value, word)
         text = _URL_CREDENTIALS.sub(r"\1<secret>@", text)
-        text = _TOKENS.sub("<secret>", text)
+        text = _TOKENS.sub(SECRET, text)
         return _PAIR.sub(r"\1<secret>", text)
+
+    def environment(self, variables: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+        """Variables without the values of those that are secret by name, and without secrets in
+        those of others.
+        """
+        return tuple(
+            (name, SECRET if is_secret_name(name) and value else self.secrets(value))
+            for name, value in variables
+        )
+
+    def arguments(self, arguments: Sequence[str]) -> tuple[str, ...]:
+        """Arguments of a program without secrets, and without what follows ``--password``."""
+        found = []
+        for before, argument in zip(("", *arguments), arguments, strict=False):
+            announced = before.startswith("--") and "=" not in before and is_secret_name(before)
+            follows = announced and not argument.startswith("-")
+            found.append(SECRET if follows else self.secrets(argument))
+        return tuple(found)
 
     def data(self, value: Any, *, addresses: bool = True) -> Any:
         """Plain JSON data, with every text in it (keys too) redacted."""
@@ -121,7 +142,7 @@ class Redactor:
             return [self.data(item, addresses=addresses) for item in value]
         if isinstance(value, dict):
             return {
-                self.text(str(key), addresses=addresses): "<secret>"
+                self.text(str(key), addresses=addresses): SECRET
                 if isinstance(item, str) and is_secret_name(str(key))
                 else self.data(item, addresses=addresses)
                 for key, item in value.items()

@@ -153,7 +153,8 @@ def _table(table: Table, style: Style, *, untitled: bool) -> Iterator[DrawnLine]
     chosen = drawn_columns(table, narrow=not style.wide)
     chosen = sorted(chosen, key=lambda i: table.columns[i].bar)  # a bar ends its line
     columns = [table.columns[i] for i in chosen]
-    if style.wide:
+    wide = style.wide or all(column.width is None for column in columns)
+    if wide:
         columns = [_as_wide_as_needed(column) for column in columns if not column.bar]
     rows = [(row, [cell(row.cells[i]) for i in chosen]) for row in (*table.rows, *table.foot)]
     widths = [_width(column, [cells[i] for _, cells in rows]) for i, column in enumerate(columns)]
@@ -163,9 +164,9 @@ def _table(table: Table, style: Style, *, untitled: bool) -> Iterator[DrawnLine]
             widths[name] = _SHORT
         else:
             columns, widths = columns[:-1], widths[:-1]
-    if style.wide:
+    if wide:
         yield DrawnLine(f"  {style.text(table.caption)}:")
-    if (table.header or style.wide) and any(column.title for column in columns):
+    if (table.header or wide) and any(column.title for column in columns):
         titles = [Cell(column.title if column.head else "") for column in columns]
         # Where no title stands above the table, its head is what is set apart.
         head = _row(Row(()), titles, table, columns, widths, style)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any
 
 from gpuprobe.analysis.time_shares import joined_calls
 from gpuprobe.model.run.session import BlindSpot, Collective, Placed
 from gpuprobe.sampler.hooks.distributed.collectives import CollectiveCalls
 from gpuprobe.sampler.hooks.distributed.waits import Waited, joined_waits
 from gpuprobe.sampler.hooks.placement import Placement
-
-_Record: TypeAlias = tuple[int, tuple[Collective, ...], tuple[Placed, ...], Waited]
 
 
 class PerStep:
@@ -21,12 +19,8 @@ class PerStep:
         """``phase`` returns the path of the phase that is on."""
         self.collectives = CollectiveCalls(blind, phase)
         self.placement = Placement()
-        self._last: tuple[int, tuple[Collective, ...], tuple[Placed, ...], Waited] = (
-            -1,
-            (),
-            (),
-            {},
-        )
+        none: tuple[tuple[Collective, ...], tuple[Placed, ...], Waited] = ((), (), {})
+        self._last = (-1, *none)
 
     def take(self, index: int, models: Iterable[Any]) -> dict[str, Any]:
         """Everything since the last time, for the step ``index`` that ends now, as `assemble` takes

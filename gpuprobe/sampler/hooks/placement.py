@@ -11,7 +11,8 @@ import torch
 
 from gpuprobe.model.run.session import Placed
 from gpuprobe.model.values import Bytes
-from gpuprobe.sampler.tracing.tensors import modules_of, plain_tensors
+from gpuprobe.sampler.tracing.tensors import MOST_NESTED, modules_of, plain_tensors
+from gpuprobe.torch_support.tensors import tensors_in
 
 STEPS = 3
 """Steps that are looked at. What is wrong is wrong from the start, and looking costs time."""
@@ -29,17 +30,17 @@ class Placement:
     def wanted(self) -> bool:
         return self._steps < STEPS
 
-    def inputs(self, values: Iterable[Any]) -> None:
+    def inputs(self, values: tuple[Any, ...]) -> None:
         """What a model is called with."""
         # While torch.jit traces, asking for a size would become part of what it traces.
         if self.wanted and not torch.jit.is_tracing():
-            for tensor in _tensors(values):
+            for tensor in tensors_in(values, MOST_NESTED + 1):
                 self._see("input", tensor)
 
     def batch(self, value: Any) -> None:
         """What a DataLoader gave."""
         if self.wanted:
-            for tensor in _tensors([value]):
+            for tensor in tensors_in(value, MOST_NESTED):
                 self._see("batch", tensor)
 
     def _see(self, what: str, tensor: Any) -> None:
@@ -112,13 +113,3 @@ def _by_device(modules: Iterable[Any], counted: set[int]) -> tuple[dict[str, int
                 device = str(plain.device)
                 found[device] = found.get(device, 0) + plain.numel() * plain.element_size()
     return found, new
-
-
-def _tensors(values: Iterable[Any], depth: int = 4) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif depth and isinstance(value, dict):
-            yield from _tensors(value.values(), depth - 1)
-        elif depth and isinstance(value, (list, tuple)):
-            yield from _tensors(value, depth - 1)

@@ -16,9 +16,13 @@ import torch
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.session import KnownTensors
 from gpuprobe.model.values import Bytes, Unavailable
+from gpuprobe.torch_support.tensors import tensors_in
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """The classes whose tensors have a storage of their own, if their layout is strided."""
+
+MOST_NESTED = 4
+"""Lists and dicts inside one another in which tensors of the program are searched."""
 
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
@@ -74,7 +78,7 @@ def walk(
     for optimizer in optimizers:
         for parameter, state in list(optimizer.state.items()):
             _, name = parameters.get(id(parameter), (None, ""))
-            for tensor in _tensors_in(state):
+            for tensor in tensors_in(state, MOST_NESTED):
                 _note(found, tensor, Category.OPTIMIZER_STATE, name)
     for buffer, name, state in buffers:
         _note(found, buffer, Category.KV_CACHE if state else Category.BUFFER, name)
@@ -233,15 +237,3 @@ def plain_tensors(tensor: Any) -> Iterator[Any]:
         yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
     elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-
-
-def _tensors_in(value: Any, depth: int = 4) -> Iterator[Any]:
-    """The tensors in an optimizer's state: nested dicts and lists, to a sensible depth."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth and isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors_in(item, depth - 1)
-    elif depth and isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors_in(item, depth - 1)

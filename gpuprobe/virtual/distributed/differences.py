@@ -10,6 +10,13 @@ from typing import Any
 from gpuprobe.patching import Patches
 
 
+def ranks_of(group: Any) -> tuple[int, ...]:
+    """The ranks of a process group, as numbers of the whole job."""
+    from torch.distributed import get_process_group_ranks
+
+    return tuple(get_process_group_ranks(group))
+
+
 class Differences:
     """What one rank finds. ``groups`` are the ranks of every process group of the job, those of
     other ranks too: every rank makes all groups. ``stages`` are groups whose ranks send to each
@@ -29,7 +36,7 @@ class Differences:
 
     def sent(self, group: Any) -> None:
         """This rank sends to, or receives from, one rank of a group."""
-        self.stages[_ranks(group)] = None
+        self.stages[ranks_of(group)] = None
 
     def document(self) -> dict[str, Any]:
         return {
@@ -45,7 +52,7 @@ class Differences:
                 tuple(sorted(p.numel() for part in parts for p in part["params"]))
                 for parts in partition()
             ]
-            self._label(_ranks(optimizer.process_group), held)
+            self._label(ranks_of(optimizer.process_group), held)
             return
         if "torch.distributed.tensor" not in sys.modules:
             return
@@ -88,10 +95,4 @@ def _uneven(tensor: Any, sizes: dict[tuple[int, ...], list[list[int]]]) -> None:
             column = [max(0, min(whole, size - index * whole)) for index in range(count)]
             if len(numbers) > 1:  # cut twice: all may differ
                 column = list(range(count))
-            sizes.setdefault(_ranks(mesh.get_group(number)), []).append(column)
-
-
-def _ranks(group: Any) -> tuple[int, ...]:
-    from torch.distributed import get_process_group_ranks
-
-    return tuple(get_process_group_ranks(group))
+            sizes.setdefault(ranks_of(mesh.get_group(number)), []).append(column)

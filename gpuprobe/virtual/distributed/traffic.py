@@ -14,8 +14,9 @@ import torch
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.communication import CollectiveRecord, wire_bytes
 from gpuprobe.model.values import Bytes
+from gpuprobe.torch_support.tensors import tensors_in
 from gpuprobe.virtual import frames
-from gpuprobe.virtual.distributed.differences import Differences
+from gpuprobe.virtual.distributed.differences import Differences, ranks_of
 from gpuprobe.virtual.distributed.nccl import Communicator
 
 # Of each operator: what it is called here, and the argument that is its payload; "=" is the result.
@@ -96,14 +97,14 @@ class Traffic:
             for argument, value in zip(func._schema.arguments, args, strict=False)
         }
         given.update(kwargs)
-        tensors = _tensors(result if where == "=" else given.get(where, ()))
+        tensors = list(tensors_in(result if where == "=" else given.get(where, ())))
         payload = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         group = _group(given)
         ranks = group.size()
         label = str(group.group_name)
         self._sequence[label] += 1
         if label not in self.members:
-            self.members[label] = _ranks(group)
+            self.members[label] = ranks_of(group)
         if apart or _asynchronous(func._schema, given):
             self.overlaps.add(len(self.records))
         if op in _TO_ONE:
@@ -146,20 +147,6 @@ def _asynchronous(schema: Any, given: dict[str, Any]) -> bool:
         argument.name == "async_op" and given.get(argument.name, argument.default_value)
         for argument in schema.arguments
     )
-
-
-def _ranks(group: Any) -> tuple[int, ...]:
-    from torch.distributed import get_process_group_ranks
-
-    return tuple(get_process_group_ranks(group))
-
-
-def _tensors(value: Any) -> list[Any]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return []
 
 
 def _module() -> str:

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import torch
 
 from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.patching import patch
+from gpuprobe.torch_support.tensors import tensors_in
 
 Waited: TypeAlias = dict[str, int | Unavailable]
 """Phase of depth one to nanoseconds. Empty where there are no other ranks."""
@@ -53,7 +54,7 @@ class Waits:
         def _post_forward(module: Any, output: Any) -> Any:
             found = post_forward(module, output)
             if module.require_backward_grad_sync and torch.is_grad_enabled():
-                for tensor in _tensors(found):
+                for tensor in tensors_in(found):
                     if tensor.requires_grad:
                         tensor.register_hook(self._backward_begins)
                         break
@@ -129,14 +130,3 @@ def _sum(one: int | Unavailable, two: int | Unavailable) -> int | Unavailable:
     if isinstance(one, Unavailable):
         return one
     return two if isinstance(two, Unavailable) else one + two
-
-
-def _tensors(output: Any) -> Iterator[torch.Tensor]:
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        for item in output.values():
-            yield from _tensors(item)
-    elif isinstance(output, (list, tuple)):
-        for item in output:
-            yield from _tensors(item)
