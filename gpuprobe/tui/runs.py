@@ -6,10 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from textual.app import App, ComposeResult
+from textual.app import App
 from textual.binding import BindingType
 from textual.message import Message
-from textual.screen import Screen
 from textual.worker import get_current_worker
 
 from gpuprobe.api.live import Followed
@@ -17,12 +16,12 @@ from gpuprobe.api.monitor import RUNS_HEADING, run_line, runs
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.model.run.summary import Run
 from gpuprobe.model.text import visible
+from gpuprobe.tui.list_screen import ListScreen
 from gpuprobe.tui.probe_app import APP_KEYS
 from gpuprobe.tui.viewer.keys import RUNS_KEYS
 from gpuprobe.tui.viewer.screen import ViewScreen
-from gpuprobe.tui.widgets.keymap import KeyBar, bindings
+from gpuprobe.tui.widgets.keymap import bindings
 from gpuprobe.tui.widgets.table import ItemTable
-from gpuprobe.tui.widgets.text_pane import TextPane
 
 
 def open_run(app: App[Any], path: str, demo: str | None) -> None:
@@ -35,7 +34,7 @@ def open_run(app: App[Any], path: str, demo: str | None) -> None:
         app.push_screen(ViewScreen(followed, demo=demo))
 
 
-class RunsScreen(Screen[None]):
+class RunsScreen(ListScreen):
     """A list that is made anew every ``interval`` seconds, in a thread."""
 
     KEYS = RUNS_KEYS
@@ -48,21 +47,13 @@ class RunsScreen(Screen[None]):
         runs: list[Run]
 
     def __init__(self, interval: float = 2.0, *, demo: str | None = None) -> None:
-        super().__init__()
+        super().__init__("runs", "runs", (*APP_KEYS, *RUNS_KEYS))
         self.interval = interval
         self.demo = demo
         self.found: list[Run] = []
 
-    def compose(self) -> ComposeResult:
-        self._title = TextPane(id="runs-title")
-        self._table = ItemTable(id="runs")
-        yield self._title
-        yield self._table
-        yield KeyBar((*APP_KEYS, *RUNS_KEYS))
-
     def on_mount(self) -> None:
         self._show_title("searching …")
-        self._table.focus()
         self.run_worker(self._search, thread=True, exclusive=True, group="runs")
 
     def _show_title(self, text: str) -> None:

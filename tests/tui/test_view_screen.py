@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,6 +59,17 @@ def pane(app: ViewApp) -> TracePane:
 
 def viewer(run: Run) -> ViewApp:
     return ViewApp(Followed(run.path), interval=0.05)
+
+
+@asynccontextmanager
+async def traced(run: Run) -> AsyncIterator[tuple[ViewApp, Pilot[None]]]:
+    """The viewer at the trace of a run's step."""
+    app = viewer(run)
+    async with app.run_test(size=(130, 40)) as pilot:
+        await until(pilot, lambda: rows(app, "#steps").count == run._index)
+        await pilot.press("t")
+        await until(pilot, lambda: pane(app).ready)
+        yield app, pilot
 
 
 @pytest.fixture
@@ -165,11 +177,7 @@ async def test_the_segment_map_and_its_orders(run: Run) -> None:
 
 async def test_drill_down_to_stack_and_source(run: Run) -> None:
     run.end()
-    app = viewer(run)
-    async with app.run_test(size=(130, 40)) as pilot:
-        await until(pilot, lambda: rows(app, "#steps").count == 6)
-        await pilot.press("t")
-        await until(pilot, lambda: pane(app).ready)
+    async with traced(run) as (app, pilot):
         assert "model.py:6 in forward" in lines(app, "#groups")[0]
         await pilot.press("enter")
         blocks = lines(app, "#groups")
@@ -281,11 +289,7 @@ async def test_hostile_names_are_text(tmp_path: Path) -> None:
     run = Run(folder, "r\x1b[2J.gpuprobe")
     run.step()
     run.end()
-    app = viewer(run)
-    async with app.run_test(size=(130, 40)) as pilot:
-        await until(pilot, lambda: rows(app, "#steps").count == 1)
-        await pilot.press("t")
-        await until(pilot, lambda: pane(app).ready)
+    async with traced(run) as (app, pilot):
         await pilot.press("enter", "enter")
         await until(pilot, lambda: isinstance(app.screen, BlockScreen))
         picture = app.export_screenshot()
@@ -388,11 +392,7 @@ async def test_the_findings_are_those_of_the_report(run: Run) -> None:
 
 async def test_the_axis_of_a_trace_has_phases_and_times(run: Run) -> None:
     run.end()
-    app = viewer(run)
-    async with app.run_test(size=(130, 40)) as pilot:
-        await until(pilot, lambda: rows(app, "#steps").count == 6)
-        await pilot.press("t")
-        await until(pilot, lambda: pane(app).ready)
+    async with traced(run) as (app, _):
         shown = text(app, "#bands").splitlines()
         assert "phase" in shown[-2]
         assert "forward" in shown[-2]

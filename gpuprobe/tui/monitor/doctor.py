@@ -6,24 +6,22 @@ import time
 from collections.abc import Callable
 from typing import ClassVar
 
-from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.events import Resize
-from textual.screen import Screen
 
 from gpuprobe.api.doctor import diagnosis_lines
 from gpuprobe.model.findings import Level
 from gpuprobe.model.machine.diagnosis import Diagnosis
 from gpuprobe.model.text import visible
-from gpuprobe.tui.widgets.keymap import Key, KeyBar, bindings
-from gpuprobe.tui.widgets.styled_text import Line, fit
-from gpuprobe.tui.widgets.table import FIND_KEYS, MOVE_KEYS, ItemTable
-from gpuprobe.tui.widgets.text_pane import TextPane
+from gpuprobe.tui.list_screen import ListScreen
+from gpuprobe.tui.widgets.keymap import Key, bindings
+from gpuprobe.tui.widgets.styled_text import Line
+from gpuprobe.tui.widgets.table import FIND_KEYS, MOVE_KEYS
 
 _ROLES = {Level.ERROR: "bad", Level.WARNING: "warning", None: "title"}
 
 
-class DoctorScreen(Screen[None]):
+class DoctorScreen(ListScreen):
     """``examine`` asks for a diagnosis; it comes back by `show_result`."""
 
     KEYS = (
@@ -35,22 +33,14 @@ class DoctorScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = bindings(KEYS)
 
     def __init__(self, examine: Callable[[], None]) -> None:
-        super().__init__()
+        super().__init__("doctor", "doctor-findings", self.KEYS)
         self._examine = examine
         self._result: Diagnosis | None = None
         self._failure = ""
         self._examining = False
         self._columns = 80
-        self._title = TextPane(id="doctor-title")
-        self._table = ItemTable(id="doctor-findings")
-
-    def compose(self) -> ComposeResult:
-        yield self._title
-        yield self._table
-        yield KeyBar(self.KEYS)
 
     def on_mount(self) -> None:
-        self._table.focus()
         self.action_again()
 
     def on_resize(self, event: Resize) -> None:
@@ -82,10 +72,9 @@ class DoctorScreen(Screen[None]):
             title += (("  checking … (this takes a few seconds)", "accent"),)
         if self._failure:
             title += ((f"  {self._failure}", "bad"),)
-        self._title.show([fit(title, columns)])
         drawn = [] if found is None else diagnosis_lines(found, max(20, columns - 3))
         lines: list[Line] = [
             ((f" {line.text}", _ROLES.get(line.level, "bold") if line.heading else ""),)
             for line in drawn
         ]
-        self._table.fill([], len(lines), lambda at: [lines[at]])
+        self.show_lines(title, lines, columns)

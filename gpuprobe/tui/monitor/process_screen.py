@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.events import Resize
-from textual.screen import Screen
 
-from gpuprobe.tui.widgets.keymap import Key, KeyBar, bindings
-from gpuprobe.tui.widgets.styled_text import Line, fit
+from gpuprobe.tui.list_screen import ListScreen
+from gpuprobe.tui.widgets.keymap import Key, bindings
+from gpuprobe.tui.widgets.styled_text import Line
 from gpuprobe.tui.widgets.table import FIND_KEYS, MOVE_KEYS, ItemTable
-from gpuprobe.tui.widgets.text_pane import TextPane
 
 
-class ProcessScreen(Screen[None]):
+class ProcessScreen(ListScreen):
     """``lines`` makes the page for a number of columns; ``open_run`` and ``end`` are what Enter
     and K do.
     """
@@ -37,21 +35,13 @@ class ProcessScreen(Screen[None]):
         open_run: Callable[[], None],
         end: Callable[[], None],
     ) -> None:
-        super().__init__()
+        super().__init__("process", "process-page", self.KEYS)
         self._heading = title
         self._lines = lines
         self._open_run = open_run
         self._end = end
-        self._title = TextPane(id="process-title")
-        self._table = ItemTable(id="process-page")
-
-    def compose(self) -> ComposeResult:
-        yield self._title
-        yield self._table
-        yield KeyBar(self.KEYS)
 
     def on_mount(self) -> None:
-        self._table.focus()
         self.show_page()
 
     def on_resize(self, event: Resize) -> None:
@@ -62,9 +52,8 @@ class ProcessScreen(Screen[None]):
         columns = self.size.width
         if columns < 2 or not self._table.is_mounted:
             return
-        self._title.show([fit((("", "section"), (f" {self._heading}", "title")), columns)])
-        lines = self._lines(columns - 1)
-        self._table.fill([], len(lines), lambda at: [lines[at]])
+        title: Line = (("", "section"), (f" {self._heading}", "title"))
+        self.show_lines(title, self._lines(columns - 1), columns)
 
     def on_item_table_chosen(self, message: ItemTable.Chosen) -> None:
         message.stop()  # the dashboard below would open a page

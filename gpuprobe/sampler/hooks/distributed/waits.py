@@ -36,8 +36,12 @@ BACKWARD: Final = "backward"
 class Waits:
     """What was waited since the last `take`. Calls come from all threads."""
 
-    def __init__(self, phase: Callable[[], str]) -> None:
+    def __init__(
+        self, phase: Callable[[], str], clock: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
+        """``phase`` returns the path of the phase that is on, ``clock`` nanoseconds."""
         self._phase = phase
+        self._clock = clock
         self._lock = threading.Lock()
         self._waited: Waited = {}
         self._expected = False  # a backward pass of DistributedDataParallel is to come
@@ -65,11 +69,11 @@ class Waits:
         if coalesced is not None:  # of buffers, in the forward pass
 
             def _broadcast_coalesced(*args: Any, **kwargs: Any) -> Any:
-                began = time.perf_counter_ns()
+                began = self._clock()
                 try:
                     return coalesced(*args, **kwargs)
                 finally:
-                    self.add(time.perf_counter_ns() - began)
+                    self.add(self._clock() - began)
 
             restore.append(patch(dist, "_broadcast_coalesced", _broadcast_coalesced))
         return restore
@@ -92,14 +96,14 @@ class Waits:
         engine.queue_callback(lambda: self._graph_done(on_gpu))
 
     def _graph_done(self, on_gpu: bool) -> None:
-        self._computed = _ON_GPU if on_gpu else time.perf_counter_ns()
+        self._computed = _ON_GPU if on_gpu else self._clock()
 
     def backward_done(self) -> None:
         """A backward pass is over."""
         computed, self._computed = self._computed, None
         expected, self._expected = self._expected, False
         if isinstance(computed, int):
-            self._count(BACKWARD, time.perf_counter_ns() - computed)
+            self._count(BACKWARD, self._clock() - computed)
         elif computed is not None:
             self._count(BACKWARD, computed)
         elif expected:
