@@ -60,6 +60,9 @@ def harmless_sarif(text: str) -> None:
             assert not re.match(r"(?!file:)\w+:", uri), uri
 
 
+_HALF = re.compile(r"(?i)(?<!\\ud[89ab][0-9a-f]{2})\\ud[c-f][0-9a-f]{2}")
+
+
 def in_browser(page: Path, folder: Path) -> str:
     """The DOM of a page after its scripts have run, in a real browser."""
     assert CHROMIUM is not None
@@ -92,7 +95,10 @@ def harmless_xml(text: str) -> None:
 
 
 def harmless_html(text: str) -> None:
-    """No element, handler or link that a name made; no data that ends its script."""
+    """No element, handler or link that a name made; no data that ends its script, and none that
+    ends Chromium: half of a surrogate pair in a label does.
+    """
+    assert not _HALF.search(text), _HALF.search(text)
     Page(text)
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from gpuprobe.model.text import visible
 
 _VOID = frozenset({"input", "meta", "br", "col"})
+_HALF = re.compile("[\ud800-\udfff]")  # a whole pair is one character of a str
 _EMPTY = frozenset({"rect", "line", "polygon"})  # of SVG: there only the slash ends an element
 
 
@@ -66,7 +68,13 @@ def el(tag: str, *parts: Part, **attributes: str | int | float | bool | None) ->
 def script_json(data: Any) -> Markup:
     """Data for a ``<script type="application/json">``: ASCII without ``<``, ``>`` and ``&``, so
     that nothing in it can end the element or begin a comment.
+
+    Halves of surrogate pairs (bytes of a path that are no UTF-8) are shown as escapes: Chromium
+    ends where a script puts one into a label.
     """
+    plain = json.dumps(data, ensure_ascii=False)
+    if _HALF.search(plain):
+        data = json.loads(_HALF.sub(lambda half: json.dumps(visible(half[0]))[1:-1], plain))
     dumped = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for char in "<>&":
         dumped = dumped.replace(char, f"\\u{ord(char):04x}")

@@ -7,13 +7,12 @@ content security policy in the page forbids every request it could make.
 
 from __future__ import annotations
 
-import html
-import json
 from importlib.resources import files
 from typing import IO, Any
 
 from gpuprobe.analysis.peak.flame import FlameNode
 from gpuprobe.model.text import human_bytes
+from gpuprobe.reporters.html.markup import script_json, text
 
 
 def to_data(tree: FlameNode, *, title: str, subtitle: str) -> dict[str, Any]:
@@ -51,24 +50,16 @@ def write(
     """Write the page to a text stream (UTF-8). ``whole`` is the same memory with all frames, which
     a button shows.
     """
-    data = _script(to_data(tree, title=title, subtitle=subtitle))
-    other = "null" if whole is None else _script(to_data(whole, title=title, subtitle=subtitle))
+    data = script_json(to_data(tree, title=title, subtitle=subtitle))
+    other = "null" if whole is None else script_json(to_data(whole, title=title, subtitle=subtitle))
     page = files("gpuprobe.reporters.viewers").joinpath("flamegraph.html").read_text("utf-8")
     # One pass: text that was put in is not searched again.
     pieces = page.split("@@")
     values = {
-        "TITLE": html.escape(title),
-        "SUBTITLE": html.escape(subtitle),
-        "TOTAL": html.escape(f"{human_bytes(tree.bytes)} in {tree.blocks} blocks"),
+        "TITLE": text(title),
+        "SUBTITLE": text(subtitle),
+        "TOTAL": text(f"{human_bytes(tree.bytes)} in {tree.blocks} blocks"),
         "DATA": data,
         "WHOLE": other,
     }
     stream.write("".join(values.get(piece, piece) for piece in pieces))
-
-
-def _script(data: dict[str, Any]) -> str:
-    text = json.dumps(data, separators=(",", ":"))
-    # Inside a script element only "</" and "<!--" mean anything; no "<" at all is simpler.
-    for char in "<>&\u2028\u2029":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return text
