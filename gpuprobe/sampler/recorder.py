@@ -28,22 +28,18 @@ from gpuprobe.sampler.hooks.wrapping import in_context
 from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.sources import HostMemory, MarkReader
 from gpuprobe.sampler.step_writer import StepWriter
-from gpuprobe.sampler.timeline import MANY_PHASES, OTHER, PhaseSpan, PhaseTimeline, counters_rose
-from gpuprobe.sampler.tracing.traces import Traces, chosen_steps, exact_peak
+from gpuprobe.sampler.timeline import (
+    COMPILED,
+    MANY_PHASES,
+    OTHER,
+    Passes,
+    PhaseSpan,
+    PhaseTimeline,
+    counters_rose,
+)
+from gpuprobe.sampler.tracing.traces import OTHER_THREAD, Traces, chosen_steps, exact_peak
 
 LEVELS = ("counters", "trace")
-
-_COMPILED = BlindSpot(
-    "module calls: the program uses torch.compile, and hooks would trigger recompilation",
-    "'forward' covers everything between loading data (or the optimizer) and the backward pass; "
-    "memory is not attributed to modules, and not tracked inside compiled kernels",
-)
-
-_OTHER_THREAD = BlindSpot(
-    "CPU storages created by other threads than the recorded one, which here includes the "
-    "training thread",
-    "'allocated' on the CPU and the traces do not include them; named tensors are complete",
-)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _log = logging.getLogger("gpuprobe")
@@ -127,11 +123,10 @@ class Recorder:
         self._optimizer_calls = OptimizerCalls()
         self._infer_forward = False
         self._out_of_memory = False
-        self._engine = 0  # of backward passes inside one another (checkpointing)
+        self._passes = Passes()
         self._in_engine: Callable[[], bool] = lambda: False  # of torch, from __enter__ on
         self._no_torch_function: Callable[[], AbstractContextManager[Any]] = nullcontext  # likewise
         self._inference: Any = None  # InferenceSteps, from __enter__ on
-        self._recomputes: list[bool] = []  # checkpoints being run again, and whether it goes on
         self._last: list[PhaseSpan] = []
         self._last_traces: tuple[str, ...] = ()
         self._step_owner = StepOwner()
@@ -306,13 +301,14 @@ class Recorder:
         return in_context(step_fn, self.step_of_call)
 
     def step_of_call(self) -> AbstractContextManager[None]:
+        """A step, unless one is open already."""
         return nullcontext() if self._in_step and self._active else self.step()
 
     # -- what the hooks report
 
     def _in_backward(self) -> bool:
         """Whether this is a thread of the autograd engine, working for the waiting thread."""
-        return self._engine > 0 and self._in_engine()
+        return self._passes.depth > 0 and self._in_engine()
 
     def _forget_raised(self) -> None:
         """Leave the optimizer phase, where an exception ended it."""
@@ -321,39 +317,28 @@ class Recorder:
 
     @_guarded
     def begin(self, phase: str) -> None:
+        """A phase begins: ``forward``, ``backward``, ``recompute`` or ``data``."""
         self._forget_raised()
         if phase == "forward":
             self._inference.begins()
-        if phase == "backward":
-            self._engine += 1
-            if self._engine > 1:
-                if self._recomputes and self._recomputes[-1]:  # and is now gone through backwards
-                    self._recomputes[-1] = False
-                    self._timeline.leave()
-                return
-        elif phase == "recompute":
-            self._recomputes.append(True)
-        elif self._engine:  # checkpointing runs the model again inside the backward pass
-            phase = "recompute" if phase == "forward" else phase
-        self._timeline.enter(phase)
+        self._passes.begins(phase, self._timeline)
 
     @_guarded
     def end(self, phase: str) -> None:
-        if phase == "backward":
-            self._engine -= 1
-            if self._engine:
-                return
-            self._per_step.collectives.waits.backward_done()
-        elif phase == "recompute" and not (self._recomputes and self._recomputes.pop()):
+        """It ends, by an exception too."""
+        if not self._passes.ends(phase):
             return
+        if phase == "backward":
+            self._per_step.collectives.waits.backward_done()
         if phase == "forward":
             self._inference.ends()
-        self._timeline.leave(sticky=phase == "forward" and not self._engine)
+        self._timeline.leave(sticky=phase == "forward" and not self._passes.depth)
         if phase == "data" and self._infer_forward:
             self._forward_from_here()
 
     @_guarded
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What a model is called with."""
         if self._per_step.placement.wanted:
             self._per_step.placement.inputs((*args, *kwargs.values()))
         if self._traces.modules is not None:
@@ -361,15 +346,18 @@ class Recorder:
 
     @_guarded
     def outputs(self, result: Any) -> None:
+        """What a model returns: state that the next call gets, such as KV caches."""
         if self._traces.modules is not None and self._inference.infers():
             self._traces.modules.mark_kept(result)
 
     @_guarded
     def loaded(self, batch: Any) -> None:
+        """What a DataLoader returns."""
         self._per_step.placement.batch(batch)
 
     @_guarded
     def forward_done(self, module: Any) -> None:
+        """A model's forward returned."""
         self._per_step.collectives.forward_done(module)
         if self._inference.ends_step(module):
             self._inferred()
@@ -377,13 +365,14 @@ class Recorder:
     @_guarded
     def _inferred(self) -> None:
         """A call of a model, or of its ``generate``, was a step."""
-        if not self._manual and not self._engine:
+        if not self._manual and not self._passes.depth:
             self._last, self._last_traces = [], ()
             self._close_step("inference")
             self._last, self._last_traces = [], ()
 
     @_guarded
     def found_models(self, models: list[Any]) -> None:
+        """These are the program's models, in place of those found earlier."""
         self._models = [weakref.ref(model) for model in models]
         self._inference.watch(models)
         if self._traces.modules is not None:
@@ -393,7 +382,7 @@ class Recorder:
     def compiles(self) -> None:
         """The program uses torch.compile: no module hooks from here on."""
         self._infer_forward = True
-        self._blind((_COMPILED,))
+        self._blind((COMPILED,))
         self._traces.compiles()
 
     def _forward_from_here(self) -> None:
@@ -402,15 +391,18 @@ class Recorder:
 
     @_guarded
     def module_begins(self, module: Any) -> None:
+        """The forward of any module begins; called while allocations are traced."""
         if self._traces.modules is not None:
             self._traces.modules.enter_module(module)
 
     @_guarded
     def module_ends(self, module: Any) -> None:
+        """And ends."""
         if self._traces.modules is not None:
             self._traces.modules.leave_module()
 
     def optimizer_begins(self, optimizer: Any, caller: FrameType) -> None:
+        """``optimizer.step`` is called; ``caller`` is its frame."""
         mine = self._active and os.getpid() == self._pid
         # Whoever trains is who is watched; where a hook steps it, whoever runs backward().
         if (
@@ -420,7 +412,7 @@ class Recorder:
             and not self._in_backward()
         ):
             if self._traces.cpu is not None and threading.get_ident() != self._thread:
-                self._blind((_OTHER_THREAD,))
+                self._blind((OTHER_THREAD,))
             self._thread = threading.get_ident()
         self._optimizer_begins(optimizer, caller)
 
@@ -440,6 +432,7 @@ class Recorder:
 
     @_guarded
     def optimizer_ends(self, optimizer: Any) -> None:
+        """It returned: the end of a step, unless the program marks its steps."""
         self._optimizer_calls.end()
         if self._optimizer_calls:
             return
@@ -548,6 +541,7 @@ class Recorder:
             self._write(lambda spot=spot: self._sink.blind_spot(spot))  # type: ignore[misc]
 
     def _uninstall(self) -> None:
+        """Take every hook out of the program."""
         self._active = False
         try:
             if self._hooks is not None:
@@ -567,7 +561,8 @@ class Recorder:
         """A hook failed."""
         self._fault(error)
 
-    def _fault(self, error: Exception) -> None:  # of ours: get out of the way, report it once
+    def _fault(self, error: Exception) -> None:
+        """Something of gpuprobe's failed: get out of the way, and report it once."""
         self._failures.fault(error, self._pause)
 
     def _pause(self) -> None:

@@ -42,6 +42,12 @@ MANY_PHASES = BlindSpot(
     "the rest of that step is in phase 'other'; its memory and time are counted",
 )
 
+COMPILED = BlindSpot(
+    "module calls: the program uses torch.compile, and hooks would trigger recompilation",
+    "'forward' covers everything between loading data (or the optimizer) and the backward pass; "
+    "memory is not attributed to modules, and not tracked inside compiled kernels",
+)
+
 SETUP = "setup"
 """The phase before anything was seen of training: imports, building the model."""
 
@@ -434,3 +440,33 @@ def assemble(
         placement=placement,
         ended_by=ended_by,
     )
+
+
+class Passes:
+    """Backward passes inside one another, and what checkpointing runs again in them."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self._again: list[bool] = []  # checkpoints being run again, and whether it goes on
+
+    def begins(self, phase: str, timeline: PhaseTimeline) -> None:
+        """A phase begins: enter it, by the name that it has in a backward pass."""
+        if phase == "backward":
+            self.depth += 1
+            if self.depth > 1:
+                if self._again and self._again[-1]:  # what was run again is gone through backwards
+                    self._again[-1] = False
+                    timeline.leave()
+                return
+        elif phase == "recompute":
+            self._again.append(True)
+        elif self.depth:  # checkpointing runs the model again inside the backward pass
+            phase = "recompute" if phase == "forward" else phase
+        timeline.enter(phase)
+
+    def ends(self, phase: str) -> bool:
+        """Whether its end is that of a phase that was entered, and not left since."""
+        if phase == "backward":
+            self.depth -= 1
+            return self.depth == 0
+        return phase != "recompute" or bool(self._again and self._again.pop())

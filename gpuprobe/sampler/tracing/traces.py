@@ -29,6 +29,12 @@ each trace lists all that is alive: after these, only a peak one percent higher 
 
 _GROWTH = 1.01
 
+OTHER_THREAD = BlindSpot(
+    "CPU storages created by other threads than the recorded one, which here includes the "
+    "training thread",
+    "'allocated' on the CPU and the traces do not include them; named tensors are complete",
+)
+
 Write = Callable[[Callable[[], object]], None]
 
 
