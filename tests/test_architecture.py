@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -43,3 +44,19 @@ def test_the_map_names_files_that_exist() -> None:
     paths = re.findall(r"`((?:gpuprobe|tests|docs|benchmarks|examples)/[\w./-]+)`", page)
     assert len(paths) > 20
     assert not [path for path in paths if not (ROOT / path).exists()]
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """A name means one thing, wherever it is read. Each integration has a ``MemoryCallback``."""
+    places: dict[str, list[str]] = {}
+    for file in SOURCES:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(file.relative_to(ROOT).as_posix())
+    assert len(places) > 300
+    shared = {name: files for name, files in places.items() if len(files) > 1}
+    assert shared.pop("MemoryCallback") == [
+        "gpuprobe/integrations/huggingface.py",
+        "gpuprobe/integrations/lightning.py",
+    ]
+    assert not shared

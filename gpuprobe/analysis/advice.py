@@ -50,7 +50,7 @@ _MUCH_CACHED_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(slots=True)
-class Evidence:
+class AdviceFacts:
     """What the rules look at: the peak, what was live then (``when``), growth, and the line that
     leaves most behind in a step (``kept``).
 
@@ -122,7 +122,7 @@ class Evidence:
         return None if step is None else window_of(step.windows, self.site.device)
 
 
-def advise(evidence: Evidence) -> list[Suggestion]:
+def advise(evidence: AdviceFacts) -> list[Suggestion]:
     """Everything worth trying, the most memory first."""
     found = [advice for rule in _RULES for advice in rule(evidence)]
     return sorted(found, key=lambda advice: -advice.bytes)
@@ -147,7 +147,7 @@ _STATE_GROWS = (
 )
 
 
-def _growing(evidence: Evidence) -> Iterator[Suggestion]:
+def _growing(evidence: AdviceFacts) -> Iterator[Suggestion]:
     growth = evidence.growth
     if growth is None:
         yield from _kept(evidence)
@@ -176,7 +176,7 @@ def _growing(evidence: Evidence) -> Iterator[Suggestion]:
     yield Suggestion("growth", text, "", seen, max(evidence.peak, growth.bytes) + 1)
 
 
-def _kept(evidence: Evidence) -> Iterator[Suggestion]:
+def _kept(evidence: AdviceFacts) -> Iterator[Suggestion]:
     """Where a run was too short or too uneven for its steps' ends to show growth."""
     if evidence.kept is None:
         return
@@ -201,7 +201,7 @@ def _kept(evidence: Evidence) -> Iterator[Suggestion]:
     )
 
 
-def _fragmented(evidence: Evidence) -> Iterator[Suggestion]:
+def _fragmented(evidence: AdviceFacts) -> Iterator[Suggestion]:
     window = evidence.window()
     if window is None or not evidence.site.device.startswith("cuda"):
         return
@@ -232,7 +232,7 @@ def _fragmented(evidence: Evidence) -> Iterator[Suggestion]:
     )
 
 
-def _gradients_in_forward(evidence: Evidence) -> Iterator[Suggestion]:
+def _gradients_in_forward(evidence: AdviceFacts) -> Iterator[Suggestion]:
     count, share = evidence.share(Category.GRADIENT)
     if evidence.phase.partition("/")[0] != "forward" or share < 0.05:
         return
@@ -246,7 +246,7 @@ def _gradients_in_forward(evidence: Evidence) -> Iterator[Suggestion]:
     )
 
 
-def _activations(evidence: Evidence) -> Iterator[Suggestion]:
+def _activations(evidence: AdviceFacts) -> Iterator[Suggestion]:
     count, share = evidence.share(Category.ACTIVATION)
     if share < _DOMINATES:
         return
@@ -271,7 +271,7 @@ def _activations(evidence: Evidence) -> Iterator[Suggestion]:
     )
 
 
-def _temporaries(evidence: Evidence) -> Iterator[Suggestion]:
+def _temporaries(evidence: AdviceFacts) -> Iterator[Suggestion]:
     count, share = evidence.share(Category.TEMPORARY, Category.AUTOGRAD_DETAIL)
     line = evidence.line(Category.TEMPORARY)
     if share < _DOMINATES or line is None:
@@ -286,7 +286,7 @@ def _temporaries(evidence: Evidence) -> Iterator[Suggestion]:
     )
 
 
-def _optimizer_state(evidence: Evidence) -> Iterator[Suggestion]:
+def _optimizer_state(evidence: AdviceFacts) -> Iterator[Suggestion]:
     count, share = evidence.share(Category.OPTIMIZER_STATE)
     parameters, _ = evidence.share(Category.PARAMETER)
     # Adam in the parameters' precision keeps twice their size; less than that once is what
@@ -306,7 +306,7 @@ def _optimizer_state(evidence: Evidence) -> Iterator[Suggestion]:
     )
 
 
-def _trace_it(evidence: Evidence) -> Iterator[Suggestion]:
+def _trace_it(evidence: AdviceFacts) -> Iterator[Suggestion]:
     if evidence.site.rank.session.level != "counters" or evidence.site.step is None:
         return
     step = evidence.site.step
@@ -328,7 +328,7 @@ def _trace_it(evidence: Evidence) -> Iterator[Suggestion]:
     )
 
 
-_RULES: tuple[Callable[[Evidence], Iterator[Suggestion]], ...] = (
+_RULES: tuple[Callable[[AdviceFacts], Iterator[Suggestion]], ...] = (
     _growing,
     _fragmented,
     _gradients_in_forward,

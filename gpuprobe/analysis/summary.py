@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from gpuprobe.analysis.advice import Evidence, advise
+from gpuprobe.analysis.advice import AdviceFacts, advise
 from gpuprobe.analysis.blind_spots import blind_spots
 from gpuprobe.analysis.growth.growth import Growth, growth_of
 from gpuprobe.analysis.peak.forensics import Forensics, forensics
@@ -339,4 +339,4 @@ def _advice(
     rows = () if isinstance(found.leaks, Unavailable) else found.leaks.rows
     most_kept = max(rows, key=lambda row: row.bytes_per_step, default=None)
     when = "the peak" if nearest is None else f"the high water mark of step {nearest[0].index}"
-    return tuple(advise(Evidence(site, shown, growth, most_kept, when)))
+    return tuple(advise(AdviceFacts(site, shown, growth, most_kept, when)))

@@ -41,7 +41,7 @@ _SETTINGS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class BaselineHistory:
     """``baseline``: with the text of its sources, as far as the commit has them. ``settings``: the
     files that are not Python, and were changed since; names relative to the project."""
 
@@ -52,7 +52,7 @@ class History:
 
 def history(
     before: Baseline, path: str | os.PathLike[str], root: str, now: Mapping[str, Source]
-) -> History | None:
+) -> BaselineHistory | None:
     """What the repository of the project in ``root`` knows of the baseline in the file ``path``;
     None where there is none, no git, or the file was never committed. ``now``: the sources of
     today, whose names are taken where the baseline has none (one of an earlier version).
@@ -70,7 +70,7 @@ def history(
             source = source_of(text)
             if name not in sources or sources[name].statements == source.statements:
                 sources[name] = source
-    return History(commit, replace(before, sources=sources), _changed(folder, commit, file))
+    return BaselineHistory(commit, replace(before, sources=sources), _changed(folder, commit, file))
 
 
 _ELSEWHERE: Final = (SITE_PACKAGES, ".../", "<")

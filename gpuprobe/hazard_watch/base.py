@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from gpuprobe.hazards.observer import HostMemory, Observer, StorageTag
+from gpuprobe.hazards.observer import Observer, RegisteredMemory, StorageTag
 
 
 class ThreadState(Protocol):
@@ -22,7 +22,7 @@ class ThreadState(Protocol):
         """Why the copy at hand is made, where torch itself makes it; else empty."""
 
 
-class NodeStreams(Protocol):
+class NodeStreamModel(Protocol):
     """Which streams nodes of the autograd graph run on."""
 
     def of(self, node: Any) -> dict[int, int] | None:
@@ -41,7 +41,7 @@ class DeviceModel(Protocol):
         """Tags of live storages, by their key."""
 
     @property
-    def registered(self) -> Mapping[int, HostMemory]:
+    def registered(self) -> Mapping[int, RegisteredMemory]:
         """Host memory that the program pinned itself, by address."""
 
     @property
@@ -55,7 +55,7 @@ class DeviceModel(Protocol):
         """Names of what was given to torch.compile and runs eagerly."""
 
     @property
-    def nodes(self) -> NodeStreams | None:
+    def nodes(self) -> NodeStreamModel | None:
         """The streams of the backward pass's nodes; None where torch itself orders them, and
         reports how.
         """

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpuprobe.hazard_watch import host_access as host_watch
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.footprint import Footprint, of_tensor
-from gpuprobe.hazards.observer import HOST, PINNED, HostMemory, Observer
+from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import storage_key
 
@@ -49,7 +49,7 @@ class _Pinned(weakref.ref[Any]):
     place: int
     stream: int
     block: None
-    registered: HostMemory | None
+    registered: RegisteredMemory | None
     offset: int
 
 
@@ -72,7 +72,7 @@ class _Cuda:
     def __init__(self) -> None:
         self.devices = list(range(torch.cuda.device_count()))
         self.tags: dict[int, _Pinned] = {}
-        self.registered: dict[int, HostMemory] = {}  # by address
+        self.registered: dict[int, RegisteredMemory] = {}  # by address
         self.local = _Local()
         self.observer: Observer | None = None
         self.assumed: dict[str, int] = {}
@@ -223,7 +223,7 @@ class CudaSource(EventSource):
         return function
 
     def _registered(self, address: int, nbytes: int, flags: int) -> None:
-        self._memory[address] = HostMemory(address, nbytes)
+        self._memory[address] = RegisteredMemory(address, nbytes)
 
     def _unregistered(self, address: int) -> None:
         memory = self._memory.pop(address, None)

@@ -13,7 +13,7 @@ import torch
 
 from gpuprobe.code_origin import name_of
 from gpuprobe.hazard_watch.places import is_users, site_at_hand
-from gpuprobe.hazards.accesses import Context, Scope
+from gpuprobe.hazards.accesses import RaceContext, Scope
 from gpuprobe.patching import Patches
 
 _MOST_FRAMES: Final = 8
@@ -78,8 +78,8 @@ def _key(stream: Any) -> tuple[int, int]:
     return int(stream.device_index), int(stream.cuda_stream)
 
 
-class Source(Protocol):
-    """What is asked about tensors and streams: an event source."""
+class TensorSource(Protocol):
+    """What is queried about tensors and streams: an event source."""
 
     blocks: Blocks
     creations: Creations
@@ -91,7 +91,9 @@ class Source(Protocol):
         """The number of the stream that work of this thread on a device goes to."""
 
 
-def context_at_hand(source: Source, actors: Mapping[tuple[int, int], int], address: int) -> Context:
+def context_at_hand(
+    source: TensorSource, actors: Mapping[tuple[int, int], int], address: int
+) -> RaceContext:
     """The program's frames, innermost first, with what they call the streams in ``actors`` and
     the tensors whose memory begins at ``address``.
     """
@@ -109,17 +111,17 @@ def context_at_hand(source: Source, actors: Mapping[tuple[int, int], int], addre
         (actors.get(stream, -1), actors.get(before, -1))
         for stream, before in reversed(source.blocks.open)
     )
-    return Context(tuple(scopes), current, blocks, created_streams(source, actors))
+    return RaceContext(tuple(scopes), current, blocks, created_streams(source, actors))
 
 
-def created_streams(source: Source, actors: Mapping[tuple[int, int], int]) -> dict[int, Any]:
+def created_streams(source: TensorSource, actors: Mapping[tuple[int, int], int]) -> dict[int, Any]:
     """The places where the streams of ``actors`` were made, as far as they are known."""
     sites = source.creations.sites
     return {actor: sites[key] for key, actor in actors.items() if key in sites}
 
 
 def _scope(
-    frame: Any, source: Source, actors: Mapping[tuple[int, int], int], address: int
+    frame: Any, source: TensorSource, actors: Mapping[tuple[int, int], int], address: int
 ) -> Scope:
     streams: dict[int, list[str]] = {}
     tensors: list[str] = []
@@ -167,7 +169,7 @@ def _attributes(value: Any) -> dict[Any, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def names_at_hand(source: Source, addresses: list[int]) -> tuple[str, ...]:
+def names_at_hand(source: TensorSource, addresses: list[int]) -> tuple[str, ...]:
     """What the innermost frame of the program calls the tensors at ``addresses``, of those that
     the line at hand names.
     """

@@ -18,11 +18,11 @@ from gpuprobe.hazard_watch.names import (
 )
 from gpuprobe.hazard_watch.order.backward import BackwardPass
 from gpuprobe.hazard_watch.places import site_at_hand
-from gpuprobe.hazards.accesses import Context
+from gpuprobe.hazards.accesses import RaceContext
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.footprint import Footprint, of_tensor, whole
 from gpuprobe.hazards.ledger import SyncLedger
-from gpuprobe.hazards.observer import PINNED, HostMemory, StorageTag
+from gpuprobe.hazards.observer import PINNED, RegisteredMemory, StorageTag
 from gpuprobe.torch_support.tensors import parts, storage_key
 
 _SPACE: Final = 1 << 56  # one address space per device, and one for pinned memory
@@ -66,12 +66,12 @@ class StreamSource:
 
     # -- places
 
-    def _context(self, first: int, second: int, address: int) -> Context:
+    def _context(self, first: int, second: int, address: int) -> RaceContext:
         """What the program calls what races, and where it is."""
         names = self.active.names
         actors = {names[actor]: actor for actor in range(1, len(names)) if names[actor][1] >= 0}
         if self.ended:
-            return Context((), (), (), created_streams(self, actors))
+            return RaceContext((), (), (), created_streams(self, actors))
         return context_at_hand(self, actors, address)
 
     def _call_by_name(self, actor: int, accesses: Any, site: Any) -> None:
@@ -162,7 +162,7 @@ class StreamSource:
         if address is not None:
             self._freed(address, waits=tag.place == PINNED)
 
-    def unregistered(self, memory: HostMemory) -> None:
+    def unregistered(self, memory: RegisteredMemory) -> None:
         self._freed(PINNED_SPACE + memory.address, waits=True)
 
     def _freed(self, address: int, *, waits: bool = False) -> None:

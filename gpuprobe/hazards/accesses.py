@@ -53,7 +53,7 @@ class Scope(NamedTuple):
     tensors: tuple[str, ...]
 
 
-class Context(NamedTuple):
+class RaceContext(NamedTuple):
     """Where a race was found. ``scopes``: innermost first; ``current``: the actors whose streams
     were current; ``blocks``: (stream, stream before) of each open ``with torch.cuda.stream(...)``,
     innermost first, -1 for other streams than the race's; ``created``: the places where streams
@@ -66,7 +66,7 @@ class Context(NamedTuple):
     created: dict[int, Any] = {}  # noqa: RUF012 - never changed
 
 
-class History(NamedTuple):
+class BlockHistory(NamedTuple):
     """What is known of the life of a block that was freed: places where it was allocated and
     freed, and what the program called it where another stream used it.
     """
@@ -90,8 +90,8 @@ class Race(NamedTuple):
     syncs: tuple[Sync, ...]
     owner: int = -1
     later: int = 0
-    context: Context | None = None
-    history: History | None = None
+    context: RaceContext | None = None
+    history: BlockHistory | None = None
 
 
 class TrackedBlock:

@@ -21,9 +21,9 @@ from gpuprobe.hazards.accesses import (
     FEW,
     HOST,
     Access,
-    Context,
-    History,
+    BlockHistory,
     Race,
+    RaceContext,
     Sync,
     TrackedBlock,
     coarser,
@@ -72,7 +72,7 @@ class Engine:
         self._every = False  # report each race, not each pair of sites
         # What the program calls the tensors that a place uses on another stream than their own.
         self.called: dict[Any, tuple[str, ...]] = {}
-        self.context: Callable[[int, int, int], Context] | None = None  # asked at each race
+        self.context: Callable[[int, int, int], RaceContext] | None = None  # asked at each race
 
     # -- actors and clocks
 
@@ -167,7 +167,7 @@ class Engine:
         if waits:
             return
         host = self._clocks[HOST]
-        history = _new(History, (block.made, site, ()))
+        history = _new(BlockHistory, (block.made, site, ()))
         # A block that was never touched hands on what it had inherited itself.
         kept = [
             access if access[7] else _new(Access, (*access[:7], history))

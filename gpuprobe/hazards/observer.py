@@ -23,7 +23,7 @@ class AllocatedBlock(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class HostMemory:
+class RegisteredMemory:
     """Host memory that the program pinned itself (``cudaHostRegister``), in bytes."""
 
     address: int
@@ -52,7 +52,7 @@ class StorageTag(Protocol):
     @property
     def block(self) -> AllocatedBlock | None: ...
     @property
-    def registered(self) -> HostMemory | None: ...
+    def registered(self) -> RegisteredMemory | None: ...
     @property
     def offset(self) -> int: ...
 
@@ -77,7 +77,7 @@ class Observer(Protocol):
     def idle(self, index: int, number: int) -> bool:
         """Whether the host has waited for all that was launched on a stream."""
 
-    def unregistered(self, memory: HostMemory) -> None:
+    def unregistered(self, memory: RegisteredMemory) -> None:
         """Host memory is pageable again (``cudaHostUnregister``)."""
 
     def empty_cache(self) -> None:

@@ -15,7 +15,7 @@ from gpuprobe.reporters.sections.parts import (
     Part,
     Row,
     Section,
-    Source,
+    SourceExcerpt,
     Table,
     capitalized,
     cell,
@@ -57,7 +57,7 @@ def _part(part: Part) -> Iterator[str]:
         yield from _table(part)
     elif isinstance(part, Code) and part.text:
         yield from ("```", *map(visible, part.text.replace("```", "'''").splitlines()), "```", "")
-    elif isinstance(part, Source):
+    elif isinstance(part, SourceExcerpt):
         yield from (f"- {_code(str(part.place))}", "")
 
 

@@ -10,7 +10,7 @@ import re
 from typing import Any, Final, NamedTuple
 
 
-class Line(NamedTuple):
+class ProgramFrame(NamedTuple):
     """One frame of the program."""
 
     file: str
@@ -23,10 +23,10 @@ _MADE: Final = re.compile(r"^\s*(\w+) = (?!async_compile)")
 _OUT: Final = re.compile(r"\bout=(?:reinterpret_tensor\()?(\w+)")
 _ARGUMENT: Final = re.compile(r"\b(buf\d+)\b")
 
-_files: dict[str, dict[int, tuple[Line, ...]]] = {}
+_files: dict[str, dict[int, tuple[ProgramFrame, ...]]] = {}
 
 
-def lines_of(file: str, line: int) -> tuple[Line, ...] | None:
+def lines_of(file: str, line: int) -> tuple[ProgramFrame, ...] | None:
     """The program's frames for a line of generated code, innermost first; empty where they are not
     known, None for code that was not generated.
     """
@@ -36,7 +36,7 @@ def lines_of(file: str, line: int) -> tuple[Line, ...] | None:
 
 def remember(graph: Any, file: str, source: str) -> None:
     """Find the frames of each line of a wrapper. ``graph`` is Inductor's ``GraphLowering``."""
-    found: dict[int, tuple[Line, ...]] = {}
+    found: dict[int, tuple[ProgramFrame, ...]] = {}
     for number, text in enumerate(source.splitlines(), 1):
         frames = _of(graph, text)
         if frames:
@@ -44,7 +44,7 @@ def remember(graph: Any, file: str, source: str) -> None:
     _files[file] = found
 
 
-def _of(graph: Any, text: str) -> tuple[Line, ...]:
+def _of(graph: Any, text: str) -> tuple[ProgramFrame, ...]:
     """The frames of one line: of the buffer that it makes or fills."""
     match = _OUT.search(text) or _MADE.match(text)
     names = [match[1]] if match else []
@@ -69,6 +69,8 @@ def _origin(buffer: Any) -> Any:
     return max(known, default=None)
 
 
-def _parsed(trace: str) -> tuple[Line, ...]:
-    frames = [Line(match[1], int(match[2]), match[3].strip()) for match in _FRAME.finditer(trace)]
+def _parsed(trace: str) -> tuple[ProgramFrame, ...]:
+    frames = [
+        ProgramFrame(match[1], int(match[2]), match[3].strip()) for match in _FRAME.finditer(trace)
+    ]
     return tuple(reversed(frames))

@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.allocator.blocks import PoolBlock
-from gpuprobe.hazards.observer import HOST, PINNED, HostMemory, Observer
+from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.torch_support.tensors import is_meta, parts, storage_key
@@ -37,7 +37,7 @@ _NO_NODE: Final = object()
 
 
 @dataclass(slots=True)
-class Limits:
+class ValueLimits:
     """The most bytes of one storage whose values are computed. Floating point weighs, and seldom
     decides; whole numbers and masks decide, and are small.
     """
@@ -84,7 +84,7 @@ class Tag(weakref.ref[Any]):
     nbytes: int
     stream: int
     block: PoolBlock | None
-    registered: HostMemory | None
+    registered: RegisteredMemory | None
     offset: int
     held: Any
     zeroed: int | None
@@ -136,7 +136,7 @@ class Machine:
         endless: bool = False,
     ) -> None:
         self.shapes = compute == "shapes"
-        self.limits = Limits()
+        self.limits = ValueLimits()
         self.devices = [
             VirtualDevice(
                 index,
@@ -156,7 +156,7 @@ class Machine:
         self.local = Local()
         self.tags: dict[int, Tag] = {}
         self.untagged: dict[int, Tag] = {}  # values of storages that have no place yet
-        self.registered: dict[int, HostMemory] = {}  # by address: see cuda_api.runtime
+        self.registered: dict[int, RegisteredMemory] = {}  # by address: see cuda_api.runtime
         self.generators = Generators(len(models))
         self.observer: Observer | None = None
         self.meter: Callable[..., None] | None = None  # is given each operator of a device
@@ -233,7 +233,7 @@ class Machine:
                 return self.track(storage, PINNED, registered=memory)
         return None
 
-    def unregister(self, memory: HostMemory) -> None:
+    def unregister(self, memory: RegisteredMemory) -> None:
         """What lies there is ordinary host memory again."""
         del self.registered[memory.address]
         for tag in list(self.tags.values()):
@@ -266,7 +266,7 @@ class Machine:
         *,
         instead: Tag | None = None,
         charged: bool = True,
-        registered: HostMemory | None = None,
+        registered: RegisteredMemory | None = None,
     ) -> Tag:
         """Tag a storage, and take a block for it where it lies on a device.
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprobe.analysis.blame.blame import Blame, Way
+from gpuprobe.analysis.blame.blame import Blame, GrowthPath
 from gpuprobe.analysis.blame.changes import changes
-from gpuprobe.analysis.blame.relations import Program
+from gpuprobe.analysis.blame.relations import SourceGraph
 from gpuprobe.analysis.blame.source import decode, source_of
 from gpuprobe.errors import DataError
 
@@ -112,8 +112,8 @@ def test_moved_and_taken_out_of_a_block() -> None:
 def blamed(after: str, *path: int, category: str = "optimizer_state") -> list[int]:
     now = {"a.py": source_of(after)}
     found = changes({"a.py": source_of(PROGRAM)}, now)
-    way = Way(tuple(f"a.py:{line} in f" for line in path), 1000, category)
-    return [suspect.change.line for suspect in Blame(Program(now), found).suspects([way])]
+    way = GrowthPath(tuple(f"a.py:{line} in f" for line in path), 1000, category)
+    return [suspect.change.line for suspect in Blame(SourceGraph(now), found).suspects([way])]
 
 
 def test_a_line_that_no_path_crosses_is_found_by_the_names() -> None:

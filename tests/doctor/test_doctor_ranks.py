@@ -19,7 +19,7 @@ from gpuprobe.model.findings import Level
 from gpuprobe.model.machine.diagnosis import ClockSkew, RankDiagnosis
 from gpuprobe.probes.distributed.links import check_links, link_speeds
 from gpuprobe.probes.distributed.rules import (
-    Job,
+    JobEnvironment,
     Member,
     check_members,
     check_skews,
@@ -39,7 +39,7 @@ GOOD = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29500",
 }
-JOB = Job(0, 2, 0, "127.0.0.1", 29500, False, "-/-")
+JOB = JobEnvironment(0, 2, 0, "127.0.0.1", 29500, False, "-/-")
 A = Member(0, 2, 0, "n1", 10, "GPU-a", "2.13.0")
 B = Member(1, 2, 1, "n1", 11, "GPU-b", "2.13.0")
 
@@ -48,15 +48,15 @@ B = Member(1, 2, 1, "n1", 11, "GPU-b", "2.13.0")
 
 
 def test_a_good_environment() -> None:
-    assert read_job(GOOD) == Job(1, 2, 1, "127.0.0.1", 29500, False, "-/-")
+    assert read_job(GOOD) == JobEnvironment(1, 2, 1, "127.0.0.1", 29500, False, "-/-")
     torchrun = {**GOOD, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "x"}
-    assert read_job(torchrun) == Job(1, 2, 1, "127.0.0.1", 29500, True, "x/-")
+    assert read_job(torchrun) == JobEnvironment(1, 2, 1, "127.0.0.1", 29500, True, "x/-")
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
 def test_a_missing_variable_is_named(name: str) -> None:
     found = read_job({k: v for k, v in GOOD.items() if k != name})
-    assert not isinstance(found, Job)
+    assert not isinstance(found, JobEnvironment)
     assert [f.rule for f in found] == ["GP180"]
     assert name in found[0].message
     assert found[0].fix is not None
@@ -77,14 +77,14 @@ def test_a_missing_variable_is_named(name: str) -> None:
 )
 def test_variables_that_do_not_fit(changes: dict[str, str], says: str) -> None:
     found = read_job({**GOOD, **changes})
-    assert not isinstance(found, Job)
+    assert not isinstance(found, JobEnvironment)
     assert any(says in f.message for f in found), found
 
 
 # -- who joined
 
 
-def judged(*members: Member, job: Job = JOB) -> list[tuple[str, Level, str]]:
+def judged(*members: Member, job: JobEnvironment = JOB) -> list[tuple[str, Level, str]]:
     return [(f.rule, f.level, f.message) for f in check_members(job, members, 30.0)]
 
 

@@ -18,7 +18,7 @@ from gpuprobe.analysis.baseline.model import (
 )
 from gpuprobe.analysis.blame.blame import Blame
 from gpuprobe.analysis.blame.changes import changes
-from gpuprobe.analysis.blame.relations import Program
+from gpuprobe.analysis.blame.relations import SourceGraph
 from gpuprobe.analysis.compare.accounts import Account, most_bytes
 from gpuprobe.analysis.compare.causes import Cause, Context, explain
 from gpuprobe.analysis.compare.changed import changed_lines
@@ -119,7 +119,7 @@ def _blame(before: Baseline, after: Baseline) -> Blame | None:
     if not before.sources or not now:
         return None
     found = changes(before.sources, now)
-    return Blame(Program(now), found) if found else None
+    return Blame(SourceGraph(now), found) if found else None
 
 
 def _order(name: str) -> tuple[bool, str]:

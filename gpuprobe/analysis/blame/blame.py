@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from gpuprobe.analysis.blame.changes import GAP, INDENTED, MOVED, NEW, RENAMED, Change
-from gpuprobe.analysis.blame.relations import Node, Program
+from gpuprobe.analysis.blame.changes import GAP, INDENTED, MOVED, NEW, RENAMED, ChangedLine
+from gpuprobe.analysis.blame.relations import Node, SourceGraph
 from gpuprobe.model.place import Place, parse_place
 
 _NEARER: Final = 0.6
@@ -33,7 +33,7 @@ _OTHERWISE: Final = 0.1
 _OF_OPTIMIZERS: Final = frozenset(("optimizer_state", "gradient", "temporary", "workspace"))
 
 
-class Way(NamedTuple):
+class GrowthPath(NamedTuple):
     """Growth of ``bytes`` along a path: the places of the calls, outermost first."""
 
     path: tuple[str, ...]
@@ -46,7 +46,7 @@ class Suspect:
     """``bytes`` are those of the growth that it explains best of all; ``ways`` are their numbers.
     ``score``: bytes, each with the share of it that the line explains."""
 
-    change: Change
+    change: ChangedLine
     score: float
     bytes: int
     ways: tuple[int, ...]
@@ -55,17 +55,17 @@ class Suspect:
 class Blame:
     """The changes of one program. ``most``: ways looked at, the largest first."""
 
-    def __init__(self, program: Program, found: Sequence[Change], most: int = 200) -> None:
+    def __init__(self, program: SourceGraph, found: Sequence[ChangedLine], most: int = 200) -> None:
         self.program = program
         self._most = most
         self._changes = self._without_renamings([c for c in found if not self._is_import(c)])
         self._distances: dict[Node, dict[Node, int]] = {}
 
-    def _is_import(self, change: Change) -> bool:
+    def _is_import(self, change: ChangedLine) -> bool:
         facts = self.program.facts.get((change.file, change.statement))
         return facts is not None and facts.is_import and change.kind != GAP
 
-    def _without_renamings(self, found: Sequence[Change]) -> list[Change]:
+    def _without_renamings(self, found: Sequence[ChangedLine]) -> list[ChangedLine]:
         """A line that was replaced has changed with the function that it calls, where that was
         renamed, or made of lines that were elsewhere."""
         kinds = {(change.file, change.statement): change.kind for change in found}
@@ -87,7 +87,7 @@ class Blame:
             for change in found
         ]
 
-    def suspects(self, ways: Iterable[Way]) -> tuple[Suspect, ...]:
+    def suspects(self, ways: Iterable[GrowthPath]) -> tuple[Suspect, ...]:
         """Which changes explain the growth, the best first."""
         largest = sorted(ways, key=lambda way: (-way.bytes, way.path))[: self._most]
         total = sum(way.bytes for way in largest)
@@ -97,7 +97,7 @@ class Blame:
             found = self._ranked(self._changes, largest)
         return tuple(found)
 
-    def _ranked(self, found: Sequence[Change], ways: Sequence[Way]) -> list[Suspect]:
+    def _ranked(self, found: Sequence[ChangedLine], ways: Sequence[GrowthPath]) -> list[Suspect]:
         """The lines with an explanation: the best line of each stretch of changed lines, stretches
         that explain most first; then the others."""
         nodes = [self._nodes(way.path) for way in ways]
@@ -106,13 +106,13 @@ class Blame:
             for change in found
         }
 
-        def score(changed: Sequence[Change]) -> float:
+        def score(changed: Sequence[ChangedLine]) -> float:
             best = map(max, zip(*(shares[change] for change in changed), strict=True))
             return float(sum(share * way.bytes for share, way in zip(best, ways, strict=True)))
 
         scores = {change: score([change]) for change in found}
-        firsts: list[tuple[float, str, int, Change]] = []
-        others: list[Change] = []
+        firsts: list[tuple[float, str, int, ChangedLine]] = []
+        others: list[ChangedLine] = []
         for stretch in self._stretches([change for change in found if scores[change] > 0]):
             if not any(change.kind == INDENTED for change in stretch):
                 stretch.sort(key=lambda change: (-scores[change], change.line))
@@ -123,7 +123,7 @@ class Blame:
         order = [item[-1] for item in sorted(firsts, key=lambda item: item[:3])]
         others.sort(key=lambda change: (-scores[change], change.file, change.line))
         order += others
-        mine: dict[Change, list[int]] = {change: [] for change in order}
+        mine: dict[ChangedLine, list[int]] = {change: [] for change in order}
         for number in range(len(ways)):
             best = max(order, key=lambda change: shares[change][number], default=None)
             if best is not None and shares[best][number] > 0:
@@ -138,9 +138,9 @@ class Blame:
             for change in order
         ]
 
-    def _stretches(self, found: Sequence[Change]) -> list[list[Change]]:
+    def _stretches(self, found: Sequence[ChangedLine]) -> list[list[ChangedLine]]:
         """Changes of statements that follow each other in one function."""
-        stretches: list[list[Change]] = []
+        stretches: list[list[ChangedLine]] = []
         last: tuple[str, int, str] | None = None
         for change in sorted(found, key=lambda item: (item.file, item.statement)):
             here = change.file, change.statement
@@ -162,7 +162,7 @@ class Blame:
                     found.append(node)
         return found
 
-    def _share(self, change: Change, way: Way, nodes: Sequence[Node]) -> float:
+    def _share(self, change: ChangedLine, way: GrowthPath, nodes: Sequence[Node]) -> float:
         """How much of a way's growth a change explains, 0 to 1."""
         target = (change.file, change.statement)
         best = 0.0

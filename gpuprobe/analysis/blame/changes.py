@@ -25,7 +25,7 @@ _ALIKE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ChangedLine:
     """A changed line: ``line`` is what a diff shows as changed, in ``statement`` (its number in the
     file). ``removed``: the lines before that are gone, ``(first, last)``; None where none are.
     ``was``: their text where there is one line of them, and it is known."""
@@ -38,7 +38,7 @@ class Change:
     was: str = ""
 
 
-def changes(before: Mapping[str, Source], after: Mapping[str, Source]) -> tuple[Change, ...]:
+def changes(before: Mapping[str, Source], after: Mapping[str, Source]) -> tuple[ChangedLine, ...]:
     """The changed lines of ``after``, by file and line. Files that only one side knows are taken
     for new, or for another's new name."""
     pairs = _paired(before, after)
@@ -54,7 +54,7 @@ def changes(before: Mapping[str, Source], after: Mapping[str, Source]) -> tuple[
                 come.update(item.exact for _, item in block.after)
     for name in before.keys() - set(pairs.values()):
         gone.update(item.exact for item in before[name].statements)
-    found: list[Change] = []
+    found: list[ChangedLine] = []
     for name, blocks in aligned.items():
         old = before.get(pairs.get(name, ""))
         for block in blocks:
@@ -74,7 +74,7 @@ def changes(before: Mapping[str, Source], after: Mapping[str, Source]) -> tuple[
     return tuple(sorted(kept, key=lambda change: (change.file, change.line, change.kind)))
 
 
-def _text_of(old: Source | None, change: Change) -> str:
+def _text_of(old: Source | None, change: ChangedLine) -> str:
     """The line that a change took away; "" where it took none or several, or nobody has it."""
     if old is None or change.removed is None or change.removed[0] != change.removed[1]:
         return ""
@@ -127,15 +127,15 @@ def _aligned(before: Source | None, after: Source) -> Iterator[_Block]:
         yield _Block(tag == "equal", one[i:i2], j, two[j:j2])
 
 
-def _reindented(name: str, block: _Block) -> Iterator[Change]:
+def _reindented(name: str, block: _Block) -> Iterator[ChangedLine]:
     for one, (number, two) in zip(block.before, block.after, strict=True):
         if one.indent != two.indent:
-            yield Change(name, two.start, number, INDENTED)
+            yield ChangedLine(name, two.start, number, INDENTED)
 
 
 def _of_block(
     name: str, after: Source, block: _Block, gone: Counter[str], come: Counter[str]
-) -> Iterator[Change]:
+) -> Iterator[ChangedLine]:
     """The changes of one stretch that is not equal."""
     shapes = Counter(item.shape for item in block.before)
     is_new = False
@@ -151,7 +151,7 @@ def _of_block(
             kind, is_new = NEW, True
             if block.before:
                 removed = (block.before[0].start, block.before[-1].end)
-        yield Change(name, _changed_line(item, block.before), number, kind, removed)
+        yield ChangedLine(name, _changed_line(item, block.before), number, kind, removed)
     if is_new:
         return
     # What is gone without anything in its place, and is not elsewhere now.
@@ -177,7 +177,7 @@ def _changed_line(item: Statement, ones: Iterable[Statement]) -> int:
     return next(lines, item.start)
 
 
-def _gap(name: str, after: Source, lost: list[Statement], at: int) -> Change:
+def _gap(name: str, after: Source, lost: list[Statement], at: int) -> ChangedLine:
     """Statements that are gone from before number ``at``: named is the statement next to them that
     is in the same block, the one before where both are. Behind a block's header it is the first of
     the block; what a decorator was on is named for it."""
@@ -193,5 +193,5 @@ def _gap(name: str, after: Source, lost: list[Statement], at: int) -> Change:
             number = at
     removed = (lost[0].start, lost[-1].end)
     if not statements:
-        return Change(name, 1, 0, GAP, removed)
-    return Change(name, statements[number].start, number, GAP, removed)
+        return ChangedLine(name, 1, 0, GAP, removed)
+    return ChangedLine(name, statements[number].start, number, GAP, removed)

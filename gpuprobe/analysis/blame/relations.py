@@ -27,7 +27,7 @@ _MANY: Final = 24
 
 
 @dataclass(slots=True)
-class Facts:
+class StatementFacts:
     """What a statement does, besides mentioning names. ``defines``: the function or class whose
     header it is, as others mention it."""
 
@@ -41,12 +41,12 @@ class Facts:
     optimizes: bool = False  # it makes an optimizer
 
 
-class Program:
+class SourceGraph:
     """The statements of all files, and what links them."""
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
         self.sources = sources
-        self.facts: dict[Node, Facts] = {}
+        self.facts: dict[Node, StatementFacts] = {}
         self._mentions: dict[_Key, list[Node]] = defaultdict(list)
         self._bodies: dict[_Key, list[Node]] = defaultdict(list)
         trees = {name: tree for name, source in sources.items() if (tree := _tree(source))}
@@ -137,10 +137,10 @@ _TALK = frozenset(("print", "log", "info", "debug", "warning", "write", "set_des
 
 
 class _File:
-    """The statements of one file, as `Facts`."""
+    """The statements of one file, as `StatementFacts`."""
 
     def __init__(
-        self, program: Program, name: str, sources: Mapping[str, Source], attributes: set[str]
+        self, program: SourceGraph, name: str, sources: Mapping[str, Source], attributes: set[str]
     ) -> None:
         self._program = program
         self._name = name
@@ -185,7 +185,7 @@ class _File:
     ) -> None:
         for node in nested(parent):
             inner_scope, inner = scope, local
-            facts = Facts(scope=scope, within=within)
+            facts = StatementFacts(scope=scope, within=within)
             for part in _header(node):
                 self._mention(part, facts, local)
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -221,7 +221,7 @@ class _File:
                         self._program.facts[self._name, at] = facts
             self._block(node, inner_scope, inner, None if facts.opens else number)
 
-    def _mention(self, part: ast.AST, facts: Facts, local: Mapping[str, _Key]) -> None:
+    def _mention(self, part: ast.AST, facts: StatementFacts, local: Mapping[str, _Key]) -> None:
         for node in ast.walk(part):
             if isinstance(node, ast.Name):
                 key = local.get(node.id) or self._globals.get(node.id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpuprobe.analysis.blame.blame import Blame, Suspect, Way
+from gpuprobe.analysis.blame.blame import Blame, GrowthPath, Suspect
 from gpuprobe.analysis.blame.changes import GAP, INDENTED
 from gpuprobe.analysis.compare.accounts import Account, LineShare
 from gpuprobe.analysis.compare.causes import Cause, Context, inputs, wording
@@ -62,21 +62,21 @@ def changed_lines(
     return tuple(causes)
 
 
-def ways_of(row: DiffRow, lines: Mapping[str, LineShare]) -> Iterator[Way]:
+def ways_of(row: DiffRow, lines: Mapping[str, LineShare]) -> Iterator[GrowthPath]:
     """The paths to a line, each with its part of the line's growth."""
     line = lines.get(row.key)
     found = [(way, size) for way, size in line.ways if size > 0] if line is not None else []
     whole = sum(size for _, size in found)
     category = line.category if line is not None else ""
     if line is None or whole <= 0:
-        yield Way((row.key,), row.delta, category)
+        yield GrowthPath((row.key,), row.delta, category)
         return
     left = row.delta
     for way, size in found[1:]:
         part = row.delta * size // whole
         left -= part
-        yield Way(way[::-1], part, category)
-    yield Way(found[0][0][::-1], left, category)
+        yield GrowthPath(way[::-1], part, category)
+    yield GrowthPath(found[0][0][::-1], left, category)
 
 
 def _place(suspect: Suspect, blame: Blame) -> str:

@@ -19,7 +19,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from gpuprobe.hazard_watch.base import NodeStreams
+from gpuprobe.hazard_watch.base import NodeStreamModel
 from gpuprobe.hazards.footprint import Footprint
 
 _numbers: Final = itertools.count(1)
@@ -69,7 +69,7 @@ class BackwardPass:
     def __init__(
         self,
         source: Any,
-        nodes: NodeStreams | None,
+        nodes: NodeStreamModel | None,
         callers: dict[int, int],
         given: tuple[Any, ...],
         options: dict[str, Any],

@@ -29,7 +29,7 @@ class StreamBlock(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Statement:
+class StatementAt:
     """The innermost statement of a line that begins on a line of its own. ``around`` are the
     statements that it lies in, innermost first, up to its function.
     """
@@ -83,7 +83,7 @@ class Statement:
         return [node for node in self.around if not isinstance(node, (ast.With, ast.AsyncWith))]
 
 
-def statement(file: str, line: int) -> Statement | None:
+def statement(file: str, line: int) -> StatementAt | None:
     """The statement of a line; None where its source is not known."""
     module = _module(file)
     if module is None:
@@ -101,7 +101,7 @@ def statement(file: str, line: int) -> Statement | None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             break
         around.append(node)
-    return Statement(file, chain[-1], tuple(around), tuple(inner))
+    return StatementAt(file, chain[-1], tuple(around), tuple(inner))
 
 
 def _module(file: str) -> ast.Module | None:
@@ -156,7 +156,7 @@ def _stream_blocks(node: ast.stmt) -> Iterator[StreamBlock]:
             yield StreamBlock(node, ast.unparse(call))
 
 
-def handle_of_call(found: Statement) -> str | None:
+def handle_of_call(found: StatementAt) -> str | None:
     """The name that the result of an asynchronous collective is assigned to, where the statement
     is nothing else; an empty one where it is thrown away; None for anything else.
     """
@@ -196,7 +196,7 @@ def _is_plain(node: ast.expr, *, index: bool = False) -> bool:
     return isinstance(node, ast.Name) or (index and isinstance(node, ast.Constant))
 
 
-def free_name(found: Statement, name: str) -> str:
+def free_name(found: StatementAt, name: str) -> str:
     """A name that the file does not use."""
     words = set(re.findall(r"\w+", "".join(linecache.getlines(found.file))))
     candidate, number = name, 2

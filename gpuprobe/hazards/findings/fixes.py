@@ -14,7 +14,7 @@ from gpuprobe.hazards.accesses import HOST, Race
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.findings import repairs
 from gpuprobe.hazards.findings.code import unified_diff
-from gpuprobe.hazards.findings.repairs import Change, Sites
+from gpuprobe.hazards.findings.repairs import CodeChange, Sites
 from gpuprobe.hazards.findings.splitting import split
 from gpuprobe.hazards.log import ADDED, Edit, LogEntry
 from gpuprobe.model.findings import Fix
@@ -69,7 +69,7 @@ def nowhere(site: Any) -> Place | None:
 def repair(engine: Engine, race: Race, place: PlaceOf = nowhere, *, verify: bool = True) -> Repair:
     """The fix of a race. ``verify`` proves it by doing the log again with it."""
     at = repairs.sites(place(race.first.site), place(race.second.site))
-    first: Change | None = None
+    first: CodeChange | None = None
     for change in (*_changes(engine, race, at, place), _in_words(engine, race)):
         first = first or change
         proof = engine.without(race, _edit(engine, race, change.how)) if verify else None
@@ -82,7 +82,7 @@ def repair(engine: Engine, race: Race, place: PlaceOf = nowhere, *, verify: bool
     return Repair(_fix(race, change), _edit(engine, race, change.how), proof, change.how)
 
 
-def _fix(race: Race, change: Change) -> Fix:
+def _fix(race: Race, change: CodeChange) -> Fix:
     text = _TEXTS.get(change.how, race.rule.remedy)
     if change.how == "wait" and race.later and race.rule is not rules.USE_AFTER_FREE:
         text += (
@@ -107,14 +107,16 @@ _TEXTS: Final = {
 }
 
 
-def _changes(engine: Engine, race: Race, at: Sites, place: PlaceOf) -> Iterator[Change]:
+def _changes(engine: Engine, race: Race, at: Sites, place: PlaceOf) -> Iterator[CodeChange]:
     """Ways to mend a race in the program's source, the best first."""
     for found in _candidates(engine, race, at, place):
         if found is not None:
             yield found
 
 
-def _candidates(engine: Engine, race: Race, at: Sites, place: PlaceOf) -> Iterator[Change | None]:
+def _candidates(
+    engine: Engine, race: Race, at: Sites, place: PlaceOf
+) -> Iterator[CodeChange | None]:
     first, second = race.first, race.second
     names = engine.called.get(first.site, ())
     if race.context is not None and race.context.scopes:
@@ -174,27 +176,27 @@ def _is_collective(engine: Engine, actor: int) -> bool:
     return engine.names[actor][1] < 0
 
 
-def _in_words(engine: Engine, race: Race) -> Change:
+def _in_words(engine: Engine, race: Race) -> CodeChange:
     """The fix where the program's source is not known."""
     first, second = race.first, race.second
     if race.rule is rules.GRAPH_FREED:
         code = "static_input = tensor  # kept as long as the graph; refill it with copy_()"
-        return Change("keep", code)
+        return CodeChange("keep", code)
     if race.rule.id == rules.SHARED.id:
         code = "queue.put(tensor.clone())  # or wait for an answer before the tensor is written"
-        return Change("clone", code)
+        return CodeChange("clone", code)
     if first.actor != HOST and _is_collective(engine, first.actor):
-        return Change("work", "work.wait()  # work: the collective's result")
+        return CodeChange("work", "work.wait()  # work: the collective's result")
     stream = _expression(engine, race, first.actor, "side")
     if race.rule.id in _UNSAFE and first.actor != race.owner:
-        return Change("record", f"tensor.record_stream({stream})  # before it is dropped")
+        return CodeChange("record", f"tensor.record_stream({stream})  # before it is dropped")
     if second.actor == HOST:
         code = f"done = {stream}.record_event()  # after the copy\ndone.synchronize()"
-        return Change("host event", code)
+        return CodeChange("host event", code)
     if first.actor == HOST:
-        return Change("device", "torch.cuda.synchronize()")
+        return CodeChange("device", "torch.cuda.synchronize()")
     waiter = _expression(engine, race, second.actor, "other" if stream == "side" else "side")
-    return Change("wait", f"{waiter}.wait_stream({stream})")
+    return CodeChange("wait", f"{waiter}.wait_stream({stream})")
 
 
 def _expression(engine: Engine, race: Race, actor: int, name: str) -> str:

@@ -11,9 +11,9 @@ import linecache
 import re
 from typing import Final, NamedTuple
 
-from gpuprobe.hazards.accesses import HOST, Context, Race, Scope
+from gpuprobe.hazards.accesses import HOST, Race, RaceContext, Scope
 from gpuprobe.hazards.findings.code import (
-    Statement,
+    StatementAt,
     free_name,
     handle_of_call,
     is_name,
@@ -29,7 +29,7 @@ FUNCTIONAL: Final = "functional"
 """The note of accesses by a functional collective, whose result itself is waited for."""
 
 
-class Change(NamedTuple):
+class CodeChange(NamedTuple):
     """``code``: as lines to be pasted, each with where it goes; ``insertions``: the same for the
     source. ``how``: "wait", "event", "host wait", "host event", "device", "record", "work",
     "keep", "clone", "split" or "blocking": what it does to the log.
@@ -43,8 +43,8 @@ class Change(NamedTuple):
 class Sites(NamedTuple):
     """The statements of a race's two accesses, where their source is known."""
 
-    first: Statement | None
-    second: Statement | None
+    first: StatementAt | None
+    second: StatementAt | None
 
 
 def sites(there: Place | None, here: Place | None) -> Sites:
@@ -53,7 +53,7 @@ def sites(there: Place | None, here: Place | None) -> Sites:
     return Sites(first, second)
 
 
-def ordered_by_event(race: Race, at: Sites, *, host: bool) -> Change | None:
+def ordered_by_event(race: Race, at: Sites, *, host: bool) -> CodeChange | None:
     """An event right after the first statement; None where the second may come without it."""
     first, second = at.first, at.second
     if first is None or second is None or first.leaves or not _follows(race, first, second):
@@ -71,10 +71,10 @@ def ordered_by_event(race: Race, at: Sites, *, host: bool) -> Change | None:
         return None
     wait = f"{name}.synchronize()" if host else f"{cuda}.current_stream().wait_event({name})"
     insertions = (first.after(record), second.before(wait))
-    return Change("host event" if host else "event", listing(insertions), insertions)
+    return CodeChange("host event" if host else "event", listing(insertions), insertions)
 
 
-def _follows(race: Race, first: Statement, second: Statement) -> bool:
+def _follows(race: Race, first: StatementAt, second: StatementAt) -> bool:
     """Whether the first statement has always been run when the second is: both are of one
     function, and the first is in no branch that the second is not in.
     """
@@ -87,7 +87,7 @@ def _follows(race: Race, first: Statement, second: Statement) -> bool:
     return all(any(node is branch for branch in branches) for node in first.branches)
 
 
-def wait_by_name(race: Race, waiter: int, source: int) -> Change | None:
+def wait_by_name(race: Race, waiter: int, source: int) -> CodeChange | None:
     """``waiter`` waits for all of ``source``, said where the program has names for both."""
     context = race.context
     if context is None:
@@ -110,20 +110,20 @@ def wait_by_name(race: Race, waiter: int, source: int) -> Change | None:
             yours = current
         if mine and yours and mine != yours:
             insertion = found.before(f"{mine}.wait_stream({yours})")
-            return Change("wait", listing((insertion,)), (insertion,))
+            return CodeChange("wait", listing((insertion,)), (insertion,))
         # Before a block around it, from whose outside the stream is current that is waited for.
         for block in found.blocks:
             if blocks and blocks[0] == (waiter, source) and is_plain(block.stream):
                 outside = statement(scope.file, block.statement.lineno)
                 if outside is not None and not outside.inner_blocks[1:]:
                     insertion = outside.before(f"{block.stream}.wait_stream({current})")
-                    return Change("wait", listing((insertion,)), (insertion,))
+                    return CodeChange("wait", listing((insertion,)), (insertion,))
             crossed = block.stream
             blocks = blocks[1:]
     return None
 
 
-def _outer(context: Context, left: list[tuple[int, int]], waiter: int, source: int) -> bool:
+def _outer(context: RaceContext, left: list[tuple[int, int]], waiter: int, source: int) -> bool:
     """Whether the stream waited for is current outside of the blocks that were left."""
     count = len(context.blocks) - len(left)
     return count > 0 and context.blocks[count - 1][1] == source and context.blocks[0][0] == waiter
@@ -142,7 +142,7 @@ def _name(scope: Scope, actor: int) -> str:
     return names[0] if names else ""
 
 
-def host_wait(race: Race, at: Sites) -> Change | None:
+def host_wait(race: Race, at: Sites) -> CodeChange | None:
     """The host waits for a stream before the second statement."""
     context, second = race.context, at.second
     if context is None or second is None or not context.scopes:
@@ -154,10 +154,10 @@ def host_wait(race: Race, at: Sites) -> Change | None:
     if not stream:
         return None
     insertion = second.before(f"{stream}.synchronize()")
-    return Change("host wait", listing((insertion,)), (insertion,))
+    return CodeChange("host wait", listing((insertion,)), (insertion,))
 
 
-def whole_device(at: Sites, *, several: bool) -> Change | None:
+def whole_device(at: Sites, *, several: bool) -> CodeChange | None:
     """The host waits for everything: always right, and always slow."""
     if at.second is None:
         return None
@@ -166,10 +166,10 @@ def whole_device(at: Sites, *, several: bool) -> Change | None:
     if several:
         code = [f"for device in range({cuda}.device_count()):", f"    {cuda}.synchronize(device)"]
     insertion = at.second.before(*code)
-    return Change("device", listing((insertion,)), (insertion,))
+    return CodeChange("device", listing((insertion,)), (insertion,))
 
 
-def recorded(at: Sites, names: tuple[str, ...]) -> Change | None:
+def recorded(at: Sites, names: tuple[str, ...]) -> CodeChange | None:
     """``record_stream`` where another stream uses the tensor."""
     first = at.first
     usable = tuple(dict.fromkeys(name for name in names if is_name(name)))
@@ -182,10 +182,10 @@ def recorded(at: Sites, names: tuple[str, ...]) -> Change | None:
         if not is_plain(stream):
             return None
     insertion = first.before(*(f"{name}.record_stream({stream})" for name in usable))
-    return Change("record", listing((insertion,)), (insertion,))
+    return CodeChange("record", listing((insertion,)), (insertion,))
 
 
-def awaited_handle(race: Race, at: Sites) -> Change | None:
+def awaited_handle(race: Race, at: Sites) -> CodeChange | None:
     """``wait()`` on what a collective returned, before the second statement if it has a name
     there, else right after the collective.
     """
@@ -207,10 +207,10 @@ def awaited_handle(race: Race, at: Sites) -> Change | None:
         insertions.append(second.before(code))
     else:
         insertions.append(first.after(code))
-    return Change("work", listing(tuple(insertions)), tuple(insertions))
+    return CodeChange("work", listing(tuple(insertions)), tuple(insertions))
 
 
-def kept_alive(freed: Place | None, names: tuple[str, ...]) -> Change | None:
+def kept_alive(freed: Place | None, names: tuple[str, ...]) -> CodeChange | None:
     """Another reference to the tensor, before it is dropped."""
     found = None if freed is None else statement(freed.file, freed.line)
     usable = [name for name in names if is_name(name)]
@@ -219,10 +219,10 @@ def kept_alive(freed: Place | None, names: tuple[str, ...]) -> Change | None:
     name = usable[0]
     kept = free_name(found, f"static_{name.rpartition('.')[2]}")
     insertion = found.before(f"{kept} = {name}")
-    return Change("keep", listing((insertion,)), (insertion,))
+    return CodeChange("keep", listing((insertion,)), (insertion,))
 
 
-def cloned(at: Sites, names: tuple[str, ...]) -> Change | None:
+def cloned(at: Sites, names: tuple[str, ...]) -> CodeChange | None:
     """A clone in place of the tensor in the statement that sends it."""
     first = at.first
     if first is None or first.end != first.line or len(names) != 1:
@@ -233,15 +233,15 @@ def cloned(at: Sites, names: tuple[str, ...]) -> Change | None:
     if count != 1:
         return None
     insertion = Insertion(first.file, first.line, changed, 1)
-    return Change("clone", changed.strip(), (insertion,))
+    return CodeChange("clone", changed.strip(), (insertion,))
 
 
-def _text(found: Statement) -> str:
+def _text(found: StatementAt) -> str:
     lines = linecache.getlines(found.file)[found.line - 1 : found.end]
     return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
 
-def _rewritten(found: Statement, begin: str) -> Insertion:
+def _rewritten(found: StatementAt, begin: str) -> Insertion:
     text = begin + _text(found)[len(found.indent) :]
     return Insertion(found.file, found.line, text, found.end - found.line + 1)
 

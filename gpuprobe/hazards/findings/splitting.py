@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from gpuprobe.hazards.accesses import HOST, Race
-from gpuprobe.hazards.findings.code import Statement, free_name, torch_name
-from gpuprobe.hazards.findings.repairs import FUNCTIONAL, Change, Sites, listing
+from gpuprobe.hazards.findings.code import StatementAt, free_name, torch_name
+from gpuprobe.hazards.findings.repairs import FUNCTIONAL, CodeChange, Sites, listing
 from gpuprobe.model.findings import Insertion
 
 _FIRST: Final[dict[type[ast.AST], tuple[str, ...]]] = {
@@ -51,7 +51,7 @@ _FIRST: Final[dict[type[ast.AST], tuple[str, ...]]] = {
 }
 
 
-def split(race: Race, at: Sites) -> Iterator[Change]:
+def split(race: Race, at: Sites) -> Iterator[CodeChange]:
     """Ways to order two accesses of one statement, the best first."""
     found = at.first
     if found is None or at.second is None:
@@ -82,7 +82,7 @@ def split(race: Race, at: Sites) -> Iterator[Change]:
             yield _changed("blocking", found, "", _replaced(found, value, "False"))
 
 
-def _expression_of(race: Race, found: Statement) -> ast.expr | None:
+def _expression_of(race: Race, found: StatementAt) -> ast.expr | None:
     """The expression whose evaluation made the first access."""
     nodes = [node for node in ast.walk(found.node) if isinstance(node, ast.expr)]
     position = _position(race.first.site)
@@ -144,7 +144,7 @@ def _is_unchanging(node: ast.AST) -> bool:
     return isinstance(node, (ast.Name, ast.Constant))
 
 
-def _wait(race: Race, found: Statement) -> tuple[str, str]:
+def _wait(race: Race, found: StatementAt) -> tuple[str, str]:
     """How the second access is made to wait, right after the first one."""
     cuda, context = torch_name(found.file), race.context
     names = context.scopes[0].streams if context is not None and context.scopes else {}
@@ -164,19 +164,19 @@ def _wait(race: Race, found: Statement) -> tuple[str, str]:
     return "split", f"{stream or cuda}.synchronize()"
 
 
-def _changed(how: str, found: Statement, before: str, statement: str) -> Change:
+def _changed(how: str, found: StatementAt, before: str, statement: str) -> CodeChange:
     text = f"{found.indent}{before}{found.indent if before else ''}{statement}"
     insertion = Insertion(found.file, found.line, text, found.end - found.line + 1)
-    return Change(how, listing((insertion,)), (insertion,))
+    return CodeChange(how, listing((insertion,)), (insertion,))
 
 
-def _lines(found: Statement) -> list[bytes]:
+def _lines(found: StatementAt) -> list[bytes]:
     """The statement's lines: columns of the source are counted in bytes of UTF-8."""
     lines = linecache.getlines(found.file)[found.line - 1 : found.end]
     return [(line if line.endswith("\n") else f"{line}\n").encode() for line in lines]
 
 
-def _span(found: Statement, node: ast.expr) -> tuple[bytes, int, int]:
+def _span(found: StatementAt, node: ast.expr) -> tuple[bytes, int, int]:
     """The statement's text, and where the expression begins and ends in it."""
     lines = _lines(found)
     starts = [sum(map(len, lines[:at])) for at in range(len(lines))]
@@ -185,13 +185,13 @@ def _span(found: Statement, node: ast.expr) -> tuple[bytes, int, int]:
     return b"".join(lines), begin, starts[last] + (node.end_col_offset or 0)
 
 
-def _segment(found: Statement, node: ast.expr) -> str:
+def _segment(found: StatementAt, node: ast.expr) -> str:
     text, begin, end = _span(found, node)
     code = text[begin:end].decode()
     return f"({code})" if "\n" in code else code
 
 
-def _replaced(found: Statement, node: ast.expr, code: str) -> str:
+def _replaced(found: StatementAt, node: ast.expr, code: str) -> str:
     """The statement, without its indentation, with other code in the expression's place."""
     text, begin, end = _span(found, node)
     return (text[:begin] + code.encode() + text[end:]).decode()[len(found.indent) :]

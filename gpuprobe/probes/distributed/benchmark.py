@@ -32,7 +32,7 @@ from gpuprobe.model.machine.diagnosis import (
 )
 from gpuprobe.model.values import Bytes
 from gpuprobe.probes.distributed import links, rules
-from gpuprobe.probes.distributed.rules import Job, Member
+from gpuprobe.probes.distributed.rules import JobEnvironment, Member
 
 # (bytes, rounds) of the all-reduces that are timed; the last one on GPUs only.
 _SIZES = ((1 << 10, 20), (64 << 10, 20), (1 << 20, 10), (16 << 20, 3), (256 << 20, 3))
@@ -44,7 +44,7 @@ _GRACE = 10.0  # seconds that other ranks wait longer than rank 0, whose word th
 def check_ranks(environ: Mapping[str, str], timeout: float) -> RankDiagnosis:
     """See `gpuprobe.api.doctor.diagnose_ranks`."""
     job = read = rules.read_job(environ)
-    if not isinstance(job, Job):
+    if not isinstance(job, JobEnvironment):
         assert isinstance(read, tuple)
         text = environ.get("RANK", "")
         return RankDiagnosis(int(text) if text.isdecimal() else 0, findings=read)
@@ -77,7 +77,7 @@ def check_ranks(environ: Mapping[str, str], timeout: float) -> RankDiagnosis:
         return replace(started, findings=(*notes, lost))
 
 
-def _open_store(job: Job, timeout: float) -> tuple[Any, tuple[Finding, ...]] | Finding:
+def _open_store(job: JobEnvironment, timeout: float) -> tuple[Any, tuple[Finding, ...]] | Finding:
     """The store at the meeting point, or why there is none."""
     import torch.distributed as dist
 
@@ -122,7 +122,7 @@ def _open_store(job: Job, timeout: float) -> tuple[Any, tuple[Finding, ...]] | F
 
 
 def _listen(
-    job: Job, addresses: list[tuple[Any, ...]]
+    job: JobEnvironment, addresses: list[tuple[Any, ...]]
 ) -> tuple[int, tuple[Finding, ...]] | Finding:
     """A listening socket for the store, on the address the ranks are given and no other one
     where that is possible: torch alone would listen on all of them.
@@ -175,7 +175,7 @@ class _RankMeeting:
     ``result/R`` what rank R found, ``verdict`` all findings, ``left/R`` that R has read it.
     """
 
-    def __init__(self, store: Any, job: Job, timeout: float) -> None:
+    def __init__(self, store: Any, job: JobEnvironment, timeout: float) -> None:
         self.store = store
         self.job = job
         self.timeout = timeout
@@ -329,7 +329,7 @@ class _RankMeeting:
             self.store.set(f"clock/{rank}/{number}/answer", str(time.time_ns()))
 
 
-def _describe(job: Job) -> Member:
+def _describe(job: JobEnvironment) -> Member:
     import torch
 
     device = "cpu"
@@ -347,7 +347,7 @@ def _describe(job: Job) -> Member:
     )
 
 
-def _ordinal(job: Job) -> int:
+def _ordinal(job: JobEnvironment) -> int:
     """The GPU of this rank: that of its local rank, or the only one its launcher lets it see."""
     import torch
 
@@ -363,7 +363,9 @@ def _sorted(findings: list[Finding]) -> list[Finding]:
 # -- collectives
 
 
-def _collectives(store: Any, job: Job, backend: str, timeout: float, device: str) -> dict[str, Any]:
+def _collectives(
+    store: Any, job: JobEnvironment, backend: str, timeout: float, device: str
+) -> dict[str, Any]:
     """Set up a process group and use it. Never raises for what a collective does wrong."""
     result: dict[str, Any] = {"steps": [], "error": "", "doing": "", "wrong": 0, "times": []}
     result |= {"others": {}, "link": 0}
@@ -430,7 +432,7 @@ def _clock(place: Any) -> Callable[[], int]:
 
 @contextmanager
 def _group(
-    store: Any, job: Job, backend: str, timeout: float, step: Callable[..., Any]
+    store: Any, job: JobEnvironment, backend: str, timeout: float, step: Callable[..., Any]
 ) -> Iterator[Any]:
     """A process group of all ranks; gives the device its tensors belong on."""
     import torch
@@ -475,7 +477,7 @@ def _barrier(backend: str, timeout: float, place: Any) -> None:
         dist.barrier(device_ids=[place.index])
 
 
-def _wrong_sums(job: Job, place: Any) -> int:
+def _wrong_sums(job: JobEnvironment, place: Any) -> int:
     """How many elements of two all-reduces are not what they must be, on this rank."""
     import torch
     import torch.distributed as dist
@@ -492,7 +494,7 @@ def _wrong_sums(job: Job, place: Any) -> int:
     return wrong
 
 
-def _times(job: Job, place: Any, backend: str) -> list[tuple[int, int, int]]:
+def _times(job: JobEnvironment, place: Any, backend: str) -> list[tuple[int, int, int]]:
     """(bytes, rounds, nanoseconds for all of them) of this rank. Nothing where it is alone."""
     import torch
     import torch.distributed as dist

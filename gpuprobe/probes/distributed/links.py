@@ -11,7 +11,7 @@ from gpuprobe.model.machine.diagnosis import LinkSpeed
 from gpuprobe.model.text import human_bytes, human_ns
 from gpuprobe.model.values import Bytes
 from gpuprobe.probes.distributed import rules
-from gpuprobe.probes.distributed.rules import Job
+from gpuprobe.probes.distributed.rules import JobEnvironment
 
 LINK_BYTES: Final = 4 << 20
 """What is sent over a link at a time: enough that bandwidth decides, not latency."""
@@ -25,7 +25,7 @@ LEAST_NS: Final = 2_000_000
 """And that much longer: what the scheduler of a busy machine delays a process by."""
 
 
-def checks(job: Job, place: Any) -> dict[str, Callable[[], int]]:
+def checks(job: JobEnvironment, place: Any) -> dict[str, Callable[[], int]]:
     """By name, collectives of which each element is known beforehand; each returns how many
     elements are wrong on this rank.
     """
@@ -62,7 +62,7 @@ def _wrong(found: Any, wanted: Any) -> int:
     return int((found != wanted).sum().item())
 
 
-def ring(job: Job, place: Any, settled: Callable[[], int]) -> int:
+def ring(job: JobEnvironment, place: Any, settled: Callable[[], int]) -> int:
     """The fastest of some transfers from the rank before this one, in nanoseconds; 0 for a rank
     that is alone. One link at a time, so that links do not share what they go through.
     """

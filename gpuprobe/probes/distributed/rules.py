@@ -157,7 +157,7 @@ _SKEW_NOTE_NS = 50_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobEnvironment:
     """What the environment says of the job and this process's place in it.
 
     ``agent_store``: the launcher already listens on the port (``torchrun`` does), so that no
@@ -186,7 +186,7 @@ class Member:
     torch: str
 
 
-def read_job(environ: Mapping[str, str]) -> Job | tuple[Finding, ...]:
+def read_job(environ: Mapping[str, str]) -> JobEnvironment | tuple[Finding, ...]:
     """The job, or what is wrong with the environment."""
     missing = [name for name in _REQUIRED if not environ.get(name, "").strip()]
     if missing:
@@ -236,7 +236,7 @@ def read_job(environ: Mapping[str, str]) -> Job | tuple[Finding, ...]:
             )
             for message in wrong
         )
-    return Job(
+    return JobEnvironment(
         numbers["RANK"],
         numbers["WORLD_SIZE"],
         numbers["LOCAL_RANK"],
@@ -254,7 +254,9 @@ def missing_ranks(world_size: int, members: Sequence[Member]) -> tuple[int, ...]
     return tuple(sorted(set(range(world_size)) - {member.rank for member in members}))
 
 
-def check_members(job: Job, members: Sequence[Member], timeout: float) -> Iterator[Finding]:
+def check_members(
+    job: JobEnvironment, members: Sequence[Member], timeout: float
+) -> Iterator[Finding]:
     """What is wrong with who joined, as rank 0 sees it. ``timeout`` in seconds was waited."""
     missing = missing_ranks(job.world_size, members)
     if missing:

@@ -20,7 +20,7 @@ from gpuprobe.reporters.sections.parts import (
     Part,
     Row,
     Section,
-    Source,
+    SourceExcerpt,
     Table,
     capitalized,
     cell,
@@ -103,7 +103,7 @@ class Drawing:
             return self.table(part)
         if isinstance(part, Code):
             return _code(part.text) if part.text else None
-        if isinstance(part, Source):
+        if isinstance(part, SourceExcerpt):
             return excerpt(part.place)
         return el(
             "article",

@@ -19,7 +19,7 @@ from gpuprobe.reporters.sections.parts import (
     Part,
     Row,
     Section,
-    Source,
+    SourceExcerpt,
     Table,
     bulleted,
     plural,
@@ -106,7 +106,7 @@ def finding_section(finding: Finding, full: bool = True, known: bool = False) ->
     places = [*finding.related, *([finding.location] if finding.location else [])]
     parts: list[Part] = [Line(finding.message)]
     for one in places:
-        parts += [Line(str(one), place=True), Source(one)] if full else [Source(one)]
+        parts += [Line(str(one), place=True), SourceExcerpt(one)] if full else [SourceExcerpt(one)]
     verified = dict(finding.evidence).get("fix verified")
     if full and finding.evidence:
         parts.append(Facts(finding.evidence))

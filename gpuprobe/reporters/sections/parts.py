@@ -124,7 +124,7 @@ class Code:
 
 
 @record(frozen=True, slots=True)
-class Source:
+class SourceExcerpt:
     """The line of source at a place, where it can be read."""
 
     place: Place
@@ -148,7 +148,7 @@ class Section:
     place: str = ""
 
 
-Part = Line | Facts | Table | Code | Source | Section
+Part = Line | Facts | Table | Code | SourceExcerpt | Section
 
 
 # -- sentences

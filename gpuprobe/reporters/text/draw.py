@@ -22,7 +22,7 @@ from gpuprobe.reporters.sections.parts import (
     Part,
     Row,
     Section,
-    Source,
+    SourceExcerpt,
     Table,
     cell,
     drawn_columns,
@@ -103,7 +103,7 @@ def _plain(part: Part, style: Style, numbers: Iterator[int]) -> Iterator[str]:
     elif isinstance(part, Code):
         for line in part.text.splitlines():
             yield " " * part.indent + style.text(line)
-    elif isinstance(part, Source):
+    elif isinstance(part, SourceExcerpt):
         place = part.place
         source = _source_line(place)
         if source:

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from gpuprobe.hazards.observer import HostMemory
+from gpuprobe.hazards.observer import RegisteredMemory
 from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import Machine
 
@@ -68,7 +68,7 @@ class Runtime:
         for memory in self._machine.registered.values():
             if memory.overlaps(address, nbytes):
                 return CudaError.host_memory_already_registered
-        self._machine.registered[address] = HostMemory(address, nbytes)
+        self._machine.registered[address] = RegisteredMemory(address, nbytes)
         return CudaError.success
 
     def cudaHostUnregister(self, address: int) -> CudaError:

@@ -145,7 +145,7 @@ def _received(group: Any, tensors: _Tensors, *rest: Any) -> None:
             tensor.zero_()
 
 
-class Peers(Protocol):
+class PeerRanks(Protocol):
     """The other ranks of the pretended job, each of which is a process once somebody asks it."""
 
     def post(self, name: str, content: bytes) -> None:
@@ -164,7 +164,7 @@ class Objects:
     of objects is at work.
     """
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: PeerRanks) -> None:
         self._peers = peers
         self._calls = threading.local()
         self._counts: Counter[str] = Counter()

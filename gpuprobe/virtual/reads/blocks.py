@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
-from gpuprobe.virtual.reads.source import Source
+from gpuprobe.virtual.reads.source import SourceTree
 
 _ENDS: Final = frozenset({"sys.exit", "exit", "quit", "os._exit", "os.abort"})
 _FAILS: Final = re.compile(r"_?(raise|throw|fail)(_\w+)?")
@@ -26,7 +26,7 @@ _FLAGS: Final = re.compile(r"warned|warning_(issued|shown)|logged|printed")
 _LEAVE: Final = (ast.Return, ast.Break, ast.Continue)
 
 
-class Block(Enum):
+class BlockOutcome(Enum):
     """What running a block comes to."""
 
     RAISES = "an error"
@@ -34,16 +34,16 @@ class Block(Enum):
     WORKS = "anything else"
 
 
-def kind_of(statements: Sequence[ast.stmt], branch: ast.AST, source: Source) -> Block:
+def kind_of(statements: Sequence[ast.stmt], branch: ast.AST, source: SourceTree) -> BlockOutcome:
     """What a block of ``branch`` (an ``if``) comes to: `Block.RAISES` where every way through
     ends in an exception that nothing here catches, or in the end of the process; `Block.WARNS`
     where it only makes up text and prints it.
     """
     if raises(statements):
-        return Block.RAISES
+        return BlockOutcome.RAISES
     if statements and _only_reports(statements, branch, source) and _says_something(statements):
-        return Block.WARNS
-    return Block.WORKS
+        return BlockOutcome.WARNS
+    return BlockOutcome.WORKS
 
 
 def leaves(statements: Sequence[ast.stmt]) -> bool:
@@ -99,7 +99,7 @@ def goes_elsewhere(statement: ast.stmt) -> bool:
     return any(isinstance(node, away) for node in _inside(statement))
 
 
-def caught(branch: ast.AST, source: Source) -> bool:
+def caught(branch: ast.AST, source: SourceTree) -> bool:
     """Whether a handler in the same function may catch an exception of the branch, and go on."""
     child = branch
     while not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
@@ -108,7 +108,7 @@ def caught(branch: ast.AST, source: Source) -> bool:
             return True
         if isinstance(parent, ast.Try) and child in parent.body:
             for handler in parent.handlers:
-                if kind_of(handler.body, handler, source) is not Block.RAISES:
+                if kind_of(handler.body, handler, source) is not BlockOutcome.RAISES:
                     return True
         child = parent
     return False
@@ -154,11 +154,11 @@ def _says_something(statements: Sequence[ast.stmt]) -> bool:
     return not assigns or any(isinstance(node, ast.Call) and reports(node) for node in nodes)
 
 
-def _only_reports(statements: Sequence[ast.stmt], branch: ast.AST, source: Source) -> bool:
+def _only_reports(statements: Sequence[ast.stmt], branch: ast.AST, source: SourceTree) -> bool:
     return all(_is_report(statement, branch, source) for statement in statements)
 
 
-def _is_report(statement: ast.stmt, branch: ast.AST, source: Source) -> bool:
+def _is_report(statement: ast.stmt, branch: ast.AST, source: SourceTree) -> bool:
     if isinstance(statement, (ast.Pass, ast.Import, ast.ImportFrom)):
         return True
     if isinstance(statement, ast.Expr):
@@ -175,7 +175,7 @@ def _is_report(statement: ast.stmt, branch: ast.AST, source: Source) -> bool:
     return False
 
 
-def _of_the_message(target: ast.expr, branch: ast.AST, source: Source) -> bool:
+def _of_the_message(target: ast.expr, branch: ast.AST, source: SourceTree) -> bool:
     """Whether what is assigned is of use to the message only: a name that is used nowhere
     else, or a flag that keeps it from being printed twice.
     """

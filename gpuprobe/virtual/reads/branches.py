@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, Final, NamedTuple
 
 from gpuprobe.virtual.reads.blocks import (
-    Block,
+    BlockOutcome,
     caught,
     goes_elsewhere,
     kind_of,
@@ -24,8 +24,8 @@ from gpuprobe.virtual.reads.finite import finite
 from gpuprobe.virtual.reads.flags import flagged
 from gpuprobe.virtual.reads.source import (
     WITHIN,
-    Reading,
-    Source,
+    SourceTree,
+    TruthSource,
     evaluated,
     name_of,
     reading_of,
@@ -95,7 +95,7 @@ def decide(frame: FrameType | None, ours: Callable[[FrameType], bool]) -> Verdic
         source = None if frame is None else source_of(frame)
         if frame is None or source is None:
             return None
-        reading = reading_of(frame) if call is None else Reading(frame, call)
+        reading = reading_of(frame) if call is None else TruthSource(frame, call)
         nodes = evaluated(reading, source)
         if reading.call is WITHIN:  # it returns what it reads, or nothing is known
             nodes = [node for node in nodes if _returns_truth(node)]
@@ -128,7 +128,7 @@ def _shown(condition: ast.expr) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
-def _follow(node: ast.expr, source: Source) -> _Found | _Returned | None:
+def _follow(node: ast.expr, source: SourceTree) -> _Found | _Returned | None:
     """Climb from an expression to what its value decides."""
     known = finite(node, source)
     found = _climb(node, source)
@@ -137,7 +137,7 @@ def _follow(node: ast.expr, source: Source) -> _Found | _Returned | None:
     return found
 
 
-def _climb(start: ast.expr, source: Source) -> _Found | _Returned | None:
+def _climb(start: ast.expr, source: SourceTree) -> _Found | _Returned | None:
     negated = False
     child: ast.AST = start
     while True:
@@ -201,14 +201,14 @@ def _compared(node: ast.Compare, child: ast.AST) -> bool | None:
     return None
 
 
-def _only_printed(node: ast.BoolOp, child: ast.AST, source: Source) -> bool:
+def _only_printed(node: ast.BoolOp, child: ast.AST, source: SourceTree) -> bool:
     """``broken.any() and print(...)``, as a statement."""
     after = node.values[node.values.index(child) + 1 :]  # type: ignore[arg-type]
     return bool(after) and all(map(reports, after)) and isinstance(source.parents[node], ast.Expr)
 
 
 def _assigned(
-    statement: ast.Assign | ast.AnnAssign, negated: bool, source: Source
+    statement: ast.Assign | ast.AnnAssign, negated: bool, source: SourceTree
 ) -> _Found | None:
     """What the uses of a name agree on that is given the value, within its function."""
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
@@ -242,7 +242,7 @@ def _after(use: ast.Name, statement: ast.stmt) -> bool:
 
 
 def _decided(
-    branch: ast.If | ast.While | ast.Assert, negated: bool, source: Source
+    branch: ast.If | ast.While | ast.Assert, negated: bool, source: SourceTree
 ) -> _Found | None:
     """Which way to go at a statement, and what is taken for granted by it."""
     if isinstance(branch, ast.While):
@@ -255,29 +255,31 @@ def _decided(
             return None
         return _Found(not negated, "what is done only then is done", branch.test, bound=True)
     side, kind = value
-    why = "the check passes" if kind is Block.RAISES else "the warning does not apply"
+    why = "the check passes" if kind is BlockOutcome.RAISES else "the warning does not apply"
     return _Found(side != negated, why, branch.test)
 
 
-def _side(branch: ast.If, source: Source) -> tuple[bool, Block] | None:
+def _side(branch: ast.If, source: SourceTree) -> tuple[bool, BlockOutcome] | None:
     """What the test of a branch should come to, and what the other side does."""
     body = kind_of(branch.body, branch, source)
-    other = kind_of(branch.orelse, branch, source) if branch.orelse else Block.WORKS
-    found = flagged(branch, source) if body is Block.WORKS else None
+    other = kind_of(branch.orelse, branch, source) if branch.orelse else BlockOutcome.WORKS
+    found = flagged(branch, source) if body is BlockOutcome.WORKS else None
     if found is not None:
         body, other = found
-    ends = body is Block.RAISES or leaves(branch.body)
+    ends = body is BlockOutcome.RAISES or leaves(branch.body)
     if not branch.orelse and ends and raises(_following(branch, source)):
-        other = Block.RAISES
+        other = BlockOutcome.RAISES
     if caught(branch, source):
-        body, other = (Block.WORKS if kind is Block.RAISES else kind for kind in (body, other))
-    for kind in (Block.RAISES, Block.WARNS):
+        body, other = (
+            BlockOutcome.WORKS if kind is BlockOutcome.RAISES else kind for kind in (body, other)
+        )
+    for kind in (BlockOutcome.RAISES, BlockOutcome.WARNS):
         if (body is kind) != (other is kind):
             return (False, kind) if body is kind else (True, kind)
-    return (False, Block.WARNS) if body is other is Block.WARNS else None
+    return (False, BlockOutcome.WARNS) if body is other is BlockOutcome.WARNS else None
 
 
-def _following(branch: ast.If, source: Source) -> list[ast.stmt]:
+def _following(branch: ast.If, source: SourceTree) -> list[ast.stmt]:
     """The statements after a branch, to the end of its block."""
     parent: Any = source.parents[branch]
     for name in ("body", "orelse", "finalbody"):

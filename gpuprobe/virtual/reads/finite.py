@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from gpuprobe.virtual.reads.blocks import dotted
-from gpuprobe.virtual.reads.source import Source
+from gpuprobe.virtual.reads.source import SourceTree
 
 _NOT: Final = frozenset({"isnan", "isinf", "isposinf", "isneginf", "isna"})
 _SAME: Final = frozenset(
@@ -27,7 +27,7 @@ _COMPARED: Final[dict[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
 }
 
 
-def finite(node: ast.expr, source: Source, depth: int = 0) -> bool | None:
+def finite(node: ast.expr, source: SourceTree, depth: int = 0) -> bool | None:
     """What a condition comes to if all numbers are finite; None where it asks anything else."""
     if depth > 8:
         return None
@@ -48,7 +48,7 @@ def finite(node: ast.expr, source: Source, depth: int = 0) -> bool | None:
     return None
 
 
-def _call(node: ast.Call, source: Source, depth: int) -> bool | None:
+def _call(node: ast.Call, source: SourceTree, depth: int) -> bool | None:
     name = dotted(node.func).rpartition(".")[2]
     if name in _NOT:
         return False
@@ -71,7 +71,7 @@ def _same(operands: list[bool | None]) -> bool | None:
     return operands[0]
 
 
-def _compare(node: ast.Compare, source: Source, depth: int) -> bool | None:
+def _compare(node: ast.Compare, source: SourceTree, depth: int) -> bool | None:
     left, right, op = node.left, node.comparators[0], node.ops[0]
     if ast.dump(left) == ast.dump(right) and not isinstance(left, ast.Constant):
         if isinstance(op, ast.Eq):  # x == x: only NaN is not
@@ -86,7 +86,7 @@ def _compare(node: ast.Compare, source: Source, depth: int) -> bool | None:
     return bool(compare(known, right.value))
 
 
-def _assigned_once(node: ast.Name, source: Source) -> ast.expr | None:
+def _assigned_once(node: ast.Name, source: SourceTree) -> ast.expr | None:
     """The only value that the function gives to a name."""
     found: list[ast.expr] = []
     for other in ast.walk(source.function_of(node)):

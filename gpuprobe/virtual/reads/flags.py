@@ -6,13 +6,13 @@ import ast
 from collections.abc import Iterator
 from typing import Any, Final
 
-from gpuprobe.virtual.reads.blocks import Block, caught, kind_of
-from gpuprobe.virtual.reads.source import Source
+from gpuprobe.virtual.reads.blocks import BlockOutcome, caught, kind_of
+from gpuprobe.virtual.reads.source import SourceTree
 
 _UNDECIDED: Final = object()
 
 
-def flagged(branch: ast.If, source: Source) -> tuple[Block, Block] | None:
+def flagged(branch: ast.If, source: SourceTree) -> tuple[BlockOutcome, BlockOutcome] | None:
     """What a branch that only gives constants to names comes to, and what comes of leaving it
     out: an error or a warning further down in its function, or work. None where the names, which
     are read after it, are read by more than that.
@@ -30,7 +30,7 @@ def flagged(branch: ast.If, source: Source) -> tuple[Block, Block] | None:
             return None
         constants[statement.targets[0].id] = statement.value.value
     scope = source.function_of(branch)
-    body = other = Block.WORKS
+    body = other = BlockOutcome.WORKS
     for name, value in constants.items():
         readers = list(_readers(name, branch, scope, source))
         if not readers or None in readers:
@@ -39,7 +39,7 @@ def flagged(branch: ast.If, source: Source) -> tuple[Block, Block] | None:
         for reader in readers:
             assert reader is not None
             kind = kind_of(reader.body, reader, source)
-            if kind is Block.WORKS or reader.orelse or caught(reader, source):
+            if kind is BlockOutcome.WORKS or reader.orelse or caught(reader, source):
                 return None
             if _holds(reader.test, name, value) is not False:
                 body = _worse(body, kind)
@@ -48,14 +48,16 @@ def flagged(branch: ast.If, source: Source) -> tuple[Block, Block] | None:
     return (body, other)
 
 
-def _worse(one: Block, other: Block) -> Block:
-    for kind in (Block.RAISES, Block.WARNS):
+def _worse(one: BlockOutcome, other: BlockOutcome) -> BlockOutcome:
+    for kind in (BlockOutcome.RAISES, BlockOutcome.WARNS):
         if kind in (one, other):
             return kind
-    return Block.WORKS
+    return BlockOutcome.WORKS
 
 
-def _readers(name: str, branch: ast.If, scope: ast.AST, source: Source) -> Iterator[ast.If | None]:
+def _readers(
+    name: str, branch: ast.If, scope: ast.AST, source: SourceTree
+) -> Iterator[ast.If | None]:
     """The later branches that read a name in their test; None for all that read it elsewhere
     than there and in those branches.
     """
@@ -70,7 +72,7 @@ def _readers(name: str, branch: ast.If, scope: ast.AST, source: Source) -> Itera
             yield _reader(node, name, scope, source)
 
 
-def _reader(node: ast.AST, name: str, scope: ast.AST, source: Source) -> ast.If | None:
+def _reader(node: ast.AST, name: str, scope: ast.AST, source: SourceTree) -> ast.If | None:
     while node is not scope:
         node = source.parents[node]
         if isinstance(node, ast.If) and any(

@@ -5,7 +5,7 @@ numbers, truth values and small tensors nevertheless have values, in host memory
 the tag of their storage (`Tag.values`) and is charged to no device: operators on them run twice,
 once on shapes, which decides about memory, and once on the values. So what is allocated does not
 depend on which values are known. A value is unknown where it depends on one that is, or on more
-of floating point than `Limits` allow.
+of floating point than `ValueLimits` allow.
 
 On the host, tensors are ordinary CPU tensors where their values are known, but for parameters:
 torch does not turn one kind of tensor into the other in place, as ``module.to("cuda")`` must. A

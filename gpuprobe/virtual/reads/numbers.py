@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, SupportsIndex
 from gpuprobe.patching import Patches
 
 
-class Reader(Protocol):
+class ValueReader(Protocol):
     """What a virtual machine knows of unknown values that a program uses."""
 
     def truth(self, default: bool) -> bool:
@@ -31,9 +31,9 @@ class UnknownTruth(int):
     tested.
     """
 
-    _reader: Reader
+    _reader: ValueReader
 
-    def __new__(cls, reader: Reader, default: bool) -> UnknownTruth:
+    def __new__(cls, reader: ValueReader, default: bool) -> UnknownTruth:
         made = super().__new__(cls, default)
         made._reader = reader
         return made
@@ -53,9 +53,9 @@ class UnknownTruth(int):
 class UnknownNumber(float):
     """NaN in place of a value that was not computed."""
 
-    _reader: Reader
+    _reader: ValueReader
 
-    def __new__(cls, reader: Reader) -> UnknownNumber:
+    def __new__(cls, reader: ValueReader) -> UnknownNumber:
         made = super().__new__(cls, "nan")
         made._reader = reader
         return made

@@ -17,7 +17,7 @@ _PLAIN: Final = frozenset({"callable", "getattr", "hasattr", "isinstance", "len"
 _TESTS: Final = frozenset({"UNARY_NOT", "TO_BOOL", "CONTAINS_OP", "COMPARE_OP"})
 
 
-class Source(NamedTuple):
+class SourceTree(NamedTuple):
     """The syntax tree of one file, and what contains each of its nodes."""
 
     tree: ast.Module
@@ -34,7 +34,7 @@ class Source(NamedTuple):
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
 
 
-def source_of(frame: FrameType) -> Source | None:
+def source_of(frame: FrameType) -> SourceTree | None:
     """The source of the file whose code a frame runs, None where it cannot be had."""
     file = frame.f_code.co_filename
     lines = linecache.getlines(file, frame.f_globals)
@@ -42,7 +42,7 @@ def source_of(frame: FrameType) -> Source | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _parsed(file: str, text: str) -> Source | None:
+def _parsed(file: str, text: str) -> SourceTree | None:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):  # what runs is not what is on disk
@@ -61,10 +61,10 @@ def _parsed(file: str, text: str) -> Source | None:
             )
             # pytest rewrites assertions: what its code tests is the statement's.
             by_position.setdefault(key, node.test if isinstance(node, ast.Assert) else node)
-    return Source(tree, parents, by_position)
+    return SourceTree(tree, parents, by_position)
 
 
-class Reading(NamedTuple):
+class TruthSource(NamedTuple):
     """How a frame comes by a truth. ``call``: the function whose result it is, ``""`` where the
     instruction at work tests it, `WITHIN` where that hands a value to C code (a call, an
     operator), of which nothing is known but its name.
@@ -77,13 +77,13 @@ class Reading(NamedTuple):
 WITHIN: Final = "(within)"
 
 
-def reading_of(frame: FrameType) -> Reading:
+def reading_of(frame: FrameType) -> TruthSource:
     """How the frame that reads a value does it."""
     name = _instructions(frame.f_code).get(frame.f_lasti, "")
-    return Reading(frame, "" if "JUMP" in name or name in _TESTS else WITHIN)
+    return TruthSource(frame, "" if "JUMP" in name or name in _TESTS else WITHIN)
 
 
-def evaluated(reading: Reading, source: Source) -> list[ast.expr]:
+def evaluated(reading: TruthSource, source: SourceTree) -> list[ast.expr]:
     """The expression whose value a frame tests or has just been given. Where the interpreter
     keeps only lines (Python 3.10), all that it may be; none where it cannot be told.
     """
@@ -121,7 +121,7 @@ def _instructions(code: CodeType) -> dict[int, str]:
     return {item.offset: item.opname for item in dis.get_instructions(code)}
 
 
-def _on_line(source: Source, line: int, call: str) -> Iterator[ast.expr]:
+def _on_line(source: SourceTree, line: int, call: str) -> Iterator[ast.expr]:
     """What a line tests, or its calls."""
     for node in ast.walk(source.tree):
         if not isinstance(node, ast.expr) or not (
@@ -138,7 +138,7 @@ def _on_line(source: Source, line: int, call: str) -> Iterator[ast.expr]:
             yield from (leaf for leaf in _operands(node) if not _is_plain(leaf))
 
 
-def _is_test(node: ast.expr, source: Source) -> bool:
+def _is_test(node: ast.expr, source: SourceTree) -> bool:
     """Whether an expression is a whole condition, or the value of ``not``, ``and`` and ``or``."""
     parent = source.parents[node]
     if isinstance(parent, (ast.BoolOp, ast.UnaryOp)):

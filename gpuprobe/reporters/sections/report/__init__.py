@@ -16,7 +16,7 @@ from gpuprobe.reporters.sections.parts import (
     Line,
     Part,
     Section,
-    Source,
+    SourceExcerpt,
     bulleted,
     plural,
 )
@@ -234,7 +234,7 @@ def _about(found: Finding) -> Iterator[Part]:
     related = found.related[:_MOST_RELATED]
     for place in (*related, *([found.location] if found.location is not None else [])):
         yield Line(str(place), place=True)
-        yield Source(place)
+        yield SourceExcerpt(place)
     if len(found.related) > len(related):
         yield Line(f"… {len(found.related) - len(related)} more places: --json lists them")
     if found.fix is not None:
