@@ -16,6 +16,7 @@ from shared_files import shared_snapshots
 import gpuprobe
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.recorder import TraceRecorder
+from gpuprobe.allocator.replays.alone import reserved_alone
 from gpuprobe.allocator.replays.replay import replay_trace
 from gpuprobe.allocator.replays.whatif import search, what_if
 from gpuprobe.allocator.settings import parse_conf, to_conf
@@ -52,6 +53,22 @@ def steady() -> MemoryTrace:
             assert block is not None
             sim.free(block)
     return recorder.trace()
+
+
+def test_what_was_alive_before_is_reserved_first() -> None:
+    """Two blocks of 40 MiB, of which one is freed in the trace and reused there."""
+    sim = Simulator()
+    old = [sim.malloc(40 * MIB) for _ in range(2)]
+    recorder = TraceRecorder(sim)
+    before = [block.address for block in old if block is not None]
+    for size in (40, 20):
+        assert old[0] is not None
+        sim.free(old[0])
+        old[0] = sim.malloc(size * MIB)
+    trace = recorder.trace()
+    for address in before:
+        trace.baseline.append(TraceAction.ALLOC.code, address, 40 * MIB)
+    assert reserved_alone(trace) == 80 * MIB
 
 
 def test_the_recorded_settings_give_the_recorded_numbers() -> None:
@@ -234,6 +251,7 @@ def test_the_api_takes_settings_text_and_objects() -> None:
     assert plain.exact
     assert plain.first_divergence is None
     assert plain.peak_reserved == plain.final_reserved > text.peak_reserved
+    assert plain.peak_allocated == text.peak_allocated == 84 * MIB
     with pytest.raises(ConfigError):
         gpuprobe.replay(trace, "nonsense:1")
     with pytest.raises(UsageError):

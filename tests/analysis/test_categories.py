@@ -101,6 +101,23 @@ def test_a_training_step_is_told_apart() -> None:
     }
 
 
+@pytest.mark.parametrize("work", [True, False])
+def test_only_what_stays_is_a_workspace_by_its_size(work: bool) -> None:
+    t = Training()
+    if work:
+        t.forward(1)
+    freed = t.plain(8_519_680)
+    t.free(freed)
+    assert t.found()[8_519_680] != "workspace"
+    t = Training()
+    if work:
+        t.forward(1)
+    t.plain(8_519_680)
+    t.plain(8_519_681)
+    assert t.found()[8_519_680] == "workspace"
+    assert t.found()[8_519_681] != "workspace"
+
+
 def test_the_buckets_of_data_parallel_are_no_parameters() -> None:
     t = Training()
     t.alloc(1, stack=t.stack((f"{TORCH}/nn/parallel/distributed.py", 800, "__init__"), TRAIN))

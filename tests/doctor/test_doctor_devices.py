@@ -85,6 +85,11 @@ def test_an_unknown_order_that_nobody_named_is_not_checked(machine: Machine) -> 
     assert reasons("GP112", machine.with_inventory(visibility=unknown)) == [
         "only CUDA knows the order"
     ]
+    assert reasons("GP111", machine.with_inventory(visibility=unknown)) == []
+    selected = replace(unknown, setting="0")
+    assert reasons("GP111", machine.with_inventory(visibility=selected)) == [
+        "only CUDA knows the order"
+    ]
 
 
 def test_problems_of_an_unset_selection_are_not_its_fault(machine: Machine) -> None:

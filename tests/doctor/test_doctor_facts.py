@@ -74,7 +74,23 @@ def test_stubs_are_told_by_folder_and_size(tmp_path: Path) -> None:
 
     assert not stub("libcuda.so.1", real)
     assert stub("libcuda.so.1", stubs, real)  # the first one found is what the loader takes
+    several = facts.read_libraries({"LD_LIBRARY_PATH": f"{tmp_path / 'none'}:{stubs}:{real}"})
+    assert [found.name for found in several] == ["libcuda.so.1", "libnvidia-ml.so.1"]
     assert stub("libnvidia-ml.so.1", real)
+
+
+def test_the_loaders_cache_is_read_for_this_word_size() -> None:
+    listing = (
+        "3 libs found in cache `/etc/ld.so.cache'\n"
+        "\tlibcuda.so.1 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libcuda.so.1\n"
+        "\tlibcuda.so.1 (libc6) => /usr/lib/i386-linux-gnu/libcuda.so.1\n"
+        "\tlibcuda.so.1 (libc6,x86-64) => /opt/other/libcuda.so.1\n"
+        "\tlibc.so.6 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libc.so.6\n"
+    )
+    wide = ["/usr/lib/x86_64-linux-gnu/libcuda.so.1", "/opt/other/libcuda.so.1"]
+    assert facts.cached_libraries(listing, wide=True) == {"libcuda.so.1": wide}
+    narrow = ["/usr/lib/i386-linux-gnu/libcuda.so.1"]
+    assert facts.cached_libraries(listing, wide=False) == {"libcuda.so.1": narrow}
 
 
 def test_shared_memory_of_this_machine() -> None:

@@ -9,7 +9,7 @@ import pytest
 from gpuprobe.hazards.engine import Engine
 from gpuprobe.hazards.findings.explain import finding
 from gpuprobe.hazards.findings.fixes import repair
-from gpuprobe.hazards.footprint import Footprint, of_tensor
+from gpuprobe.hazards.footprint import Footprint, of_tensor, overlap
 
 
 class Run:
@@ -467,3 +467,29 @@ def test_why_it_is_not_ordered_names_the_nearest_wait(run: Run) -> None:
     (race,) = run.engine.races
     message = finding(run.engine, race, lambda site: None).message
     assert "covers only work queued before the write" in message
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_memory_that_a_new_block_could_have_been_given(run: Run, waits: bool) -> None:
+    """It is loose until its own stream has waited, at the latest at the first use of that block."""
+    run.read(run.side, site="side")
+    run.engine.free(0)
+    run.engine.alloc(64, 8, run.main)
+    if waits:
+        run.engine.event_record(1, run.side)
+        run.engine.event_wait(1, run.main)
+    run.use(run.main, 64, 72, write=True, block=64, site="main")
+    assert run.rules == ([] if waits else ["GP213"])
+    run.engine.at_end()
+    assert set(run.rules) == (set() if waits else {"GP213"})
+
+
+def test_patterns_that_would_take_too_long_count_as_overlapping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    even, odd = of_tensor(0, (8,), (2,), 1), of_tensor(1, (8,), (2,), 1)
+    assert even is not None
+    assert odd is not None
+    assert not overlap(even, odd)
+    monkeypatch.setattr("gpuprobe.hazards.footprint._MAX_STEPS", 0)
+    assert overlap(even, odd)

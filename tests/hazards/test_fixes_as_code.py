@@ -20,7 +20,9 @@ from test_hazard_corpus import gpus, judge
 from upstream_corpus import BUGS
 
 from gpuprobe.hazards.findings.code import applied, statement, unified_diff
+from gpuprobe.hazards.findings.repairs import kept_alive
 from gpuprobe.model.findings import Insertion
+from gpuprobe.model.place import Place
 
 __all__ = ["gpus"]
 
@@ -240,3 +242,12 @@ def test_lines_go_before_whole_statements() -> None:
     assert leaving is not None
     assert leaving.leaves
     assert statement("<nowhere>.py", 1) is None
+
+
+def test_what_is_kept_alive_goes_by_its_first_name(tmp_path: Path) -> None:
+    source = tmp_path / "model.py"
+    source.write_text("def step(net):\n    x = net.buffer\n    del x\n")
+    change = kept_alive(Place(str(source), 3, "step"), ("not a name", "net.buffer", "x"))
+    assert change is not None
+    assert [one.text.strip() for one in change.insertions] == ["static_buffer = net.buffer"]
+    assert kept_alive(Place(str(source), 3, "step"), ("not a name",)) is None

@@ -39,14 +39,8 @@ def reserved_alone(trace: MemoryTrace) -> int:
     for code, address, size, stream, pool in rows:
         if code == TraceAction.ALLOC.code:
             made(address, size, stream, pool)
-        elif code == TraceAction.FREE_REQUESTED.code:
-            block = live.get(address)
-            if block is not None and block.allocated:
-                sim.request_free(block)
         elif code == TraceAction.FREE_COMPLETED.code:
             block = live.pop(address, None)
             if block is not None:
-                if block.allocated:
-                    sim.request_free(block)
-                sim.complete(block)
+                sim.free(block)
     return sim.peak_reserved

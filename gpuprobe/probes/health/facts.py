@@ -331,9 +331,15 @@ def _loader_cache() -> dict[str, list[str]]:
         done = subprocess.run([program, "-p"], capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return {}  # the cache only adds places to look in
-    wide = sys.maxsize > 2**32
+    return cached_libraries(done.stdout.decode("utf-8", "replace"), wide=sys.maxsize > 2**32)
+
+
+def cached_libraries(listing: str, *, wide: bool) -> dict[str, list[str]]:
+    """The paths of the driver libraries in what ``ldconfig -p`` prints, in its order, for a machine
+    word of 64 bits (``wide``) or 32.
+    """
     cache: dict[str, list[str]] = {}
-    for line in done.stdout.decode("utf-8", "replace").splitlines():
+    for line in listing.splitlines():
         match = re.match(r"\s*(\S+) \((.*?)\) => (.*)", line)
         if match and match.group(1) in _DRIVER_LIBRARIES:
             is_wide = "64" in match.group(2)
