@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Final
 
-from gpuprobe.model.run.communication import CollectiveRecord, Transfer
+from gpuprobe.model.run.communication import CollectiveRecord, Communication, Transfer, records_of
+from gpuprobe.model.run.recording import RankRecording
+from gpuprobe.model.run.session import Step
 from gpuprobe.model.values import Bytes
 
 Key = tuple[str, str, int, str, object, str]
@@ -29,8 +32,33 @@ def transfers(records: Iterable[CollectiveRecord]) -> tuple[Transfer, ...]:
     )
 
 
+LOOKED_AT: Final = 64
+"""Steps in which each operation may be: the first three, unless others were chosen."""
+
+
+def detailed_step(rank: RankRecording, index: int | None = None) -> Step | None:
+    """The last whole step whose operations were recorded one by one, or that of this index. None
+    if there is none.
+    """
+    some = [
+        step
+        for step in islice(rank.steps, LOOKED_AT)
+        if step.exchanges and index in (None, step.index)
+    ]
+    whole = [step for step in some if step.ended_by != "end"]
+    return next(reversed(whole or some), None)
+
+
+def communication_of(rank: RankRecording) -> Communication | None:
+    """What a rank sends in `detailed_step`."""
+    step = detailed_step(rank)
+    if step is None:
+        return None
+    return Communication(rank.session.rank, step.index, transfers(records_of(step.exchanges)))
+
+
 BY: Final[dict[str, Callable[[Transfer], str]]] = {
-    "operation": lambda row: f"{row.op} {row.axis}".rstrip(),
+    "operation": lambda row: f"{row.op} {row.axis}".rstrip() + f", {row.ranks} ranks, {row.dtype}",
     "line": lambda row: str(row.place),
     "module": lambda row: row.module or "(no module)",
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpuprobe.analysis.advice import AdviceFacts, advise
 from gpuprobe.analysis.blind_spots import blind_spots
+from gpuprobe.analysis.communication import communication_of
 from gpuprobe.analysis.growth.growth import Growth, growth_of
 from gpuprobe.analysis.peak.forensics import Forensics, forensics
 from gpuprobe.analysis.peak.high_water import (
@@ -105,6 +106,7 @@ def summarize(
         out_of_memory=found.out_of_memory,
         earlier_failures=found.earlier_failures,
         time=time_shares(first.steps, first.session.rank),
+        communication=communication_of(first),
         non_tensor_memory=NonTensorMemory(
             tuple(item for rank in recording.ranks for item in device_memory(rank)),
             pinned_memory(first),

@@ -181,17 +181,35 @@ def write_flamegraph(
 
 def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) -> tuple[Path, ...]:
     """Write the traces as Chrome trace JSON for ui.perfetto.dev; gzipped for a name in ``.gz``.
+    Operations with other ranks are included, of the steps in which each was recorded.
 
     All ranks are in the one file. Returns what was written. Raises UsageError as
-    `write_flamegraph` does, DataError where there is no trace.
+    `write_flamegraph` does, DataError where there is neither a trace nor such an operation.
     """
+    from itertools import islice
+
+    from gpuprobe.analysis.communication import LOOKED_AT
+    from gpuprobe.model.run.communication import records_of
     from gpuprobe.reporters.viewers import perfetto
 
-    with_traces = _ranks_with_traces(recording)
+    communication = [
+        perfetto.RankCommunication(
+            rank.session.rank,
+            int(rank.session.started_at * 1e6),
+            [
+                record
+                for step in islice(rank.steps, LOOKED_AT)
+                for record in records_of(step.exchanges)
+            ],
+        )
+        for rank in recording.ranks
+    ]
+    communication = [one for one in communication if one.records]
+    with_traces = [] if communication else _ranks_with_traces(recording)
     several = len(recording.ranks) > 1
     traces = (
         (rank.session.rank if several else None, trace)
-        for rank in with_traces
+        for rank in with_traces or recording.ranks
         for trace in rank.load_traces()
     )
     with new_file(path, force) as stream:
@@ -201,11 +219,49 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
             # No name and no time in the header: the same recording gives the same bytes.
             with gzip.GzipFile("", "wb", 6, stream, mtime=0) as packed:
                 text = _text(packed)
-                perfetto.write_ranks(traces, text)
+                perfetto.write_ranks(traces, text, communication=communication)
                 text.flush()
         else:
-            perfetto.write_ranks(traces, _text(stream))
+            perfetto.write_ranks(traces, _text(stream), communication=communication)
     return (Path(path),)
+
+
+def write_chakra(recording: Recording, path: StrPath, *, force: bool = False) -> tuple[Path, ...]:
+    """Write the communication of a step as Chakra execution traces: ``path`` is the beginning of
+    their names, ``NAME.RANK.et``, and of the table of groups, ``NAME.groups.json``.
+
+    The step is the last whole one of the first rank whose operations were recorded one by one.
+    Returns what was written. Raises UsageError where one of the files exists (unless ``force``) or
+    cannot be written, DataError where no rank has such a step.
+    """
+    from gpuprobe.analysis.communication import detailed_step
+    from gpuprobe.model.run.communication import records_of
+    from gpuprobe.reporters.viewers import chakra
+
+    chosen: int | None = None
+    steps = {}
+    for rank in recording.ranks:
+        step = detailed_step(rank, chosen)
+        if step is not None:
+            chosen = step.index
+            steps[rank.session.rank] = (step, rank.session.virtual, records_of(step.exchanges))
+    if not steps:
+        raise DataError(
+            f"{recording.path} has no operations with other ranks",
+            hint="record several ranks: torchrun --nproc-per-node 2 -m gpuprobe run …, or "
+            "gpuprobe estimate --ranks 2 --output …",
+        )
+    groups = chakra.groups_of(records for _, _, records in steps.values())
+    name = os.fspath(path)
+    written = [Path(f"{name}.groups.json")]
+    with new_file(written[0], force) as stream:
+        chakra.write_groups(groups, _text(stream))
+    for number, (step, virtual, records) in steps.items():
+        where = Path(f"{name}.{number}.et")
+        with new_file(where, force) as stream:
+            chakra.write(records, number, groups, stream, start_ns=step.start_ns, timed=not virtual)
+        written.append(where)
+    return tuple(written)
 
 
 def write_snapshot(recording: Recording, path: StrPath, *, force: bool = False) -> tuple[Path, ...]:
@@ -235,6 +291,7 @@ VIEWS: dict[str, Callable[..., tuple[Path, ...]]] = {
     "flamegraph": write_flamegraph,
     "perfetto": write_perfetto,
     "snapshot": write_snapshot,
+    "chakra": write_chakra,
 }
 
 _NEEDS_TRACE = "record with --level trace"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprobe.errors import GpuprobeError, MissingExtra, ProgramFailed, UsageError, ValueNeeded
@@ -154,6 +156,8 @@ def estimate_program(
     meeting: str = "",
     link: str = "",
     per_node: int = 0,
+    output: str = "",
+    recorded: Sequence[int] = (),
     notify: Callable[[str], None] = lambda text: None,
 ) -> Estimate:
     """As `estimate`, for a whole program: it is stopped after ``steps`` optimizer steps, and the
@@ -168,7 +172,9 @@ def estimate_program(
     most, with a row for each (`Estimate.by_rank`). ``rank="distinct"`` estimates one rank for each
     group of ranks that behave alike: each stage of a pipeline, each shape of shards. ``meeting`` is
     for the process of another rank: where the ranks meet (`gpuprobe.planning.peers`). ``link`` and
-    ``per_node`` are as in `estimate`.
+    ``per_node`` are as in `estimate`. ``output`` keeps the recording that the estimate is made of,
+    with every rank that is estimated. ``recorded`` is for the process of another rank: which ranks
+    are kept, if not all.
     """
     if steps < 1:
         raise UsageError("at least one step is needed")
@@ -217,23 +223,28 @@ def estimate_program(
     links = _links(link, gpu, ranks, per_node)
     order = {"gpu": gpu, "steps": steps, "conf": conf, "ranks": ranks, "assume": [*assume]}
     order.update(link=link, per_node=per_node)
+    kept = str(Path(output).absolute()) if output else ""
     if not isinstance(rank, int):
         from gpuprobe.planning.ranks import of_ranks
 
+        order.update(output=kept, recorded=[] if isinstance(rank, str) else [*rank])
         return of_ranks(rank, ranks, start.peers, {**order, "compute": compute}, notify)
     Job(rank, ranks)
+    if recorded and rank not in recorded:
+        kept = ""
 
     def attempt(how: str, why: str) -> tuple[Estimate, str]:
         peers = start.peers(rank, meeting, **order, compute=how) if ranks > 1 else None
         job = Job(rank, ranks, peers)
         with job:
+            words = within or why
             return _estimate(
-                run, gpu, how, within or why, conf, job, assume, unused, bool(within), *links
+                run, gpu, how, words, conf, job, assume, unused, bool(within), *links, kept
             )
 
     def again(why: str) -> Estimate:
         notify(f"running the program a second time: {why}")
-        return start.again(why, **order, compute="real", rank=rank)
+        return start.again(why, **{**order, "output": kept}, compute="real", rank=rank)
 
     return estimate_with(compute, attempt, again)
 
@@ -283,10 +294,11 @@ def _estimate(
     bounded: bool,
     links: Links | None,
     per_node: int,
+    output: str = "",
 ) -> tuple[Estimate, str]:
     """An estimate, and `Machine.bounded`. ``why`` it computes what it does. ``unused``: what to do
     where nothing was allocated on the device. ``bounded``: raise `TooLarge` beyond what a run may
-    compute that nobody asked for.
+    compute that nobody asked for. ``output``: where the recording is kept.
     """
     from gpuprobe.allocator.recorder import TraceRecorder
     from gpuprobe.api.recordings import load, scratch_recording, summary
@@ -308,15 +320,19 @@ def _estimate(
     for device in machine.devices:
         taps[device] = tap = TraceRecorder(device.sim, listen=False)
         device.listeners.append(tap.on_event)
-    with scratch_recording() as path:
-        recorder = record(path, level="trace", warn=lambda text: None, trace_steps="all")
+    rank = (job.rank, job.rank % count, job.ranks, job.environment(count))
+    with nullcontext(Path(output)) if output else scratch_recording() as path:
+        with as_rank(*rank):  # a second run replaces what the first has recorded
+            recorder = record(
+                path, level="trace", warn=lambda text: None, trace_steps="all", force=bounded
+            )
         if job.ranks > 1:
             machine.traffic = Traffic(recorder.now_ns)
         session = VirtualSession(machine)
         session.keep_stacks()
         session.start()
         try:
-            with as_rank(job.rank, job.rank % count, job.ranks, job.environment(count)), recorder:
+            with as_rank(*rank), recorder:
                 steps = run(session, recorder)
         except Exception as error:
             known = explained(error)
@@ -327,7 +343,9 @@ def _estimate(
             session.stop()
         if job.peers is not None:
             job.peers.post_differences(machine.traffic.differences.document())
-        report = summary(load(path), top=1_000_000)
+        recording = load(path)  # others may be writing their part of it
+        mine = tuple(one for one in recording.ranks if one.session.rank == job.rank)
+        report = summary(replace(recording, ranks=mine), top=1_000_000)
     if not machine.count:
         raise UsageError("the program hides all GPUs", hint="it sets CUDA_VISIBLE_DEVICES")
     fullest = max(machine.devices, key=lambda device: device.sim.peak_reserved)

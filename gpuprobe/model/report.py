@@ -17,6 +17,7 @@ from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.record import record
+from gpuprobe.model.run.communication import Communication
 from gpuprobe.model.run.rows import StepRows
 from gpuprobe.model.run.session import Collective, Environment, Placed, Session
 from gpuprobe.model.text import human_bytes
@@ -562,8 +563,8 @@ class Suggestion:
 
 @record(frozen=True)
 class Report(Displayed):
-    """All of it. ``environment`` and ``session`` are the first rank's; ``earlier_failures`` counts
-    the allocations that failed before those of ``out_of_memory``.
+    """All of it. ``environment``, ``session``, ``time`` and ``communication`` are the first rank's;
+    ``earlier_failures`` counts the allocations that failed before those of ``out_of_memory``.
     """
 
     recording: RecordingInfo
@@ -581,6 +582,7 @@ class Report(Displayed):
     out_of_memory: tuple[OutOfMemory, ...]
     earlier_failures: int
     time: TimeShares | None
+    communication: Communication | None
     non_tensor_memory: NonTensorMemory
     placement: tuple[Placed, ...]
     rank_comparison: RankComparison | None

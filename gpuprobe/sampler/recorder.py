@@ -167,14 +167,14 @@ class Recorder:
         _forget_in_children(self)
         try:
             with self._no_torch_function():
-                self._start_watching(reader, cuda=cuda)
+                self._start_watching(reader, cuda=cuda, virtual=virtual)
         except Exception as error:
             if from_program(error):
                 raise
             self._fault(error)
         return self
 
-    def _start_watching(self, reader: MarkReader, *, cuda: bool) -> None:
+    def _start_watching(self, reader: MarkReader, *, cuda: bool, virtual: bool) -> None:
         from gpuprobe.sampler.hooks.inference import InferenceSteps
         from gpuprobe.sampler.hooks.per_step import PerStep
         from gpuprobe.sampler.hooks.torch_hooks import Hooks
@@ -183,7 +183,8 @@ class Recorder:
         if self._level == "trace" and not cuda:
             reader.sources.append(self._traces.start_cpu(self._timeline, self._fault))
             self._timeline.restart()
-        self._per_step = PerStep(lambda spot: self._blind((spot,)), lambda: self._timeline.path)
+        self._per_step = PerStep(self._blind, self._timeline, self._traces, self._fault)
+        self._per_step.records.virtual = virtual
         self._per_step.collectives.install()
         self._hooks = Hooks(self, self._given)
         self._hooks.install(every_module=self._traces.on)
@@ -329,7 +330,7 @@ class Recorder:
         if not self._passes.ends(phase):
             return
         if phase == "backward":
-            self._per_step.collectives.waits.backward_done()
+            self._per_step.collectives.backward_done()
         if phase == "forward":
             self._inference.ends()
         self._timeline.leave(sticky=phase == "forward" and not self._passes.depth)

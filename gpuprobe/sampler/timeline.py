@@ -12,6 +12,7 @@ from itertools import repeat
 from typing import NamedTuple
 
 from gpuprobe.model.memory import AllocatorCounts
+from gpuprobe.model.run.communication import Exchange
 from gpuprobe.model.run.session import (
     AllocatorActivity,
     BlindSpot,
@@ -394,6 +395,7 @@ def assemble(
     collectives: tuple[Collective, ...] = (),
     placement: tuple[Placed, ...] = (),
     waited: Mapping[str, int | Unavailable] = {},
+    exchanges: tuple[Exchange, ...] = (),
     ended_by: str = "optimizer",
     at_end: AtEnd | None = None,
 ) -> Step:
@@ -437,6 +439,7 @@ def assemble(
         tensors=tuple(tensors),
         traces=tuple(traces),
         collectives=collectives,
+        exchanges=exchanges,
         placement=placement,
         ended_by=ended_by,
     )

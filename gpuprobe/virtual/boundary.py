@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import GpuprobeError, NotModelled, ValueNeeded
 from gpuprobe.patching import Patches
-from gpuprobe.virtual.frames import TORCH, place_of, where
+from gpuprobe.torch_support.callers import TORCH
+from gpuprobe.virtual.frames import place_of, where
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.unknown import hint_of
 

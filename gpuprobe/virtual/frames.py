@@ -8,10 +8,8 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.code_origin import PACKAGE, folder_of, name_of
-
-TORCH = folder_of(torch)
-"""What the file names of torch's own code begin with."""
+from gpuprobe.code_origin import PACKAGE, name_of
+from gpuprobe.torch_support.callers import TORCH, program_line
 
 _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -38,19 +36,6 @@ def place_of(file: str, line: int) -> str:
 def installed(file: str) -> bool:
     """Whether a file is an installed package's."""
     return file.startswith(TORCH) or any(folder in file for folder in _INSTALLED)
-
-
-def program_line() -> tuple[str, int]:
-    """File and line of the innermost frame that is neither gpuprobe's nor torch's."""
-    frame: Any = sys._getframe(1)
-    last = ("<unknown>", 0)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((PACKAGE, TORCH, "<frozen")):
-            return name, frame.f_lineno or 0
-        last = (name, frame.f_lineno or 0)
-        frame = frame.f_back
-    return last
 
 
 def caller() -> Any:

@@ -97,6 +97,7 @@ MACHINE_ONLY = {
     "steps.rows.*.step.tensors.*": "the peak's step has them as categories",
     "steps.rows.*.step.traces.*": "names of files",
     "steps.rows.*.step.collectives.*": "summed over the steps, under time",
+    "steps.rows.*.step.exchanges.*": "the last of them are summed, under communication",
     "steps.rows.*.step.placement.*": "the last of them is the report's own",
     "steps.rows.*.step.ended_by": "which steps count was decided by it",
     "steps.rows.*.step.gpu_ns": "summed over the steps, under time",

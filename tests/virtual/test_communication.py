@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ import torch
 from torch import nn
 
 import gpuprobe
-from gpuprobe.analysis.communication import summed, transfers
+from gpuprobe.analysis.communication import communication_of, summed, transfers
+from gpuprobe.api import watch
+from gpuprobe.api.virtual import estimate_program
 from gpuprobe.model.plans.estimate import Estimate
-from gpuprobe.model.run.communication import CollectiveRecord, wire_bytes
+from gpuprobe.model.run.communication import CollectiveRecord, Transfer, wire_bytes
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Bytes
 from gpuprobe.reporters.sections.parts import Table
@@ -68,7 +71,10 @@ def blocks() -> nn.Sequential:
 
 
 def sent(found: Estimate) -> dict[str, tuple[int, int, int]]:
-    return {name: rest for name, *rest in summed(found.communication, "operation")}  # type: ignore[misc]
+    return {
+        name.partition(",")[0].removesuffix(" axis"): (count, payload, wire)
+        for name, count, payload, wire in summed(found.communication, "operation")
+    }
 
 
 def test_data_parallel_reduces_every_gradient_once() -> None:
@@ -150,3 +156,24 @@ def test_every_table_sums_to_the_same() -> None:
 def test_bytes_on_the_wire(op: str, wire: int) -> None:
     assert wire_bytes(op, 100, 4) == wire
     assert wire_bytes(op, 100, 1) == 0
+
+
+@pytest.mark.parametrize("name", ["ddp_bf16_hook", "hsdp", "tp"])
+def test_a_recording_has_what_the_estimate_has(name: str, tmp_path: Path) -> None:
+    """Calls of torch.distributed, recorded, are the operators that the virtual GPU runs."""
+    script = Path(__file__).parents[1] / "support" / "rank_programs.py"
+    kept = tmp_path / "kept.gpuprobe"
+    program = watch.program(str(script), [name, str(tmp_path)], False)
+    found = estimate_program(program, "t4", ranks=4, rank=1, output=str(kept))
+    (rank,) = gpuprobe.load(kept).ranks
+    assert rank.session.rank == 1
+    recorded = communication_of(rank)
+    assert recorded is not None
+
+    def amounts(rows: Iterable[Transfer]) -> list[tuple[Any, ...]]:
+        sums = Counter[tuple[Any, ...]]()
+        for row in rows:
+            sums[row.op, row.axis, row.ranks, row.dtype, row.payload // row.count] += row.count
+        return sorted(sums.items())
+
+    assert amounts(recorded.rows) == amounts(found.communication)

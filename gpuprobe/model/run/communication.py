@@ -6,29 +6,32 @@ is computed of records does not ask which.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
+from itertools import islice
 from typing import Final
 
-from gpuprobe.model.bounds import Count
-from gpuprobe.model.place import NoPlace, SourceLine
+from gpuprobe.model.bounds import Count, Nanoseconds, Rank
+from gpuprobe.model.place import NoPlace, SourceLine, parse_place
+from gpuprobe.model.record import record
+from gpuprobe.model.text import ranges
 from gpuprobe.model.values import Bytes, Unavailable
 
 _NOT_COLLECTED = Unavailable("not collected")
 
-# Of the payload, what one of N ranks sends: the factor, as a function of N.
-_WIRE: Final = {
-    "all_gather": lambda n: Fraction(n - 1, n),
-    "all_reduce": lambda n: Fraction(2 * (n - 1), n),
-    "all_to_all": lambda n: Fraction(n - 1, n),
-    "barrier": lambda n: Fraction(0),
-    "broadcast": lambda n: Fraction(1),
-    "gather": lambda n: Fraction(n - 1, n),
-    "recv": lambda n: Fraction(0),
-    "reduce": lambda n: Fraction(1),
-    "reduce_scatter": lambda n: Fraction(n - 1, n),
-    "scatter": lambda n: Fraction(n - 1, n),
-    "send": lambda n: Fraction(1),
+# Of the payload, what one of N ranks sends: the factor, a fraction, as a function of N.
+_WIRE: Final[dict[str, Callable[[int], tuple[int, int]]]] = {
+    "all_gather": lambda n: (n - 1, n),
+    "all_reduce": lambda n: (2 * (n - 1), n),
+    "all_to_all": lambda n: (n - 1, n),
+    "barrier": lambda n: (0, 1),
+    "broadcast": lambda n: (1, 1),
+    "gather": lambda n: (n - 1, n),
+    "recv": lambda n: (0, 1),
+    "reduce": lambda n: (1, 1),
+    "reduce_scatter": lambda n: (n - 1, n),
+    "scatter": lambda n: (n - 1, n),
+    "send": lambda n: (1, 1),
 }
 """Source: nccl-tests, ``doc/PERFORMANCE.md``, where these are the factors from time to bus
 bandwidth: the share of the payload that every link of a ring carries."""
@@ -39,7 +42,8 @@ def wire_bytes(op: str, payload: int, ranks: int) -> Bytes:
     scatter, what the root's link carries. Bytes, rounded down. Raises KeyError for an operation
     that is not known.
     """
-    return Bytes(0 if ranks < 2 else int(payload * _WIRE[op](ranks)))
+    above, below = _WIRE[op](ranks)
+    return Bytes(0 if ranks < 2 else payload * above // below)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,10 @@ class CollectiveRecord:
     "" where there is no mesh. ``sequence`` counts the group's operations from 1. ``payload`` is
     what the operation is about: of an all-gather all that is gathered, of a reduce-scatter all that
     is summed up, otherwise the tensors that are given. ``wire`` is what this rank sends over its
-    links (`wire_bytes`). Times are nanoseconds from the start of the session.
+    links (`wire_bytes`). Times are nanoseconds from the start of the session: ``arrival_ns`` is
+    when this rank called it, ``completion_ns`` when the call returned, of a call that blocks until
+    the operation is over. ``members`` are the ranks of the group (`group_text`), "" if they are
+    unknown, and ``peer`` is the rank that a send or receive is to or from.
     """
 
     group: str
@@ -65,6 +72,115 @@ class CollectiveRecord:
     module: str = ""
     arrival_ns: int | Unavailable = _NOT_COLLECTED
     completion_ns: int | Unavailable = _NOT_COLLECTED
+    members: str = ""
+    peer: int | Unavailable = _NOT_COLLECTED
+
+
+@record(frozen=True, slots=True)
+class Exchange:
+    """Operations of one step that differ in their times only: how a recording has the
+    `CollectiveRecord` of each. ``place`` is the text of a place. ``sequence`` and the times have an
+    item for each operation; a time of 0 is unknown.
+    """
+
+    group: str
+    ranks: Count
+    op: str
+    payload: Bytes
+    wire: Bytes
+    place: str
+    axis: str = ""
+    dtype: str = ""
+    module: str = ""
+    members: str = ""
+    peer: Rank | Unavailable = _NOT_COLLECTED
+    sequence: tuple[Count, ...] = ()
+    arrival_ns: tuple[Nanoseconds, ...] = ()
+    completion_ns: tuple[Nanoseconds, ...] = ()
+
+
+def exchanges_of(records: Iterable[CollectiveRecord]) -> tuple[Exchange, ...]:
+    """The records of one step, in the order of their first operations."""
+    rows: dict[tuple[object, ...], tuple[CollectiveRecord, list[int], list[int], list[int]]] = {}
+    for one in records:
+        key = (one.group, one.op, one.payload, one.place, one.dtype, one.module, one.peer)
+        _, sequence, arrival, completion = rows.setdefault(key, (one, [], [], []))
+        sequence.append(one.sequence)
+        arrival.append(one.arrival_ns if isinstance(one.arrival_ns, int) else 0)
+        completion.append(one.completion_ns if isinstance(one.completion_ns, int) else 0)
+    return tuple(
+        Exchange(
+            group=first.group,
+            ranks=first.ranks,
+            op=first.op,
+            payload=first.payload,
+            wire=first.wire,
+            place=str(first.place),
+            axis=first.axis,
+            dtype=first.dtype,
+            module=first.module,
+            members=first.members,
+            peer=first.peer,
+            sequence=tuple(sequence),
+            arrival_ns=tuple(arrival),
+            completion_ns=tuple(completion),
+        )
+        for first, sequence, arrival, completion in rows.values()
+    )
+
+
+def records_of(exchanges: Iterable[Exchange]) -> list[CollectiveRecord]:
+    """The record of each operation, in the order in which this rank called them; those whose time
+    is unknown come last.
+    """
+    found = [
+        CollectiveRecord(
+            one.group,
+            one.axis,
+            one.ranks,
+            sequence,
+            one.op,
+            one.dtype,
+            one.payload,
+            one.wire,
+            parse_place(one.place),
+            one.module,
+            arrival or _NOT_COLLECTED,
+            completion or _NOT_COLLECTED,
+            one.members,
+            one.peer,
+        )
+        for one in exchanges
+        for sequence, arrival, completion in zip(
+            one.sequence, one.arrival_ns, one.completion_ns, strict=False
+        )
+    ]
+    unknown = 1 << 63
+    found.sort(key=lambda r: r.arrival_ns if isinstance(r.arrival_ns, int) else unknown)
+    return found
+
+
+def group_text(ranks: Sequence[int]) -> str:
+    """The ranks of a group as text: ``0-3,8``; with a stride, as of a dimension of a mesh,
+    ``0-24:8``.
+    """
+    step = ranks[1] - ranks[0] if len(ranks) > 2 else 1
+    if step > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1, step)):
+        return f"{ranks[0]}-{ranks[-1]}:{step}"
+    return ranges(ranks, ",")
+
+
+def group_ranks(text: str, most: int) -> tuple[int, ...]:
+    """The ranks of a `group_text`, at most so many; () for any other text."""
+    found: list[int] = []
+    for part in text.split(","):
+        numbers, _, step = part.partition(":")
+        first, _, last = numbers.partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal() and (step or "1").isdecimal()):
+            return ()
+        some = range(int(first), int(last or first) + 1, int(step or 1) or 1)
+        found.extend(islice(some, most - len(found)))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +196,14 @@ class Transfer:
     wire: Bytes
     place: SourceLine
     module: str
+
+
+@record(frozen=True)
+class Communication:
+    """What one rank sent to others in one step, in a row for each kind of operation, place and
+    module.
+    """
+
+    rank: int
+    step: int
+    rows: tuple[Transfer, ...]

@@ -15,7 +15,7 @@ from gpuprobe.model.trace import MemoryTrace
 SCHEMA = "gpuprobe.recording"
 """What the first line of every rank's stream says it is."""
 
-SCHEMA_VERSION = (2, 2)
+SCHEMA_VERSION = (2, 3)
 """(major, minor). A newer major is refused; a newer minor only adds keys.
 
 History:
@@ -23,6 +23,7 @@ History:
 * 2.0: the header and the findings are as in every document; ``Session.virtual``. 1.x is still read.
 * 2.1: ``Collective.wire``.
 * 2.2: ``Phase.waited_ns``.
+* 2.3: ``Step.exchanges``.
 """
 
 

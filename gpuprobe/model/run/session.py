@@ -23,6 +23,7 @@ from gpuprobe.model.bounds import (
 )
 from gpuprobe.model.memory import AllocatorCounts, Category
 from gpuprobe.model.record import record
+from gpuprobe.model.run.communication import Exchange
 from gpuprobe.model.values import Bytes, Peak, Unavailable
 
 _NOT_COLLECTED = Unavailable("not collected")
@@ -224,6 +225,7 @@ class Step:
     # full step.
     ended_by: str = "optimizer"
     gpu_ns: Nanoseconds | Unavailable = _NOT_COLLECTED  # as of a phase
+    exchanges: tuple[Exchange, ...] = ()  # each operation with other ranks, of the first steps
 
 
 @record(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from gpuprobe.reporters.json import schema as load_schema
 
 SCHEMA = "gpuprobe.report"
 
-VERSION = (2, 4)
+VERSION = (2, 5)
 """(major, minor). A minor version adds keys; a major one may change them.
 
 History:
@@ -49,6 +49,7 @@ History:
 * 2.3: ``earlier_failures``; ``out_of_memory`` has the last 20 of each trace.
 * 2.4: ``late_ns``, ``late_steps``, ``chance_ns``, ``stable`` and ``cause`` of
   ``rank_comparison.time``.
+* 2.5: ``communication``.
 """
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gpuprobe.analysis.communication import summed
 from gpuprobe.model.plans.estimate import Estimate, EstimateShare
 from gpuprobe.model.plans.fit import Fit, Trial
 from gpuprobe.model.plans.links import LinkTime
-from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.text import human_bytes
 from gpuprobe.reporters.sections.parts import (
     AUTO,
@@ -25,6 +23,7 @@ from gpuprobe.reporters.sections.parts import (
     plural,
     size,
 )
+from gpuprobe.reporters.sections.report.communication import communication_section
 
 
 def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
@@ -87,7 +86,9 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
     if estimate.by_rank:
         tables.insert(0, _ranks(estimate))
     if estimate.communication:
-        tables.append(_communication(estimate.communication, top))
+        tables.append(
+            communication_section("Communication in the last step", estimate.communication, top)
+        )
     if estimate.communication_time:
         tables.append(_times(estimate))
     listed = (
@@ -123,14 +124,6 @@ def _ranks(estimate: Estimate) -> Section:
         for row in estimate.by_rank
     )
     return Section("Ranks", (Table("ranks", columns, rows),))
-
-
-def _communication(rows: Sequence[Transfer], top: int) -> Section:
-    """What the rank sends in one step, by operation and axis, by line and by module."""
-    wire = human_bytes(sum(row.wire for row in rows))
-    tables = tuple(_sent(rows, by, top) for by in ("operation", "line", "module"))
-    title = f"Communication in the last step: {wire} sent by this rank"
-    return Section(title, tables)
 
 
 def _times(estimate: Estimate) -> Section:
@@ -177,28 +170,6 @@ _HIDDEN: Final = "can be hidden: asynchronous, or on a stream apart"
 def _milliseconds(rows: Sequence[LinkTime]) -> str:
     low, high = sum(row.low_ns for row in rows), sum(row.high_ns for row in rows)
     return f"{low / 1e6:.2f} to {high / 1e6:.2f} ms"
-
-
-def _sent(rows: Sequence[Transfer], by: str, top: int) -> Table:
-    found = summed(rows, by)
-    columns = (
-        Column(by, AUTO, cut=False),
-        Column("calls", 6, gap=2, number=True),
-        Column("payload", 10, gap=1, number=True),
-        Column("wire", 10, gap=1, number=True),
-    )
-    place = by == "line"
-    shown = tuple(
-        Row((Cell(name, place=place), str(count), size(payload), size(wire)))
-        for name, count, payload, wire in found[:top]
-    )
-    rest = found[top:]
-    if rest:
-        counts, payloads, wires = (
-            sum(amounts) for amounts in zip(*[row[1:] for row in rest], strict=True)
-        )
-        shown += (Row((f"({len(rest)} more)", str(counts), size(payloads), size(wires))),)
-    return Table(f"communication by {by}", columns, shown)
 
 
 def _span(low: int, high: int) -> str:

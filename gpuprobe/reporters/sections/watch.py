@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from gpuprobe.analysis.communication import BY, communication_of, summed
 from gpuprobe.analysis.growth.forecast import Forecast
 from gpuprobe.analysis.inspection.ranks import RECENT, RankFacts
 from gpuprobe.analysis.inspection.steps import Insight
@@ -51,6 +52,7 @@ def now_sections(rank: RankRecording, device: str, around: Surroundings) -> list
         "fragmentation": _fragmentation(around.insight),
         "allocator": _allocator(rank.steps, device),
         "collectives": _collectives(rank.steps),
+        "communication": _communication(rank),
         "host waits": _syncs(rank.findings),
         "hazards": _hazards(rank.findings),
     }
@@ -265,6 +267,18 @@ def _collectives(steps: Sequence[Step]) -> Iterable[str]:
         time = "" if isinstance(call.host_ns, Unavailable) else f", waited {human_ns(call.host_ns)}"
         wire = "" if isinstance(call.wire, Unavailable) else f", {human_bytes(call.wire)} sent"
         yield f"{call.op}: {call.count} calls, {human_bytes(call.bytes)}{wire}{time}"
+
+
+def _communication(rank: RankRecording) -> Iterable[str]:
+    """What most is sent for, in the last step whose operations were recorded one by one."""
+    found = communication_of(rank)
+    if found is None:
+        return
+    wire = human_bytes(sum(row.wire for row in found.rows))
+    yield f"step {found.step}: {wire} sent by this rank"
+    for by in BY:
+        for name, count, payload, sent in summed(found.rows, by)[:2]:
+            yield f"{name}: {count} calls, {human_bytes(payload)}, {human_bytes(sent)} sent"
 
 
 def _syncs(findings: Sequence[Finding]) -> list[str]:

@@ -6,6 +6,9 @@ so that the document never is in memory as a whole. Per device: counters of allo
 and reserved bytes; one async slice per large allocation; phases and annotations as slices; an
 instant for each out-of-memory event. Times count from the first event; where a trace has no
 times, the number of the event stands for it, and the process name says so.
+
+Operations with other ranks are slices too, in a thread for each group. A flow leads from the rank
+that came last to each of the others, which waited for it.
 """
 
 from __future__ import annotations
@@ -13,13 +16,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from gpuprobe.analysis.trace.categories import categories
 from gpuprobe.analysis.trace.frames import Lines
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.analysis.trace.timeline import thin, timeline
 from gpuprobe.model.memory import Category, TraceAction
+from gpuprobe.model.run.communication import CollectiveRecord
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Unavailable
 
@@ -37,16 +41,28 @@ def write(traces: Iterable[MemoryTrace], stream: IO[str], *, large: int = LARGE)
     write_ranks(((None, trace) for trace in traces), stream, large=large)
 
 
+class RankCommunication(NamedTuple):
+    """The operations of a rank, and when its session began: microseconds since the Unix epoch."""
+
+    rank: int
+    started_us: int
+    records: Sequence[CollectiveRecord]
+
+
 def write_ranks(
-    traces: Iterable[tuple[int | None, MemoryTrace]], stream: IO[str], *, large: int = LARGE
+    traces: Iterable[tuple[int | None, MemoryTrace]],
+    stream: IO[str],
+    *,
+    large: int = LARGE,
+    communication: Sequence[RankCommunication] = (),
 ) -> None:
     """`write` for the traces of several ranks, each with its rank's number and those of one rank
     in a row. Each rank's devices are processes of their own. Times of all ranks count from the
-    first event of the first one, by each machine's own clock.
+    first event of the first one, by each machine's own clock. ``communication`` is of all ranks.
     """
     stream.write('{"displayTimeUnit":"ms","traceEvents":[')
     separator = "\n"
-    for event in _events(traces, large=large):
+    for event in _events(traces, large=large, communication=communication):
         stream.write(separator)
         stream.write(json.dumps(event, separators=(",", ":")))
         separator = ",\n"
@@ -59,7 +75,10 @@ def trace_events(traces: Iterable[MemoryTrace], *, large: int = LARGE) -> Iterat
 
 
 def _events(
-    traces: Iterable[tuple[int | None, MemoryTrace]], *, large: int = LARGE
+    traces: Iterable[tuple[int | None, MemoryTrace]],
+    *,
+    large: int = LARGE,
+    communication: Sequence[RankCommunication] = (),
 ) -> Iterator[Event]:
     pids: dict[tuple[int | None, str], int] = {}
     origin: int | None = None
@@ -89,6 +108,64 @@ def _events(
         yield from _device(trace, ledger_of(trace), pid, part, clock, large)
         if timed:
             yield from _annotations(trace, pid, origin or 0)
+    yield from _communication(communication, origin, len(pids))
+
+
+def _communication(
+    ranks: Sequence[RankCommunication], origin: int | None, pids: int
+) -> Iterator[Event]:
+    """A process for each rank, with a thread for each of its groups."""
+    arrived = [
+        one.started_us + record.arrival_ns // 1000
+        for one in ranks
+        for record in one.records
+        if isinstance(record.arrival_ns, int)
+    ]
+    if not arrived:
+        return
+    zero = min(arrived) if origin is None else origin
+    # Of each operation that several ranks take part in: who came when, and where it is drawn.
+    met: dict[tuple[str, int], list[tuple[int, int, int, int]]] = {}
+    for pid, one in enumerate(ranks, pids + 1):
+        yield _metadata(pid, 0, "process_name", f"rank {one.rank}: communication")
+        threads: dict[str, int] = {}
+        for record in one.records:
+            if not isinstance(record.arrival_ns, int):
+                continue
+            name = f"{record.axis or 'group'} {record.members or record.group}"
+            if name not in threads:
+                threads[name] = len(threads) + 1
+                yield _metadata(pid, threads[name], "thread_name", name)
+            tid = threads[name]
+            start = one.started_us + record.arrival_ns // 1000 - zero
+            spent = 0
+            if isinstance(record.completion_ns, int):
+                spent = max(0, record.completion_ns - record.arrival_ns) // 1000
+            yield {
+                "ph": "X", "pid": pid, "tid": tid, "ts": start, "dur": spent,
+                "name": record.op, "cat": "communication",
+                "args": {
+                    "payload": record.payload, "wire": record.wire, "dtype": record.dtype,
+                    "sequence": record.sequence, "place": str(record.place),
+                    "module": record.module,
+                },
+            }  # fmt: skip
+            if record.op not in ("send", "recv"):
+                key = (record.members or record.group, record.sequence)
+                met.setdefault(key, []).append((start, pid, tid, spent))
+    for number, meeting in enumerate(met.values(), 1):
+        if len(meeting) > 1:
+            yield from _flow(number, sorted(meeting))
+
+
+def _flow(number: int, meeting: Sequence[tuple[int, int, int, int]]) -> Iterator[Event]:
+    """From the one who came last to each of the others."""
+    *others, (start, pid, tid, _) = meeting
+    for other, (began, other_pid, other_tid, spent) in enumerate(others):
+        common = {"cat": "communication", "name": "last to come", "id": f"{number}.{other}"}
+        yield {"ph": "s", "pid": pid, "tid": tid, "ts": start, **common}
+        end = max(start, began + spent)
+        yield {"ph": "f", "bp": "e", "pid": other_pid, "tid": other_tid, "ts": end, **common}
 
 
 def _metadata(pid: int, tid: int, name: str, text: str) -> Event:

@@ -6,20 +6,42 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gpuprobe.analysis.time_shares import joined_calls
+from gpuprobe.model.run.communication import Exchange, exchanges_of
 from gpuprobe.model.run.session import BlindSpot, Collective, Placed
 from gpuprobe.sampler.hooks.distributed.collectives import CollectiveCalls
+from gpuprobe.sampler.hooks.distributed.records import Records
 from gpuprobe.sampler.hooks.distributed.waits import Waited, joined_waits
 from gpuprobe.sampler.hooks.placement import Placement
+from gpuprobe.sampler.timeline import PhaseTimeline
+from gpuprobe.sampler.tracing.traces import Traces
 
 
 class PerStep:
     """Both, of one recorder. A second record of a step (`Step`) has what the first had, too."""
 
-    def __init__(self, blind: Callable[[BlindSpot], None], phase: Callable[[], str]) -> None:
-        """``phase`` returns the path of the phase that is on."""
-        self.collectives = CollectiveCalls(blind, phase)
+    def __init__(
+        self,
+        blind: Callable[[tuple[BlindSpot, ...]], None],
+        timeline: PhaseTimeline,
+        traces: Traces,
+        on_fault: Callable[[Exception], None],
+    ) -> None:
+        """``traces`` know which steps are recorded with each operation; ``on_fault`` gets what goes
+        wrong here.
+        """
+        self.records = Records(lambda: timeline.started_ns, on_fault)
+        self.records.on = traces.in_detail(0)
+        self._detailed = traces.in_detail
+        self.collectives = CollectiveCalls(
+            lambda spot: blind((spot,)), lambda: timeline.path, self.records
+        )
         self.placement = Placement()
-        none: tuple[tuple[Collective, ...], tuple[Placed, ...], Waited] = ((), (), {})
+        none: tuple[tuple[Collective, ...], tuple[Placed, ...], Waited, tuple[Exchange, ...]] = (
+            (),
+            (),
+            {},
+            (),
+        )
         self._last = (-1, *none)
 
     def take(self, index: int, models: Iterable[Any]) -> dict[str, Any]:
@@ -28,10 +50,18 @@ class PerStep:
         calls = self.collectives.take()
         placed = self.placement.take(models) if self.placement.wanted else ()
         waited = self.collectives.waits.take()
-        before, earlier, placed_earlier, waited_earlier = self._last
+        exchanges = exchanges_of(self.records.take())
+        self.records.on = self._detailed(index + 1)
+        before, earlier, placed_earlier, waited_earlier, exchanges_earlier = self._last
         if before == index:
             calls = joined_calls((*earlier, *calls))
             placed = placed or placed_earlier
             waited = joined_waits(waited_earlier, waited)
-        self._last = (index, calls, placed, waited)
-        return {"collectives": calls, "placement": placed, "waited": waited}
+            exchanges = (*exchanges_earlier, *exchanges)
+        self._last = (index, calls, placed, waited, exchanges)
+        return {
+            "collectives": calls,
+            "placement": placed,
+            "waited": waited,
+            "exchanges": exchanges,
+        }

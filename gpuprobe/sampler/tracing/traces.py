@@ -100,6 +100,10 @@ class Traces:
         self._written = 0
         self._waiting: tuple[Step | None, int, list[MemoryTrace]] | None = None
 
+    def in_detail(self, index: int) -> bool:
+        """Whether each operation with other ranks is recorded in the step of that index."""
+        return index < FIRST_STEPS or (self._chosen is not None and self._chosen(index))
+
     # -- on and off
 
     @property

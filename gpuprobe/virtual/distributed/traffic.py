@@ -4,18 +4,15 @@ functional collective, as the dispatch mode sees it (in the backward pass too).
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
-import torch
-
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.communication import CollectiveRecord, wire_bytes
 from gpuprobe.model.values import Bytes
+from gpuprobe.torch_support.callers import module_at_work, program_line
 from gpuprobe.torch_support.tensors import tensors_in
-from gpuprobe.virtual import frames
 from gpuprobe.virtual.distributed.differences import Differences, ranks_of
 from gpuprobe.virtual.distributed.nccl import Communicator
 
@@ -123,8 +120,8 @@ class Traffic:
                 dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
                 payload=Bytes(payload),
                 wire=wire_bytes(op, payload, ranks),
-                place=Place(*frames.program_line()),
-                module=_module(),
+                place=Place(*program_line()),
+                module=module_at_work(),
                 arrival_ns=self._clock(),
             )
         )
@@ -147,19 +144,3 @@ def _asynchronous(schema: Any, given: dict[str, Any]) -> bool:
         argument.name == "async_op" and given.get(argument.name, argument.default_value)
         for argument in schema.arguments
     )
-
-
-def _module() -> str:
-    """The module that a collective is made for: by FSDP2's own account, or the class of the one
-    whose forward is at work. "" where there is none, as in a hook of the backward pass.
-    """
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        this = frame.f_locals.get("self")
-        if this is not None:
-            if type(this).__name__ == "FSDPParamGroup":
-                return str(this._module_fqn or "")
-            if isinstance(this, torch.nn.Module) and frame.f_code.co_name == "_call_impl":
-                return type(this).__name__
-        frame = frame.f_back
-    return ""

@@ -14,8 +14,9 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.errors import NotModelled, ProgramFailed, ValueNeeded
+from gpuprobe.torch_support.callers import TORCH
 from gpuprobe.torch_support.tensors import tensors_in
-from gpuprobe.virtual.frames import TORCH, where
+from gpuprobe.virtual.frames import where
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.operators.registry import Declaration, of_operator
 from gpuprobe.virtual.reads import known

@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe estimate (SCRIPT | -m MODULE) [--gpu GPU] [--steps N] "
         "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] "
-        "[--ranks N [--rank R,...|distinct] [--link LINKS [--per-node N]]] [--json] [--] [ARGS ...]"
+        "[--ranks N [--rank R,...|distinct] [--link LINKS [--per-node N]]] [-o NAME.gpuprobe] "
+        "[--json] [--] [ARGS ...]"
     )
     add_virtual_run(parser)
     parser.add_argument(
@@ -46,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="with --link: ranks on each node (default: the number of GPUs of --gpu)",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="NAME.gpuprobe", help="keep the recording of the simulated ranks"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     add_top(parser, 8)
@@ -70,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
             assume=args.assume,
             link=args.link,
             per_node=args.per_node,
+            output=args.output or "",
             notify=stderr.note,
         )
     if args.json:

@@ -36,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     views.add_argument(
         "--snapshot", metavar="FILE.pickle", help="a torch memory snapshot for torch's viewer"
     )
+    views.add_argument(
+        "--chakra",
+        metavar="NAME",
+        help="the communication of a step as Chakra execution traces NAME.RANK.et, for simulators",
+    )
     views.add_argument("--force", action="store_true", help="replace files that exist")
 
 

@@ -20,6 +20,7 @@ from gpuprobe.reporters.sections.parts import (
     bulleted,
     plural,
 )
+from gpuprobe.reporters.sections.report.communication import communication_sections
 from gpuprobe.reporters.sections.report.memory import (
     failure_sections,
     fragmentation_sections,
@@ -85,6 +86,7 @@ def report_sections(
         *placement_sections(report, full=full),
         *non_tensor_sections(report, full=full),
         *time_sections(report, full=full),
+        *communication_sections(report, full=full),
         *(process_sections(report) if full else ()),
         *_findings(report, full=full),
         *_blind_spots(report, problems, full=full),

@@ -22,6 +22,7 @@ from gpuprobe.model.run.communication import wire_bytes
 from gpuprobe.model.run.session import BlindSpot, Collective
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.patching import patch
+from gpuprobe.sampler.hooks.distributed.records import Records
 from gpuprobe.sampler.hooks.distributed.waits import Waits
 
 DDP = "all_reduce (DistributedDataParallel)"
@@ -120,6 +121,7 @@ class _Nesting(threading.local):
     depth = 0
     inner = 0  # bytes of the calls inside the outermost one
     wire = 0  # and what they send
+    counts = False  # the outermost one is an operation, and not its inner calls
 
 
 class CollectiveCalls:
@@ -128,10 +130,14 @@ class CollectiveCalls:
     """
 
     def __init__(
-        self, blind: Callable[[BlindSpot], None], phase: Callable[[], str] = lambda: ""
+        self,
+        blind: Callable[[BlindSpot], None],
+        phase: Callable[[], str] = lambda: "",
+        records: Records | None = None,
     ) -> None:
-        """``phase`` returns the path of the phase that is on."""
+        """``phase`` returns the path of the phase that is on. ``records`` gets each operation."""
         self._blind = blind
+        self._records = records
         self.waits = Waits(phase)
         self._restore: list[Callable[[], None]] = []
         self._nesting = _Nesting()
@@ -215,6 +221,14 @@ class CollectiveCalls:
         ranks = module.process_group.size()
         self._synced[2] += sum(wire_bytes("all_reduce", size, ranks) for size in sizes)
         self._calls.setdefault(DDP, [0, 0, 0, 0])
+        if self._records is not None and self._records.on:
+            self._records.expect(module, sizes)
+
+    def backward_done(self) -> None:
+        """A backward pass is over."""
+        computed = self.waits.backward_done()
+        if self._records is not None and self._records.on:
+            self._records.backward_done(computed, time.perf_counter_ns())
 
     def take(self) -> tuple[Collective, ...]:
         """What was called since the last time, the most bytes first."""
@@ -239,20 +253,30 @@ class CollectiveCalls:
         nesting = self._nesting
         names = list(inspect.signature(original).parameters) if kind else []
         group = (names.index("group"), "group") if "group" in names else None
+        peer = next(((names.index(name), name) for name in ("dst", "src") if name in names), None)
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
             if not self.active or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
             size = 0 if payload is None else _size(_argument(args, kwargs, *payload))
+            among = group and _argument(args, kwargs, *group)
             if nesting.depth:
                 nesting.inner += size
-                nesting.wire += _sent(kind, size, group and _argument(args, kwargs, *group))
-                return original(*args, **kwargs)
+                nesting.wire += _sent(kind, size, among)
+                if nesting.counts:
+                    return original(*args, **kwargs)
+                began = time.perf_counter_ns()
+                found = original(*args, **kwargs)
+                recorded(args, kwargs, size, among, began, found)
+                return found
             nesting.depth, nesting.inner, nesting.wire = 1, 0, 0
+            nesting.counts = payload is not None
             began = time.perf_counter_ns()
+            found = None
             try:
-                return original(*args, **kwargs)
+                found = original(*args, **kwargs)
+                return found
             finally:
                 spent = time.perf_counter_ns() - began
                 nesting.depth = 0
@@ -260,8 +284,30 @@ class CollectiveCalls:
                 if payload is None:
                     self._count(op, nesting.inner, spent, nesting.wire)
                 else:
-                    wire = _sent(kind, size, group and _argument(args, kwargs, *group))
-                    self._count(op, size, spent, wire)
+                    self._count(op, size, spent, _sent(kind, size, among))
+                recorded(args, kwargs, size, among, began, found)
+
+        def recorded(
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
+            size: int,
+            among: Any,
+            began: int,
+            found: Any,
+        ) -> None:
+            records = self._records
+            if records is None or not records.on or not kind or payload is None:
+                return
+            to = _argument(args, kwargs, *peer) if peer and kind in ("send", "recv") else None
+            records.called(
+                kind,
+                _whole(kind, size, among),
+                among,
+                _argument(args, kwargs, *payload),
+                to,
+                (began, time.perf_counter_ns()),
+                found is None or (kind == "recv" and isinstance(found, int)),
+            )
 
         return watched
 
@@ -278,9 +324,12 @@ def _sent(kind: str, handed_over: int, group: Any) -> int:
     """What this rank sends for an operation that it hands so many bytes over to."""
     if not kind or not handed_over:
         return 0
-    ranks = _size_of(group)
-    whole = handed_over * ranks if kind in ("all_gather", "gather") else handed_over
-    return wire_bytes(kind, whole, ranks)
+    return wire_bytes(kind, _whole(kind, handed_over, group), _size_of(group))
+
+
+def _whole(kind: str, handed_over: int, group: Any) -> int:
+    """What the operation is about: all that is gathered, of which this rank has a part."""
+    return handed_over * _size_of(group) if kind in ("all_gather", "gather") else handed_over
 
 
 def _size_of(group: Any) -> int:

@@ -98,8 +98,10 @@ class Waits:
     def _graph_done(self, on_gpu: bool) -> None:
         self._computed = _ON_GPU if on_gpu else self._clock()
 
-    def backward_done(self) -> None:
-        """A backward pass is over."""
+    def backward_done(self) -> int | None:
+        """A backward pass is over. Returns when the gradients of one that exchanges them were
+        computed, by ``time.perf_counter_ns``; None where that is unknown.
+        """
         computed, self._computed = self._computed, None
         expected, self._expected = self._expected, False
         if isinstance(computed, int):
@@ -109,6 +111,7 @@ class Waits:
         elif expected:
             reason = "the end of its computation is unknown"
             self._count(BACKWARD, Unavailable(reason, ReadStatus.NOT_COLLECTED))
+        return computed if isinstance(computed, int) else None
 
     def _count(self, phase: str, spent: int | Unavailable) -> None:
         with self._lock:

@@ -1,0 +1,201 @@
+"""The communication of a step as Chakra execution traces, for simulators such as ASTRA-sim.
+
+The format: MLCommons Chakra, ``schema/protobuf/et_def.proto`` (fields and enumerations below have
+its numbers); a file is a ``GlobalMetadata`` and then one ``Node`` for each operation, each message
+after its length as a varint. Attributes have the types that Chakra's own reader expects
+(``src/feeder/et_feeder_node.cpp``). ``comm_size`` is what the rank passes in, in bytes: of an
+all-gather its own part. ``pg_name`` is the number of a group in the table of groups, which
+ASTRA-sim reads as its ``comm-group-configuration``.
+
+A node depends on the last one that the rank waited for, and on the last operation of its group.
+Between them are nodes for the time that the rank computed, if that was measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import IO, Final
+
+from gpuprobe.model.run.communication import CollectiveRecord, group_ranks
+
+VERSION: Final = "0.0.4"
+"""Of the schema, as Chakra's own generator writes it (``src/generator/generator.py``)."""
+
+_COMP, _SEND, _RECV, _COLL = 4, 5, 6, 7  # enum NodeType
+_KINDS: Final = {
+    "all_reduce": 0,
+    "reduce": 1,
+    "all_gather": 2,
+    "gather": 3,
+    "scatter": 4,
+    "broadcast": 5,
+    "all_to_all": 6,
+    "reduce_scatter": 7,
+    "barrier": 9,
+}
+"""enum CollectiveCommType."""
+
+_VARINT, _BYTES = 0, 2  # wire types of protobuf
+_INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29  # fields of AttributeProto
+
+
+def groups_of(ranks: Iterable[Sequence[CollectiveRecord]]) -> dict[tuple[int, ...], int]:
+    """A number for each group of ranks, from 1."""
+    found = {_members(record) for records in ranks for record in records}
+    return {members: number for number, members in enumerate(sorted(found), 1) if members}
+
+
+def write_groups(groups: Mapping[tuple[int, ...], int], stream: IO[str]) -> None:
+    """The table of groups: their numbers and ranks, as JSON."""
+    table = {str(number): list(members) for members, number in groups.items()}
+    json.dump(table, stream, indent=1)
+    stream.write("\n")
+
+
+def write(
+    records: Sequence[CollectiveRecord],
+    rank: int,
+    groups: Mapping[tuple[int, ...], int],
+    stream: IO[bytes],
+    *,
+    start_ns: int = 0,
+    timed: bool = True,
+) -> None:
+    """The trace of one rank: the operations of a step that began at ``start_ns``. ``timed``:
+    whether times are those of the hardware.
+    """
+    stream.write(_delimited(_text(1, VERSION)))
+    for node in _nodes(records, rank, groups, start_ns if timed else None):
+        stream.write(_delimited(node))
+
+
+def _nodes(
+    records: Sequence[CollectiveRecord],
+    rank: int,
+    groups: Mapping[tuple[int, ...], int],
+    free_ns: int | None,
+) -> Iterator[bytes]:
+    """``free_ns``: since when the rank computes; None where time means nothing."""
+    number = 0
+    waited = 0  # the node that the rank has waited for last
+    last: dict[tuple[int, ...], int] = {}  # of each group
+    for record in records:
+        arrival, completion = record.arrival_ns, record.completion_ns
+        arrived = arrival if isinstance(arrival, int) else None
+        over = completion if isinstance(completion, int) else None
+        if free_ns is not None and arrived is not None and arrived - free_ns >= 1000:
+            number += 1
+            yield _node(
+                number,
+                "compute",
+                _COMP,
+                [waited] if waited else [],
+                (free_ns, arrived),
+                [_attribute("is_cpu_op", _BOOL, 0)],
+            )
+            waited = number
+            free_ns = arrived
+        number += 1
+        members = _members(record)
+        needs = sorted({node for node in (waited, last.get(members, 0)) if node})
+        span = None
+        if free_ns is not None and arrived is not None and over is not None:
+            span = (arrived, over)
+        name = f"{record.op} {record.axis}".rstrip()
+        yield _node(number, name, _type(record), needs, span, _attributes(record, rank, groups))
+        last[members] = number
+        if over is not None:
+            waited = number
+            free_ns = over if free_ns is not None else None
+
+
+def _type(record: CollectiveRecord) -> int:
+    return {"send": _SEND, "recv": _RECV}.get(record.op, _COLL)
+
+
+def _attributes(
+    record: CollectiveRecord, rank: int, groups: Mapping[tuple[int, ...], int]
+) -> list[bytes]:
+    size = int(record.payload)
+    if record.op in ("all_gather", "gather") and record.ranks:
+        size //= record.ranks
+    found = [_attribute("is_cpu_op", _BOOL, 0), _attribute("comm_size", _INT64, size)]
+    peer = record.peer
+    if record.op in ("send", "recv"):
+        if isinstance(peer, int):
+            source, target = (rank, peer) if record.op == "send" else (peer, rank)
+            found += [
+                _attribute("comm_src", _INT32, source),
+                _attribute("comm_dst", _INT32, target),
+            ]
+        found.append(_attribute("comm_tag", _INT32, 0))
+    else:
+        found.append(_attribute("comm_type", _INT64, _KINDS[record.op]))
+        number = groups.get(_members(record))
+        if number is not None:
+            found.append(_attribute("pg_name", _STRING, str(number)))
+    found.append(_attribute("place", _STRING, str(record.place)))
+    if record.module:
+        found.append(_attribute("module", _STRING, record.module))
+    return found
+
+
+def _members(record: CollectiveRecord) -> tuple[int, ...]:
+    return group_ranks(record.members, record.ranks)
+
+
+# -- messages
+
+
+def _node(
+    number: int,
+    name: str,
+    kind: int,
+    needs: Sequence[int],
+    span: tuple[int, int] | None,
+    attributes: Iterable[bytes],
+) -> bytes:
+    parts = [_number(1, number), _text(2, name), _number(3, kind)]
+    if needs:
+        parts.append(_message(5, b"".join(map(_varint, needs))))  # data_deps, packed
+    if span is not None:
+        start, end = span
+        parts += [_number(6, start // 1000), _number(7, max(0, end - start) // 1000)]
+    parts += [_message(10, attribute) for attribute in attributes]
+    return b"".join(parts)
+
+
+def _attribute(name: str, field: int, value: int | str) -> bytes:
+    """Also a value of 0: which member of a ``oneof`` is set is written."""
+    held = _text(field, value) if isinstance(value, str) else _tag(field, _VARINT) + _varint(value)
+    return _text(1, name) + held
+
+
+def _number(field: int, value: int) -> bytes:
+    return _tag(field, _VARINT) + _varint(value) if value else b""
+
+
+def _text(field: int, value: str) -> bytes:
+    return _message(field, value.encode("utf-8", "backslashreplace"))
+
+
+def _message(field: int, data: bytes) -> bytes:
+    return _tag(field, _BYTES) + _varint(len(data)) + data
+
+
+def _tag(field: int, kind: int) -> bytes:
+    return _varint(field << 3 | kind)
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(0x80 | value & 0x7F)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+def _delimited(message: bytes) -> bytes:
+    return _varint(len(message)) + message

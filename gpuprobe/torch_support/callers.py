@@ -1,0 +1,44 @@
+"""Who calls: the program's line, and the module that is at work."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+import torch
+
+from gpuprobe.code_origin import PACKAGE, folder_of
+
+TORCH: Final = folder_of(torch)
+"""What the file names of torch's own code begin with."""
+
+
+def program_line() -> tuple[str, int]:
+    """File and line of the innermost frame that is neither gpuprobe's nor torch's; the outermost
+    frame if all are.
+    """
+    frame: Any = sys._getframe(1)
+    last = ("<unknown>", 0)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((PACKAGE, TORCH, "<frozen")):
+            return name, frame.f_lineno or 0
+        last = (name, frame.f_lineno or 0)
+        frame = frame.f_back
+    return last
+
+
+def module_at_work() -> str:
+    """The module that a collective is made for: by FSDP2's own account, or the class of the one
+    whose forward is at work. "" where there is none, as in a hook of the backward pass.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        this = frame.f_locals.get("self")
+        if this is not None:
+            if type(this).__name__ == "FSDPParamGroup":
+                return str(this._module_fqn or "")
+            if isinstance(this, torch.nn.Module) and frame.f_code.co_name == "_call_impl":
+                return type(this).__name__
+        frame = frame.f_back
+    return ""
