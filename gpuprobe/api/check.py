@@ -186,7 +186,7 @@ def measure(
             ) from result.error
         if result.exit_code:
             raise ProgramFailed(f"the program ended with exit code {result.exit_code}")
-        _ensure_alone(children.on_gpu, "multiprocessing or os.fork")
+        _ensure_alone(len(children.on_gpu), "multiprocessing or os.fork")
         device = f"virtual {virtual}" if virtual is not None else watched.device
         found = baseline_of(
             load(path),

@@ -180,6 +180,7 @@ def estimate_program(
         raise UsageError("at least one step is needed")
 
     _require_torch("an estimate runs the training step")
+    from gpuprobe.gate.children import Children
     from gpuprobe.planning.auto import Start, estimate_with
     from gpuprobe.planning.job import Job
     from gpuprobe.sampler.hooks.step_limit import Enough, limit
@@ -188,9 +189,11 @@ def estimate_program(
 
     def run(session: VirtualSession, recorder: Any) -> int:
         session.machine.unknown_as_nan = True
+        children = Children()
         with limit(steps) as count:
             try:
-                program.run()
+                with children.watched():
+                    program.run()
             except Enough:
                 session.machine.assume(
                     f"stopped after step {count()} (--steps): later code, such as an evaluation "
@@ -213,6 +216,11 @@ def estimate_program(
                 reason = str(error).strip().partition("\n")[0]
                 text = f"the program failed at {place_in(error)}: {type(error).__name__}: {reason}"
                 raise _failed(session, text) from error
+        if children.on_gpu:
+            session.machine.assume(
+                f"that processes which the program starts need no memory: {len(children.on_gpu)} "
+                "used the GPU, and an estimate is of one process"
+            )
         return count()
 
     unused = (

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuprobe.errors import MissingExtra, UsageError
+from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.text import visible
 from gpuprobe.sampler.hooks.wrapping import in_context
 
 if TYPE_CHECKING:
+    from gpuprobe.gate.children import Children
     from gpuprobe.hazard_watch.results import FindingsSoFar
     from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.findings import Finding
@@ -243,11 +245,16 @@ def run(
 
     started = False
     spawned: list[Path] = []
+    children: Children | None = None
 
     def start() -> None:
-        nonlocal started
+        nonlocal started, children
         started = True
         recorder.start_guarded()
+        from gpuprobe.gate.children import Children  # it imports multiprocessing, as torch does
+
+        children = Children()
+        stack.enter_context(children.watched())
         from gpuprobe.sampler.hooks.spawned import follow_spawns  # it imports torch
 
         child = functools.partial(record, level=level, trace_steps=trace_steps)
@@ -282,8 +289,27 @@ def run(
         recorder.stop(error)
     for finding in found.findings if found is not None else ():
         recorder.found(finding)
+    others = _not_recorded(children, spawned)
+    if others:
+        recorder.not_seen(
+            BlindSpot(
+                f"{others} {'process that uses' if others == 1 else 'processes that use'} the GPU "
+                "and that the program started (multiprocessing, os.fork)",
+                "their memory is not included; torch.multiprocessing.spawn is recorded",
+            )
+        )
     recorder.finish()
     return RunResult(code, error, started, found, spawned=tuple(spawned))
+
+
+def _not_recorded(children: Children | None, spawned: Sequence[Path]) -> int:
+    """How many of these used a GPU, without those that are recorded."""
+    if children is None or not children.on_gpu:
+        return 0
+    from gpuprobe.api.recordings import load
+
+    recorded = {rank.session.pid for path in spawned for rank in load(path).ranks}
+    return len(children.on_gpu - recorded)
 
 
 def _with_findings(

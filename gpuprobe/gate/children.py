@@ -26,8 +26,8 @@ class Children:
     """The processes started in the context `watched`."""
 
     def __init__(self) -> None:
-        self.on_gpu = 0
-        """How many of those that have ended had allocated memory on a GPU."""
+        self.on_gpu: frozenset[int] = frozenset()
+        """The ids of those that have ended and had allocated memory on a GPU."""
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -47,7 +47,7 @@ class Children:
             try:
                 yield
             finally:
-                self.on_gpu = len(list(Path(folder).iterdir()))
+                self.on_gpu = frozenset(int(file.name) for file in Path(folder).iterdir())
 
 
 class _Arrival:

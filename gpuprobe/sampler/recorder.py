@@ -242,6 +242,11 @@ class Recorder:
         if os.getpid() == self._pid and not self._finished:
             self._write(lambda: self._sink.finding(finding))
 
+    def not_seen(self, spot: BlindSpot) -> None:
+        """Record what else the figures do not include. Before `finish`."""
+        if os.getpid() == self._pid and not self._finished:
+            self._blind((spot,))
+
     def finish(self, error: BaseException | None = None) -> None:
         """Write pending records, remove all hooks and close. Never raises; safe to call twice."""
         if os.getpid() != self._pid or self._finished:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import gpuprobe
+from gpuprobe.api import watch
+from gpuprobe.api.virtual import estimate_program
 from gpuprobe.errors import NotModelled
 
 pytestmark = [
@@ -105,6 +108,31 @@ def test_what_a_program_spawns_finds_them_and_is_recorded(tmp_path: Path) -> Non
     assert [(rank.session.rank, len(rank.steps)) for rank in found.ranks] == [(0, 2), (1, 3)]
     names = [{window.device for window in rank.steps[1].windows} for rank in found.ranks]
     assert names == [{"cuda:0"}, {"cuda:1"}]
+    (rank,) = gpuprobe.load(tmp_path / "script.gpuprobe").ranks
+    spots = [spot.what for spot in rank.blind_spots if "multiprocessing" in spot.what]
+    assert spots == [  # the one that is not recorded
+        "1 process that uses the GPU and that the program started (multiprocessing, os.fork)"
+    ]
+
+
+def forks() -> None:
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=torch.ones, args=(8,), kwargs={"device": "cuda"})
+    process.start()
+    process.join()
+    weight = torch.ones(8, device="cuda", requires_grad=True)
+    weight.sum().backward()
+    torch.optim.SGD([weight]).step()
+
+
+def test_an_estimate_counts_the_processes_that_it_does_not_include(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"from {Path(__file__).stem} import forks\nforks()\n"
+    )
+    program = watch.program(str(tmp_path / "script.py"), [], False)
+    found = estimate_program(program, "t4", compute="shapes")
+    assert any("1 used the GPU, and an estimate is of one process" in t for t in found.assumed)
 
 
 def spawned() -> None:
