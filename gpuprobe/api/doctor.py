@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from gpuprobe.model.machine.diagnosis import Diagnosis, RankDiagnosis
 from gpuprobe.model.values import ReadStatus, Unavailable
@@ -157,3 +157,25 @@ def diagnosis_lines(diagnosis: Diagnosis, columns: int) -> list[DrawnLine]:
     from gpuprobe.reporters.text.draw import draw
 
     return list(draw(doctor_sections(diagnosis), Style(width=columns)))
+
+
+def print_diagnosis(
+    found: Diagnosis | RankDiagnosis, stream: TextIO, *, as_json: bool = False
+) -> None:
+    """Write a diagnosis, of this machine or of the ranks of a job, as text or JSON."""
+    if as_json:
+        from gpuprobe.model.io import document
+        from gpuprobe.reporters.json import doctor as doctor_json
+
+        if isinstance(found, Diagnosis):
+            document.write(doctor_json.document(found), stream)
+        else:
+            document.write(doctor_json.ranks_document(found), stream)
+        return
+    from gpuprobe.reporters.sections.doctor import doctor_sections, rank_doctor_sections
+    from gpuprobe.reporters.text import draw
+
+    if isinstance(found, RankDiagnosis):
+        draw.write(rank_doctor_sections(found), stream)
+    else:
+        draw.write(doctor_sections(found), stream)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from gpuprobe.model.machine.devices import Inventory
 from gpuprobe.probes.monitor import Monitor
@@ -36,6 +36,7 @@ __all__ = [
     "headline",
     "last_moment",
     "missing",
+    "print_runs",
     "process_details",
     "run_line",
     "runs",
@@ -69,6 +70,13 @@ def runs() -> list[Run]:
     from gpuprobe.recording.running import running
 
     return running()
+
+
+def print_runs(stream: TextIO) -> None:
+    """Write the `runs` as text."""
+    from gpuprobe.reporters.text import runs as runs_text
+
+    runs_text.write(runs(), stream)
 
 
 def process_details(pid: int, ticks: int) -> ProcessDetails:

@@ -4,8 +4,9 @@ notebooks show them.
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import CheckResult
     from gpuprobe.analysis.peak.flame import FlameNode
     from gpuprobe.hazards.findings.results import Hazards
+    from gpuprobe.model.findings import Finding
     from gpuprobe.model.run.recording import RankRecording, Recording
 
 StrPath = str | os.PathLike[str]
@@ -338,3 +340,29 @@ def html_of(value: Any) -> str:
         return notebook.of_result(value)
     except GpuprobeError as error:
         return notebook.of_error(error)
+
+
+def annotation_service(text: str) -> tuple[str | None, str]:
+    """The service that ``github``, ``gitlab``, ``gitlab=FILE`` or ``auto`` means (None where it
+    means none), and the file for GitLab. Raises UsageError for anything else.
+    """
+    from gpuprobe.reporters.ci.annotations import GITLAB_FILE, SERVICES, service_of
+
+    name, equals, file = text.partition("=")
+    if name not in (*SERVICES, "auto") or (equals and (name != "gitlab" or not file)):
+        raise UsageError(f"expected github, gitlab, gitlab=FILE or auto, found {text!r}")
+    return service_of(os.environ) if name == "auto" else name, file or GITLAB_FILE
+
+
+def annotations_of(
+    service: str, findings: Sequence[Finding], project: str, elsewhere: str, failed: str = ""
+) -> str:
+    """What ``service`` reads to show findings at their lines. Their files are relative to the
+    folder ``project``; those without a place are shown at the file ``elsewhere``. ``failed``: how
+    the program ended that did not end well.
+    """
+    from gpuprobe.reporters.ci.annotations import Places, write
+
+    stream = io.StringIO()
+    write(service, findings, stream, Places.of(os.environ, project), elsewhere, failed=failed)
+    return stream.getvalue()

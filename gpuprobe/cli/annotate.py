@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +13,6 @@ from gpuprobe.errors import UsageError
 
 if TYPE_CHECKING:
     from gpuprobe.model.findings import Finding
-
-_AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +30,13 @@ class Annotations:
     @staticmethod
     def of(text: str) -> Annotations:
         """``github``, ``gitlab``, ``gitlab=FILE`` or ``auto``. Raises ArgumentTypeError."""
-        from gpuprobe.reporters.ci.annotations import GITLAB_FILE, SERVICES, service_of
+        from gpuprobe.api.views import annotation_service
 
-        name, equals, file = text.partition("=")
-        wrong = name not in (*SERVICES, _AUTO) or (equals and (name != "gitlab" or not file))
-        if wrong:
-            raise argparse.ArgumentTypeError(
-                f"expected github, gitlab, gitlab=FILE or auto, found {text!r}"
-            )
-        service = service_of(os.environ) if name == _AUTO else name
-        path = Path(file or GITLAB_FILE).absolute()
+        try:
+            service, file = annotation_service(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        path = Path(file).absolute()
         if service == "gitlab" and (path.is_dir() or not path.parent.is_dir()):
             raise argparse.ArgumentTypeError(f"cannot write {file}")  # before anything is run
         return Annotations(service, str(Path.cwd()), path)
@@ -65,17 +58,15 @@ class Annotations:
         """
         if self.service is None:
             return
-        from gpuprobe.reporters.ci import annotations
+        from gpuprobe.api.views import annotations_of
 
-        stream = io.StringIO()
-        places = annotations.Places.of(os.environ, project or self.project)
-        annotations.write(self.service, findings, stream, places, elsewhere, failed=failed)
+        text = annotations_of(self.service, findings, project or self.project, elsewhere, failed)
         if self.service == "github":
-            if stream.getvalue():
-                stderr.write(stream.getvalue())
+            if text:
+                stderr.write(text)
             return
         try:
-            self.file.write_text(stream.getvalue(), encoding="utf-8")
+            self.file.write_text(text, encoding="utf-8")
         except OSError as error:
             raise UsageError(f"cannot write {self.file}: {error.strerror or error}") from error
 

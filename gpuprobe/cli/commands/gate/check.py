@@ -9,7 +9,6 @@ TARGET, arguments after -- are added to the project's command.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -178,37 +177,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace, results: Any, project: str, baseline: str) -> None:
-    from gpuprobe.reporters.ci import junit, sarif
-    from gpuprobe.reporters.ci.annotations import checkout
-    from gpuprobe.reporters.json import check as check_json
-    from gpuprobe.reporters.sections.check import job_summary, run_sections
-    from gpuprobe.reporters.text import draw as text
+    from gpuprobe.api.check import print_check, write_findings
 
-    found = check_json.findings(*results)
     root = project or str(Path.cwd())
-    if args.sarif is not None:
-        with args.sarif.open("w", encoding="utf-8") as stream:
-            sarif.write(
-                found,
-                stream,
-                root,
-                elsewhere=baseline,
-                repository=checkout(os.environ, root),
-            )
-    if args.junit is not None:
-        with args.junit.open("w", encoding="utf-8") as stream:
-            junit.write(found, stream, suite="memory", passed=check_json.passed(*results))
+    found = write_findings(results, root, baseline, sarif=args.sarif, junit=args.junit)
     if args.html is not None:
         from gpuprobe.api.views import write_check
 
         write_check(*results, path=args.html, title=args.target or args.html.name)
     if args.annotations is not None:
         args.annotations.write(found, baseline, project=project)
-    if args.json:
-        check_json.write(*results, stream=sys.stdout)
-    elif args.markdown:
-        from gpuprobe.reporters import markdown
-
-        markdown.write(job_summary(*results), sys.stdout)
-    else:
-        text.write(run_sections(*results), sys.stdout)
+    print_check(
+        results, sys.stdout, "json" if args.json else "markdown" if args.markdown else "text"
+    )

@@ -38,19 +38,10 @@ def run(args: argparse.Namespace) -> int:
         if args.bundle or args.demo:
             raise UsageError("--distributed cannot be combined with --bundle or --demo")
         return _run_ranks(args)
-    from gpuprobe.api.doctor import diagnose
+    from gpuprobe.api.doctor import diagnose, print_diagnosis
 
     diagnosis = diagnose(args.demo, bundle=args.bundle)
-    if args.json:
-        from gpuprobe.model.io import document
-        from gpuprobe.reporters.json import doctor as doctor_json
-
-        document.write(doctor_json.document(diagnosis), sys.stdout)
-    else:
-        from gpuprobe.reporters.sections.doctor import doctor_sections
-        from gpuprobe.reporters.text import draw as text
-
-        text.write(doctor_sections(diagnosis), sys.stdout)
+    print_diagnosis(diagnosis, sys.stdout, as_json=args.json)
     if args.bundle:
         stderr.print_line(f"wrote {args.bundle}; review it before you share it")
     if isinstance(diagnosis.driver, Unavailable):
@@ -59,23 +50,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_ranks(args: argparse.Namespace) -> int:
-    from gpuprobe.api.doctor import diagnose_ranks
+    from gpuprobe.api.doctor import diagnose_ranks, print_diagnosis
 
     # Torch writes C++ stacks about every time-out; the report says the same in one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     diagnosis = diagnose_ranks(args.timeout)
-    if diagnosis.speaks and args.json and diagnosis.rank == 0:
-        from gpuprobe.model.io import document
-        from gpuprobe.reporters.json import doctor as doctor_json
-
-        document.write(doctor_json.ranks_document(diagnosis), sys.stdout)
-    elif diagnosis.speaks:
-        from gpuprobe.reporters.sections.doctor import rank_doctor_sections
-        from gpuprobe.reporters.text import draw as text
-
+    if diagnosis.speaks:
         # The report is rank 0's; another rank that speaks only says why there is none.
-        stream = sys.stdout if diagnosis.rank == 0 else sys.stderr
-        text.write(rank_doctor_sections(diagnosis), stream)
+        first = diagnosis.rank == 0
+        stream = sys.stdout if first else sys.stderr
+        print_diagnosis(diagnosis, stream, as_json=args.json and first)
     return exit_codes.OK if diagnosis.healthy else exit_codes.FINDINGS
 
 

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from gpuprobe.api.devices import demo_fleets, inventory
+    from gpuprobe.api.devices import demo_fleets, inventory, print_inventory
 
     if args.demo == "list":
         for name, about in demo_fleets().items():
@@ -59,24 +59,7 @@ def _run(args: argparse.Namespace) -> int:
         detail="full" if args.json or args.verbose else "table",
         require=[name for name in named if name != "all"],
     )
-    if args.json:
-        from gpuprobe.reporters.json import info as info_json
-
-        info_json.write(found, sys.stdout)
-    else:
-        from gpuprobe.reporters.colour import wants_colour
-        from gpuprobe.reporters.text import info as info_text
-
-        info_text.write(
-            found,
-            sys.stdout,
-            columns=columns(info_text.WIDTH),
-            colour=wants_colour(sys.stdout),
-        )
-        if args.verbose:
-            from gpuprobe.reporters.text import info_verbose
-
-            info_verbose.write(found, sys.stdout)
+    print_inventory(found, sys.stdout, columns, as_json=args.json, verbose=args.verbose)
     if any(source.available for source in found.sources):
         return exit_codes.OK
     stderr.note("no GPU source is available: is there an NVIDIA driver on this machine?")

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api.devices import demo_fleets, inventory
+    from gpuprobe.api.devices import demo_fleets, inventory, print_inventory
 
     if not 0.05 <= args.interval <= 3600:
         raise UsageError("--interval takes 0.05 to 3600 seconds")
@@ -74,9 +74,6 @@ def run(args: argparse.Namespace) -> int:
     if args.once or not can_show():
         if args.log is not None:
             raise UsageError("--log needs a terminal", hint="gpuprobe info --json prints a reading")
-        from gpuprobe.reporters.colour import wants_colour
-        from gpuprobe.reporters.text import info as info_text
-
         if args.replay is not None:
             from gpuprobe.api.monitor import last_moment
 
@@ -89,12 +86,7 @@ def run(args: argparse.Namespace) -> int:
                 f"no such GPU: {', '.join(map(visible, unknown))}",
                 hint="gpuprobe info lists the GPUs with their NVML numbers",
             )
-        info_text.write(
-            selection.of(found),
-            sys.stdout,
-            columns=columns(info_text.WIDTH),
-            colour=wants_colour(sys.stdout),
-        )
+        print_inventory(selection.of(found), sys.stdout, columns)
         if any(source.available for source in found.sources):
             return exit_codes.OK
         stderr.note("no GPU is available: is there an NVIDIA driver on this machine?")

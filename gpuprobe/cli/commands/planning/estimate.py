@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.cli.options import (
@@ -58,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gpuprobe.api import watch
-    from gpuprobe.api.virtual import estimate_program
+    from gpuprobe.api.virtual import estimate_program, print_estimate
 
     target = program_of(args, "gpuprobe estimate --gpu GPU SCRIPT")
     program = watch.program(*target)
@@ -77,13 +76,5 @@ def run(args: argparse.Namespace) -> int:
             output=args.output or "",
             notify=stderr.note,
         )
-    if args.json:
-        from gpuprobe.reporters.json import estimate as estimate_json
-
-        estimate_json.write(found, sys.stdout)
-    else:
-        from gpuprobe.reporters.sections.plans import estimate_sections
-        from gpuprobe.reporters.text import draw as text
-
-        text.write(estimate_sections(found, args.top), sys.stdout, cwd=str(Path.cwd()))
+    print_estimate(found, sys.stdout, args.top, as_json=args.json)
     return exit_codes.OK if found.fits else exit_codes.FINDINGS

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.cli.options import add_program, add_virtual_run, positive, program_of, rank_of
@@ -47,10 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpuprobe.api.virtual import fit_program
-    from gpuprobe.reporters.json import fit as fit_json
-    from gpuprobe.reporters.sections.plans import fit_sections
-    from gpuprobe.reporters.text import draw as text
+    from gpuprobe.api.virtual import fit_program, print_fit
 
     target = program_of(args, "gpuprobe fit SCRIPT --gpu GPU --arg batch_size")
 
@@ -74,10 +70,7 @@ def run(args: argparse.Namespace) -> int:
         suggest=not args.no_suggestions,
         notify=notify,
     )
-    if args.json:
-        fit_json.write(found, sys.stdout)
-    else:
-        text.write(fit_sections(found), sys.stdout, cwd=str(Path.cwd()))
+    print_fit(found, sys.stdout, as_json=args.json)
     if found.interrupted:
         return exit_codes.INTERRUPTED
     return exit_codes.OK if found.largest is not None else exit_codes.FINDINGS

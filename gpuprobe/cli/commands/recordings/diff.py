@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from gpuprobe.api.recordings import diff
+from gpuprobe.api.recordings import diff, print_diff
 from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.cli.options import add_top
 from gpuprobe.model.text import visible
@@ -36,13 +36,5 @@ def run(args: argparse.Namespace) -> int:
             return exit_codes.OK
     found = diff(args.before, args.after)
     by = (args.by,) if args.by else _BY
-    if args.json:
-        from gpuprobe.reporters.json import diff as diff_json
-
-        diff_json.write(found, sys.stdout, by)
-    else:
-        from gpuprobe.reporters.sections.diff import diff_sections
-        from gpuprobe.reporters.text import draw as text
-
-        text.write(diff_sections(found, by, args.top), sys.stdout)
+    print_diff(found, sys.stdout, by, args.top, as_json=args.json)
     return exit_codes.OK

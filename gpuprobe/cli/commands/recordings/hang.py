@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from gpuprobe.api.recordings import hang
+from gpuprobe.api.recordings import hang, print_hang
 from gpuprobe.cli import exit_codes
 
 
@@ -18,13 +18,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     found = hang(args.directory)
-    if args.json:
-        from gpuprobe.reporters.json import hang as hang_json
-
-        hang_json.write(found, sys.stdout)
-    else:
-        from gpuprobe.reporters.sections.hang import hang_sections
-        from gpuprobe.reporters.text import draw as text
-
-        text.write(hang_sections(found), sys.stdout)
+    print_hang(found, sys.stdout, as_json=args.json)
     return exit_codes.FINDINGS if found.hangs else exit_codes.OK

@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 
-from gpuprobe.api.recordings import replay
+from gpuprobe.api.recordings import print_replay, replay
 from gpuprobe.cli import exit_codes
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -43,15 +43,7 @@ def run(args: argparse.Namespace) -> int:
         capacity=args.capacity,
         search=args.search,
     )
-    if args.json:
-        from gpuprobe.reporters.json import replay as replay_json
-
-        replay_json.write(result, sys.stdout)
-    else:
-        from gpuprobe.reporters.sections.replay import replay_sections
-        from gpuprobe.reporters.text import draw as text
-
-        text.write(replay_sections(result), sys.stdout)
+    print_replay(result, sys.stdout, as_json=args.json)
     return exit_codes.OK if result.exact and not result.would_oom else exit_codes.FINDINGS
 
 

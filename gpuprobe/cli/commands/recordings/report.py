@@ -7,7 +7,7 @@ import sys
 import threading
 from importlib import import_module
 
-from gpuprobe.api.recordings import load, summary
+from gpuprobe.api.recordings import load, print_report, summary
 from gpuprobe.api.views import VIEWS, read_hazards, write_report
 from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.cli.options import add_top
@@ -62,14 +62,5 @@ def run(args: argparse.Namespace) -> int:
     if (wanted or args.html is not None) and not args.json:
         return exit_codes.OK
     report = summary(recording, top=args.top)
-    if args.json:
-        from gpuprobe.reporters.json import report as report_json
-
-        report_json.write(report, sys.stdout)
-    else:
-        from gpuprobe.reporters.sections.report import report_sections
-        from gpuprobe.reporters.text import draw as text
-
-        sections = report_sections(report, full=args.verbose)
-        text.write(sections, sys.stdout, cwd=report.session.cwd, wide=args.verbose)
+    print_report(report, sys.stdout, as_json=args.json, full=args.verbose)
     return exit_codes.OK

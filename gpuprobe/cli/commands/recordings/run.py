@@ -6,7 +6,6 @@ Options for gpuprobe come before the script; everything after it is the script's
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import sys
 from pathlib import Path
@@ -20,8 +19,7 @@ from gpuprobe.errors import GpuprobeError, UsageError
 from gpuprobe.model.text import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import TextIO
+    from collections.abc import Sequence
 
     from gpuprobe.api.hazards import Hazards, KnownFinding
 
@@ -157,14 +155,20 @@ def run(args: argparse.Namespace) -> int:
 def _report_and_compare(
     args: argparse.Namespace, found: Hazards, known: Sequence[KnownFinding] | None, code: int
 ) -> int:
-    from gpuprobe.api.hazards import compare_known, together, write_known
+    from gpuprobe.api.hazards import compare_known, together, write_hazards, write_known
 
     files = _files(args)
     for whole in together(found, files[0] if files else None):
         for one in (found, whole):
             if known is not None:
                 one.comparison = compare_known(known, one.findings)
-        _write_hazards(args, whole)
+        write_hazards(
+            whole,
+            "" if args.module is not None else args.script,
+            sarif=args.hazards_sarif,
+            junit=args.hazards_junit,
+            json=args.hazards_json,
+        )
         if args.hazards_baseline_update and code == exit_codes.OK:
             write_known(whole.findings, args.hazards_baseline)
     _show_hazards(args, found)
@@ -219,49 +223,15 @@ def _known(args: argparse.Namespace) -> Sequence[KnownFinding] | None:
     return read_known(args.hazards_baseline)
 
 
-def _write_hazards(args: argparse.Namespace, found: Hazards) -> None:
-    """The files, each whole or not at all: ranks write the same ones."""
-    from gpuprobe.model.io.files import new_file
-    from gpuprobe.reporters.ci import junit, sarif
-    from gpuprobe.reporters.ci.annotations import checkout
-    from gpuprobe.reporters.json import hazards as hazards_json
-
-    known = None if found.comparison is None else found.comparison.known
-    new = found.races if found.comparison is None else found.comparison.new
-    writers: dict[str, Callable[[TextIO], None]] = {
-        "hazards_sarif": lambda stream: sarif.write(
-            found.findings,
-            stream,
-            str(Path.cwd()),
-            known,
-            found.failed,
-            elsewhere="" if args.module is not None else args.script,
-            repository=checkout(os.environ, str(Path.cwd())),
-        ),
-        "hazards_junit": lambda stream: junit.write(
-            new, stream, suite="hazards", known=known or (), failed=found.failed
-        ),
-        "hazards_json": lambda stream: hazards_json.write(found, stream),
-    }
-    for name, write in writers.items():
-        path = getattr(args, name)
-        if path is not None:
-            text = io.StringIO()
-            write(text)
-            with new_file(path, force=True) as stream:
-                stream.write(text.getvalue().encode("utf-8"))
-
-
 def _show_hazards(args: argparse.Namespace, found: Hazards) -> None:
-    from gpuprobe.reporters.sections.hazards import hazard_sections
-    from gpuprobe.reporters.text import draw as text
+    from gpuprobe.api.hazards import print_hazards
 
     if args.hazards_annotations is not None:
         new = found.findings if found.comparison is None else found.comparison.new
         # Every hazard has a place; one outside of the checkout is shown at the program.
         program = args.script if args.module is None else args.module[0].replace(".", "/") + ".py"
         args.hazards_annotations.write(new, program, failed=found.failed)
-    text.write(hazard_sections(found), sys.stderr, cwd=str(Path.cwd()))
+    print_hazards(found, sys.stderr)
 
 
 _ASSUMED = 8  # lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from gpuprobe.api.recordings import scale
+from gpuprobe.api.recordings import print_scaling, scale
 from gpuprobe.cli import exit_codes
 
 
@@ -23,13 +23,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     found = scale(*args.recordings, work=args.work)
-    if args.json:
-        from gpuprobe.reporters.json import scale as scale_json
-
-        scale_json.write(found, sys.stdout)
-    else:
-        from gpuprobe.reporters.sections.scale import scale_sections
-        from gpuprobe.reporters.text import draw as text
-
-        text.write(scale_sections(found), sys.stdout)
+    print_scaling(found, sys.stdout, as_json=args.json)
     return exit_codes.OK

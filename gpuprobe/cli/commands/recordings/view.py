@@ -35,12 +35,9 @@ def run(args: argparse.Namespace) -> int:
     if args.recording is None:
         return _runs(args)
     if args.once or not can_show():
-        from gpuprobe.api.recordings import load, summary
-        from gpuprobe.reporters.sections.report import report_sections
-        from gpuprobe.reporters.text import draw as text
+        from gpuprobe.api.recordings import load, print_report, summary
 
-        report = summary(load(args.recording))
-        text.write(report_sections(report), sys.stdout, cwd=report.session.cwd)
+        print_report(summary(load(args.recording)), sys.stdout)
         return exit_codes.OK
 
     from gpuprobe.api.live import Followed
@@ -64,8 +61,7 @@ def _show(followed: Followed | None, args: argparse.Namespace) -> int:
 def _runs(args: argparse.Namespace) -> int:
     if not args.once and can_show():
         return _show(None, args)
-    from gpuprobe.api.monitor import runs
-    from gpuprobe.reporters.text import runs as runs_text
+    from gpuprobe.api.monitor import print_runs
 
-    runs_text.write(runs(), sys.stdout)
+    print_runs(sys.stdout)
     return exit_codes.OK
