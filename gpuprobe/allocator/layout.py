@@ -62,7 +62,6 @@ def load_layout(
     for segment in placed:
         free_list = _free_list(sim, segment)
         _chain(sim, free_list, segment, None, None)
-        sim.segments_alive += 1
     for where in ranges:
         if not where.parts:
             continue

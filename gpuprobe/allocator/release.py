@@ -130,6 +130,5 @@ def release_segment(sim: AllocatorState, block: PoolBlock) -> None:
     sim.emit(_SEGMENT_FREE, block.address, block.size, free_list)
     sim.driver.release(block.address, block.size)
     free_list.remove(block)
-    sim.segments_alive -= 1
     sim.reserved -= block.size
     sim.device_frees += 1

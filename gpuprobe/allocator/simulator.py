@@ -293,7 +293,6 @@ class Simulator(AllocatorState):
         if address is None:
             return None
         block = PoolBlock(address, wanted, free_list, self.next_order())
-        self.segments_alive += 1
         self.device_allocs += 1
         self.grow(wanted)
         self.emit(_SEGMENT_ALLOC, address, wanted, free_list)

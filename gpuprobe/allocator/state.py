@@ -81,7 +81,6 @@ class AllocatorState:
         self.peak_allocated = 0
         self.peak_reserved = 0
         self.active_at_peak = 0  # active bytes when reserved first reached its peak
-        self.segments_alive = 0
         self.device_allocs = 0
         self.device_frees = 0
         self.retries = 0

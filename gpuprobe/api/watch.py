@@ -147,7 +147,6 @@ class RunResult(NamedTuple):
 
     exit_code: int
     error: BaseException | None
-    imported_torch: bool
     hazards: Hazards | None = None
     assumed: tuple[str, ...] = ()
     spawned: tuple[Path, ...] = ()
@@ -243,13 +242,11 @@ def run(
             return result._replace(assumed=tuple(session.machine.assumed))
     from gpuprobe.patching import when_imported
 
-    started = False
     spawned: list[Path] = []
     children: Children | None = None
 
     def start() -> None:
-        nonlocal started, children
-        started = True
+        nonlocal children
         recorder.start_guarded()
         from gpuprobe.gate.children import Children  # it imports multiprocessing, as torch does
 
@@ -299,7 +296,7 @@ def run(
             )
         )
     recorder.finish()
-    return RunResult(code, error, started, found, spawned=tuple(spawned))
+    return RunResult(code, error, found, spawned=tuple(spawned))
 
 
 def _not_recorded(children: Children | None, spawned: Sequence[Path]) -> int:

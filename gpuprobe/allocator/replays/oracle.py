@@ -380,7 +380,6 @@ class TraceSimulator(Simulator):
                 if block.address == address and block.size == size and whole:
                     block.free_list.remove(block)
                     self.reserved -= size
-                    self.segments_alive -= 1
                     self.device_allocs -= 1
                     return True
         return False

@@ -33,15 +33,14 @@ class Growth:
     """Growth of one device's allocated memory from the end of ``first`` to that of ``last``.
 
     ``lines`` says which source lines had more at the high water mark of a later traced step
-    than of an earlier one (bytes may be negative; the rows sum to ``traced_bytes``); empty
-    where fewer than two such steps were traced.
+    than of an earlier one (bytes may be negative); empty where fewer than two such steps were
+    traced.
     """
 
     first: int  # step indices
     last: int
     bytes: int
     lines: tuple[Share[SourceLine], ...] = ()
-    traced_bytes: int = 0
 
     @property
     def per_step(self) -> int:
@@ -70,7 +69,6 @@ def growth_of(site: PeakSite) -> Growth | None:
         last=index[ends[-1][0]],
         bytes=grown,
         lines=lines,
-        traced_bytes=sum(line.bytes for line in lines),
     )
 
 

@@ -24,7 +24,6 @@ Key = tuple[str, str]
 INDEX: Final[Key] = ("index", "")
 DURATION: Final[Key] = ("duration_ns", "")
 WAITED: Final[Key] = ("waited_ns", "")
-RESIDENT: Final[Key] = ("resident", "")
 
 FULL: Final[Key] = ("full", "")
 PLACED: Final[Key] = ("placed", "")

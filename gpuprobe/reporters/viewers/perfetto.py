@@ -69,11 +69,6 @@ def write_ranks(
     stream.write("\n]}\n")
 
 
-def trace_events(traces: Iterable[MemoryTrace], *, large: int = LARGE) -> Iterator[Event]:
-    """Every event of the document. Devices are processes, numbered from 1."""
-    return _events(((None, trace) for trace in traces), large=large)
-
-
 def _events(
     traces: Iterable[tuple[int | None, MemoryTrace]],
     *,

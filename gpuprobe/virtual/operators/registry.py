@@ -113,13 +113,6 @@ def register_operator(
         )
 
 
-def forget_operator(name: str) -> None:
-    """Undo `register_operator`. Raises UsageError for a name that is not declared."""
-    with _lock:
-        if _declared.pop(name, None) is None:
-            raise UsageError(f"{name} is not declared")
-
-
 def of_operator(name: str, overload: str = "default") -> Declaration | None:
     """The declaration of ``namespace::operator``, None where there is none."""
     with _lock:

@@ -22,9 +22,6 @@ from gpuprobe.virtual.operators.registry import Declaration, of_operator
 from gpuprobe.virtual.reads import known
 from gpuprobe.virtual.unknown import NO_SHAPE_RULE
 
-NOTHING: Final = object()
-"""No answer: the operator runs as torch's own do."""
-
 _TORCHS: Final = frozenset(
     {
         "_c10d_functional",

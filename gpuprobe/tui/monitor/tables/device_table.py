@@ -18,13 +18,12 @@ from gpuprobe.tui.widgets.styled_text import Line, bar, fit, joined, left, level
 
 @record(frozen=True, slots=True)
 class Panel:
-    """The table: its heading, ``per_device`` lines for each GPU, and what the colours of the bars
-    mean (empty without bars).
+    """The table: its heading, its lines, and what the colours of the bars mean (empty without
+    bars).
     """
 
     heading: Line
     lines: tuple[Line, ...]
-    per_device: int
     legend: Line = ()
 
 
@@ -94,7 +93,7 @@ def table(
     legend = bars_legend(rows, columns - _INDENT, plain) if two_lines else ()
     if legend:
         legend = fit(((" " * _INDENT, ""), *legend), columns)
-    return Panel(heading, tuple(lines), 2 if two_lines else 1, legend)
+    return Panel(heading, tuple(lines), legend)
 
 
 def _aligned(column: TableColumn, wide: int) -> str:
