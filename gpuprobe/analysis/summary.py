@@ -31,7 +31,7 @@ from gpuprobe.analysis.placement import all_findings, placement_of
 from gpuprobe.analysis.ranks.compare import compare_ranks
 from gpuprobe.analysis.reserved.non_tensor import device_memory, pinned_memory
 from gpuprobe.analysis.time_shares import time_shares
-from gpuprobe.errors import DataError
+from gpuprobe.errors import DataError, UsageError
 from gpuprobe.model.memory import Category
 from gpuprobe.model.report import (
     AT_NEAREST_TRACE,
@@ -68,21 +68,27 @@ def summarize(
     recording: Recording,
     *,
     top: int = 10,
+    device: str = "",
     is_running: Callable[[RankRecording], bool | None] = lambda rank: None,
 ) -> Report:
-    """Build the report. Tables of lines and modules have at most ``top`` rows.
+    """Build the report. Tables of lines and modules have at most ``top`` rows. ``device``: the one
+    whose peak it is about, "" for the highest.
 
     ``is_running`` says of a rank whose recording has no end whether its process still runs,
     None where that cannot be told. Reads the traces of the peak's step; a trace that cannot
     be read makes its tables unavailable, not the report. Raises DataError where the recording
-    has no rank yet.
+    has no rank yet, UsageError where nothing was recorded of ``device``.
     """
     if not recording.ranks:
         raise DataError(f"nothing is recorded in {recording.path} yet")
     first = recording.ranks[0]
     statuses = [_status(rank, is_running, recording.kind) for rank in recording.ranks]
     sites = device_peaks(recording)
-    site = overall_peak(recording, sites)
+    chosen = [site for site in sites if device in ("", site.device)]
+    if not chosen and device:
+        known = ", ".join(sorted({site.device for site in sites})) or "none"
+        raise UsageError(f"{recording.path} has no device {device}", hint=f"it has: {known}")
+    site = overall_peak(recording, chosen)
     mark: HighWater | Unavailable = _NOT_MEASURED if site is None else high_water_at(site)
     nearest = None
     if site is not None and isinstance(mark, Unavailable) and mark.status is not ReadStatus.ERROR:
@@ -125,6 +131,16 @@ def summarize(
         blind_spots=blind_spots(recording, site, mark, statuses),
         advice=_advice(site, shown, growth, found, nearest),
     )
+
+
+def device_categories(recording: Recording) -> dict[str, CategoryTable | Unavailable]:
+    """What was live at the peak of each device, of the first rank."""
+    first = recording.ranks[0]
+    return {
+        site.device: _categories(site, high_water_at(site), None)
+        for site in device_peaks(recording)
+        if site.rank is first
+    }
 
 
 # -- the recording

@@ -175,13 +175,15 @@ def report(recording: Recording | str | os.PathLike[str], *, top: int = 10) -> R
         return ReportDocument(to_document(typed), typed, found)
 
 
-def summary(recording: Recording, *, top: int = 10) -> Report:
-    """`report` as typed values, for this package's own renderers."""
+def summary(recording: Recording, *, top: int = 10, device: str = "") -> Report:
+    """`report` as typed values, for this package's own renderers. ``device``: the one whose peak
+    it is about, "" for the highest; raises UsageError if nothing was recorded of it.
+    """
     from gpuprobe.analysis.summary import summarize
     from gpuprobe.model.io.gc_pause import gc_paused
 
     with gc_paused():  # half of the time, for a report of 64 ranks
-        return summarize(recording, top=top, is_running=_is_running)
+        return summarize(recording, top=top, device=device, is_running=_is_running)
 
 
 def _is_running(rank: RankRecording) -> bool | None:

@@ -311,7 +311,7 @@ def _estimate(
     from gpuprobe.allocator.recorder import TraceRecorder
     from gpuprobe.api.recordings import load, scratch_recording, summary
     from gpuprobe.api.watch import record
-    from gpuprobe.planning.figures import estimate_of
+    from gpuprobe.planning.figures import device_fit, device_rows, estimate_of, fullest
     from gpuprobe.sampler.environment import as_rank
     from gpuprobe.virtual.boundary import explained
     from gpuprobe.virtual.budget import Budget
@@ -351,16 +351,20 @@ def _estimate(
             session.stop()
         if job.peers is not None:
             job.peers.post_differences(machine.traffic.differences.document())
+        if not machine.count:
+            raise UsageError("the program hides all GPUs", hint="it sets CUDA_VISIBLE_DEVICES")
+        used = [device for device in machine.devices if device.sim.peak_allocated]
+        if not used:
+            raise UsageError("nothing was allocated on the GPU", hint=unused)
+        fits = {device: device_fit(machine, device, taps[device].trace()) for device in used}
+        worst = fullest(fits)
         recording = load(path)  # others may be writing their part of it
-        mine = tuple(one for one in recording.ranks if one.session.rank == job.rank)
-        report = summary(replace(recording, ranks=mine), top=1_000_000)
-    if not machine.count:
-        raise UsageError("the program hides all GPUs", hint="it sets CUDA_VISIBLE_DEVICES")
-    fullest = max(machine.devices, key=lambda device: device.sim.peak_reserved)
-    if not fullest.sim.peak_allocated:
-        raise UsageError("nothing was allocated on the GPU", hint=unused)
-    trace = taps[fullest].trace()
-    found = estimate_of(machine, fullest, trace, report, steps, why, links, per_node)
+        ranks = tuple(one for one in recording.ranks if one.session.rank == job.rank)
+        mine = replace(recording, ranks=ranks)
+        about = f"cuda:{worst.index}" if len(used) > 1 else ""
+        report = summary(mine, top=1_000_000, device=about)
+        rows = device_rows(fits, mine)
+    found = estimate_of(machine, worst, fits[worst], report, steps, why, rows, links, per_node)
     return found, machine.bounded
 
 

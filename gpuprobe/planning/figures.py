@@ -8,17 +8,21 @@ from typing import Any, Final, NamedTuple
 from gpuprobe.allocator.replays.replay import replay_trace
 from gpuprobe.allocator.replays.whatif import WhatIfOutcome, what_if
 from gpuprobe.analysis.communication import transfers
+from gpuprobe.analysis.summary import device_categories
 from gpuprobe.model.plans.estimate import (
     FITS,
     NOT,
     RELEASING,
+    SEVERITY,
     WITHIN_MARGIN,
+    DeviceEstimate,
     Estimate,
     EstimateShare,
 )
 from gpuprobe.model.plans.links import HIGH, LOW, Links, LinkTime, node_shape, seconds
 from gpuprobe.model.report import Report, ShareTable
 from gpuprobe.model.run.communication import CollectiveRecord
+from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Unavailable, available
@@ -44,32 +48,29 @@ _NOTEWORTHY = 0.01
 """Of the highest end of a step: by how much the last one is above the one before."""
 
 
-def estimate_of(
-    machine: Machine,
-    device: VirtualDevice,
-    trace: MemoryTrace,
-    report: Report,
-    steps: int,
-    why: str,
-    links: Links | None = None,
-    per_node: int = 1,
-) -> Estimate:
-    """What a run needs, from the virtual device that it filled most, the ``trace`` of that
-    device, and the report of its recording. ``why`` the machine computes what it does.
-    ``links``: over which the ranks communicate, ``per_node`` on each node.
-    """
+class DeviceFit(NamedTuple):
+    """Whether a run fits on one device. ``low`` to ``high`` is the reserved memory."""
+
+    low: int
+    high: int
+    nccl_low: Bytes
+    nccl_high: Bytes
+    verdict: str
+    why: str
+
+
+def device_fit(machine: Machine, device: VirtualDevice, trace: MemoryTrace) -> DeviceFit:
+    """Whether the run whose ``trace`` on a device this is fits there."""
     model = device.model
     recorded = replay_trace(trace)
     free = what_if(trace, recorded, machine.settings)
     low = min(free.peak_reserved.least, device.sim.peak_reserved)
-    high = max(free.peak_reserved.most, device.sim.peak_reserved)
+    high = simulated = max(free.peak_reserved.most, device.sim.peak_reserved)
     nccl_low, nccl_high = (
         (Bytes(0), Bytes(0))
         if machine.traffic is None
         else buffers(machine.traffic.communicators.values())
     )
-    outside_low, outside_high = model.context_low + nccl_low, model.context_high + nccl_high
-    simulated = high
     if machine.ranks > 1:
         low, high = int(low * (1 - _OF_JOBS)), int(high * (1 + _OF_JOBS))
     need = Need(
@@ -78,12 +79,68 @@ def estimate_of(
         simulated,
         low,
         high,
-        outside_low,
-        outside_high,
+        model.context_low + nccl_low,
+        model.context_high + nccl_high,
     )
-    verdict, verdict_why = verdict_of(
+    verdict, why = verdict_of(
         need, lambda capacity: what_if(trace, recorded, machine.settings, capacity=capacity)
     )
+    return DeviceFit(low, high, nccl_low, nccl_high, verdict, why)
+
+
+def fullest(fits: Mapping[VirtualDevice, DeviceFit]) -> VirtualDevice:
+    """The device with the least room."""
+    return max(
+        fits,
+        key=lambda one: (
+            SEVERITY.get(fits[one].verdict, 1),
+            (fits[one].high + one.model.context_high) / one.model.total_memory,
+        ),
+    )
+
+
+def device_rows(
+    fits: Mapping[VirtualDevice, DeviceFit], recording: Recording
+) -> tuple[DeviceEstimate, ...]:
+    """A row for each device; none if there is one."""
+    if len(fits) < 2:
+        return ()
+    tables = device_categories(recording)
+    nothing = Unavailable("nothing was recorded of this device")
+    return tuple(
+        DeviceEstimate(
+            device=f"cuda:{device.index}",
+            gpu=device.model.name,
+            verdict=fit.verdict,
+            peak_allocated=Bytes(device.sim.peak_allocated),
+            peak_reserved=Bytes(device.sim.peak_reserved),
+            total_low=fit.low + device.model.context_low + fit.nccl_low,
+            total_high=fit.high + device.model.context_high + fit.nccl_high,
+            capacity=Bytes(device.model.total_memory),
+            by_category=_shares(tables.get(f"cuda:{device.index}", nothing)),
+        )
+        for device, fit in sorted(fits.items(), key=lambda item: item[0].index)
+    )
+
+
+def estimate_of(
+    machine: Machine,
+    device: VirtualDevice,
+    fit: DeviceFit,
+    report: Report,
+    steps: int,
+    why: str,
+    by_device: tuple[DeviceEstimate, ...] = (),
+    links: Links | None = None,
+    per_node: int = 1,
+) -> Estimate:
+    """What a run needs, from the virtual device with the least room, whether it fits there, and
+    the report of its recording about that device. ``why`` the machine computes what it does.
+    ``links``: over which the ranks communicate, ``per_node`` on each node.
+    """
+    model = device.model
+    low, high, nccl_low, nccl_high, verdict, verdict_why = fit
+    outside_high = model.context_high + nccl_high
     growing = _growing(report, f"cuda:{device.index}")
     if growing and verdict != NOT:
         taken = device.sim.peak_allocated + outside_high
@@ -114,6 +171,7 @@ def estimate_of(
         capacity=Bytes(model.total_memory),
         verdict=verdict,
         verdict_why=verdict_why,
+        by_device=by_device,
         attributed=Bytes(_traced(report)),
         by_category=_shares(report.categories),
         by_module=_shares(report.top_modules),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gpuprobe.errors import ProgramFailed, UsageError
-from gpuprobe.model.plans.estimate import FITS, NOT, Estimate, RankEstimate
+from gpuprobe.model.plans.estimate import SEVERITY, Estimate, RankEstimate
 from gpuprobe.model.text import ranges
 from gpuprobe.planning.distinct import Classes
 from gpuprobe.planning.peers import Peers
@@ -18,7 +18,6 @@ from gpuprobe.reporters.json.estimate import estimate_of
 
 _PAUSE: Final = 0.05  # seconds between two looks at the processes
 DISTINCT: Final = "distinct"
-_SEVERITY: Final = {FITS: 0, NOT: 2}  # 1: anything between
 
 
 def of_ranks(
@@ -62,7 +61,7 @@ def worst_of(found: dict[int, Estimate]) -> Estimate:
     )
     worst = max(
         found.values(),
-        key=lambda one: (_SEVERITY.get(one.verdict, 1), one.total_high, one.peak_allocated),
+        key=lambda one: (SEVERITY.get(one.verdict, 1), one.total_high, one.peak_allocated),
     )
     return replace(worst, by_rank=rows)
 

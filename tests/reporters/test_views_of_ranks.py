@@ -57,6 +57,23 @@ def test_one_rank_is_named_by_its_device_alone(tmp_path: Path) -> None:
     assert "rank" not in (tmp_path / "t.json").read_text()
 
 
+def test_the_report_of_a_chosen_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "two.gpuprobe"
+    writer = RecordingWriter.create(path)
+    writer.session(build.session(devices=("cuda:0", "cuda:1")), build.environment())
+    for device, amount in (("cuda:0", 5 * MIB), ("cuda:1", 3 * MIB)):
+        windows = build.step(0, {"forward": amount}, device=device).windows
+        at = int(device[-1])
+        writer.step(replace(build.step(at, {"forward": amount}, device=device), windows=windows))
+    writer.close()
+    assert main(["report", str(path)]) == 0
+    assert "5.0 MiB allocated on cuda:0" in capsys.readouterr().out
+    assert main(["report", str(path), "--device", "cuda:1"]) == 0
+    assert "3.0 MiB allocated on cuda:1" in capsys.readouterr().out
+    assert main(["report", str(path), "--device", "cuda:7"]) == 2
+    assert "it has: cuda:0, cuda:1" in capsys.readouterr().err
+
+
 def test_a_snapshot_for_each_rank(tmp_path: Path) -> None:
     written = write_snapshot(made(2), tmp_path / "run.pickle")
     assert [path.name for path in written] == ["run.rank0.pickle", "run.rank1.pickle"]

@@ -19,6 +19,7 @@ from gpuprobe.api import watch
 from gpuprobe.api.virtual import estimate_program
 from gpuprobe.errors import ConfigError, UsageError, ValueNeeded
 from gpuprobe.model.plans.estimate import FITS, NOT, RELEASING, WITHIN_MARGIN, Estimate
+from gpuprobe.reporters.json.estimate import document, estimate_of
 from gpuprobe.reporters.sections.plans import estimate_sections
 from gpuprobe.reporters.text import draw
 
@@ -112,6 +113,27 @@ def test_what_is_reserved_beyond_the_capacity_does_not_fit() -> None:
     assert found.total_low < found.capacity < found.total_high
     assert found.verdict == WITHIN_MARGIN
     assert "the upper end of the range" in found.verdict_why
+
+
+def test_each_gpu_of_a_process_has_a_row_and_the_fullest_one_counts() -> None:
+    def step() -> None:
+        kept = [
+            torch.empty(size << 30, dtype=torch.uint8, device=f"cuda:{at}")
+            for at, size in enumerate((30, 20))
+        ]
+        del kept
+
+    found = gpuprobe.estimate(step, gpu="h100-80gb,t4,t4", steps=1)
+    assert (found.gpu, found.verdict) == ("t4", NOT)
+    rows = [(row.device, row.gpu, row.verdict, row.peak_allocated) for row in found.by_device]
+    assert rows == [
+        ("cuda:0", "h100-80gb", FITS, 30 << 30),
+        ("cuda:1", "t4", NOT, 20 << 30),
+    ]
+    assert sum(share.bytes for share in found.by_device[0].by_category) == 30 << 30
+    assert found.attributed == found.peak_allocated == 20 << 30
+    assert "cuda:1   t4" in drawn(found)
+    assert estimate_of(json.loads(json.dumps(document(found)))) == found
 
 
 def drawn(found: Estimate) -> str:

@@ -14,6 +14,9 @@ FITS = "fits"
 NOT = "does not fit"
 WITHIN_MARGIN = "within the margin"
 RELEASING = "does not fit without releasing cached memory"
+SEVERITY = {FITS: 0, NOT: 2}
+"""Of verdicts; 1 for the others."""
+
 _NOTHING = Bytes(0)
 
 
@@ -23,6 +26,23 @@ class EstimateShare:
 
     name: str
     bytes: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEstimate:
+    """What one of several GPUs of a process needs; see `Estimate`. ``device`` is its name in the
+    process (``cuda:1``), ``by_category`` what is allocated at the peak of this GPU.
+    """
+
+    device: str
+    gpu: str
+    verdict: str
+    peak_allocated: Bytes
+    peak_reserved: Bytes
+    total_low: int
+    total_high: int
+    capacity: Bytes
+    by_category: tuple[EstimateShare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +83,9 @@ class Estimate(Displayed):
     what a virtual GPU does not model, ``compiled`` what torch.compile did: its graphs,
     graph breaks and recompilations, with their lines and reasons. ``communication`` is what this
     rank sends in the last step. ``by_rank`` has a row for each requested rank, if there are
-    several; the other fields are then about the rank that needs the most memory.
+    several; the other fields are then about the rank that needs the most memory. ``by_device`` has
+    a row for each GPU of the process that is used, if there are several; the other fields are then
+    about the one that has the least room.
     ``communication_time`` is how long the operations of the last step take over ``link`` with
     ``per_node`` ranks on each node: a model, nothing is measured.
     """
@@ -99,6 +121,7 @@ class Estimate(Displayed):
     per_node: int = 0
     communication_time: tuple[LinkTime, ...] = ()
     verdict_why: str = ""
+    by_device: tuple[DeviceEstimate, ...] = ()
 
     def __repr__(self) -> str:
         several = f"{self.devices}x" if self.devices > 1 else ""

@@ -8,7 +8,7 @@ from typing import Any, Final, TextIO
 from gpuprobe.model.io.document import header
 from gpuprobe.model.io.document import write as write_document
 from gpuprobe.model.place import parse_place
-from gpuprobe.model.plans.estimate import Estimate, EstimateShare, RankEstimate
+from gpuprobe.model.plans.estimate import DeviceEstimate, Estimate, EstimateShare, RankEstimate
 from gpuprobe.model.plans.links import LinkTime
 from gpuprobe.model.run.communication import Transfer
 from gpuprobe.model.values import Bytes
@@ -26,11 +26,12 @@ History:
 * 2.3: ``communication``, ``rank`` and ``by_rank``.
 * 2.4: ``alike`` of each rank; ``nccl``, which ``total`` includes; ``link``, ``per_node`` and
   ``communication_time``; ``verdict_why``, and a verdict for runs that have to release cached
-  memory.
+  memory; ``by_device``.
 """
 
 
 _OF_LINK: Final = "op axis ranks nodes count overlaps low_ns high_ns"
+_OF_DEVICE: Final = "device gpu verdict peak_allocated peak_reserved total_low total_high capacity"
 _OF_RANK: Final = "rank verdict peak_allocated peak_reserved total_low total_high alike"
 
 
@@ -61,6 +62,10 @@ def document(estimate: Estimate) -> dict[str, Any]:
         "link": estimate.link,
         "per_node": estimate.per_node,
         "communication_time": [fields_of(row, _OF_LINK) for row in estimate.communication_time],
+        "by_device": [
+            {**fields_of(row, _OF_DEVICE), "by_category": _rows(row.by_category)}
+            for row in estimate.by_device
+        ],
         "by_rank": [fields_of(row, _OF_RANK) for row in estimate.by_rank],
     }
 
@@ -114,6 +119,13 @@ def estimate_of(document: Mapping[str, Any]) -> Estimate:
         communication_time=tuple(
             LinkTime(*(row[name] for name in _OF_LINK.split()))
             for row in document["communication_time"]
+        ),
+        by_device=tuple(
+            DeviceEstimate(
+                **{name: row[name] for name in _OF_DEVICE.split()},
+                by_category=_shares(row["by_category"]),
+            )
+            for row in document["by_device"]
         ),
         by_rank=tuple(
             RankEstimate(*(row[name] for name in _OF_RANK.split())) for row in document["by_rank"]

@@ -29,6 +29,8 @@ from gpuprobe.reporters.sections.report.communication import communication_secti
 def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
     """The estimate; ``top`` bounds each table, the rest of which is summed."""
     several = f"{estimate.devices} x " if estimate.devices > 1 else ""
+    if len({row.gpu for row in estimate.by_device}) > 1:
+        several = ""
     total = _span(estimate.total_low, estimate.total_high)
     title = f"{several}{estimate.gpu}: {estimate.verdict} ({total} of"
     nccl = (
@@ -83,6 +85,8 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
             ("Modules", estimate.by_module),
         )
     ]
+    if estimate.by_device:
+        tables.insert(0, _devices(estimate))
     if estimate.by_rank:
         tables.insert(0, _ranks(estimate))
     if estimate.communication:
@@ -97,6 +101,43 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
         ("Not modelled", estimate.not_modelled),
     )
     return [head, *tables, *(Section(name, bulleted(texts)) for name, texts in listed if texts)]
+
+
+def _devices(estimate: Estimate) -> Section:
+    """A row for each GPU of the process, with what it has most of at its own peak."""
+    columns = (
+        Column("device", 8),
+        Column("GPU", AUTO, gap=1),
+        Column("allocated", 10, gap=2, number=True),
+        Column("reserved", 10, gap=2, number=True),
+        Column("with context", AUTO, gap=2, number=True),
+        Column("of", 10, gap=2, number=True),
+        Column("", 0, gap=2, cut=False),
+    )
+    rows = []
+    for row in estimate.by_device:
+        shares = sorted(row.by_category, key=lambda share: (-share.bytes, share.name))
+        most = ", ".join(f"{named(one.name)} {human_bytes(one.bytes)}" for one in shares[:_MOST])
+        rows.append(
+            Row(
+                (
+                    row.device,
+                    row.gpu,
+                    size(row.peak_allocated),
+                    size(row.peak_reserved),
+                    Cell(_span(row.total_low, row.total_high), row.total_high),
+                    size(row.capacity),
+                    row.verdict,
+                ),
+                note=most,
+            )
+        )
+    text = "Devices, of which the one with the least room is shown below"
+    return Section(text, (Table("devices", columns, tuple(rows), note_indent=2),))
+
+
+_MOST: Final = 6
+"""Categories in the row of a device."""
 
 
 def _ranks(estimate: Estimate) -> Section:

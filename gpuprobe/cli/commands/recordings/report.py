@@ -18,6 +18,12 @@ from gpuprobe.model.text import visible
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recording", help="a recording (directory) or a torch snapshot (.pickle)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument(
+        "--device",
+        default="",
+        metavar="DEVICE",
+        help="the device whose peak is shown, such as cuda:1 (default: the one with the highest)",
+    )
     add_top(parser, 10)
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="print every figure, without shortening lines"
@@ -61,6 +67,6 @@ def run(args: argparse.Namespace) -> int:
             stderr.print_line(f"wrote {visible(str(written))}")
     if (wanted or args.html is not None) and not args.json:
         return exit_codes.OK
-    report = summary(recording, top=args.top)
+    report = summary(recording, top=args.top, device=args.device)
     print_report(report, sys.stdout, as_json=args.json, full=args.verbose)
     return exit_codes.OK
