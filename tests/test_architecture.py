@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Container
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,7 +52,7 @@ def test_no_two_classes_have_one_name() -> None:
     """A name means one thing, wherever it is read. Each integration has a ``MemoryCallback``."""
     places: dict[str, list[str]] = {}
     for file in SOURCES:
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        for node in _parsed(file).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(file.relative_to(ROOT).as_posix())
     assert len(places) > 300
@@ -60,3 +62,43 @@ def test_no_two_classes_have_one_name() -> None:
         "gpuprobe/integrations/lightning.py",
     ]
     assert not shared
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports inside functions count; those for type checkers alone do not."""
+    modules = {_module(file): file for file in SOURCES}
+    imports = {name: _imports(file, modules) - {name} for name, file in modules.items()}
+    left = set(imports)
+    before = 0
+    while len(left) != before:  # without what imports nothing that is left, or is not imported
+        before = len(left)
+        imported = set().union(*(imports[name] for name in left))
+        left = {name for name in left & imported if imports[name] & left}
+    assert not {name: sorted(imports[name] & left) for name in left}
+
+
+@cache
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _module(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _imports(file: Path, modules: Container[str]) -> set[str]:
+    found: set[str] = set()
+    waiting: list[ast.AST] = [_parsed(file)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            waiting += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                found.add(name if name in modules else node.module)
+        waiting += ast.iter_child_nodes(node)
+    return found

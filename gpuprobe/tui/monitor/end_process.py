@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual.app import App, ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.screen import ModalScreen
 
 from gpuprobe.errors import GpuprobeError
 from gpuprobe.tui.monitor.tables.process_rows import ProcessRow
+from gpuprobe.tui.widgets.keymap import Key, bindings
 from gpuprobe.tui.widgets.styled_text import Line, fit, left, right
 from gpuprobe.tui.widgets.text_pane import TextPane
 
@@ -25,12 +26,13 @@ class EndProcess(ModalScreen[int]):
     EndProcess { align: center middle; background: transparent; }
     EndProcess TextPane { width: 80; max-width: 95%; height: 10; border: round $primary; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("t", f"answer({int(signal.SIGTERM)})", "terminate", show=False),
-        Binding("i", f"answer({int(signal.SIGINT)})", "interrupt", show=False),
-        Binding("9", f"answer({int(signal.SIGKILL)})", "kill", show=False),
-        Binding("escape,n,q,enter", "answer(0)", "no", show=False),
-    ]
+    KEYS = (
+        Key("t", "terminate", {"t": f"answer({int(signal.SIGTERM)})"}),
+        Key("i", "interrupt (Ctrl-C)", {"i": f"answer({int(signal.SIGINT)})"}),
+        Key("9", "kill", {"9": f"answer({int(signal.SIGKILL)})"}),
+        Key("Esc", "no", {"escape,n,q,enter": "answer(0)"}),
+    )
+    BINDINGS: ClassVar[list[BindingType]] = bindings(KEYS)
 
     def __init__(self, rows: Sequence[ProcessRow]) -> None:
         super().__init__()
@@ -49,22 +51,11 @@ class EndProcess(ModalScreen[int]):
 
     def _show(self) -> None:
         columns = self._pane.size.width
-        about = self._about()
-        lines: list[Line] = [
-            *about,
-            (),
-            (
-                (" t ", "key"),
-                ("terminate   ", ""),
-                ("i ", "key"),
-                ("interrupt (Ctrl-C)   ", ""),
-                ("9 ", "key"),
-                ("kill   ", ""),
-                ("Esc ", "key"),
-                ("no", ""),
-            ),
-        ]
-        self._pane.show([fit(line, columns) for line in lines])
+        answers: Line = ()
+        for key in self.KEYS:
+            shown = f"{key.shown} " if answers else f" {key.shown} "
+            answers += (("   " if answers else "", ""), (shown, "key"), (key.does, ""))
+        self._pane.show([fit(line, columns) for line in (*self._about(), (), answers)])
 
     def _about(self) -> list[Line]:
         return self._one() if len(self._rows) == 1 else self._several()

@@ -31,6 +31,11 @@ VIEW_KEYS = (
 STEPS_KEYS = (Key("m", "change the quantity of the steps plot", {"m": "measure"}, footer="plot"),)
 """Of the list of steps."""
 
+_FOLD = Key("c", "all frames", {"c": "fold"})
+
+BLOCK_KEYS = (_FOLD, Key("Esc", "back", {"escape,q,enter": "dismiss"}))
+"""Of a block's stack and source."""
+
 TRACE_KEYS = (
     Key(
         "← → h l",
@@ -51,7 +56,10 @@ TRACE_KEYS = (
         {"left_square_bracket": "trace(-1)", "right_square_bracket": "trace(1)"},
     ),
     Key("b", "group by line, module, category or block", {"b": "group"}, footer="group"),
-    Key("Enter", "open a group's blocks, or a block's stack and source (c: all frames)"),
+    Key(
+        "Enter",
+        f"open a group's blocks, or a block's stack and source ({_FOLD.shown}: {_FOLD.does})",
+    ),
     Key(
         "m",
         "switch between segment map and treemap",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 
@@ -15,7 +15,9 @@ from gpuprobe.model.run.session import Session
 from gpuprobe.model.text import human_bytes, visible
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Unavailable
+from gpuprobe.tui.viewer.keys import BLOCK_KEYS
 from gpuprobe.tui.viewer.run_model import short_line
+from gpuprobe.tui.widgets.keymap import bindings
 from gpuprobe.tui.widgets.legend import words
 from gpuprobe.tui.widgets.styled_text import Line
 from gpuprobe.tui.widgets.table import ItemTable
@@ -33,10 +35,7 @@ class BlockScreen(ModalScreen[None]):
     BlockScreen #frames { height: 2fr; }
     BlockScreen #source { height: 9; border-top: solid $panel; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,enter", "dismiss", "back"),
-        Binding("c", "fold", "all frames"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = bindings(BLOCK_KEYS)
 
     def __init__(self, block: BlockInfo, session: Session) -> None:
         super().__init__()
