@@ -21,7 +21,7 @@ from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.trace import AllocatorSettings
-from gpuprobe.torch_support.tensors import is_meta, parts, storage_key
+from gpuprobe.torch_support.tensors import is_meta, is_sparse, parts, storage_key
 from gpuprobe.virtual.catalogue.gpus import GpuModel
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.device.visible import Use, visible
@@ -216,6 +216,8 @@ class Machine:
             tag = self.tags.get(storage._cdata)
             return self._registered(storage) if tag is None and self.registered else tag
         except (NotImplementedError, RuntimeError):  # a subclass or layout without storage
+            if is_sparse(tensor) and self.tracing is not None and self.tracing.under_way():
+                return None  # the compiler's
             found = parts(tensor)
             return self.tag_of(found[0]) if found else None
 

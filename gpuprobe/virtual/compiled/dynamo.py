@@ -9,6 +9,7 @@ from typing import Any, Final
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.patching import Patches, original_of, originals, patch
 from gpuprobe.virtual.frames import place_of
+from gpuprobe.virtual.generators import Generator
 from gpuprobe.virtual.machine import Machine
 
 _NOT_THE_PROGRAMS: Final = (
@@ -60,6 +61,13 @@ def install(machine: Machine, patches: Patches) -> None:
         return wrap(self, value)
 
     patches.set(kind, "_call_impl", call)
+    inner = kind._wrap
+
+    def wrapped(self: Any, value: Any) -> Any:
+        # By its exact type, torch's own is told apart from what cannot be traced.
+        return self.wrap_user_defined(value) if type(value) is Generator else inner(self, value)
+
+    patches.set(kind, "_wrap", wrapped)
 
     _optimizers(machine, patches)
     _breaks(machine, patches)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from gpuprobe.torch_support.tensors import is_sparse, of_parts, parts
 from gpuprobe.virtual.compiled.values import Values
 from gpuprobe.virtual.lowering.functions import uncharged
 from gpuprobe.virtual.machine import Machine
@@ -42,6 +43,12 @@ class Graph:
         place = max((_place(machine, item) for item in given), default=-1)
         if place < 0:
             place = self._values.place
+        capture = machine.capture
+        if capture is not None and place >= 0:
+            with uncharged(machine):
+                for tensor in self._values.written(given):
+                    capture.about_to_write(tensor)
+            captured = list(given)
         values = self._values.run(given, place)
         if place < 0:  # a graph of the host's: nothing is charged
             given.clear()
@@ -52,7 +59,10 @@ class Graph:
             made = self._wrapper(stand_ins)
         results = _Results(machine, theirs, place)
         pairs = zip(made, values, strict=True)
-        return tuple(results.of(new, value) for new, value in pairs)
+        found = tuple(results.of(new, value) for new, value in pairs)
+        if capture is not None:
+            capture.note(self._values.compute, captured, {}, found)
+        return found
 
     def _stand_ins(self, given: list[Any]) -> tuple[list[Any], dict[int, Any]]:
         """Tensors without values in the place of a device's. Each of their storages keeps the one
@@ -90,6 +100,11 @@ class _Results:
         machine = self._machine
         if not isinstance(value, torch.Tensor) or not isinstance(made, torch.Tensor):
             return value
+        if is_sparse(value):
+            pieces = zip(parts(made), parts(value), strict=True)
+            found = [self.of(*pair) for pair in pieces]
+            with uncharged(machine), torch.no_grad():
+                return of_parts(value, found, torch.device("cpu"))
         tag = machine.tag_of(made)
         if tag is None or tag.place < 0 or value.untyped_storage()._cdata in self._given:
             return value  # the host's, or an argument: it is where it was

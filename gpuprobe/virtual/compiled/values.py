@@ -28,14 +28,13 @@ class Values:
         self._module = torch.fx.GraphModule(module, graph)
 
     def _for_the_host(self, node: Any) -> None:
-        device = node.kwargs.get("device")
-        if isinstance(device, torch.device) and device.type == "cuda":
-            self.place = device.index or 0
-            node.kwargs = {**node.kwargs, "device": _CPU}
-        node.args = torch.fx.node.map_aggregate(
-            node.args,
-            lambda item: _CPU if isinstance(item, torch.device) and item.type == "cuda" else item,
-        )
+        def on_host(item: Any) -> Any:
+            if not isinstance(item, torch.device) or item.type != "cuda":
+                return item
+            self.place = item.index or 0
+            return _CPU
+
+        node.args, node.kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), on_host)
         if node.op == "call_function":
             node.target = kernels.ON_HOST.get(node.target, node.target)
 
@@ -43,7 +42,36 @@ class Values:
         """The results, of arguments that stay as they are but for what the graph writes to."""
         machine = self._machine
         with uncharged(machine), machine.generators.draw(place, ()), torch.no_grad():
-            return torch.fx.Interpreter(self._module).run(*given)
+            return self.compute(*given)
+
+    def compute(self, *given: Any) -> Any:
+        """As `run`, where the caller has seen to generators and to what is charged."""
+        return torch.fx.Interpreter(self._module).run(*given)
+
+    def written(self, given: list[Any]) -> list[Any]:
+        """The arguments that the graph writes to. What an operator without a schema, such as a
+        Triton kernel's, is given counts as written.
+        """
+        nodes = [node for node in self._module.graph.nodes if node.op == "placeholder"]
+        value_of = dict(zip(nodes, given, strict=True))
+        found: dict[Any, None] = {}
+        for node in self._module.graph.nodes:
+            schema = getattr(node.target, "_schema", None)
+            if node.op != "call_function" or (schema is None and not _of_higher_order(node)):
+                continue
+            if schema is None:
+                found.update(dict.fromkeys(node.all_input_nodes))
+            elif schema.is_mutable:
+                for at, argument in enumerate(schema.arguments):
+                    if argument.alias_info is not None and argument.alias_info.is_write:
+                        item = node.args[at] if at < len(node.args) else None
+                        item = node.kwargs.get(argument.name, item)
+                        torch.fx.node.map_arg(item, lambda one: found.setdefault(one))
+        return [value_of[node] for node in nodes if node in found]
+
+
+def _of_higher_order(node: Any) -> bool:
+    return isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
 class Eagerly(torch.fx.Interpreter):

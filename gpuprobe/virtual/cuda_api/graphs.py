@@ -67,6 +67,10 @@ class Capture:
                     if isinstance(tensor, torch.Tensor):
                         self._keep(tensor.untyped_storage())
 
+    def about_to_write(self, tensor: Any) -> None:
+        """Keep what compiled code is to overwrite of memory from before the capture."""
+        self._keep(tensor.untyped_storage())
+
     def _keep(self, storage: Any) -> None:
         key = storage._cdata
         slot = self._slot_of.get(key)
@@ -161,12 +165,14 @@ class CUDAGraph:
 
     _machine: Machine  # the one that is in use
     _new_pool: Callable[[], tuple[int, int]]
+    # Of the class, for what torch's compiler makes without `__init__`.
+    _capture: Capture | None = None
+    _pool: tuple[int, int] | None = None
+    _index = 0
+    _open = False
 
     def __init__(self, keep_graph: bool = False) -> None:
-        self._capture: Capture | None = None
-        self._pool: tuple[int, int] | None = None
-        self._index = 0
-        self._open = False
+        """``keep_graph``: as torch has it; there is no graph of CUDA's to keep."""
 
     def capture_begin(
         self, pool: Any = None, capture_error_mode: str = "global", **kwargs: Any

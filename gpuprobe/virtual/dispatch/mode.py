@@ -194,8 +194,9 @@ class DispatchMode(TorchDispatchMode):
         machine = self.machine
         row = facts.row
         index = place if place >= 0 else device
-        if machine.capture is not None:
-            machine.capture.about_to_run(func, args, kwargs)
+        capture = None if machine.local.standing_in else machine.capture
+        if capture is not None:
+            capture.about_to_run(func, args, kwargs)
         if row is None:
             result = self._made(facts, func, args, kwargs, place, index, make)
             self._track_results(result, place, facts, None)
@@ -216,8 +217,8 @@ class DispatchMode(TorchDispatchMode):
                 call.release()
         if machine.meter is not None:
             machine.meter(func, args, kwargs, result)
-        if machine.capture is not None:
-            machine.capture.note(func, args, kwargs, result)
+        if capture is not None:
+            capture.note(func, args, kwargs, result)
         if machine.observer is not None and not facts.declares_accesses:
             machine.observer.device_op(func, args, kwargs, result, index)
         return result

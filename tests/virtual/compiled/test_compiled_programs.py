@@ -226,3 +226,63 @@ def test_a_backward_pass_without_operators(compute: str) -> None:
         assert x.grad is not None
         assert x.grad.shape == (4,)
     torch._dynamo.reset()
+
+
+def test_what_a_graph_only_moves_to_the_device_lies_there() -> None:
+    with gpuprobe.virtual_gpu("a100-40gb", compute="real"):
+        found = torch.compile(lambda: torch.arange(4).cuda())()
+        assert found.is_cuda
+        assert found.tolist() == [0, 1, 2, 3]
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("compute", ["real", "shapes"])
+def test_gradients_of_a_compiled_sparse_embedding(compute: str) -> None:
+    tokens = torch.tensor([[1, 3], [3, 5]])
+    with gpuprobe.virtual_gpu("a100-40gb", compute=compute) as session:
+        table = nn.Embedding(10, 4, sparse=True).cuda()
+        torch.compile(table)(tokens.cuda()).sum().backward()
+        found = table.weight.grad
+        assert found is not None
+        assert found.is_cuda
+        assert found.layout is torch.sparse_coo
+        assert not any("eagerly" in text for text in session.machine.assumed)
+        if compute == "real":
+            assert found.to_dense().sum(1).tolist() == [0, 4, 0, 8, 0, 4, 0, 0, 0, 0]
+    torch._dynamo.reset()
+
+
+def test_compiled_code_in_a_captured_graph_runs_at_replay_only() -> None:
+    with gpuprobe.virtual_gpu("a100-40gb", compute="real"):
+        norm = nn.BatchNorm1d(4).cuda()
+        batch = torch.full((2, 4), 3.0, device="cuda")
+        run = torch.compile(norm)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = run(batch)
+        assert norm.num_batches_tracked is not None
+        assert norm.running_mean is not None
+        assert norm.num_batches_tracked.item() == 0
+        assert norm.running_mean.tolist() == [0.0] * 4
+        batch.copy_(torch.tensor([[1.0], [3.0]]).expand(2, 4))
+        for replays in (1, 2):
+            graph.replay()
+            assert norm.num_batches_tracked.item() == replays
+        assert found.mean(0).tolist() == pytest.approx([0.0] * 4, abs=1e-6)
+        assert found[1].tolist() == pytest.approx([1.0] * 4, rel=1e-4)
+    torch._dynamo.reset()
+
+
+def test_a_generator_within_compiled_code_breaks_its_graph() -> None:
+    @torch.compile
+    def draw(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        y = x + 1
+        generator.manual_seed(5)
+        return y * 2
+
+    with gpuprobe.virtual_gpu("a100-40gb", compute="real") as session:
+        generator = torch.Generator("cuda")
+        assert draw(torch.ones(2, device="cuda"), generator).tolist() == [4.0, 4.0]
+        assert generator.initial_seed() == 5
+        assert any("graph break" in text for text in session.machine.compiler_notes)
+    torch._dynamo.reset()
