@@ -68,6 +68,9 @@ def observed(run: Run, compiled: bool) -> Iterator[None]:
     from gpuprobe.patching import Patches
 
     keep = torch.compiler.disable(_keep)
+    in_thread = torch.compiler.disable(
+        lambda: threading.current_thread() is not threading.main_thread()
+    )
     module: Any = torch.nn.Module
     tensor: Any = torch.Tensor
     call, backward = module.__call__, tensor.backward
@@ -76,9 +79,8 @@ def observed(run: Run, compiled: bool) -> Iterator[None]:
 
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal depth
-        replica = threading.current_thread() is not threading.main_thread()
-        # Within a module, in a thread of DataParallel's, or in a whole program.
-        if depth or replica or torch.compiler.is_compiling():
+        # Within a module, in a whole program, or in a thread of DataParallel's.
+        if depth or torch.compiler.is_compiling() or in_thread():
             return call(self, *args, **kwargs)
         code = self
         if compiled:
@@ -155,7 +157,7 @@ def difference(one: Run, other: Run, relative: float) -> float:
     Infinite if the runs cannot be compared.
     """
     pairs = [(one.losses, other.losses)]
-    if not other.whole:
+    if not other.whole or len(one.outputs) == len(other.outputs):
         pairs.append((one.outputs, other.outputs))
     if any(len(left) != len(right) for left, right in pairs):
         return float("inf")

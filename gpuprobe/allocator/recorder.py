@@ -7,6 +7,7 @@ from typing import Final
 
 from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.layout import segments
+from gpuprobe.allocator.replays.requests import Request
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.trace import EventColumns, MemoryTrace
@@ -27,6 +28,7 @@ class TraceRecorder:
         self.sim = sim
         self.events = EventColumns()
         self.pools = list(pools)
+        self.requests: list[Request] = []
         if listen:
             sim.listener = self.on_event
 
@@ -44,6 +46,10 @@ class TraceRecorder:
             if isinstance(driver, SimulatedDriver) and driver.capacity is not None:
                 free = driver.capacity - driver.used
         events.device_free.append(free)
+
+    def on_request(self, size: int, stream: int) -> None:
+        """Memory that something outside the simulation may take now, and give back."""
+        self.requests.append(Request(len(self.events), size, stream, self.sim.pool_of(stream)))
 
     def trace(self, device: str = "cuda:0") -> MemoryTrace:
         """The trace so far, with the layout as it is now."""

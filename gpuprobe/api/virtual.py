@@ -328,6 +328,7 @@ def _estimate(
     for device in machine.devices:
         taps[device] = tap = TraceRecorder(device.sim, listen=False)
         device.listeners.append(tap.on_event)
+        device.possible = tap.on_request
     rank = (job.rank, job.rank % count, job.ranks, job.environment(count))
     with nullcontext(Path(output)) if output else scratch_recording() as path:
         with as_rank(*rank):  # a second run replaces what the first has recorded
@@ -356,7 +357,10 @@ def _estimate(
         used = [device for device in machine.devices if device.sim.peak_allocated]
         if not used:
             raise UsageError("nothing was allocated on the GPU", hint=unused)
-        fits = {device: device_fit(machine, device, taps[device].trace()) for device in used}
+        fits = {
+            device: device_fit(machine, device, taps[device].trace(), taps[device].requests)
+            for device in used
+        }
         worst = fullest(fits)
         recording = load(path)  # others may be writing their part of it
         ranks = tuple(one for one in recording.ranks if one.session.rank == job.rank)

@@ -28,6 +28,17 @@ class Place:
         return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function else "")
 
 
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
+
+
+def program_name(function: str) -> str:
+    """A function's name in the program: after a graph break torch.compile goes on with a function
+    of its own (``torch/_dynamo/resume_execution.py``), which has the lines of the program's.
+    """
+    found = _RESUMED.fullmatch(function)
+    return found[1] if found else function
+
+
 class NoPlace(str, Enum):
     """Why memory has no line, or no module, of the user's. Its text is the row's name."""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import torch
+
 from gpuprobe.allocator.replays.replay import replay_trace
+from gpuprobe.allocator.replays.requests import Request, with_requests
 from gpuprobe.allocator.replays.whatif import WhatIfOutcome, what_if
 from gpuprobe.analysis.communication import transfers
 from gpuprobe.analysis.summary import device_categories
@@ -26,12 +29,12 @@ from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Unavailable, available
+from gpuprobe.torch_support.compile_notes import worded
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.distributed.nccl import buffers
 from gpuprobe.virtual.machine import Machine
 
 _NOT_MODELLED = (
-    "workspaces that cuDNN picks for convolutions",
     "memory that CUDA extensions allocate, unless it is declared",
     "other processes on the same GPU",
 )
@@ -49,23 +52,39 @@ _NOTEWORTHY = 0.01
 
 
 class DeviceFit(NamedTuple):
-    """Whether a run fits on one device. ``low`` to ``high`` is the reserved memory."""
+    """Whether a run fits on one device. ``low`` to ``high`` is the reserved memory,
+    ``allocated_high`` the peak of allocated memory with the most that cuDNN's workspaces can be;
+    the largest of them has ``workspace`` bytes at most.
+    """
 
     low: int
     high: int
+    allocated_high: int
+    workspace: int
     nccl_low: Bytes
     nccl_high: Bytes
     verdict: str
     why: str
 
 
-def device_fit(machine: Machine, device: VirtualDevice, trace: MemoryTrace) -> DeviceFit:
-    """Whether the run whose ``trace`` on a device this is fits there."""
+def device_fit(
+    machine: Machine, device: VirtualDevice, trace: MemoryTrace, requests: Sequence[Request] = ()
+) -> DeviceFit:
+    """Whether the run whose ``trace`` on a device this is fits there. ``requests``: what libraries
+    may have requested besides.
+    """
     model = device.model
     recorded = replay_trace(trace)
     free = what_if(trace, recorded, machine.settings)
     low = min(free.peak_reserved.least, device.sim.peak_reserved)
-    high = simulated = max(free.peak_reserved.most, device.sim.peak_reserved)
+    high = max(free.peak_reserved.most, device.sim.peak_reserved)
+    peak = device.sim.peak_allocated
+    widest = with_requests(trace, recorded, requests) if requests else (trace, recorded)
+    if requests:
+        most = what_if(*widest, machine.settings)
+        high = max(high, most.peak_reserved.most)
+        peak = max(peak, most.peak_allocated.most)
+    simulated = high
     nccl_low, nccl_high = (
         (Bytes(0), Bytes(0))
         if machine.traffic is None
@@ -75,7 +94,7 @@ def device_fit(machine: Machine, device: VirtualDevice, trace: MemoryTrace) -> D
         low, high = int(low * (1 - _OF_JOBS)), int(high * (1 + _OF_JOBS))
     need = Need(
         model.total_memory,
-        device.sim.peak_allocated,
+        peak,
         simulated,
         low,
         high,
@@ -83,9 +102,12 @@ def device_fit(machine: Machine, device: VirtualDevice, trace: MemoryTrace) -> D
         model.context_high + nccl_high,
     )
     verdict, why = verdict_of(
-        need, lambda capacity: what_if(trace, recorded, machine.settings, capacity=capacity)
+        need,
+        lambda capacity: what_if(*widest, machine.settings, capacity=capacity),
+        lambda capacity: what_if(trace, recorded, machine.settings, capacity=capacity),
     )
-    return DeviceFit(low, high, nccl_low, nccl_high, verdict, why)
+    workspace = max((request.size for request in requests), default=0)
+    return DeviceFit(low, high, peak, workspace, nccl_low, nccl_high, verdict, why)
 
 
 def fullest(fits: Mapping[VirtualDevice, DeviceFit]) -> VirtualDevice:
@@ -139,11 +161,13 @@ def estimate_of(
     ``links``: over which the ranks communicate, ``per_node`` on each node.
     """
     model = device.model
-    low, high, nccl_low, nccl_high, verdict, verdict_why = fit
+    low, high, peak, workspace, nccl_low, nccl_high, verdict, verdict_why = fit
+    if workspace:
+        machine.assume(_workspaces(workspace))
     outside_high = model.context_high + nccl_high
     growing = _growing(report, f"cuda:{device.index}")
     if growing and verdict != NOT:
-        taken = device.sim.peak_allocated + outside_high
+        taken = peak + outside_high
         left = max(0, model.total_memory - taken) // growing
         machine.assume(
             f"that memory stops growing: the last step left {human_bytes(growing)} more "
@@ -163,6 +187,7 @@ def estimate_of(
         devices=machine.count,
         steps=steps,
         peak_allocated=Bytes(device.sim.peak_allocated),
+        allocated_high=Bytes(peak),
         peak_reserved=Bytes(device.sim.peak_reserved),
         reserved_low=Bytes(low),
         reserved_high=Bytes(high),
@@ -176,20 +201,29 @@ def estimate_of(
         by_category=_shares(report.categories),
         by_module=_shares(report.top_modules),
         by_line=_shares(report.top_lines),
-        assumed=_counted(machine.assumed),
+        assumed=worded(machine.assumed),
         not_modelled=_NOT_MODELLED,
         settings=machine.settings.conf,
         ranks=machine.ranks,
         rank=machine.rank,
         compute="shapes" if machine.shapes else "real",
         compute_why=why,
-        compiled=_counted(machine.compiler_notes),
+        compiled=worded(machine.compiler_notes),
         communication=transfers(sent.values()),
         nccl_low=nccl_low,
         nccl_high=nccl_high,
         link=links.text if links is not None else "",
         per_node=per_node if links is not None else 0,
         communication_time=_times(machine.traffic, sent, links, per_node),
+        torch=str(torch.__version__),
+    )
+
+
+def _workspaces(largest: int) -> str:
+    return (
+        f"cuDNN's workspaces of convolutions: from none to {human_bytes(largest)} in one call, as "
+        "cuDNN does not document which kernel it picks: the upper end is what its kernels for "
+        "tensor cores can need"
     )
 
 
@@ -208,18 +242,23 @@ class Need(NamedTuple):
     outside_high: int
 
 
-def verdict_of(need: Need, within: Callable[[int], WhatIfOutcome]) -> tuple[str, str]:
+def verdict_of(
+    need: Need,
+    within: Callable[[int], WhatIfOutcome],
+    without: Callable[[int], WhatIfOutcome] | None = None,
+) -> tuple[str, str]:
     """The verdict, and the sentence why it is not `FITS` ("" if it is).
 
     ``within`` simulates the run with that many bytes for the allocator, which releases cached
-    memory before it fails, as torch does. It is `FITS` only if the whole printed range is within
+    memory before it fails, as torch does; ``without``: without workspaces that are known as a range
+    only, if it has some. It is `FITS` only if the whole printed range is within
     the capacity.
     """
     capacity = human_bytes(need.capacity)
     reserved = max(need.high, round(need.simulated * (1 + MARGIN)))
     if reserved + need.outside_high <= need.capacity:
         return FITS, ""
-    best = within(need.capacity - need.outside_low)
+    best = (without or within)(need.capacity - need.outside_low)
     if best.would_oom == best.orders:
         return NOT, (
             f"with {capacity} an allocation fails in all {best.orders} simulations, also after all "
@@ -295,10 +334,6 @@ def _times(
         )
         for (op, axis, ranks, nodes, overlaps), took in ordered
     )
-
-
-def _counted(texts: Mapping[str, int]) -> tuple[str, ...]:
-    return tuple(text if count == 1 else f"{text} ({count} times)" for text, count in texts.items())
 
 
 def _traced(report: Report) -> int:

@@ -38,6 +38,7 @@ from gpuprobe.sampler.timeline import (
     counters_rose,
 )
 from gpuprobe.sampler.tracing.traces import OTHER_THREAD, Traces, chosen_steps, exact_peak
+from gpuprobe.torch_support import compile_notes
 
 LEVELS = ("counters", "trace")
 
@@ -104,6 +105,7 @@ class Recorder:
         self._models: list[Any] = []
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet(_listed(optimizer))
         self._active = False
+        self._compiled_before = compile_notes.counts()
         self._thread = threading.get_ident()
         self._pid = os.getpid()
         self._host: HostMemory | None = None
@@ -135,9 +137,8 @@ class Recorder:
     # -- life
 
     def __enter__(self) -> Recorder:
-        """Start watching. Imports torch. Raises OSError if nothing can be written at all,
-        UsageError where a trace is wanted that nobody can read. Any other failure is one
-        warning, and the program goes on unwatched.
+        """Start watching. Imports torch. Raises OSError if nothing can be written, UsageError where
+        a trace is wanted that nobody can read. Another failure is a warning, and nothing is watched.
         """
         import torch
 
@@ -253,7 +254,7 @@ class Recorder:
             return
         self.stop(error)
         self._finished = True
-        error = self._error
+        error, line = self._error, self._timeline
         if self._host is None:  # never started: the program did not import torch
             self._write(
                 lambda: self._sink.session(
@@ -265,11 +266,10 @@ class Recorder:
         self._write(
             lambda: self._sink.end(
                 SessionEnd(
-                    duration_ns=0
-                    if self._timeline is None
-                    else self._timeline.last_ns - self._timeline.started_ns,
+                    duration_ns=0 if line is None else line.last_ns - line.started_ns,
                     error=None if error is None else program_error(error),
                     gpuprobe_faults=tuple(self._failures.texts),
+                    compiled=compile_notes.since(self._compiled_before),
                 )
             )
         )

@@ -21,6 +21,7 @@ from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.trace import AllocatorSettings
+from gpuprobe.torch_support import compile_notes
 from gpuprobe.torch_support.tensors import is_meta, is_sparse, parts, storage_key
 from gpuprobe.virtual.catalogue.gpus import GpuModel
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
@@ -200,6 +201,7 @@ class Machine:
     def note_compiled(self, what: str) -> None:
         """Count something that torch's compiler did: a graph, a graph break, a recompilation."""
         self.compiler_notes[what] = self.compiler_notes.get(what, 0) + 1
+        compile_notes.note(what)
 
     # -- storages
 

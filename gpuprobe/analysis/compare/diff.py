@@ -21,8 +21,15 @@ from gpuprobe.analysis.peak.high_water import (
     by_module,
 )
 from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, high_water_at, nearest_trace
-from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_cpp, is_user_frame, short_name
+from gpuprobe.analysis.trace.frames import (
+    Lines,
+    UserFrame,
+    is_cpp,
+    is_user_frame,
+    short_name,
+)
 from gpuprobe.model.display import Displayed
+from gpuprobe.model.place import program_name
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.text import human_delta
 from gpuprobe.model.values import Peak, Unavailable
@@ -94,12 +101,15 @@ class PeakDiff:
 
 @dataclass(frozen=True, slots=True)
 class Diff(Displayed):
-    """Two recordings compared. ``cautions`` list what makes the comparison inexact."""
+    """Two recordings compared. ``cautions`` list what makes the comparison inexact. ``compiled``:
+    what torch.compile did in each (`SessionEnd.compiled` of the first rank).
+    """
 
     before: str  # paths
     after: str
     peaks: tuple[PeakDiff, ...]
     cautions: tuple[str, ...] = ()
+    compiled: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     def __repr__(self) -> str:
         changes = [
@@ -139,7 +149,13 @@ def diff_recordings(
         after=after.path,
         peaks=tuple(_of_sites(one, two, is_user) for one, two in pairs),
         cautions=tuple(cautions),
+        compiled=(_compiled(before), _compiled(after)),
     )
+
+
+def _compiled(recording: Recording) -> tuple[str, ...]:
+    end = recording.ranks[0].end if recording.ranks else None
+    return () if end is None else end.compiled
 
 
 def _of_sites(one: PeakSite | None, two: PeakSite | None, is_user: UserFrame) -> PeakDiff:
@@ -299,4 +315,4 @@ def line_infos(mark: HighWater, is_user: UserFrame) -> Iterable[LineInfo]:
         frames = stacks.frames_of(stack)
         inner = frames[: frames.index(frame)]
         shape = tuple(f.name for f in inner if not is_cpp(f))
-        yield LineInfo(key, frame.filename, frame.line, frame.name, shape, total[key])
+        yield LineInfo(key, frame.filename, frame.line, program_name(frame.name), shape, total[key])

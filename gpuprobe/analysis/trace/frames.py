@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from gpuprobe.model.place import NoPlace, Place, SourceLine
+from gpuprobe.model.place import NoPlace, Place, SourceLine, program_name
 from gpuprobe.model.trace import Frame, StackTable
 
 UserFrame = Callable[[Frame], bool]
@@ -83,7 +83,7 @@ def place_of(frame: Frame) -> SourceLine:
     """The frame's line; of native frames only the function."""
     if is_cpp(frame):
         return Place("", 0, frame.name) if frame.name else NoPlace.UNKNOWN
-    return Place(frame.filename, frame.line, frame.name)
+    return Place(frame.filename, frame.line, program_name(frame.name))
 
 
 def short_name(frame: Frame) -> str:

@@ -64,9 +64,10 @@ class RankEstimate:
 class Estimate(Displayed):
     """The memory of a training run on a virtual GPU. Unit: bytes.
 
-    ``peak_allocated`` and ``peak_reserved`` are of the caching allocator, over the whole run. The
-    reserved memory of a real run depends on the addresses that the driver returns: ``reserved_low``
-    to ``reserved_high`` is the range over several address orders; of one of several ranks it is 2%
+    ``peak_allocated`` and ``peak_reserved`` are of the caching allocator, over the whole run;
+    ``allocated_high`` includes workspaces of cuDNN that are known as a range only. The reserved
+    memory of a real run depends on the addresses that the driver returns: ``reserved_low`` to
+    ``reserved_high`` is the range over several address orders; of one of several ranks it is 2%
     wider on both sides. ``context_low`` to ``context_high`` is the additional memory of the CUDA
     context and its libraries, from the catalogue. ``nccl_low`` to ``nccl_high`` is what NCCL needs
     for its communicators, from the default sizes of its buffers: nothing if they are in host
@@ -87,7 +88,8 @@ class Estimate(Displayed):
     a row for each GPU of the process that is used, if there are several; the other fields are then
     about the one that has the least room.
     ``communication_time`` is how long the operations of the last step take over ``link`` with
-    ``per_node`` ranks on each node: a model, nothing is measured.
+    ``per_node`` ranks on each node: a model, nothing is measured. ``torch`` is the installed
+    version, which the estimate is for: another one may allocate differently.
     """
 
     gpu: str
@@ -122,6 +124,8 @@ class Estimate(Displayed):
     communication_time: tuple[LinkTime, ...] = ()
     verdict_why: str = ""
     by_device: tuple[DeviceEstimate, ...] = ()
+    torch: str = ""
+    allocated_high: Bytes = _NOTHING
 
     def __repr__(self) -> str:
         several = f"{self.devices}x" if self.devices > 1 else ""

@@ -23,7 +23,7 @@ History:
 * 2.0: the header and the findings are as in every document; ``Session.virtual``. 1.x is still read.
 * 2.1: ``Collective.wire``.
 * 2.2: ``Phase.waited_ns``.
-* 2.3: ``Step.exchanges``.
+* 2.3: ``Step.exchanges``, ``SessionEnd.compiled``.
 """
 
 

@@ -17,7 +17,7 @@ from gpuprobe.reporters.html.report import page, timeline_section
 from gpuprobe.reporters.json import check as check_json
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.sections.check import run_sections
-from gpuprobe.reporters.sections.diff import caution_section, peak_sections
+from gpuprobe.reporters.sections.diff import caution_section, compiled_section, peak_sections
 
 _BY = ("line", "category", "module")  # lines first: they are what one can act on
 _ROWS = 400
@@ -41,6 +41,7 @@ def write_diff(
     body: list[Part] = [el("section", cards, id="answer", aria_label="the answer")]
     body += [draw.section(section) for section in sections if section not in peaks]
     body.append(timeline_section(curves))
+    body += map(draw.section, compiled_section(diff, _ROWS))
     body += map(draw.section, caution_section((*diff.cautions, *problems)))
     page(
         stream,

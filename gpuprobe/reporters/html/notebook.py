@@ -28,7 +28,7 @@ from gpuprobe.reporters.html.markup import Markup, el
 from gpuprobe.reporters.html.markup import Part as Content
 from gpuprobe.reporters.html.report import asset
 from gpuprobe.reporters.sections.check import check_sections
-from gpuprobe.reporters.sections.diff import caution_section, peak_sections
+from gpuprobe.reporters.sections.diff import caution_section, compiled_section, peak_sections
 from gpuprobe.reporters.sections.hazards import finding_section, hazard_sections
 from gpuprobe.reporters.sections.parts import Column, Line, Row, Section, Table, cell, plural
 from gpuprobe.reporters.sections.plans import estimate_sections, fit_sections
@@ -118,6 +118,7 @@ def of_diff(diff: Diff) -> Markup:
             draw.figure(section) if section.figure else draw.titled(section)
             for section in (
                 *peak_sections(diff, ("line", "category"), _ROWS),
+                *compiled_section(diff, _ROWS),
                 *caution_section(diff.cautions),
             )
         ],

@@ -19,13 +19,14 @@ from gpuprobe.reporters.json import fields_of
 from gpuprobe.reporters.json import schema as load_schema
 
 SCHEMA = "gpuprobe.diff"
-VERSION = (2, 0)
+VERSION = (2, 1)
 """(major, minor); a minor version only adds keys.
 
 History:
 * 1.0: first version.
 * 1.1: ``peaks[].compared``: what the rows compare where a peak has no trace.
 * 2.0: ``gpuprobe``, the version that wrote it. ``schemas/diff-2.json``.
+* 2.1: ``compiled``.
 """
 
 
@@ -42,6 +43,10 @@ def document(diff: Diff, by: tuple[str, ...] = BY) -> dict[str, Any]:
         "after": diff.after,
         "cautions": list(diff.cautions),
         "peaks": [_peak(peak, by) for peak in diff.peaks],
+        "compiled": {
+            side: list(texts)
+            for side, texts in zip(("before", "after"), diff.compiled, strict=True)
+        },
     }
 
 

@@ -15,7 +15,7 @@ from gpuprobe.model.values import Bytes
 from gpuprobe.reporters.json import fields_of
 
 SCHEMA: Final = "gpuprobe.estimate"
-VERSION: Final = (2, 4)
+VERSION: Final = (2, 5)
 """(major, minor); a minor version only adds keys.
 
 History:
@@ -27,6 +27,7 @@ History:
 * 2.4: ``alike`` of each rank; ``nccl``, which ``total`` includes; ``link``, ``per_node`` and
   ``communication_time``; ``verdict_why``, and a verdict for runs that have to release cached
   memory; ``by_device``.
+* 2.5: ``torch``; ``allocated``, a range.
 """
 
 
@@ -39,8 +40,9 @@ def document(estimate: Estimate) -> dict[str, Any]:
     """The estimate as plain data. Sizes are bytes."""
     return {
         **header(SCHEMA, VERSION),
-        **fields_of(estimate, "gpu devices ranks rank steps settings compute compute_why"),
+        **fields_of(estimate, "gpu devices ranks rank steps settings compute compute_why torch"),
         **fields_of(estimate, "verdict verdict_why fits capacity peak_allocated peak_reserved"),
+        "allocated": {"at_least": estimate.peak_allocated, "at_most": estimate.allocated_high},
         "reserved": {"at_least": estimate.reserved_low, "at_most": estimate.reserved_high},
         "context": {"at_least": estimate.context_low, "at_most": estimate.context_high},
         "nccl": {"at_least": estimate.nccl_low, "at_most": estimate.nccl_high},
@@ -78,6 +80,7 @@ def estimate_of(document: Mapping[str, Any]) -> Estimate:
         devices=document["devices"],
         steps=document["steps"],
         peak_allocated=Bytes(document["peak_allocated"]),
+        allocated_high=Bytes(document["allocated"]["at_most"]),
         peak_reserved=Bytes(document["peak_reserved"]),
         reserved_low=Bytes(reserved["at_least"]),
         reserved_high=Bytes(reserved["at_most"]),
@@ -98,6 +101,7 @@ def estimate_of(document: Mapping[str, Any]) -> Estimate:
         ranks=document["ranks"],
         compute=document["compute"],
         compute_why=document["compute_why"],
+        torch=document["torch"],
         compiled=tuple(document["compiled"]),
         communication=tuple(
             Transfer(

@@ -15,6 +15,7 @@ from gpuprobe.reporters.sections.parts import (
     Row,
     Section,
     Table,
+    bulleted,
     change,
     named,
     paragraphs,
@@ -31,6 +32,7 @@ def diff_sections(diff: Diff, by: Iterable[str] = BY, top: int = 15) -> list[Sec
     return [
         Section(parts=names, name="names"),
         *peak_sections(diff, by, top),
+        *compiled_section(diff, top),
         *caution_section(diff.cautions),
     ]
 
@@ -50,6 +52,24 @@ def peak_sections(diff: Diff, by: Iterable[str] = BY, top: int = 15) -> list[Sec
         text = "neither side has a recorded peak"
         found.append(Section(parts=(Line(text, indent=0),), name="peak"))
     return found
+
+
+def compiled_section(diff: Diff, top: int = 15) -> list[Section]:
+    """What torch.compile did on each side, where it did anything: what is on one side only first,
+    ``top`` of each.
+    """
+    if not any(diff.compiled):
+        return []
+    parts: list[Part] = []
+    for name, own, other in zip(
+        ("before", "after"), diff.compiled, diff.compiled[::-1], strict=True
+    ):
+        texts = sorted(own, key=lambda text: text in other)
+        more = [f"({len(texts) - top} more)"] if len(texts) > top else []
+        shown = [*texts[:top], *more] or ["nothing was compiled"]
+        parts.append(Line(f"{name}:", indent=0))
+        parts.extend(bulleted(shown))
+    return [Section("Compiled", tuple(parts), "compiled", "Compiled")]
 
 
 def caution_section(cautions: Sequence[str]) -> list[Section]:

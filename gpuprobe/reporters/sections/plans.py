@@ -38,8 +38,9 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
         _span(estimate.nccl_low, estimate.nccl_high),
         "outside the allocator; none if they are in host memory",
     )
+    allocated = max(estimate.peak_allocated, estimate.allocated_high)
     rows = (
-        ("peak allocated", human_bytes(estimate.peak_allocated), "by tensors, with rounding"),
+        ("peak allocated", _span(estimate.peak_allocated, allocated), "by tensors, with rounding"),
         (
             "peak reserved",
             _span(estimate.reserved_low, estimate.reserved_high),
@@ -62,6 +63,8 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
     if estimate.ranks > 1:
         worst = ", which needs most" if estimate.by_rank else ""
         notes.append(f"rank {estimate.rank} of {estimate.ranks}{worst}")
+    if estimate.torch:
+        notes.append(f"torch {estimate.torch}")
     if estimate.settings:
         notes.append(estimate.settings)
     lines = [Line(", ".join(notes))]

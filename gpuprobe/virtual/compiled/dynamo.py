@@ -7,6 +7,7 @@ import types
 from typing import Any, Final
 
 from gpuprobe.code_origin import PACKAGE
+from gpuprobe.model.place import program_name
 from gpuprobe.patching import Patches, original_of, originals, patch
 from gpuprobe.virtual.frames import place_of
 from gpuprobe.virtual.generators import Generator
@@ -113,7 +114,9 @@ def _breaks(machine: Machine, patches: Patches) -> None:
             code = frame.f_code
             reason = found[0].partition("\n")[0] if found else "no guard is known"
             where = place_of(code.co_filename, code.co_firstlineno)
-            machine.note_compiled(f"{code.co_name} at {where} compiled again: {reason}")
+            machine.note_compiled(
+                f"{program_name(code.co_name)} at {where} compiled again: {reason}"
+            )
         return found
 
     patches.set(module, "get_and_maybe_log_recompilation_reasons", recompilation)

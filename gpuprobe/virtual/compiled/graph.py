@@ -102,9 +102,9 @@ class _Results:
             return value
         if is_sparse(value):
             pieces = zip(parts(made), parts(value), strict=True)
-            found = [self.of(*pair) for pair in pieces]
+            own = [self.of(*pair) for pair in pieces]
             with uncharged(machine), torch.no_grad():
-                return of_parts(value, found, torch.device("cpu"))
+                return of_parts(value, own, torch.device("cpu"))
         tag = machine.tag_of(made)
         if tag is None or tag.place < 0 or value.untyped_storage()._cdata in self._given:
             return value  # the host's, or an argument: it is where it was

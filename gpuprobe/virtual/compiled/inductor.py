@@ -212,7 +212,8 @@ def _note(machine: Machine, made: Any, *, backward: bool) -> None:
     allocated, reused = source.count(" = empty_strided_cuda("), source.count("# reuse")
     kind = "backward" if backward else "forward"
     machine.note_compiled(
-        f"{kind} graph: {allocated} buffers allocated, {reused} in the memory of others"
+        f"{kind} graph: {allocated} {'buffer' if allocated == 1 else 'buffers'} allocated, "
+        f"{reused} in the memory of others"
     )
 
 

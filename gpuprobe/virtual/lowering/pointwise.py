@@ -1,12 +1,15 @@
-"""Pointwise operators that take more than their result."""
+"""Pointwise operators that take more than their result, and losses, which keep the memory of what
+they sum up, and need as much again to do so.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
+from gpuprobe.virtual.lowering.reduce import whole
 
 
 def _scalars_moved(call: Call) -> None:
@@ -26,7 +29,49 @@ def _product(call: Call) -> None:
     call.scratch(grad.numel() * torch.result_type(grad, output).itemsize)
 
 
+def _reduces(call: Call, at: int) -> bool:
+    """Whether the losses are summed up. ``at``: the place of ``reduction`` in the schema."""
+    if "reduction" in call.kwargs:
+        return bool(call.kwargs["reduction"])
+    return bool(call.args[at]) if at < len(call.args) else True
+
+
+def _elementwise(call: Call) -> None:
+    """A second tensor of all losses, and the sum of it in the result's memory."""
+    if not _reduces(call, 2):
+        return
+    given, target = call.args[:2]
+    count = torch.broadcast_shapes(given.shape, target.shape).numel()
+    item = torch.result_type(given, target).itemsize
+    call.scratch(count * item)
+    whole(call, count, item)
+
+
+def _copied_back(call: Call) -> None:
+    """The sum in a tensor of its own, from which it is copied into the result."""
+    if not _reduces(call, 3):
+        return
+    given: Any = call.args[0]
+    call.scratch(given.element_size())
+    whole(call, given.numel(), given.element_size())
+
+
 ROWS: Final = (
+    *(
+        OperatorRow(
+            name,
+            "the result keeps the memory of all losses; a second tensor of them, which is summed",
+            f"aten/src/ATen/native/Loss.cpp: TORCH_META_FUNC({name}), {name}_out",
+            after=_elementwise,
+        )
+        for name in ("mse_loss", "smooth_l1_loss")
+    ),
+    OperatorRow(
+        "binary_cross_entropy",
+        "the result keeps the memory of all losses; their sum, which is copied into it",
+        "aten/src/ATen/native/cuda/Loss.cu: binary_cross_entropy_out_cuda",
+        after=_copied_back,
+    ),
     OperatorRow(
         "where.self",
         "a number chosen from: a tensor of one element on the device",

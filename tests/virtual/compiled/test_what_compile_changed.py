@@ -1,0 +1,111 @@
+"""`gpuprobe diff` of a program without and with ``torch.compile``."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from torch import nn
+
+import gpuprobe
+from gpuprobe.api.recordings import diff, load
+from gpuprobe.api.views import write_diff
+from gpuprobe.reporters.json import diff as diff_json
+from gpuprobe.reporters.sections.diff import diff_sections
+from gpuprobe.reporters.text import draw
+
+pytest.importorskip("triton", reason="Inductor writes CUDA code with Triton: gpuprobe[compile]")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+SOURCE = Path(__file__).read_text().splitlines()
+BREAK = "        torch._dynamo.graph_break()"
+LINE = SOURCE.index(BREAK)  # the one before it
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.back = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.wide(x).sin().cos().tanh()  # each saves what it needs; fused, all do once
+        torch._dynamo.graph_break()
+        return x + self.back(hidden)
+
+
+def train(path: Path, code: Callable[[nn.Module], Any]) -> None:
+    with gpuprobe.virtual_gpu("a100-40gb", compute="shapes"):
+        model = nn.Sequential(Block(), Block(), Block()).cuda()
+        run = code(model)
+        optimizer = torch.optim.SGD(model.parameters())
+        with gpuprobe.record(path, level="trace", trace_steps="all"):
+            for _ in range(2):
+                run(torch.randn(1 << 14, 64, device="cuda")).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    torch._dynamo.reset()
+
+
+@pytest.fixture(name="sides", scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("sides")
+    train(folder / "eager", lambda model: model)
+    train(folder / "compiled", torch.compile)
+    return folder / "eager", folder / "compiled"
+
+
+def test_peak_and_saved_activations_shrink_and_the_breaks_are_named(
+    sides: tuple[Path, Path],
+) -> None:
+    found = diff(*sides)
+    (peak,) = found.peaks
+    assert isinstance(peak.delta, int)
+    assert peak.delta < 0
+    categories = peak.rows["category"]
+    assert isinstance(categories, tuple)
+    saved = next(row for row in categories if row.key == "activation")
+    assert saved.delta < 0
+    lines = peak.rows["line"]
+    assert isinstance(lines, tuple)
+    assert not any("torch_dynamo_resume" in row.key for row in lines)
+    assert any(row.key.endswith(f"{Path(__file__).name}:{LINE} in forward") for row in lines)
+    before, after = found.compiled
+    assert before == ()
+    number = SOURCE.index(BREAK) + 1
+    assert any(
+        text.startswith("graph break at ") and f"{Path(__file__).name}:{number}: " in text
+        for text in after
+    )
+    assert sum("forward graph: " in text for text in after) >= 1
+    assert any("in the memory of others" in text for text in after)
+
+
+def test_text_json_and_page_have_what_was_compiled(
+    sides: tuple[Path, Path], tmp_path: Path
+) -> None:
+    found = diff(*sides)
+    document = json.loads(json.dumps(diff_json.document(found)))
+    jsonschema.validate(document, diff_json.schema())
+    assert document["compiled"] == {"before": [], "after": list(found.compiled[1])}
+    text = io.StringIO()
+    draw.write(diff_sections(found), text)
+    assert "Compiled\n" in text.getvalue()
+    assert "nothing was compiled" in text.getvalue()
+    assert "graph break at " in " ".join(text.getvalue().split())
+    page = write_diff(load(sides[0]), load(sides[1]), tmp_path / "diff.html").read_text()
+    assert "nothing was compiled" in page
+    assert "forward graph: " in page
+
+
+def test_a_recording_has_what_was_compiled_while_it_ran(
+    sides: tuple[Path, Path], tmp_path: Path
+) -> None:
+    train(tmp_path / "later", lambda model: model)  # in the same process as the compiled one
+    assert diff(sides[1], tmp_path / "later").compiled[1] == ()
