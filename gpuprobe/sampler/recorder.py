@@ -138,7 +138,7 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         """Start watching. Imports torch. Raises OSError if nothing can be written, UsageError where
-        a trace is wanted that nobody can read. Another failure is a warning, and nothing is watched.
+        a trace is wanted that nobody can read. Another failure is one warning, and no watching.
         """
         import torch
 
