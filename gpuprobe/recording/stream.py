@@ -11,6 +11,7 @@ from gpuprobe.errors import DataError, NotARecording
 from gpuprobe.model.bounds import MOST_DEVICES
 from gpuprobe.model.findings import Finding
 from gpuprobe.model.io.codec import from_plain
+from gpuprobe.model.run.communication import check_operations
 from gpuprobe.model.run.recording import RankRecording
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
@@ -187,9 +188,14 @@ class StreamParser:
         self.session = from_plain(Session, plain)
 
     def _take_step(self, plain: dict[str, Any]) -> None:
-        step = from_plain(Step, plain)
-        self._add_devices({window.device for window in step.windows})
+        step = self._checked_step(plain)
         self._steps[step.index] = step
+
+    def _checked_step(self, plain: dict[str, Any]) -> Step:
+        step = from_plain(Step, plain)
+        check_operations(step.exchanges)
+        self._add_devices({window.device for window in step.windows})
+        return step
 
     def _add_devices(self, named: Iterable[str]) -> None:
         """Raises DataError where the rank would have too many of them."""

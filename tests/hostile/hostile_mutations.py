@@ -44,7 +44,7 @@ OPCODES = [
 
 
 def recording_seeds() -> list[Files]:
-    """Each with the header of version 1, and with that of version 2."""
+    """Each with the header of version 1, and with that of version 2 and its newer keys."""
     found = []
     for folder in sorted(V1.glob("*.gpuprobe")):
         old = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
@@ -58,8 +58,17 @@ def _renewed(data: bytes) -> bytes:
         return data
     head = json.loads(first)
     ranks = {key: head[key] for key in ("rank", "world_size")}
-    made = {"schema": head["format"], "version": [2, 0], "gpuprobe": "0.1", **ranks}
+    made = {"schema": head["format"], "version": [2, 3], "gpuprobe": "0.1", **ranks}
+    rest = rest.replace(b'{"type":"step"', b'{"type":"step","exchanges":' + dumps(_EXCHANGES), 1)
     return dumps(made) + newline + rest
+
+
+_EXCHANGES = [
+    {"group": "0", "ranks": 4, "op": op, "payload": 4096, "wire": 3072, "place": "train.py:9",
+     "axis": "dp", "dtype": "float32", "module": "net.0", "members": members, "peer": 3,
+     "sequence": [1, 2], "arrival_ns": [5, 90], "completion_ns": [60, 0]}
+    for op, members in (("all_gather", "0-3"), ("send", "0-24:8"))
+]  # fmt: skip
 
 
 def unpacked_chunk(data: bytes) -> tuple[Any, dict[tuple[str, str], array[int]], Any]:

@@ -246,6 +246,21 @@ def _devices(count: int, lines: list[Any]) -> None:
         step["windows"] = [_window(name) for name in names]
 
 
+def _exchange(**changes: Any) -> dict[str, Any]:
+    """Operations of a step, each recorded."""
+    plain = {
+        "group": "0", "ranks": 2, "op": "all_reduce", "payload": 4, "wire": 4, "place": "a.py:1",
+        "members": "0-1", "sequence": [1], "arrival_ns": [1], "completion_ns": [2],
+    }  # fmt: skip
+    return plain | changes
+
+
+def _exchanges(count: int, changes: Callable[[int], dict[str, Any]]) -> Any:
+    return lazy(
+        lambda: partial(_in_step, "exchanges", [_exchange(**changes(n)) for n in range(count)])
+    )
+
+
 def _indices(values: list[int], lines: list[Any]) -> None:
     for step, index in zip(_steps(lines), values, strict=False):
         step["index"] = index
@@ -338,6 +353,27 @@ COUNTS: dict[str, Callable[[list[Any]], None]] = {
 }  # fmt: skip
 
 
+_HUGE = (1 << 53) - 1
+EXCHANGES: dict[str, Callable[[list[Any]], None]] = {
+    "of a kind that is none": _exchanges(3, lambda n: {"op": f"op\x1b[2J{n}"}),
+    "in a group of all numbers": _exchanges(1, lambda _: {"members": f"0-{_HUGE}", "ranks": _HUGE}),
+    "in a group of 100,000 digits": _exchanges(1, lambda _: {"members": "9" * 100_000}),
+    "in a group that is none": _exchanges(4, lambda n: {"members": ("x", "3-1", ",,", "-")[n]}),
+    "in 9,999 groups": _exchanges(9_999, lambda n: {"members": f"0-{n + 10**6}", "ranks": 10**7}),
+    "500,000 in one": _exchanges(
+        1, lambda _: dict.fromkeys(("sequence", "arrival_ns", "completion_ns"), [1] * 500_000)
+    ),
+    "100,000 of one each": _exchanges(100_000, lambda n: {"module": f"m{n}"}),
+    "10,000 of one each": _exchanges(10_000, lambda n: {"module": f"m{n}", "place": f"a{n}.py:1"}),
+    "with fewer times": _exchanges(1, lambda _: {"sequence": [1, 2, 3], "arrival_ns": [5]}),
+    "that end before they begin": _exchanges(1, lambda _: {"arrival_ns": [10**18]}),
+    "with a module of 10 MB": _exchanges(1, lambda _: {"module": "m" * 10_000_000}),
+    "with a place of 10 MB": _exchanges(1, lambda _: {"place": "p/" * 5_000_000 + "a.py:1"}),
+    "to a rank that is none": _exchanges(1, lambda _: {"op": "send", "peer": (1 << 31) - 1}),
+    "of an exbibyte": _exchanges(9, lambda _: {"payload": (1 << 60) - 1, "wire": (1 << 60) - 1}),
+}
+
+
 def _raw_lines(lines: Callable[[], list[bytes]], folder: Path) -> None:
     plain(folder)
     with (folder / STREAM).open("ab") as file:
@@ -415,6 +451,7 @@ def _all_groups() -> dict[str, dict[str, Make]]:
             for name, value in _chosen(number)
         },
         "counts": {what: partial(_with_lines, change) for what, change in COUNTS.items()},
+        "exchanges": {what: partial(_with_lines, change) for what, change in EXCHANGES.items()},
         "lines": {what: partial(_raw_lines, lines) for what, lines in RAW.items()},
         "ranks": RANKS,
         "chunks": {what: partial(chunk, change) for what, change in CHUNKS.items()},

@@ -17,6 +17,7 @@ from gpuprobe.api.views import write_chakra, write_perfetto
 from gpuprobe.errors import DataError
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.communication import (
+    MOST_OPERATIONS,
     CollectiveRecord,
     exchanges_of,
     group_ranks,
@@ -26,6 +27,8 @@ from gpuprobe.model.run.communication import (
 )
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.values import Bytes, Unavailable
+from gpuprobe.recording.reader import read_recording
+from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.reporters.sections.report import report_sections
 from gpuprobe.reporters.text import draw
 
@@ -254,3 +257,24 @@ def test_records_come_back_in_order(order: list[int]) -> None:
     assert {replace(one, completion_ns=0, peer=0) for one in back} == {
         replace(one, completion_ns=0, peer=0) for one in records
     }
+
+
+def test_groups_that_no_job_has_are_refused(tmp_path: Path) -> None:
+    """A few bytes of text could be a group of any size."""
+    huge = [record(members=f"0-{n + 10**6}", ranks=10**9) for n in range(9)]
+    with pytest.raises(DataError, match="groups of more than 4,194,304 ranks"):
+        write_chakra(recorded(huge), tmp_path / "k")
+    assert group_ranks("9" * 100_000, 10) == ()
+
+
+def test_a_step_has_no_more_operations_than_are_recorded(tmp_path: Path) -> None:
+    whole = replace(exchanges_of([record()])[0], sequence=(1,) * MOST_OPERATIONS)
+    writer = RecordingWriter.create(tmp_path / "a.gpuprobe")
+    writer.session(build.session(), build.environment())
+    step = build.step(0, {"backward": 1 << 20})
+    writer.step(replace(step, exchanges=(whole,)))
+    writer.step(replace(step, index=1, exchanges=(whole, exchanges_of([record()])[0])))
+    writer.close()
+    (rank,) = read_recording(tmp_path / "a.gpuprobe").ranks
+    assert [step.index for step in rank.steps] == [0]
+    assert rank.blind_spots[-1].what.startswith("1 damaged line")

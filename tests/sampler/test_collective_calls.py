@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import gpuprobe
+from gpuprobe.model.run.communication import operations
 from gpuprobe.model.run.session import BlindSpot, Collective
 from gpuprobe.model.values import Unavailable
 from gpuprobe.sampler.hooks.distributed.collectives import DDP, CollectiveCalls
@@ -187,3 +190,27 @@ def test_calls_wait_in_the_phase_that_is_on(calls: CollectiveCalls) -> None:
         "forward": 3,
         "backward": Unavailable("why"),
     }
+
+
+def test_operations_beyond_the_bound_are_a_blind_spot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their totals are recorded, and the step can be read."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    for module in ("distributed.records", "per_step"):
+        monkeypatch.setattr(f"gpuprobe.sampler.hooks.{module}.MOST_OPERATIONS", 3)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    try:
+        with gpuprobe.record(tmp_path / "a.gpuprobe") as recorder:
+            for _ in range(2):
+                with recorder.step():
+                    for _ in range(5):
+                        dist.all_reduce(tensor())
+    finally:
+        dist.destroy_process_group()
+    (rank,) = gpuprobe.load(tmp_path / "a.gpuprobe").ranks
+    assert [operations(step.exchanges) for step in rank.steps] == [3, 3]
+    assert [call.count for step in rank.steps for call in step.collectives] == [5, 5]
+    left_out = [spot.what for spot in rank.blind_spots if "operations with other" in spot.what]
+    assert len(left_out) == 1

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
+from gpuprobe.errors import DataError
 from gpuprobe.model.bounds import Count, Nanoseconds, Rank
 from gpuprobe.model.place import NoPlace, SourceLine, parse_place
 from gpuprobe.model.record import record
@@ -99,6 +100,22 @@ class Exchange:
     completion_ns: tuple[Nanoseconds, ...] = ()
 
 
+MOST_OPERATIONS: Final = 10_000
+"""That a recording has of one step, one by one: what ranks exchange in a step of a large model is
+some hundred to a few thousand operations."""
+
+
+def operations(exchanges: Iterable[Exchange]) -> int:
+    """How many they are."""
+    return sum(len(one.sequence) for one in exchanges)
+
+
+def check_operations(exchanges: Iterable[Exchange]) -> None:
+    """Raises DataError for more operations than a recording has of a step."""
+    if operations(exchanges) > MOST_OPERATIONS:
+        raise DataError(f"a step with more than {MOST_OPERATIONS:,} operations with other ranks")
+
+
 def exchanges_of(records: Iterable[CollectiveRecord]) -> tuple[Exchange, ...]:
     """The records of one step, in the order of their first operations."""
     rows: dict[tuple[object, ...], tuple[CollectiveRecord, list[int], list[int], list[int]]] = {}
@@ -176,7 +193,9 @@ def group_ranks(text: str, most: int) -> tuple[int, ...]:
     for part in text.split(","):
         numbers, _, step = part.partition(":")
         first, _, last = numbers.partition("-")
-        if not (first.isdecimal() and (last or first).isdecimal() and (step or "1").isdecimal()):
+        if len(part) > 40 or not (
+            first.isdecimal() and (last or first).isdecimal() and (step or "1").isdecimal()
+        ):
             return ()
         some = range(int(first), int(last or first) + 1, int(step or 1) or 1)
         found.extend(islice(some, most - len(found)))

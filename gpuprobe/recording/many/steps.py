@@ -168,8 +168,7 @@ class ColumnParser(StreamParser):
         super()._take_line(line)
 
     def _take_step(self, plain: dict[str, Any]) -> None:
-        step = from_plain(Step, plain)
-        self._add_devices({window.device for window in step.windows})
+        step = self._checked_step(plain)
         if step.traces:
             self._traces[self._columns.rows] = step.traces
         self._columns.append(step)

@@ -17,10 +17,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Final
 
+from gpuprobe.errors import DataError
 from gpuprobe.model.run.communication import CollectiveRecord, group_ranks
 
 VERSION: Final = "0.0.4"
 """Of the schema, as Chakra's own generator writes it (``src/generator/generator.py``)."""
+
+MOST_MEMBERS: Final = 1 << 22
+"""Ranks in the groups of a job, together: a thousand groups of four thousand ranks."""
 
 _COMP, _SEND, _RECV, _COLL = 4, 5, 6, 7  # enum NodeType
 _KINDS: Final = {
@@ -40,15 +44,27 @@ _VARINT, _BYTES = 0, 2  # wire types of protobuf
 _INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29  # fields of AttributeProto
 
 
-def groups_of(ranks: Iterable[Sequence[CollectiveRecord]]) -> dict[tuple[int, ...], int]:
-    """A number for each group of ranks, from 1."""
-    found = {_members(record) for records in ranks for record in records}
-    return {members: number for number, members in enumerate(sorted(found), 1) if members}
+def groups_of(ranks: Iterable[Sequence[CollectiveRecord]]) -> dict[str, tuple[int, ...]]:
+    """The ranks of each group, by its `group_text`; a group's number is its place, from 1.
+
+    Raises DataError for groups that no job has: of more than `MOST_MEMBERS` ranks in all.
+    """
+    sizes = {record.members: record.ranks for records in ranks for record in records}
+    found: dict[str, tuple[int, ...]] = {}
+    left = MOST_MEMBERS
+    for text, size in sizes.items():
+        members = group_ranks(text, min(size, left + 1))
+        left -= len(members)
+        if left < 0:
+            raise DataError(f"damaged recording: groups of more than {MOST_MEMBERS:,} ranks")
+        if members:
+            found[text] = members
+    return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
-def write_groups(groups: Mapping[tuple[int, ...], int], stream: IO[str]) -> None:
+def write_groups(groups: Mapping[str, Sequence[int]], stream: IO[str]) -> None:
     """The table of groups: their numbers and ranks, as JSON."""
-    table = {str(number): list(members) for members, number in groups.items()}
+    table = {str(number): list(members) for number, members in enumerate(groups.values(), 1)}
     json.dump(table, stream, indent=1)
     stream.write("\n")
 
@@ -56,7 +72,7 @@ def write_groups(groups: Mapping[tuple[int, ...], int], stream: IO[str]) -> None
 def write(
     records: Sequence[CollectiveRecord],
     rank: int,
-    groups: Mapping[tuple[int, ...], int],
+    groups: Mapping[str, Sequence[int]],
     stream: IO[bytes],
     *,
     start_ns: int = 0,
@@ -66,20 +82,21 @@ def write(
     whether times are those of the hardware.
     """
     stream.write(_delimited(_text(1, VERSION)))
-    for node in _nodes(records, rank, groups, start_ns if timed else None):
+    numbers = {text: number for number, text in enumerate(groups, 1)}
+    for node in _nodes(records, rank, numbers, start_ns if timed else None):
         stream.write(_delimited(node))
 
 
 def _nodes(
     records: Sequence[CollectiveRecord],
     rank: int,
-    groups: Mapping[tuple[int, ...], int],
+    groups: Mapping[str, int],
     free_ns: int | None,
 ) -> Iterator[bytes]:
     """``free_ns``: since when the rank computes; None where time means nothing."""
     number = 0
     waited = 0  # the node that the rank has waited for last
-    last: dict[tuple[int, ...], int] = {}  # of each group
+    last: dict[str, int] = {}  # of each group
     for record in records:
         arrival, completion = record.arrival_ns, record.completion_ns
         arrived = arrival if isinstance(arrival, int) else None
@@ -97,7 +114,7 @@ def _nodes(
             waited = number
             free_ns = arrived
         number += 1
-        members = _members(record)
+        members = record.members
         needs = sorted({node for node in (waited, last.get(members, 0)) if node})
         span = None
         if free_ns is not None and arrived is not None and over is not None:
@@ -114,9 +131,7 @@ def _type(record: CollectiveRecord) -> int:
     return {"send": _SEND, "recv": _RECV}.get(record.op, _COLL)
 
 
-def _attributes(
-    record: CollectiveRecord, rank: int, groups: Mapping[tuple[int, ...], int]
-) -> list[bytes]:
+def _attributes(record: CollectiveRecord, rank: int, groups: Mapping[str, int]) -> list[bytes]:
     size = int(record.payload)
     if record.op in ("all_gather", "gather") and record.ranks:
         size //= record.ranks
@@ -131,18 +146,16 @@ def _attributes(
             ]
         found.append(_attribute("comm_tag", _INT32, 0))
     else:
-        found.append(_attribute("comm_type", _INT64, _KINDS[record.op]))
-        number = groups.get(_members(record))
+        kind = _KINDS.get(record.op)
+        if kind is not None:
+            found.append(_attribute("comm_type", _INT64, kind))
+        number = groups.get(record.members)
         if number is not None:
             found.append(_attribute("pg_name", _STRING, str(number)))
     found.append(_attribute("place", _STRING, str(record.place)))
     if record.module:
         found.append(_attribute("module", _STRING, record.module))
     return found
-
-
-def _members(record: CollectiveRecord) -> tuple[int, ...]:
-    return group_ranks(record.members, record.ranks)
 
 
 # -- messages

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gpuprobe.analysis.time_shares import joined_calls
-from gpuprobe.model.run.communication import Exchange, exchanges_of
+from gpuprobe.model.run.communication import MOST_OPERATIONS, Exchange, exchanges_of, operations
 from gpuprobe.model.run.session import BlindSpot, Collective, Placed
 from gpuprobe.sampler.hooks.distributed.collectives import CollectiveCalls
 from gpuprobe.sampler.hooks.distributed.records import Records
@@ -14,6 +14,11 @@ from gpuprobe.sampler.hooks.distributed.waits import Waited, joined_waits
 from gpuprobe.sampler.hooks.placement import Placement
 from gpuprobe.sampler.timeline import PhaseTimeline
 from gpuprobe.sampler.tracing.traces import Traces
+
+_LEFT_OUT = BlindSpot(
+    f"operations with other ranks after the first {MOST_OPERATIONS:,} of a step",
+    "communication by line and module does not include them; the totals by operation do",
+)
 
 
 class PerStep:
@@ -32,6 +37,8 @@ class PerStep:
         self.records = Records(lambda: timeline.started_ns, on_fault)
         self.records.on = traces.in_detail(0)
         self._detailed = traces.in_detail
+        self._blind = blind
+        self._complete = True
         self.collectives = CollectiveCalls(
             lambda spot: blind((spot,)), lambda: timeline.path, self.records
         )
@@ -57,7 +64,13 @@ class PerStep:
             calls = joined_calls((*earlier, *calls))
             placed = placed or placed_earlier
             waited = joined_waits(waited_earlier, waited)
-            exchanges = (*exchanges_earlier, *exchanges)
+            if operations(exchanges_earlier) + operations(exchanges) <= MOST_OPERATIONS:
+                exchanges = (*exchanges_earlier, *exchanges)
+            else:
+                exchanges, self.records.left_out = exchanges_earlier, True
+        if self.records.left_out and self._complete:
+            self._complete = False
+            self._blind((_LEFT_OUT,))
         self._last = (index, calls, placed, waited, exchanges)
         return {
             "collectives": calls,

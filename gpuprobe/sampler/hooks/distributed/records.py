@@ -9,12 +9,14 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.model.place import NoPlace, Place, SourceLine
-from gpuprobe.model.run.communication import CollectiveRecord, group_text, wire_bytes
+from gpuprobe.model.run.communication import (
+    MOST_OPERATIONS,
+    CollectiveRecord,
+    group_text,
+    wire_bytes,
+)
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.torch_support.callers import TORCH, module_at_work, program_line
-
-MOST: Final = 10_000
-"""Records of one step: a step of a program with more is recorded without the others."""
 
 _NOT_BLOCKING: Final = Unavailable("the call does not wait for it", ReadStatus.NOT_COLLECTED)
 _MESH: Final = "mesh_"
@@ -34,6 +36,7 @@ class Records:
         """
         self.on = True
         self.virtual = False
+        self.left_out = False  # an operation, as a step had too many
         self._on_fault = on_fault
         self._started_ns = started_ns
         self._sequence: Counter[str] = Counter()
@@ -118,7 +121,8 @@ class Records:
     ) -> None:
         label, ranks = str(group.group_name), group.size()
         self._sequence[label] += 1
-        if len(self._records) >= MOST:
+        if len(self._records) >= MOST_OPERATIONS:
+            self.left_out = True
             return
         started = self._started_ns()
         described = str(group.group_desc)
