@@ -71,6 +71,17 @@ def load(path: str | os.PathLike[str]) -> Recording:
     return load(path)
 
 
+def load_to_report(path: str | os.PathLike[str]) -> Recording:
+    """`load`, which of a snapshot waits for a process of its own: meanwhile what `summary` needs is
+    imported.
+    """
+    import threading
+    from importlib import import_module
+
+    threading.Thread(target=import_module, args=("gpuprobe.analysis.summary",), daemon=True).start()
+    return load(path)
+
+
 def pack(
     recording: str | os.PathLike[str],
     to: str | os.PathLike[str] | None = None,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
-from importlib import import_module
 
-from gpuprobe.api.recordings import load, print_report, summary
+from gpuprobe.api.recordings import load_to_report, print_report, summary
 from gpuprobe.api.views import VIEWS, read_hazards, write_report
 from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.cli.options import add_top
@@ -53,10 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.hazards is not None and args.html is None:
         raise UsageError("--hazards is for the page that --html writes")
-    # While a process of its own reads the snapshot.
-    ahead = threading.Thread(target=import_module, args=("gpuprobe.analysis.summary",), daemon=True)
-    ahead.start()
-    recording = load(args.recording)
+    recording = load_to_report(args.recording)
     if args.html is not None:
         hazards = None if args.hazards is None else read_hazards(args.hazards)
         for written in write_report(recording, args.html, hazards=hazards, force=args.force):
