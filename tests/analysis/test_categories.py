@@ -297,3 +297,18 @@ def test_inference_makes_only_temporaries() -> None:
 
 def _traces(path: Path) -> list:  # type: ignore[type-arg]
     return list(read_snapshot(path).ranks[0].load_traces())
+
+
+def test_what_is_recomputed_and_freed_at_once_is_temporary() -> None:
+    again = (f"{TORCH}/utils/checkpoint.py", 1120, "recompute_fn")
+    t = Training()
+    t.forward(1)
+    t.backward(2)
+    detail = t.alloc(3, stack=t.stack(MODEL, CALL, again, ENGINE))
+    t.alloc(4, stack=t.stack(MODEL, CALL, again, ENGINE))
+    t.free(detail)
+    kept = t.alloc(5, stack=t.stack(MODEL, CALL, again, ENGINE))
+    t.backward(6)
+    t.free(kept)
+    found = t.found()
+    assert (found[3], found[4], found[5]) == ("temporary", "activation", "activation")
