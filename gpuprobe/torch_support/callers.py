@@ -28,17 +28,25 @@ def program_line() -> tuple[str, int]:
     return last
 
 
+_OF_MODULES: Final = f"{TORCH}nn/modules/module.py"
+_OF_SHARDS: Final = "_fsdp_param_group.py"
+
+
 def module_at_work() -> str:
     """The module that a collective is made for: by FSDP2's own account, or the class of the one
     whose forward is at work. "" where there is none, as in a hook of the backward pass.
+
+    Before Python 3.13 a frame keeps what its ``f_locals`` once had until it ends, deleted names
+    too: no frame is asked whose variables may be large tensors that it deletes.
     """
     frame: Any = sys._getframe(1)
     while frame is not None:
-        this = frame.f_locals.get("self")
-        if this is not None:
+        code = frame.f_code
+        if code.co_filename.endswith(_OF_SHARDS):
+            this = frame.f_locals.get("self")
             if type(this).__name__ == "FSDPParamGroup":
                 return str(this._module_fqn or "")
-            if isinstance(this, torch.nn.Module) and frame.f_code.co_name == "_call_impl":
-                return type(this).__name__
+        elif code.co_name == "_call_impl" and code.co_filename == _OF_MODULES:
+            return type(frame.f_locals["self"]).__name__
         frame = frame.f_back
     return ""

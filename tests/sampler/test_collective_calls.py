@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import torch.distributed as dist
 from torch import nn
 
 import gpuprobe
-from gpuprobe.model.run.communication import operations
+from gpuprobe.model.place import Place
+from gpuprobe.model.run.communication import CollectiveRecord, operations
 from gpuprobe.model.run.session import BlindSpot, Collective
 from gpuprobe.model.values import Unavailable
 from gpuprobe.sampler.hooks.distributed.collectives import DDP, CollectiveCalls
+from gpuprobe.sampler.hooks.distributed.records import Records
 from gpuprobe.sampler.hooks.distributed.waits import Waited, joined_waits
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch has newer names for some functions
@@ -72,6 +75,36 @@ def test_collectives_of_distributed_tensors_count(calls: CollectiveCalls) -> Non
     mesh = init_device_mesh("cpu", (RANKS,))
     DTensor.from_local(tensor(), mesh, [Partial()]).redistribute(mesh, [Replicate()])
     assert taken(calls)["all_reduce"].bytes == SIZE
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def test_recording_an_operation_keeps_no_tensor_of_its_callers() -> None:
+    """What a function has deleted is gone, also if it called a collective before."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def caller() -> tuple[Any, CollectiveRecord]:
+        large = tensor()
+        gone = weakref.ref(large)
+        dist.all_reduce(tensor())
+        del large
+        return gone(), records.take()[0]
+
+    records = Records(lambda: 0, fail)
+    found = CollectiveCalls(lambda spot: None, records=records)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    try:
+        found.install()
+        kept, one = caller()
+    finally:
+        found.remove()
+        dist.destroy_process_group()
+    assert kept is None
+    assert (one.op, one.payload, one.members, one.dtype) == ("all_reduce", SIZE, "0-3", "float32")
+    assert isinstance(one.place, Place)
+    assert one.place.file == __file__
 
 
 def hooked(state: Any, bucket: Any) -> Any:

@@ -207,6 +207,45 @@ def ep() -> Step:
     return step
 
 
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = hidden.shape
+        q, k, v = (
+            part.view(batch, length, 4, -1).transpose(1, 2)
+            for part in self.qkv(hidden).chunk(3, -1)
+        )
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return hidden + self.out(attended.transpose(1, 2).reshape(batch, length, WIDTH))
+
+
+def cp() -> Step:
+    """Each rank has a part of every sequence; keys and values go around, or are gathered."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    world = dist.get_world_size()
+    mesh = init_device_mesh("cuda", (world,), mesh_dim_names=("cp",))
+    net = nn.Sequential(Attention(), Attention()).cuda().bfloat16()
+    optimizer = torch.optim.AdamW(net.parameters())
+
+    def step() -> None:
+        batch = torch.randn(2, 64 * world, WIDTH, device="cuda", dtype=torch.bfloat16)
+        parallel = context_parallel(
+            mesh, buffers=[batch], buffer_seq_dims=[1], no_restore_buffers={batch}
+        )
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION), parallel:
+            net(batch).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 PROGRAMS: dict[str, Callable[[], Step]] = {
     "ddp": ddp,
     "ddp_bf16_hook": ddp_bf16_hook,
@@ -220,6 +259,7 @@ PROGRAMS: dict[str, Callable[[], Step]] = {
     "pp_zero_bubble": pp_zero_bubble,
     "fsdp2_offload": fsdp2_offload,
     "ep": ep,
+    "cp": cp,
 }
 
 
