@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType, TracebackType
 from typing import Any, Literal, TypeVar
 
@@ -24,7 +24,7 @@ from gpuprobe.sampler import environment
 from gpuprobe.sampler.base import Sink
 from gpuprobe.sampler.failures import Failures, described, program_error
 from gpuprobe.sampler.hooks.optimizer_calls import OptimizerCalls, StepOwner
-from gpuprobe.sampler.hooks.wrapping import in_context
+from gpuprobe.sampler.hooks.wrapping import block, in_context
 from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.sources import HostMemory, MarkReader
 from gpuprobe.sampler.step_writer import StepWriter
@@ -277,7 +277,7 @@ class Recorder:
 
     # -- what the program calls
 
-    @contextmanager
+    @block
     def step(self) -> Iterator[None]:
         """One training step. Once used, steps are no longer detected automatically.
 
@@ -291,7 +291,7 @@ class Recorder:
         finally:
             self._end_step()
 
-    @contextmanager
+    @block
     def phase(self, name: str) -> Iterator[None]:
         """A named phase inside the current one. ``/`` in the name is replaced."""
         self._begin_phase(name)

@@ -107,3 +107,20 @@ def test_a_wrapped_function_may_call_another() -> None:
         inner = recorder.wrap(plain)
         assert recorder.wrap(lambda: inner(1))() == 2
     assert len(sink.steps) == 1
+
+
+@pytest.mark.parametrize("name", ["step", "phase"])
+def test_a_step_that_is_never_entered_is_a_warning(tmp_path: Path, name: str) -> None:
+    """torch's profiler has a ``step()`` that ends a step."""
+    with gpuprobe.record(tmp_path / "a.gpuprobe") as recorder:
+        given = () if name == "step" else ("validation",)
+        with pytest.warns(RuntimeWarning, match=rf"{name}\(\) does nothing outside a with"):
+            getattr(recorder, name)(*given)
+        with getattr(recorder, name)(*given):
+            pass
+
+        @getattr(recorder, name)(*given)
+        def decorated() -> int:
+            return 3
+
+        assert decorated() == 3

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ParamSpec, TypeVar
 
+_P = ParamSpec("_P")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -41,3 +43,41 @@ def in_context(function: _F, context: Callable[[], AbstractContextManager[Any]])
                 return function(*args, **kwargs)
 
     return wrapped  # type: ignore[return-value]
+
+
+def block(function: Callable[_P, Iterator[None]]) -> Callable[_P, AbstractContextManager[None]]:
+    """As ``contextlib.contextmanager``. A context that is never entered is a warning: it does
+    nothing, where ``step()`` of torch's profiler ends a step.
+    """
+    made = contextmanager(function)
+
+    @functools.wraps(function)
+    def opened(*args: _P.args, **kwargs: _P.kwargs) -> AbstractContextManager[None]:
+        return _Block(made(*args, **kwargs), function.__name__)
+
+    return opened
+
+
+class _Block(AbstractContextManager[None]):
+    def __init__(self, inner: Any, name: str) -> None:
+        self._inner, self._name, self._used = inner, name, False
+
+    def __enter__(self) -> None:
+        self._used = True
+        self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._inner.__exit__(*error)
+
+    def __call__(self, wrapped: _F) -> _F:
+        """As a decorator."""
+        self._used = True
+        return self._inner(wrapped)
+
+    def __del__(self) -> None:
+        if not self._used:
+            warnings.warn(
+                f"{self._name}() does nothing outside a with statement: it is a context manager",
+                RuntimeWarning,
+                stacklevel=2,
+            )
