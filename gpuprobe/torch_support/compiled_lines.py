@@ -1,7 +1,8 @@
-"""Which lines of the program a line of code that Inductor generated belongs to.
+"""Which lines and modules of the program a line of code that Inductor generated belongs to.
 
 Inductor keeps the traced operators that a buffer was made from, and they keep the stack of the
-program at the time (``stack_trace`` in the metadata of FX nodes).
+program at the time (``stack_trace`` in the metadata of FX nodes) and the modules whose forward ran
+(``nn_module_stack``).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _OUT: Final = re.compile(r"\bout=(?:reinterpret_tensor\()?(\w+)")
 _ARGUMENT: Final = re.compile(r"\b(buf\d+)\b")
 
 _files: dict[str, dict[int, tuple[ProgramFrame, ...]]] = {}
+_modules: dict[tuple[str, int], str] = {}
 
 
 def lines_of(file: str, line: int) -> tuple[ProgramFrame, ...] | None:
@@ -34,18 +36,40 @@ def lines_of(file: str, line: int) -> tuple[ProgramFrame, ...] | None:
     return None if found is None else found.get(line, ())
 
 
+def module_of(file: str, line: int) -> str:
+    """The module whose forward a line of generated code is part of, ``Class.dotted.path`` from the
+    first one that was compiled; "" where none is known, as in a backward pass.
+    """
+    return _modules.get((file, line), "")
+
+
 def remember(graph: Any, file: str, source: str) -> None:
     """Find the frames of each line of a wrapper. ``graph`` is Inductor's ``GraphLowering``."""
     found: dict[int, tuple[ProgramFrame, ...]] = {}
     for number, text in enumerate(source.splitlines(), 1):
-        frames = _of(graph, text)
-        if frames:
-            found[number] = frames
+        node = _of(graph, text)
+        if node is not None:
+            found[number] = _parsed(node.meta["stack_trace"])
+            if module := _module(node.meta.get("nn_module_stack")):
+                _modules[file, number] = module
     _files[file] = found
 
 
-def _of(graph: Any, text: str) -> tuple[ProgramFrame, ...]:
-    """The frames of one line: of the buffer that it makes or fills."""
+def _module(stack: Any) -> str:
+    """``stack``: from an id to the module's path in Dynamo's words, and its class; outermost first.
+
+    Paths begin with what the compiled code calls the first module, as in ``L['self'].blocks.0``.
+    """
+    entries = list(stack.values()) if isinstance(stack, dict) else []
+    if not entries:
+        return ""
+    (root, kind), (path, _) = entries[0], entries[-1]
+    title = getattr(kind, "__name__", str(kind).rpartition(".")[2])
+    return f"{title}{path.removeprefix(root) if path.startswith(root) else ''}"
+
+
+def _of(graph: Any, text: str) -> Any:
+    """The operator of one line: of the buffer that it makes or fills."""
     match = _OUT.search(text) or _MADE.match(text)
     names = [match[1]] if match else []
     if ".run(" in text:
@@ -54,8 +78,8 @@ def _of(graph: Any, text: str) -> tuple[ProgramFrame, ...]:
         buffer = graph.name_to_buffer.get(name) or graph.name_to_op.get(name)
         node = _origin(buffer)
         if node is not None:
-            return _parsed(node.meta["stack_trace"])
-    return ()
+            return node
+    return None
 
 
 def _origin(buffer: Any) -> Any:

@@ -16,7 +16,8 @@ from gpuprobe.allocator.layout import segments
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.code_origin import PACKAGE, line_of, name_of
 from gpuprobe.model.memory import BlockState, TraceAction
-from gpuprobe.torch_support.compiled_lines import lines_of
+from gpuprobe.model.trace import phase_tag
+from gpuprobe.torch_support.compiled_lines import lines_of, module_of
 
 _ACTIONS: Final = {action.code: action.value for action in TraceAction}
 _ALLOC: Final = TraceAction.ALLOC.code
@@ -32,7 +33,7 @@ class History:
         self._sim = sim
         self._free_memory = free_memory
         self._events: deque[dict[str, Any]] = deque()
-        self._stacks: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        self._stacks: dict[tuple[Any, ...], tuple[list[dict[str, Any]], str]] = {}
         self._frames_of: dict[int, list[dict[str, Any]]] = {}  # live address -> its frames
         self.on = False
         self.keep_stacks = False  # of live blocks, even while no events are asked for
@@ -57,7 +58,7 @@ class History:
         """One event of the simulator."""
         if not (self.on or self.keep_stacks):
             return
-        frames = self._frames()
+        frames, module = self._frames()
         if self.library:
             frames = [{"filename": "??", "line": 0, "name": self.library}, *frames]
         if action == _ALLOC:
@@ -73,7 +74,7 @@ class History:
             "stream": stream,
             "time_us": time.time_ns() // 1000,
             "compile_context": "N/A",
-            "user_metadata": self.metadata,
+            "user_metadata": phase_tag(self.metadata, module) if module else self.metadata,
             "pool_id": (0, pool),
             "frames": frames,
         }
@@ -81,8 +82,10 @@ class History:
             entry["device_free"] = entry.pop("addr")
         self._events.append(entry)
 
-    def _frames(self) -> list[dict[str, Any]]:
-        """Python frames, innermost first, gpuprobe's own left out. One list per stack."""
+    def _frames(self) -> tuple[list[dict[str, Any]], str]:
+        """Python frames, innermost first, gpuprobe's own left out: one list per stack. And the
+        module that compiled code among them is part of.
+        """
         frame: Any = sys._getframe(2)
         key: list[Any] = []
         while frame is not None:
@@ -138,8 +141,9 @@ class History:
         return result
 
 
-def _describe(key: list[Any]) -> list[dict[str, Any]]:
+def _describe(key: list[Any]) -> tuple[list[dict[str, Any]], str]:
     frames = []
+    module = ""
     for code, instruction in zip(key[::2], key[1::2], strict=True):
         line = line_of(code, instruction)
         origins = lines_of(code.co_filename, line)
@@ -152,4 +156,5 @@ def _describe(key: list[Any]) -> list[dict[str, Any]]:
                 {"filename": item.file, "line": item.line, "name": item.function}
                 for item in origins
             ]
-    return frames
+            module = module or module_of(code.co_filename, line)
+    return frames, module

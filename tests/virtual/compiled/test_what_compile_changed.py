@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 import gpuprobe
-from gpuprobe.api.recordings import diff, load
+from gpuprobe.api.recordings import diff, load, summary
 from gpuprobe.api.views import write_diff
+from gpuprobe.model.report import ShareTable
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.sections.diff import diff_sections
 from gpuprobe.reporters.text import draw
@@ -109,3 +110,30 @@ def test_a_recording_has_what_was_compiled_while_it_ran(
 ) -> None:
     train(tmp_path / "later", lambda model: model)  # in the same process as the compiled one
     assert diff(sides[1], tmp_path / "later").compiled[1] == ()
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.back = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.back(self.wide(x).sin())
+
+
+def test_blocks_of_compiled_code_belong_to_modules(tmp_path: Path) -> None:
+    with gpuprobe.virtual_gpu("a100-40gb", compute="shapes"):
+        code = torch.compile(nn.Sequential(Plain(), Plain()).cuda())
+        with gpuprobe.record(tmp_path / "run", level="trace", trace_steps="all") as recorder:
+            with recorder.step():
+                kept = code(torch.randn(1 << 14, 64, device="cuda"))
+            del kept
+    torch._dynamo.reset()
+    table = summary(load(tmp_path / "run"), top=100).top_modules
+    assert isinstance(table, ShareTable)
+    found = {str(row.key): row.bytes for row in table.rows}
+    for name in ("Sequential.0", "Sequential.1"):
+        # The outputs of `wide`; and a workspace of cuBLAS in the first.
+        assert 16 << 20 <= found[f"{name}.wide"] < 26 << 20
+        assert found[f"{name}.back"] == 4 << 20
+    assert found["(no module)"] == 4 << 20  # the batch
