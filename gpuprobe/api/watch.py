@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -13,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuprobe.errors import MissingExtra, UsageError
+from gpuprobe.errors import GpuprobeError, MissingExtra, UsageError
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.text import visible
 from gpuprobe.sampler.hooks.wrapping import in_context
@@ -251,7 +252,16 @@ def run(
         from gpuprobe.gate.children import Children  # it imports multiprocessing, as torch does
 
         children = Children()
-        stack.enter_context(children.watched())
+        try:
+            stack.enter_context(children.watched())
+        except OSError as failure:  # no temporary directory: the program goes on
+            recorder.not_seen(
+                BlindSpot(
+                    "processes that the program starts (multiprocessing, os.fork): "
+                    f"{failure.strerror or failure}",
+                    "whether they use the GPU is unknown; their memory is not included",
+                )
+            )
         from gpuprobe.sampler.hooks.spawned import follow_spawns  # it imports torch
 
         child = functools.partial(record, level=level, trace_steps=trace_steps)
@@ -305,7 +315,10 @@ def _not_recorded(children: Children | None, spawned: Sequence[Path]) -> int:
         return 0
     from gpuprobe.api.recordings import load
 
-    recorded = {rank.session.pid for path in spawned for rank in load(path).ranks}
+    recorded = set()
+    for path in spawned:
+        with contextlib.suppress(GpuprobeError):  # it was killed before it had recorded anything
+            recorded |= {rank.session.pid for rank in load(path).ranks}
     return len(children.on_gpu - recorded)
 
 

@@ -47,7 +47,8 @@ class Children:
             try:
                 yield
             finally:
-                self.on_gpu = frozenset(int(file.name) for file in Path(folder).iterdir())
+                with contextlib.suppress(OSError):  # the program has removed it
+                    self.on_gpu = frozenset(int(file.name) for file in Path(folder).iterdir())
 
 
 class _Arrival:
@@ -100,12 +101,17 @@ def _leave_word(folder: Path, before: int) -> None:
 
 
 def _allocations() -> int:
-    """How often this process has allocated memory on any GPU."""
+    """How often this process has allocated memory on any GPU; 0 if that cannot be told, as of a GPU
+    that failed: the process ends as it would have.
+    """
     torch: Any = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
-    if cuda is None or not cuda.is_initialized():
+    try:
+        if cuda is None or not cuda.is_initialized():
+            return 0
+        return sum(
+            cuda.memory_stats(device).get("allocation.all.allocated", 0)
+            for device in range(cuda.device_count())
+        )
+    except Exception:  # noqa: BLE001 - it is the program's process
         return 0
-    return sum(
-        cuda.memory_stats(device).get("allocation.all.allocated", 0)
-        for device in range(cuda.device_count())
-    )

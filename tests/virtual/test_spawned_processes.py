@@ -162,3 +162,41 @@ def test_an_estimate_of_one_process_names_the_option_for_several(
     with pytest.raises(NotModelled, match="one of several processes") as caught:
         gpuprobe.estimate(lambda: dist.init_process_group("nccl"))
     assert "--ranks N" in caught.value.hint
+
+
+def fails(*args: object, **more: object) -> Any:
+    raise OSError(28, "No space left on device")
+
+
+def prints() -> None:
+    import torch.cuda
+
+    torch.cuda.init()
+    torch.cuda.memory_stats = fails
+    process = multiprocessing.get_context("fork").Process(target=int)
+    process.start()
+    process.join()
+    print("exit code of the child:", process.exitcode)
+
+
+@pytest.mark.parametrize("broken", ["no temporary directory", "a child's GPU"])
+def test_a_program_goes_on_without_the_count_of_its_processes(
+    broken: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    if broken == "no temporary directory":
+        monkeypatch.setattr("gpuprobe.gate.children.tempfile.mkdtemp", fails)
+    monkeypatch.setattr(torch.cuda, "memory_stats", torch.cuda.memory_stats)
+    (tmp_path / "script.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"import torch\nfrom {Path(__file__).stem} import prints\nprints()\n"
+    )
+    program = watch.program(str(tmp_path / "script.py"), [], False)
+    result = watch.run(program, tmp_path / "a.gpuprobe", virtual="t4")
+    assert (result.exit_code, result.error) == (0, None)
+    assert "exit code of the child: 0" in capfd.readouterr().out
+    (rank,) = gpuprobe.load(tmp_path / "a.gpuprobe").ranks
+    told = [spot.what for spot in rank.blind_spots if "No space left" in spot.what]
+    assert len(told) == (broken == "no temporary directory")
