@@ -4,10 +4,10 @@
 
 Each run trains a small model with DistributedDataParallel in real processes over gloo, recorded by
 gpuprobe; the processes make several runs, each with a new model. In an injected run one rank sleeps
-in each step, while it loads data, or in its forward pass, backward pass or optimizer; rank and
-phase go through all combinations. In a balanced run no rank sleeps. Whoever sleeps must be named
-with the phase; in a balanced run no rank may be. Results are written as they come; with
-``--results`` runs that are there already are not repeated.
+in each step: while it loads data, moves it to the device, or in its forward pass, backward pass or
+optimizer; rank and phase go through all combinations. In a balanced run no rank sleeps. Whoever
+sleeps must be named with the phase; in a balanced run no rank may be. Results are written as they
+come; with ``--results`` runs that are there already are not repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 ROOT = Path(__file__).resolve().parent.parent
-PHASES = ("data", "forward", "backward", "optimizer")
+PHASES = ("data", "copy", "forward", "backward", "optimizer")
 SLEEP_MS = 25
 AT_ONCE = 10
 
@@ -61,6 +61,18 @@ def train(options: argparse.Namespace) -> None:
             nap("backward")
             return gradient
 
+    class Batch(torch.Tensor):
+        """Takes its time to get to the device."""
+
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func is torch.Tensor.to:
+                nap("copy")
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+
     class Net(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -93,6 +105,7 @@ def train(options: argparse.Namespace) -> None:
         with gpuprobe.record(f"{options.output}-{number}", model=model, optimizer=optimizer):
             for batch in loader:
                 optimizer.zero_grad()
+                batch = batch.as_subclass(Batch).to("cpu").as_subclass(torch.Tensor)
                 model(batch).square().mean().backward()
                 optimizer.step()
     dist.destroy_process_group()

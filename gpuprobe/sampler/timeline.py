@@ -377,11 +377,11 @@ def _untouched(mark: DeviceMark) -> DeviceMark:
     )
 
 
-def _waited(waited: Mapping[str, int | Unavailable], path: str, duration: int) -> int | Unavailable:
-    """How long a phase of depth one waited, if anything is known of waits."""
-    if not waited or "/" in path:
+def _spent(known: Mapping[str, int | Unavailable], path: str, duration: int) -> int | Unavailable:
+    """How long a phase of depth one waited, or copied, if anything is known of that."""
+    if not known or "/" in path:
         return _NOT_WAITED
-    spent = waited.get(path, 0)
+    spent = known.get(path, 0)
     return spent if isinstance(spent, Unavailable) else min(spent, duration)
 
 
@@ -396,13 +396,15 @@ def assemble(
     collectives: tuple[Collective, ...] = (),
     placement: tuple[Placed, ...] = (),
     waited: Mapping[str, int | Unavailable] = {},
+    copied: Mapping[str, int | Unavailable] = {},
     exchanges: tuple[Exchange, ...] = (),
     ended_by: str = "optimizer",
     at_end: AtEnd | None = None,
 ) -> Step:
     """Build a step from its spans (at least one). ``origin_ns``: the session's start.
     ``gpu_ns``: the time of each span on the GPU; without it that is not collected.
-    ``waited``: how long the phases of depth one waited for other ranks (`Waits.take`).
+    ``waited``: how long the phases of depth one waited for other ranks (`Waits.take`), ``copied``:
+    how long they moved tensors to a device (`Copies.take`).
     ``at_end``: what was read once, when the step had ended.
     """
     whole = _Sum(spans[0].start)
@@ -428,7 +430,8 @@ def assemble(
                 windows=total.windows(),
                 host=total.host(),
                 gpu_ns=total.gpu_ns,
-                waited_ns=_waited(waited, path, total.duration),
+                waited_ns=_spent(waited, path, total.duration),
+                copied_ns=_spent(copied, path, total.duration),
             )
             for path, total in sorted(
                 phases.items(), key=lambda item: (item[1].first.time_ns, item[0])

@@ -84,6 +84,27 @@ def test_the_rank_that_comes_last_is_named_with_its_cause(ranks: int, phase: str
     assert abs(found.late_ns - 15 * MS) < 5 * MS
 
 
+@pytest.mark.parametrize("phase", ["data", "other"])
+def test_copies_to_a_device_are_a_cause_of_their_own(phase: str) -> None:
+    ranks = job(3, 20, slow=1, phase=phase, more=15)
+    for rank in ranks:
+        rank.steps = [
+            replace(
+                step,
+                phases=tuple(
+                    replace(one, copied_ns=max(0, one.duration_ns - WORK[phase] * MS))
+                    if one.path == phase
+                    else one
+                    for one in step.phases
+                ),
+            )
+            for step in rank.steps
+        ]
+    found = compared(ranks)
+    assert (found.slowest, found.cause, found.late_ns) == (1, "copy", 15 * MS)
+    assert [row.key for row in found.phases] == ["copy"]
+
+
 def test_noise_names_no_rank() -> None:
     for seed in range(50):
         for ranks in (2, 4, 16):

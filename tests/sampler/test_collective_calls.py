@@ -77,6 +77,38 @@ def test_collectives_of_distributed_tensors_count(calls: CollectiveCalls) -> Non
     assert taken(calls)["all_reduce"].bytes == SIZE
 
 
+def test_calls_that_move_tensors_are_measured_and_no_others(calls: CollectiveCalls) -> None:
+    assert calls.copies.take() == {}
+    tensor().to(torch.float64)
+    tensor().to(dtype=torch.float64)
+    thread = threading.Thread(target=lambda: tensor().to("cpu"))  # it delays no step
+    thread.start()
+    thread.join()
+    assert calls.copies.take() == {}
+    for move in (
+        lambda: tensor().to("cpu"),
+        lambda: tensor().to(device=torch.device("cpu")),
+        lambda: tensor().to(tensor()),
+        lambda: nn.Linear(1, 1).to("cpu"),
+    ):
+        move()
+        (spent,) = calls.copies.take().values()
+        assert spent > 0
+    compiled = torch.compile(lambda x: x.to("cpu") + 1, backend="eager", fullgraph=True)
+    assert compiled(tensor()).sum() == SIZE // 4
+
+
+def test_nothing_is_measured_after_the_end() -> None:
+    before = vars(torch.Tensor).get("to")
+    found = CollectiveCalls(lambda spot: None)
+    found.install()
+    assert vars(torch.Tensor).get("to") is before  # without a process group
+    found._functional()
+    assert vars(torch.Tensor).get("to") is not before
+    found.remove()
+    assert vars(torch.Tensor).get("to") is before
+
+
 def fail(error: Exception) -> None:
     raise error
 

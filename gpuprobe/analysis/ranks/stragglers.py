@@ -6,6 +6,8 @@ is late is the one that does *not* wait: it comes last, because its own work tak
 ``torch.distributed``, and at the end of the backward pass of DistributedDataParallel, once its own
 gradients are computed). The rank with the longest own time comes last to where they wait.
 
+Calls that move tensors to a device (`Phase.copied_ns`) are a phase of their own here, ``copy``.
+
 Of recordings in which waits are not known by phase (of GPUs, or of an older gpuprobe) the backward
 pass is left out as a whole, and what collectives took elsewhere is taken off.
 """
@@ -26,6 +28,7 @@ from gpuprobe.model.values import ReadStatus, Unavailable
 _K = TypeVar("_K", bound=Key)
 
 BACKWARD: Final = "backward"
+COPY: Final = "copy"
 _SETUP: Final = "setup"
 
 
@@ -50,8 +53,8 @@ def own_phases(columns: StepColumns) -> dict[str, array[int]]:
     """
     known = phase_waits(columns)
     if known is None:
-        return _without_backward(columns)
-    return {
+        return _with_copies(_without_backward(columns), columns)
+    found = {
         path: array(
             "q",
             (
@@ -62,6 +65,19 @@ def own_phases(columns: StepColumns) -> dict[str, array[int]]:
         for path in columns.phases
         if path != _SETUP
     }
+    return _with_copies(found, columns)
+
+
+def _with_copies(phases: dict[str, array[int]], columns: StepColumns) -> dict[str, array[int]]:
+    """What was spent in moving tensors to a device, as a phase of its own: ``copy``."""
+    total = array("q", bytes(8 * columns.rows))
+    for path in [path for path in phases if path in columns.phases]:
+        copied = columns.number("phase_copied", path)
+        if max(copied, default=MISSING) > 0:
+            within = array("q", map(min, _or_zero(copied), phases[path]))
+            phases[path] = array("q", map(operator.sub, phases[path], within))
+            total = _sum((total, within), columns.rows)
+    return {**phases, COPY: total} if any(total) else phases
 
 
 def _without_backward(columns: StepColumns) -> dict[str, array[int]]:

@@ -35,7 +35,7 @@ def figures(step: Step) -> dict[Key, tuple[int, ...]]:
     """The numbers of a step, each as the terms of a sum: times in nanoseconds, memory in bytes.
 
     * ``phase`` of each phase of depth one: its duration, and ``phase_waited``: how long of it was
-      spent waiting for other ranks, where known;
+      spent waiting for other ranks, and ``phase_copied`` moving tensors to a device, where known;
     * ``end_allocated`` of each device: memory at the end of the step;
     * ``waited_ns``: how long collectives blocked the thread that called them, where known;
     * ``allocated_least``, ``allocated_most``, ``reserved_least`` and ``reserved_most`` of each
@@ -55,6 +55,9 @@ def figures(step: Step) -> dict[Key, tuple[int, ...]]:
             if not isinstance(phase.waited_ns, Unavailable):
                 waits = ("phase_waited", phase.path)
                 found[waits] = (*found.get(waits, ()), phase.waited_ns)
+            if not isinstance(phase.copied_ns, Unavailable):
+                copies = ("phase_copied", phase.path)
+                found[copies] = (*found.get(copies, ()), phase.copied_ns)
     _add_peak(found, "resident", "", step.host.rss_peak)
     for window in reversed(step.windows):  # of several of one device the first counts
         _add_peak(found, "allocated", window.device, window.peak_allocated)

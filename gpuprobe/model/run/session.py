@@ -142,6 +142,8 @@ class Phase:
     # Of a phase of depth one in a job of several ranks: how long its thread was blocked until other
     # ranks came to a collective, and it was over.
     waited_ns: Nanoseconds | Unavailable = _NOT_COLLECTED
+    # Likewise: in calls that move tensors to a device.
+    copied_ns: Nanoseconds | Unavailable = _NOT_COLLECTED
 
     @property
     def name(self) -> str:

@@ -50,6 +50,7 @@ class PerStep:
             (),
         )
         self._last = (-1, *none)
+        self._copied: Waited = {}  # in the last step
 
     def take(self, index: int, models: Iterable[Any]) -> dict[str, Any]:
         """Everything since the last time, for the step ``index`` that ends now, as `assemble` takes
@@ -57,6 +58,7 @@ class PerStep:
         calls = self.collectives.take()
         placed = self.placement.take(models) if self.placement.wanted else ()
         waited = self.collectives.waits.take()
+        copied: Waited = {**self.collectives.copies.take()}
         exchanges = exchanges_of(self.records.take())
         self.records.on = self._detailed(index + 1)
         before, earlier, placed_earlier, waited_earlier, exchanges_earlier = self._last
@@ -64,6 +66,7 @@ class PerStep:
             calls = joined_calls((*earlier, *calls))
             placed = placed or placed_earlier
             waited = joined_waits(waited_earlier, waited)
+            copied = joined_waits(self._copied, copied)
             if operations(exchanges_earlier) + operations(exchanges) <= MOST_OPERATIONS:
                 exchanges = (*exchanges_earlier, *exchanges)
             else:
@@ -72,9 +75,11 @@ class PerStep:
             self._complete = False
             self._blind((_LEFT_OUT,))
         self._last = (index, calls, placed, waited, exchanges)
+        self._copied = copied
         return {
             "collectives": calls,
             "placement": placed,
             "waited": waited,
+            "copied": copied,
             "exchanges": exchanges,
         }

@@ -22,6 +22,7 @@ from gpuprobe.model.run.communication import wire_bytes
 from gpuprobe.model.run.session import BlindSpot, Collective
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.patching import patch
+from gpuprobe.sampler.hooks.distributed.copies import Copies
 from gpuprobe.sampler.hooks.distributed.records import Records
 from gpuprobe.sampler.hooks.distributed.waits import Waits
 
@@ -139,6 +140,7 @@ class CollectiveCalls:
         self._blind = blind
         self._records = records
         self.waits = Waits(phase)
+        self.copies = Copies(phase)
         self._restore: list[Callable[[], None]] = []
         self._nesting = _Nesting()
         self._calls: dict[str, list[int]] = {}  # op -> count, bytes, ns, bytes on the wire
@@ -172,11 +174,12 @@ class CollectiveCalls:
         self._restore.append(patch(work, "wait", self._watched("wait", work.wait, None, "")))
 
     def _functional(self) -> None:
-        """Watch functional collectives, of a program that has a process group: importing them
-        takes 60 ms.
+        """Watch functional collectives (importing them takes 60 ms) and copies, of a program that
+        has a process group.
         """
         from torch.distributed import _functional_collectives as functional
 
+        self._restore += self.copies.install()
         for name, (op, payload) in _FUNCTIONAL.items():
             original = getattr(functional, name, None)
             if original is not None:
