@@ -29,8 +29,12 @@ def test_no_file_has_more_than_600_lines() -> None:
 
 
 def test_names_and_texts_use_the_words_of_the_field() -> None:
-    """Words that once stood for "reported", "non-tensor memory", "allocated" and "unmatched"."""
-    private = re.compile(r"\b(heard|beside|born|strangers)\b", re.IGNORECASE)
+    """Words that once stood for "reported", "non-tensor memory", "allocated" and "unmatched". One
+    is in the name of an old key, in the history of a document.
+    """
+    private = re.compile(
+        r"(?<![a-z])(heard|beside(?!_tensors)|born|strangers)(?![a-z])", re.IGNORECASE
+    )
     texts = [file for file in PACKAGE.rglob("*.*") if file.suffix != ".pyc"]
     found = [
         f"{file.relative_to(ROOT)}:{number}: {line.strip()}"

@@ -55,7 +55,7 @@ def write_report(
 
 def _trees(recording: Recording) -> dict[str, FlameNode]:
     """What was allocated at the peak; nothing without a trace of it."""
-    from gpuprobe.analysis.peak.flame import every_frame, flame_tree, telling_frames
+    from gpuprobe.analysis.peak.flame import every_frame, flame_tree, informative_frames
     from gpuprobe.analysis.peak.peaks import device_peaks, high_water_at, overall_peak
     from gpuprobe.analysis.peak.tree import category_tree, module_tree
     from gpuprobe.model.values import Unavailable
@@ -67,7 +67,7 @@ def _trees(recording: Recording) -> dict[str, FlameNode]:
     return {
         "category": category_tree(mark),
         "module": module_tree(mark),
-        "stacks": flame_tree(mark, telling_frames, root=f"peak of {mark.device}"),
+        "stacks": flame_tree(mark, informative_frames, root=f"peak of {mark.device}"),
         "all frames": flame_tree(mark, every_frame, root=f"peak of {mark.device}"),
     }
 
@@ -136,7 +136,7 @@ def write_flamegraph(
     Returns what was written. Raises UsageError where ``path`` exists (unless ``force``) or
     cannot be written, DataError where the recording has no trace of the peak's device.
     """
-    from gpuprobe.analysis.peak.flame import every_frame, flame_tree, telling_frames
+    from gpuprobe.analysis.peak.flame import every_frame, flame_tree, informative_frames
     from gpuprobe.analysis.peak.peaks import (
         device_peaks,
         high_water_at,
@@ -164,7 +164,7 @@ def write_flamegraph(
         hint = "" if site.rank.session.level == "trace" else _NEEDS_TRACE
         raise DataError(f"the peak has no stacks to draw: {mark.reason}", hint=hint)
     root = f"{'peak' if nearest is None else 'high water mark'} of {mark.device}"
-    tree = flame_tree(mark, telling_frames, root=root)
+    tree = flame_tree(mark, informative_frames, root=root)
     where = [mark.device] + ([f"in phase {mark.phase}"] if mark.phase else [])
     if step is not None:
         where.append(f"in step {step.index}")

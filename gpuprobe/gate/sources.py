@@ -38,7 +38,7 @@ def read_sources(
         for other in _imported(source, name, path):
             if other not in seen:
                 seen.add(other)
-                pending.append((other, _beside(path, name, other)))
+                pending.append((other, _sibling(path, name, other)))
     return dict(sorted(found.items()))
 
 
@@ -96,12 +96,12 @@ def _imported(source: Source, name: str, path: Path) -> list[str]:
             for folder in folders:
                 base = posixpath.join(folder, tail) if tail else folder
                 for file in (f"{base}.py", posixpath.join(base, "__init__.py")):
-                    if len(path.parts) >= top and _beside(path, name, file).is_file():
+                    if len(path.parts) >= top and _sibling(path, name, file).is_file():
                         found.append(posixpath.normpath(file))
     return list(dict.fromkeys(found))
 
 
-def _beside(path: Path, name: str, other: str) -> Path:
+def _sibling(path: Path, name: str, other: str) -> Path:
     """The file of a name, next to one that is known: both names are relative to one folder."""
     root = path
     for _ in Path(name).parts:

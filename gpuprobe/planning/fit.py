@@ -143,7 +143,7 @@ class _Searched:
             return
         self._gpu = {"gpu": str(first["gpu"]), "capacity": Bytes(first["capacity"])}
         self._tried[start] = _trial(start, first)
-        run.tell(self._tried[start])
+        run.report(self._tried[start])
         try:
             search(run.trials(self.case), least, most, self._tried, start=start)
         except KeyboardInterrupt:
@@ -211,12 +211,12 @@ class _Search:
 
         def trial(value: int) -> Trial:
             found = _trial(value, self.document(case, value))
-            self.tell(found, name, share)
+            self.report(found, name, share)
             return found
 
         return trial
 
-    def tell(self, trial: Trial, name: str = "", share: int = 1) -> None:
+    def report(self, trial: Trial, name: str = "", share: int = 1) -> None:
         changed = f" with {name}" if name else ""
         result = trial.failed or trial.verdict
         if not trial.failed:

@@ -88,10 +88,10 @@ def _distinct(ranks: int, job: Peers, notify: Callable[[str], None]) -> Estimate
             found |= _estimates([first[-1]], job, notify)
     finally:
         job.close()
-    return told_apart(found, classes)
+    return separated(found, classes)
 
 
-def told_apart(found: dict[int, Estimate], classes: Classes) -> Estimate:
+def separated(found: dict[int, Estimate], classes: Classes) -> Estimate:
     """The worst of the ranks that were estimated, each with those that are alike."""
     worst = worst_of(found)
     rows: dict[int, RankEstimate] = {}

@@ -84,14 +84,14 @@ class _Hooks:
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, Any, Any]:
         meter = item.stash.get(METER, None)
-        told = ""
+        reason = ""
         if meter is not None:
             try:
                 meter.enter()
             except GpuprobeError as error:
-                told = _worded(error)
-        if told:
-            pytest.fail(told, pytrace=False)
+                reason = _worded(error)
+        if reason:
+            pytest.fail(reason, pytrace=False)
         self._meter = meter
         try:
             return (yield)
@@ -107,17 +107,17 @@ class _Hooks:
             with meter.measuring():
                 result = yield
         except BaseException:
-            meter.tell_allocators()
+            meter.notify_allocators()
             raise
         finally:
             meter.note()
         try:
             problems = list(meter.problems())
         except GpuprobeError as error:
-            meter.tell_allocators()
+            meter.notify_allocators()
             pytest.fail(_worded(error), pytrace=False)
         if problems:
-            meter.tell_allocators()
+            meter.notify_allocators()
             pytest.fail("GPU memory: " + "\n".join(problems), pytrace=False)
         return result
 

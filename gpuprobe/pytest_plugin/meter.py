@@ -232,7 +232,7 @@ class Meter:
         device = f"virtual {virtual}" if virtual else ""
         return recorded(path, device=device, root=root, others=self._others)
 
-    def tell_allocators(self) -> None:
+    def notify_allocators(self) -> None:
         """Of a test that fails: the lines that had most at its peak, in the report."""
         if self._path is None or not self.peak_allocated:
             return

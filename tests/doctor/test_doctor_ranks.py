@@ -142,16 +142,16 @@ def test_clock_skew(ahead_ms: int, error_ms: int, level: Level | None) -> None:
 
 
 def test_what_the_ranks_report_is_judged() -> None:
-    from gpuprobe.probes.distributed.benchmark import _judge_results, _speeds
+    from gpuprobe.probes.distributed.benchmark import _check_results, _speeds
 
     good = {"steps": ["barrier"], "error": "", "doing": "", "wrong": 0, "times": [(1024, 10, 5000)]}
-    assert list(_judge_results({0: good, 1: good}, "gloo")) == []
-    wrong = list(_judge_results({0: good, 1: {**good, "wrong": 7}}, "nccl"))
+    assert list(_check_results({0: good, 1: good}, "gloo")) == []
+    wrong = list(_check_results({0: good, 1: {**good, "wrong": 7}}, "nccl"))
     assert [(f.rule, f.message) for f in wrong] == [
         ("GP186", "an all-reduce gave wrong sums on rank 1")
     ]
     failed = {**good, "error": "RuntimeError: Connection closed by peer", "doing": "barrier"}
-    silent = list(_judge_results({0: failed, 1: None}, "gloo"))
+    silent = list(_check_results({0: failed, 1: None}, "gloo"))
     assert [f.rule for f in silent] == ["GP185"]
     assert silent[0].message == "barrier failed (gloo)"
     assert ("rank 1", "no answer in time") in silent[0].evidence
@@ -162,11 +162,11 @@ def test_what_the_ranks_report_is_judged() -> None:
 
 
 def test_other_collectives_are_checked() -> None:
-    from gpuprobe.probes.distributed.benchmark import _checked, _judge_results
+    from gpuprobe.probes.distributed.benchmark import _check_results, _checked
 
     good: dict[str, Any] = {"steps": [], "error": "", "doing": "", "wrong": 0, "others": {}}
     bad = {**good, "others": {"all-to-all": 3}}
-    (found,) = _judge_results({0: good, 1: bad}, "nccl")
+    (found,) = _check_results({0: good, 1: bad}, "nccl")
     assert (found.rule, found.message) == ("GP186", "all-to-all gave wrong values on rank 1")
 
     def step(name: str, action: Callable[[], int]) -> int:

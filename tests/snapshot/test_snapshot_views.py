@@ -17,7 +17,7 @@ import pytest
 from shared_files import shared_snapshots
 from snapshot_samples import modern, without_frames
 
-from gpuprobe.analysis.peak.flame import FlameNode, every_frame, flame_tree, telling_frames
+from gpuprobe.analysis.peak.flame import FlameNode, every_frame, flame_tree, informative_frames
 from gpuprobe.analysis.peak.high_water import high_water
 from gpuprobe.api.recordings import load
 from gpuprobe.api.views import write_flamegraph, write_perfetto
@@ -95,7 +95,7 @@ def test_flame_graphs_fold_native_code_and_pytorch_s_own_frames() -> None:
         assert node.own == mark.allocated
         return [name.rpartition(" in ")[2] for name in found]
 
-    assert names(telling_frames) == ["main", "forward"]
+    assert names(informative_frames) == ["main", "forward"]
     assert names(every_frame) == [
         "main",
         "_call_impl",

@@ -18,7 +18,7 @@ from gpuprobe.model.plans.estimate import FITS, Estimate
 from gpuprobe.model.text import ranges
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning.distinct import Classes
-from gpuprobe.planning.ranks import of_ranks, told_apart
+from gpuprobe.planning.ranks import of_ranks, separated
 from gpuprobe.virtual.distributed.traffic import Traffic
 from gpuprobe.virtual.session import VirtualSession, machine_of
 
@@ -154,13 +154,13 @@ def estimate(rank: int, peak: int) -> Estimate:
 
 
 def test_ranks_that_are_alike_have_one_row() -> None:
-    found = told_apart({0: estimate(0, 7), 3: estimate(3, 7)}, Classes(4))
+    found = separated({0: estimate(0, 7), 3: estimate(3, 7)}, Classes(4))
     assert [(row.rank, row.alike) for row in found.by_rank] == [(0, "0-3")]
     assert "need the same memory" in found.assumed[-1]
 
 
 def test_ranks_that_only_seem_alike_are_named() -> None:
-    found = told_apart({0: estimate(0, 7), 3: estimate(3, 9)}, Classes(4))
+    found = separated({0: estimate(0, 7), 3: estimate(3, 9)}, Classes(4))
     assert found.rank == 3
     assert [(row.rank, row.alike) for row in found.by_rank] == [(0, ""), (3, "")]
     assert "ranks 0 and 3 hold equal shards" in found.assumed[-1]

@@ -12,13 +12,13 @@ from gpuprobe.model.text import human_bytes
 def with_repeats(result: CheckResult, others: Sequence[Baseline]) -> CheckResult:
     """The check with more runs of the same program: a metric is above the baseline where it is in
     every run. Where they differ, a caution says so."""
-    told: list[str] = []
+    texts: list[str] = []
 
     def checked(metric: MetricResult, values: list[int]) -> MetricResult:
         every = sorted({metric.after, *values})
         if len(every) > 1:
             amounts = [human_bytes(n) if metric.unit == "bytes" else str(n) for n in every]
-            told.append(f"{metric.name} {', '.join(amounts)}")
+            texts.append(f"{metric.name} {', '.join(amounts)}")
         if not metric.regressed or every[0] > metric.limit:
             return metric
         return replace(metric, after=every[0], cause="", place="", causes=(), rows=None)
@@ -31,9 +31,9 @@ def with_repeats(result: CheckResult, others: Sequence[Baseline]) -> CheckResult
         checked(item, [run.phases[item.name] for run in others if item.name in run.phases])
         for item in result.phases
     )
-    if not told:
+    if not texts:
         return result
-    text = f"not deterministic: {len(others) + 1} runs needed different memory ({'; '.join(told)})"
+    text = f"not deterministic: {len(others) + 1} runs needed different memory ({'; '.join(texts)})"
     found = replace(result, metrics=metrics, phases=phases, cautions=(text, *result.cautions))
     cause = next((item.cause for item in found.regressions if item.cause), "")
     return replace(found, cause=cause)

@@ -33,7 +33,7 @@ def python_frames(frame: Frame) -> bool:
     return not is_cpp(frame)
 
 
-def telling_frames(frame: Frame) -> bool:
+def informative_frames(frame: Frame) -> bool:
     """Keep the frames of the program and its libraries; not native code and PyTorch's own."""
     return not is_plumbing(frame)
 

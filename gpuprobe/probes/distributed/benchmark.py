@@ -230,7 +230,7 @@ class _RankMeeting:
             rank: json.loads(self.store.get(key)) if self.store.check([key]) else None
             for rank, key in enumerate(keys)
         }
-        findings += _judge_results(results, backend)
+        findings += _check_results(results, backend)
         done = [result for result in results.values() if result is not None]
         if len(done) == job.world_size:
             steps += [step for step in done[0]["steps"] if all(step in r["steps"] for r in done)]
@@ -518,7 +518,7 @@ def _times(job: JobEnvironment, place: Any, backend: str) -> list[tuple[int, int
     return rows
 
 
-def _judge_results(results: Mapping[int, Any], backend: str) -> Iterator[Finding]:
+def _check_results(results: Mapping[int, Any], backend: str) -> Iterator[Finding]:
     """What is wrong with what the ranks found."""
     silent = [rank for rank, result in results.items() if result is None]
     failed = {rank: r for rank, r in results.items() if r is not None and r["error"]}

@@ -191,7 +191,7 @@ def process_facts(tree: ProcTree, pid: int, full: bool = True) -> dict[str, Any]
     """
     status = tree.read(str(pid), "status")
     if isinstance(status, Unavailable):
-        return _unseen(tree, status)
+        return _unknown_process(tree, status)
     fields = dict(line.partition(":\t")[::2] for line in status.split("\n"))
     real_uid = fields.get("Uid", "").split("\t")[0]
     uid: int | Unavailable = int(real_uid) if real_uid.isdecimal() else Unavailable("no Uid line")
@@ -215,7 +215,7 @@ def process_facts(tree: ProcTree, pid: int, full: bool = True) -> dict[str, Any]
     return {key: Reading(value, "host") for key, value in facts.items()}
 
 
-def _unseen(tree: ProcTree, missing: Unavailable) -> dict[str, Any]:
+def _unknown_process(tree: ProcTree, missing: Unavailable) -> dict[str, Any]:
     first = tree.in_first_namespace()
     hidden = first is False and missing.status is ReadStatus.ERROR
     if hidden:

@@ -79,7 +79,7 @@ def _counts(counts: AllocatorCounts) -> tuple[Cell, ...]:
 
 
 def step_sections(report: Report, *, full: bool) -> list[Section]:
-    """A row per step: the telling ones or, ``full``, as many as one can read."""
+    """A row per step: the informative ones or, ``full``, as many as one can read."""
     marks = report.steps.highlights
     rows = report.steps.rows
     if not rows or (marks is None and not full):
@@ -89,8 +89,8 @@ def step_sections(report: Report, *, full: bool) -> list[Section]:
         for label in ("first", "worst", "slowest", "last"):
             key = (marks.rank, getattr(marks, label))
             named.setdefault(key, []).append("at peak" if label == "worst" else label)
-    telling = sorted({at for rank, index in named for at in rows.positions(rank, index)})
-    chosen = [rows[at] for at in (_readable(rows, telling) if full else telling)]
+    informative = sorted({at for rank, index in named for at in rows.positions(rank, index)})
+    chosen = [rows[at] for at in (_readable(rows, informative) if full else informative)]
     resident = marks is None or marks.device is None
     devices = _device_of_rank(report)
     shown = sorted(chosen, key=lambda row: row.step.index) if not full else chosen
@@ -115,13 +115,13 @@ def step_sections(report: Report, *, full: bool) -> list[Section]:
     return [Section("Steps", (table,), "steps", "Steps", hint=hint)]
 
 
-def _readable(rows: StepRows, telling: Sequence[int]) -> Sequence[int]:
-    """Of very many steps the first, the last and the telling ones, by their position."""
+def _readable(rows: StepRows, informative: Sequence[int]) -> Sequence[int]:
+    """Of very many steps the first, the last and the informative ones, by their position."""
     most = len(rows)
     if most <= _STEP_ROWS:
         return range(most)
     half = _STEP_ROWS // 2
-    return sorted({*range(half), *range(most - half, most), *telling})
+    return sorted({*range(half), *range(most - half, most), *informative})
 
 
 def _device_of_rank(report: Report) -> dict[int, str]:

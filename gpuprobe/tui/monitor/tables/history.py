@@ -86,7 +86,7 @@ class ProcessHistory:
             if not isinstance(one.processes.value, Unavailable)
             for process in one.processes.value
         }
-        told = {one.device for one in moment.work if isinstance(one.processes.value, tuple)}
+        reported = {one.device for one in moment.work if isinstance(one.processes.value, tuple)}
         memory: dict[ProcessKey, float] = {}
         for process in moment.inventory.processes:
             load = loads.get(process.pid)
@@ -100,7 +100,7 @@ class ProcessHistory:
                     name: deque(maxlen=self._kept) for name in PROCESS_SERIES
                 }
             load = loads.get(key[0])
-            idle = 0.0 if key[2] in told else math.nan
+            idle = 0.0 if key[2] in reported else math.nan
             series["memory"].append(held)
             series["sm"].append(work.get((key[2], key[0]), idle))
             series["cpu"].append(math.nan if load is None else _number(load.cpu))

@@ -106,13 +106,13 @@ def stack_rows(frames: Sequence[Frame], *, folded: bool) -> list[int | None]:
     else is shown as it is.
     """
     everything: list[int | None] = list(range(len(frames)))
-    telling = [i for i, frame in enumerate(frames) if not is_plumbing(frame)]
-    if not folded or not telling:
+    informative = [i for i, frame in enumerate(frames) if not is_plumbing(frame)]
+    if not folded or not informative:
         return everything
-    first = next((i for i in telling if is_user_frame(frames[i])), telling[0])
+    first = next((i for i in informative if is_user_frame(frames[i])), informative[0])
     rows: list[int | None] = []
     before = first
-    for at in telling:
+    for at in informative:
         if at < first:
             continue
         if at > before + 1:
