@@ -312,3 +312,13 @@ def test_what_is_recomputed_and_freed_at_once_is_temporary() -> None:
     t.free(kept)
     found = t.found()
     assert (found[3], found[4], found[5]) == ("temporary", "activation", "activation")
+
+
+def test_what_the_reducer_of_data_parallel_makes_is_a_bucket() -> None:
+    """Its C++ allocates: the innermost Python frame is a function of DistributedDataParallel."""
+    reducer = (f"{TORCH}/nn/parallel/distributed.py", 1200, "_ddp_init_helper")
+    t = Training()
+    t.alloc(1, stack=t.stack(reducer, TRAIN))
+    t.alloc(2, stack=t.stack(MODEL, CALL, reducer, TRAIN))
+    found = t.found()
+    assert (found[1], found[2]) == ("gradient_bucket", "activation")

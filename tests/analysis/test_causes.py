@@ -64,3 +64,19 @@ def test_the_first_step_is_of_a_kind_of_its_own() -> None:
         LATER: 50,
         AFTER: 20,
     }
+
+
+def test_traces_are_complete_if_every_full_step_has_one() -> None:
+    def complete(*traced_steps: int) -> bool:
+        steps = [
+            step(index, {"forward": 30 * MIB}, ended_by="end" if index == 2 else "user")
+            for index in range(3)
+        ]
+        made = [trace([("m.py:3", 30 * MIB, Category.ACTIVATION)], step=i) for i in traced_steps]
+        (site,) = device_peaks(recording(steps, made))
+        return traced(site).complete
+
+    assert complete(0, 1)
+    assert complete(0, 1, 2)
+    assert not complete(0, 2)
+    assert not complete()
