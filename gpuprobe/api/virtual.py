@@ -232,6 +232,10 @@ def estimate_program(
     order = {"gpu": gpu, "steps": steps, "conf": conf, "ranks": ranks, "assume": [*assume]}
     order.update(link=link, per_node=per_node)
     kept = str(Path(output).absolute()) if output else ""
+    if kept and Path(kept).exists() and not (meeting or within):
+        raise UsageError(
+            f"the recording {output} exists already", hint="choose another name, or delete it"
+        )
     if not isinstance(rank, int):
         from gpuprobe.planning.ranks import of_ranks
 

@@ -15,6 +15,7 @@ import gpuprobe
 from gpuprobe.analysis.communication import communication_of, summed, transfers
 from gpuprobe.api import watch
 from gpuprobe.api.virtual import estimate_program
+from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.model.run.communication import CollectiveRecord, Transfer, wire_bytes
 from gpuprobe.model.text import human_bytes
@@ -177,3 +178,5 @@ def test_a_recording_has_what_the_estimate_has(name: str, tmp_path: Path) -> Non
         return sorted(sums.items())
 
     assert amounts(recorded.rows) == amounts(found.communication)
+    with pytest.raises(UsageError, match="exists already"):
+        estimate_program(program, "t4", ranks=4, rank=1, output=str(kept))

@@ -28,6 +28,7 @@ from gpuprobe.reporters.sections.parts import (
     bounds,
     duration,
     items,
+    plural,
     size,
 )
 
@@ -278,7 +279,8 @@ def _communication(rank: RankRecording) -> Iterable[str]:
     yield f"step {found.step}: {wire} sent by this rank"
     for by in BY:
         for name, count, payload, sent in summed(found.rows, by)[:2]:
-            yield f"{name}: {count} calls, {human_bytes(payload)}, {human_bytes(sent)} sent"
+            calls = plural(count, "call")
+            yield f"{name}: {calls}, {human_bytes(payload)}, {human_bytes(sent)} sent"
 
 
 def _syncs(findings: Sequence[Finding]) -> list[str]:
