@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -83,3 +85,27 @@ def test_a_launch_reads_and_writes_what_its_code_does(compute: str) -> None:
             with torch.cuda.stream(torch.cuda.Stream()):
                 added(x, out)
         assert [finding.kind for finding in watch.findings] == ["read-after-write"]
+
+
+@pytest.mark.parametrize("compute", ["real", "shapes"])
+def test_flex_attention(compute: str) -> None:
+    """Its values are those of causal attention; it keeps its result and a float32 for each row."""
+    from torch.nn.attention import flex_attention as flex
+
+    def causal(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return query >= key
+
+    with gpuprobe.virtual_gpu("a100-40gb", compute=compute) as session:
+        mask = flex.create_block_mask(causal, None, None, 256, 256, device="cuda")
+        given = [torch.randn(2, 4, 256, 64, device="cuda") for _ in range(3)]
+        for tensor in given:
+            tensor.requires_grad_()
+        before = torch.cuda.memory_allocated()
+        found = torch.compile(flex.flex_attention)(*given, block_mask=mask)
+        assert torch.cuda.memory_allocated() - before == (2 * 4 * 256) * (64 + 1) * 4
+        found.sum().backward()
+        assert not session.machine.assumed
+        if compute == "real":
+            expected = torch.nn.functional.scaled_dot_product_attention(*given, is_causal=True)
+            assert float((found - expected).abs().max()) < 1e-5
+    torch._dynamo.reset()
