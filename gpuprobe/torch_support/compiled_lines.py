@@ -22,6 +22,7 @@ class ProgramFrame(NamedTuple):
 _FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (.+)')
 _MADE: Final = re.compile(r"^\s*(\w+) = (?!async_compile)")
 _OUT: Final = re.compile(r"\bout=(?:reinterpret_tensor\()?(\w+)")
+_OWN: Final = re.compile(r"L\['\w+'\]")
 _ARGUMENT: Final = re.compile(r"\b(buf\d+)\b")
 
 _files: dict[str, dict[int, tuple[ProgramFrame, ...]]] = {}
@@ -37,8 +38,8 @@ def lines_of(file: str, line: int) -> tuple[ProgramFrame, ...] | None:
 
 
 def module_of(file: str, line: int) -> str:
-    """The module whose forward a line of generated code is part of, ``Class.dotted.path`` from the
-    first one that was compiled; "" where none is known, as in a backward pass.
+    """The module whose forward a line of generated code is part of: its path in the module that was
+    compiled, after that one's class if it is known; "" where none is known, as in a backward pass.
     """
     return _modules.get((file, line), "")
 
@@ -58,12 +59,16 @@ def remember(graph: Any, file: str, source: str) -> None:
 def _module(stack: Any) -> str:
     """``stack``: from an id to the module's path in Dynamo's words, and its class; outermost first.
 
-    Paths begin with what the compiled code calls the first module, as in ``L['self'].blocks.0``.
+    Paths begin with what the compiled code calls the first module, as in ``L['self'].blocks.0``. It
+    is not in the stack if the compiled code is its own forward; then its class is not known.
     """
     entries = list(stack.values()) if isinstance(stack, dict) else []
     if not entries:
         return ""
     (root, kind), (path, _) = entries[0], entries[-1]
+    own = _OWN.match(root)
+    if own and own.end() < len(root):
+        return str(path[own.end() :].lstrip("."))
     title = getattr(kind, "__name__", str(kind).rpartition(".")[2])
     return f"{title}{path.removeprefix(root) if path.startswith(root) else ''}"
 

@@ -121,19 +121,40 @@ class Plain(nn.Module):
         return x + self.back(self.wide(x).sin())
 
 
-def test_blocks_of_compiled_code_belong_to_modules(tmp_path: Path) -> None:
+def modules_of(path: Path, model: nn.Module) -> dict[str, int]:
     with gpuprobe.virtual_gpu("a100-40gb", compute="shapes"):
-        code = torch.compile(nn.Sequential(Plain(), Plain()).cuda())
-        with gpuprobe.record(tmp_path / "run", level="trace", trace_steps="all") as recorder:
+        code = torch.compile(model.cuda())
+        with gpuprobe.record(path, level="trace", trace_steps="all") as recorder:
             with recorder.step():
                 kept = code(torch.randn(1 << 14, 64, device="cuda"))
             del kept
     torch._dynamo.reset()
-    table = summary(load(tmp_path / "run"), top=100).top_modules
+    table = summary(load(path), top=100).top_modules
     assert isinstance(table, ShareTable)
-    found = {str(row.key): row.bytes for row in table.rows}
+    return {str(row.key): row.bytes for row in table.rows}
+
+
+def test_blocks_of_compiled_code_belong_to_modules(tmp_path: Path) -> None:
+    found = modules_of(tmp_path / "run", nn.Sequential(Plain(), Plain()))
     for name in ("Sequential.0", "Sequential.1"):
         # The outputs of `wide`; and a workspace of cuBLAS in the first.
         assert 16 << 20 <= found[f"{name}.wide"] < 26 << 20
         assert found[f"{name}.back"] == 4 << 20
     assert found["(no module)"] == 4 << 20  # the batch
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Plain() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_modules_of_a_model_whose_own_forward_is_compiled(tmp_path: Path) -> None:
+    assert modules_of(tmp_path / "run", Stack()).keys() >= {
+        f"blocks.{at}.{name}" for at in (0, 1) for name in ("wide", "back")
+    }
