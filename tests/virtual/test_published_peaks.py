@@ -127,6 +127,20 @@ def test_the_table_counts_what_is_exact_and_says_why_rows_are_missing() -> None:
     assert "torch: 0 of 1 rows equal" in lines
 
 
+def test_rows_that_are_known_as_a_range_are_counted_and_reasons_given() -> None:
+    found = [
+        {**row, "kernel": "multi_token_attention", "ours": row["theirs"] / 2} for row in rows()
+    ]
+    found[0]["most"] = found[0]["theirs"] * 1.1
+    found[1]["most"] = found[1]["theirs"] * 0.9
+    lines = "\n".join(published_peaks.table_of(found))
+    assert "triton: 1 of the 1 rows that are known as a range are in it" in lines
+    assert "torch: 0 of the 1 rows that are known as a range are in it" in lines
+    assert "-50.00%  [cuDNN's workspaces" in lines
+    compared = published_peaks.compare(rows(), [{**row, "x": 128, "most": 2.0} for row in rows()])
+    assert [row.get("most") for row in compared] == [2.0, 2.0]
+
+
 def test_a_version_without_programs_takes_those_of_the_next(tmp_path: Path) -> None:
     folders = {}
     for version, kernels in {"0.4.0": (), "0.5.0": ("jsd",), "0.6.0": ("jsd", "tvd")}.items():
