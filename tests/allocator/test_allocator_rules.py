@@ -255,6 +255,17 @@ def test_available_blocks_are_released_only_with_max_split() -> None:
     assert sim.reserved == 100 * MIB
 
 
+def test_several_oversize_blocks_are_released_together() -> None:
+    sim = simulator("max_split_size_mb:32", capacity=200 * MIB)
+    held = [take(sim, size * MIB) for size in (20, 40, 60, 70)]
+    for block in held:
+        sim.free(block)
+    take(sim, 120 * MIB)
+    # The largest ones, until they are enough; the others are still cached.
+    assert sim.retries == 0
+    assert sim.reserved == (20 + 40 + 120) * MIB
+
+
 def test_garbage_collection_frees_the_old_segments() -> None:
     conf = "garbage_collection_threshold:0.5,per_process_memory_fraction:0.99"
     sim = simulator(conf, capacity=200 * MIB)

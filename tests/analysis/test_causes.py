@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from report_builders import recording, step, trace
 
-from gpuprobe.analysis.compare.accounts import Account, LineShare
+from gpuprobe.analysis.compare.accounts import Account, LineShare, _sorted
 from gpuprobe.analysis.compare.causes import Context, explain, wording
 from gpuprobe.analysis.compare.diff import DiffRow
 from gpuprobe.analysis.peak.peaks import device_peaks
@@ -80,3 +82,8 @@ def test_traces_are_complete_if_every_full_step_has_one() -> None:
     assert complete(0, 1, 2)
     assert not complete(0, 2)
     assert not complete()
+
+
+def test_names_are_in_the_order_of_their_bytes() -> None:
+    sizes = Counter({"b": 3, "a": 3, "c": 9, "": 20})
+    assert _sorted(sizes) == (("c", 9), ("a", 3), ("b", 3))
