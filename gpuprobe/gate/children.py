@@ -42,8 +42,8 @@ class Children:
             folder = tempfile.mkdtemp(prefix="gpuprobe-")
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             stack.callback(patch(multiprocessing.spawn, "get_preparation_data", with_arrival))
-            stack.callback(_tell(Path(folder)))
-            stack.callback(_tell_of_forks(Path(folder)))
+            stack.callback(_watch(Path(folder)))
+            stack.callback(_watch_forks(Path(folder)))
             try:
                 yield
             finally:
@@ -52,31 +52,31 @@ class Children:
 
 
 class _Arrival:
-    """Unpickled in a spawned process before it imports the program: `_tell` is called there."""
+    """Unpickled in a spawned process before it imports the program: `_watch` is called there."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
 
     def __reduce__(self) -> Any:
-        return _tell, (Path(self._folder),)
+        return _watch, (Path(self._folder),)
 
 
-def _tell(folder: Path) -> Any:
+def _watch(folder: Path) -> Any:
     """Have each process that begins from here on leave a file where it has used a GPU. Returns what
     takes that back."""
     base = multiprocessing.process.BaseProcess
     bootstrap: Any = base._bootstrap  # type: ignore[attr-defined]
 
-    def told(process: Any, *args: Any, **more: Any) -> Any:
+    def bootstrapped(process: Any, *args: Any, **more: Any) -> Any:
         before = _allocations()
         code = bootstrap(process, *args, **more)
-        _leave_word(folder, before)
+        _report(folder, before)
         return code
 
-    return patch(base, "_bootstrap", told)
+    return patch(base, "_bootstrap", bootstrapped)
 
 
-def _tell_of_forks(folder: Path) -> Any:
+def _watch_forks(folder: Path) -> Any:
     """The same of what the program forks by itself, and that comes to its own end."""
     parent = os.getpid()
     before = 0
@@ -87,21 +87,21 @@ def _tell_of_forks(folder: Path) -> Any:
 
     def ends() -> None:
         if os.getpid() != parent:
-            _leave_word(folder, before)
+            _report(folder, before)
 
     os.register_at_fork(after_in_child=forked)
     atexit.register(ends)
     return lambda: atexit.unregister(ends)
 
 
-def _leave_word(folder: Path, before: int) -> None:
+def _report(folder: Path, before: int) -> None:
     if _allocations() > before:
-        with contextlib.suppress(OSError):  # the parent has ended: nobody asks any more
+        with contextlib.suppress(OSError):  # the parent has ended: nobody reads it
             (folder / str(os.getpid())).touch()
 
 
 def _allocations() -> int:
-    """How often this process has allocated memory on any GPU; 0 if that cannot be told, as of a GPU
+    """How often this process has allocated memory on any GPU; 0 if that cannot be bootstrapped, as of a GPU
     that failed: the process ends as it would have.
     """
     torch: Any = sys.modules.get("torch")
