@@ -101,7 +101,7 @@ def _report(folder: Path, before: int) -> None:
 
 
 def _allocations() -> int:
-    """How often this process has allocated memory on any GPU; 0 if that cannot be bootstrapped, as of a GPU
+    """How often this process has allocated memory on any GPU; 0 if that is unknown, as of a GPU
     that failed: the process ends as it would have.
     """
     torch: Any = sys.modules.get("torch")
