@@ -62,6 +62,8 @@ REASONS = {
     ("sparse_multi_token_attention", "torch"): "at the smallest size only: cuDNN's workspaces",
     ("jsd", "triton"): "at one size, of code between two releases",
     ("megatron_rms_norm", "torch"): f"{BETWEEN_RELEASES}: its rows of torch are those of Megatron",
+    ("llama4_rope", ""): "its program fits no release of transformers that was tried (4.49, 5)",
+    ("fused_moe", ""): "reads which experts tokens go to: shapes alone do not tell",
     ("relu_squared", ""): f"{BETWEEN_RELEASES}: no program has a table by N",
 }
 """Why rows differ or cannot be run, by kernel and whose code it is ("": both)."""
@@ -334,6 +336,7 @@ def _measured(
                             row["most"] = max(most) / 2**20
                     except Exception as error:  # noqa: BLE001 - its row has the reason
                         line = str(error).strip().partition("\n")[0]
+                        line = re.sub(r"(?<!\S)/\S*/", "", line)  # folders of this machine
                         row["why"] = f"{type(error).__name__}: {line}"
                     if metric_name == "memory":
                         rows.append(row)
