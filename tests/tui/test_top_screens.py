@@ -34,7 +34,7 @@ from gpuprobe.tui.monitor.doctor import DoctorScreen
 from gpuprobe.tui.monitor.end_process import EndProcess
 from gpuprobe.tui.monitor.keys import KEYS
 from gpuprobe.tui.monitor.pane_heights import divide
-from gpuprobe.tui.monitor.reader_thread import MachineReader, Taken
+from gpuprobe.tui.monitor.reader_thread import Done, Ended, Failed, MachineReader, Taken
 from gpuprobe.tui.monitor.settings import Settings
 from gpuprobe.tui.monitor.tables.process_rows import SORTS
 from gpuprobe.tui.probe_app import APP_KEYS
@@ -409,6 +409,18 @@ async def test_no_order_of_keys_and_sizes_ends_the_screen(seed: int) -> None:
         await pilot.resize_terminal(100, 30)
         app._arrived(Taken(full[0]))
         await until(pilot, lambda: shows(app, "q quit"))
+    assert app.crash is None
+
+
+async def test_what_arrives_after_the_last_screen_is_gone_is_left_alone() -> None:
+    """A thread may still be reading when the app ends."""
+    (moment,) = moments("8xh100", 1)
+    app = app_of(moment)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot, app)
+    assert not app.screen_stack
+    for payload in (Taken(moment), Failed("no"), Ended(), Done("doctor", None)):
+        app.on_top_app_arrived(TopApp.Arrived(payload))
     assert app.crash is None
 
 

@@ -236,7 +236,12 @@ class TopApp(ProbeApp):
 
     def on_top_app_arrived(self, message: Arrived) -> None:
         payload = message.payload
-        if isinstance(payload, Taken):
+        if isinstance(payload, Crashed):
+            self.crash = payload.error
+            self.exit(return_code=70)  # whoever ran the screen raises it, on a terminal given back
+        elif not self.screen_stack:
+            pass  # the app ends: its screens are gone, and what was being read arrives
+        elif isinstance(payload, Taken):
             self.model.ended = False
             self.model.add(payload.moment)
             self._ask_for_runs()
@@ -252,9 +257,6 @@ class TopApp(ProbeApp):
                 self._arrange()
         elif isinstance(payload, Done):
             self._job_done(payload)
-        elif isinstance(payload, Crashed):
-            self.crash = payload.error
-            self.exit(return_code=70)  # whoever ran the screen raises it, on a terminal given back
         self.reader.taken()
 
     def _ask_for_runs(self) -> None:
