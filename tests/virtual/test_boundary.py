@@ -78,7 +78,7 @@ class Data(torch.utils.data.Dataset):
         return at if {kill} or values.sum() > 0 else -at
 
 if __name__ == "__main__":
-    for batch in torch.utils.data.DataLoader(Data(), num_workers=1, pin_memory=True):
+    for batch in torch.utils.data.DataLoader(Data(), num_workers=1, pin_memory=not {kill}):
         print(batch.cuda().device)
 """
 
@@ -89,7 +89,7 @@ def test_a_worker_that_dies_or_needs_a_value_is_one_error(tmp_path: Path) -> Non
     script.write_text(WORKERS.format(kill=True))
     done = command(script)
     assert done.returncode == 5
-    # torch's thread that pins memory may write a traceback of its own meanwhile.
+    # Without torch's thread that pins memory, which may fail first, in words of its own.
     (error,) = (line for line in done.stderr.splitlines() if line.startswith("gpuprobe: error"))
     start = f"gpuprobe: error: the program failed at {script}:17: RuntimeError: DataLoader worker"
     assert error.startswith(start)
