@@ -32,19 +32,18 @@ def transfers(records: Iterable[CollectiveRecord]) -> tuple[Transfer, ...]:
     )
 
 
-LOOKED_AT: Final = 64
+_LOOKED_AT: Final = 64
 """Steps in which each operation may be: the first three, unless others were chosen."""
 
 
+def detailed_steps(rank: RankRecording) -> list[Step]:
+    """The steps whose operations were recorded one by one."""
+    return [step for step in islice(rank.steps, _LOOKED_AT) if step.exchanges]
+
+
 def detailed_step(rank: RankRecording, index: int | None = None) -> Step | None:
-    """The last whole step whose operations were recorded one by one, or that of this index. None
-    if there is none.
-    """
-    some = [
-        step
-        for step in islice(rank.steps, LOOKED_AT)
-        if step.exchanges and index in (None, step.index)
-    ]
+    """The last whole one of `detailed_steps`, or that of this index. None if there is none."""
+    some = [step for step in detailed_steps(rank) if index in (None, step.index)]
     whole = [step for step in some if step.ended_by != "end"]
     return next(reversed(whole or some), None)
 

@@ -28,7 +28,6 @@ from gpuprobe.analysis.baseline import (
     with_repeats,
 )
 from gpuprobe.errors import MissingExtra, ProgramFailed
-from gpuprobe.gate.children import Children
 from gpuprobe.gate.files import (
     ensure_writable,
     read_baseline,
@@ -40,6 +39,7 @@ from gpuprobe.gate.history import history
 from gpuprobe.gate.plan import CheckPlan, baseline_path, chosen_runs, is_recorded, plan, tolerances
 from gpuprobe.gate.project import ProjectSettings, read_project
 from gpuprobe.gate.sources import read_sources, with_text
+from gpuprobe.sampler.hooks.processes.children import Children
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline.measure import ReadSources

@@ -188,9 +188,7 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
     All ranks are in the one file. Returns what was written. Raises UsageError as
     `write_flamegraph` does, DataError where there is neither a trace nor such an operation.
     """
-    from itertools import islice
-
-    from gpuprobe.analysis.communication import LOOKED_AT
+    from gpuprobe.analysis.communication import detailed_steps
     from gpuprobe.model.run.communication import records_of
     from gpuprobe.reporters.viewers import perfetto
 
@@ -198,20 +196,16 @@ def write_perfetto(recording: Recording, path: StrPath, *, force: bool = False) 
         perfetto.RankCommunication(
             rank.session.rank,
             int(rank.session.started_at * 1e6),
-            [
-                record
-                for step in islice(rank.steps, LOOKED_AT)
-                for record in records_of(step.exchanges)
-            ],
+            [record for step in detailed_steps(rank) for record in records_of(step.exchanges)],
         )
         for rank in recording.ranks
     ]
     communication = [one for one in communication if one.records]
-    with_traces = [] if communication else _ranks_with_traces(recording)
+    ranks = recording.ranks if communication else _ranks_with_traces(recording)
     several = len(recording.ranks) > 1
     traces = (
         (rank.session.rank if several else None, trace)
-        for rank in with_traces or recording.ranks
+        for rank in ranks
         for trace in rank.load_traces()
     )
     with new_file(path, force) as stream:

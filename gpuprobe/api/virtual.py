@@ -180,9 +180,9 @@ def estimate_program(
         raise UsageError("at least one step is needed")
 
     _require_torch("an estimate runs the training step")
-    from gpuprobe.gate.children import Children
     from gpuprobe.planning.auto import Start, estimate_with
     from gpuprobe.planning.job import Job
+    from gpuprobe.sampler.hooks.processes.children import Children
     from gpuprobe.sampler.hooks.step_limit import Enough, limit
     from gpuprobe.virtual.boundary import explained, place_in, unwrapped
     from gpuprobe.virtual.budget import TooLarge, of_host_memory

@@ -20,13 +20,13 @@ from gpuprobe.model.text import visible
 from gpuprobe.sampler.hooks.wrapping import in_context
 
 if TYPE_CHECKING:
-    from gpuprobe.gate.children import Children
     from gpuprobe.hazard_watch.results import FindingsSoFar
     from gpuprobe.hazards.findings.results import Hazards
     from gpuprobe.model.findings import Finding
     from gpuprobe.model.run.session import Step
     from gpuprobe.model.trace import MemoryTrace
     from gpuprobe.recording.writer import RecordingWriter
+    from gpuprobe.sampler.hooks.processes.children import Children
     from gpuprobe.sampler.program import Program
     from gpuprobe.sampler.recorder import Recorder as Recorder
 
@@ -249,7 +249,9 @@ def run(
     def start() -> None:
         nonlocal children
         recorder.start_guarded()
-        from gpuprobe.gate.children import Children  # it imports multiprocessing, as torch does
+        from gpuprobe.sampler.hooks.processes.children import (
+            Children,  # it imports multiprocessing, as torch does
+        )
 
         children = Children()
         try:
@@ -262,7 +264,7 @@ def run(
                     "whether they use the GPU is unknown; their memory is not included",
                 )
             )
-        from gpuprobe.sampler.hooks.spawned import follow_spawns  # it imports torch
+        from gpuprobe.sampler.hooks.processes.spawned import follow_spawns  # it imports torch
 
         child = functools.partial(record, level=level, trace_steps=trace_steps)
         stack.callback(follow_spawns(output.absolute(), child, spawned))

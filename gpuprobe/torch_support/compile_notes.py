@@ -25,11 +25,14 @@ def counts() -> Mapping[str, int]:
         return dict(_counts)
 
 
+def counts_since(before: Mapping[str, int]) -> dict[str, int]:
+    """How many of each came after ``before``, which `counts` gave."""
+    return {text: more for text, count in counts().items() if (more := count - before.get(text, 0))}
+
+
 def since(before: Mapping[str, int]) -> tuple[str, ...]:
-    """What came after ``before``, which `counts` gave, in words."""
-    return worded(
-        {text: more for text, count in counts().items() if (more := count - before.get(text, 0))}
-    )
+    """`counts_since` in words."""
+    return worded(counts_since(before))
 
 
 def worded(counted: Mapping[str, int]) -> tuple[str, ...]:

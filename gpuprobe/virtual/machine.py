@@ -177,10 +177,10 @@ class Machine:
         self.estimated = False  # what is run is estimated, and nothing else wanted of it
         self.rank = 0  # the one that this process pretends to be
         self.traffic: Any = None  # what is sent, as `virtual.distributed.traffic.Traffic`
-        self.peers: Any = None  # the others, as `virtual.distributed.pretended.Peers`
+        self.peers: Any = None  # the others, as `virtual.distributed.pretended.PeerRanks`
         self.assumed: dict[str, int] = {}
         self.compiled: dict[str, None] = {}  # names of what torch.compile was asked to compile
-        self.compiler_notes: dict[str, int] = {}  # what torch.compile made of the program
+        self._compiled_before = compile_notes.counts()
         self.dispatch: Any = None  # the dispatch mode of a session
         self.tracing: Any = None  # while compilers may trace: see compiled.tracing
 
@@ -198,10 +198,10 @@ class Machine:
         """Count something that was taken for granted; reports say so."""
         self.assumed[what] = self.assumed.get(what, 0) + 1
 
-    def note_compiled(self, what: str) -> None:
-        """Count something that torch's compiler did: a graph, a graph break, a recompilation."""
-        self.compiler_notes[what] = self.compiler_notes.get(what, 0) + 1
-        compile_notes.note(what)
+    @property
+    def compiler_notes(self) -> dict[str, int]:
+        """What torch's compiler did since this machine was made: graphs, breaks, recompilations."""
+        return compile_notes.counts_since(self._compiled_before)
 
     # -- storages
 

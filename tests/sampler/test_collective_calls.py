@@ -279,3 +279,16 @@ def test_operations_beyond_the_bound_are_a_blind_spot(
     assert [call.count for step in rank.steps for call in step.collectives] == [5, 5]
     left_out = [spot.what for spot in rank.blind_spots if "operations with other" in spot.what]
     assert len(left_out) == 1
+
+
+@pytest.mark.parametrize(("device", "known"), [("cpu", True), ("meta", False)])
+def test_a_call_that_returns_has_not_ended_an_operation_on_a_device(
+    calls: CollectiveCalls, device: str, known: bool
+) -> None:
+    """Of a list of tensors, too: the kernels are enqueued only."""
+    faults: list[Exception] = []
+    records = Records(lambda: 0, faults.append)
+    given = [torch.empty(4, device=device)]
+    records.called("all_gather", 16, None, given, None, (1, 2), blocks=True)
+    (found,) = records.take()
+    assert (isinstance(found.completion_ns, int), found.dtype, faults) == (known, "float32", [])

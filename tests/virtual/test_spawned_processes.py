@@ -187,7 +187,7 @@ def test_a_program_goes_on_without_the_count_of_its_processes(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     if broken == "no temporary directory":
-        monkeypatch.setattr("gpuprobe.gate.children.tempfile.mkdtemp", fails)
+        monkeypatch.setattr("gpuprobe.sampler.hooks.processes.children.tempfile.mkdtemp", fails)
     monkeypatch.setattr(torch.cuda, "memory_stats", torch.cuda.memory_stats)
     (tmp_path / "script.py").write_text(
         f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"

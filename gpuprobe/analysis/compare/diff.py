@@ -21,13 +21,7 @@ from gpuprobe.analysis.peak.high_water import (
     by_module,
 )
 from gpuprobe.analysis.peak.peaks import PeakSite, device_peaks, high_water_at, nearest_trace
-from gpuprobe.analysis.trace.frames import (
-    Lines,
-    UserFrame,
-    is_cpp,
-    is_user_frame,
-    short_name,
-)
+from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_cpp, is_user_frame, short_name
 from gpuprobe.model.display import Displayed
 from gpuprobe.model.place import program_name
 from gpuprobe.model.run.recording import RankRecording, Recording

@@ -72,10 +72,16 @@ def script_json(data: Any) -> Markup:
     Halves of surrogate pairs (bytes of a path that are no UTF-8) are shown as escapes: Chromium
     ends where a script puts one into a label.
     """
-    plain = json.dumps(data, ensure_ascii=False)
-    if _HALF.search(plain):
-        data = json.loads(_HALF.sub(lambda half: json.dumps(visible(half[0]))[1:-1], plain))
-    dumped = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    dumped = _dumped(data)
+    if "\\ud" in dumped:  # halves, or whole pairs
+        plain = json.dumps(data, ensure_ascii=False)
+        dumped = _dumped(
+            json.loads(_HALF.sub(lambda half: json.dumps(visible(half[0]))[1:-1], plain))
+        )
     for char in "<>&":
         dumped = dumped.replace(char, f"\\u{ord(char):04x}")
     return Markup(dumped)
+
+
+def _dumped(data: Any) -> str:
+    return json.dumps(data, separators=(",", ":"), allow_nan=False)

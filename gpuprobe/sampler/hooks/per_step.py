@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gpuprobe.analysis.time_shares import joined_calls
-from gpuprobe.model.run.communication import MOST_OPERATIONS, Exchange, exchanges_of, operations
-from gpuprobe.model.run.session import BlindSpot, Collective, Placed
+from gpuprobe.model.run.communication import MOST_OPERATIONS, exchanges_of, operations
+from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.sampler.hooks.distributed.collectives import CollectiveCalls
 from gpuprobe.sampler.hooks.distributed.records import Records
-from gpuprobe.sampler.hooks.distributed.waits import Waited, joined_waits
+from gpuprobe.sampler.hooks.distributed.waits import joined_waits
 from gpuprobe.sampler.hooks.placement import Placement
 from gpuprobe.sampler.timeline import PhaseTimeline
 from gpuprobe.sampler.tracing.traces import Traces
@@ -43,43 +43,36 @@ class PerStep:
             lambda spot: blind((spot,)), lambda: timeline.path, self.records
         )
         self.placement = Placement()
-        none: tuple[tuple[Collective, ...], tuple[Placed, ...], Waited, tuple[Exchange, ...]] = (
-            (),
-            (),
-            {},
-            (),
-        )
-        self._last = (-1, *none)
-        self._copied: Waited = {}  # in the last step
+        self._last: tuple[int, dict[str, Any]] = (-1, {})  # the step, and what it had
 
     def take(self, index: int, models: Iterable[Any]) -> dict[str, Any]:
         """Everything since the last time, for the step ``index`` that ends now, as `assemble` takes
         it."""
-        calls = self.collectives.take()
-        placed = self.placement.take(models) if self.placement.wanted else ()
-        waited = self.collectives.waits.take()
-        copied: Waited = {**self.collectives.copies.take()}
-        exchanges = exchanges_of(self.records.take())
+        found: dict[str, Any] = {
+            "collectives": self.collectives.take(),
+            "placement": self.placement.take(models) if self.placement.wanted else (),
+            "waited": self.collectives.waits.take(),
+            "copied": self.collectives.copies.take(),
+            "exchanges": exchanges_of(self.records.take()),
+        }
         self.records.on = self._detailed(index + 1)
-        before, earlier, placed_earlier, waited_earlier, exchanges_earlier = self._last
+        before, earlier = self._last
         if before == index:
-            calls = joined_calls((*earlier, *calls))
-            placed = placed or placed_earlier
-            waited = joined_waits(waited_earlier, waited)
-            copied = joined_waits(self._copied, copied)
-            if operations(exchanges_earlier) + operations(exchanges) <= MOST_OPERATIONS:
-                exchanges = (*exchanges_earlier, *exchanges)
-            else:
-                exchanges, self.records.left_out = exchanges_earlier, True
+            found = self._joined(earlier, found)
         if self.records.left_out and self._complete:
             self._complete = False
             self._blind((_LEFT_OUT,))
-        self._last = (index, calls, placed, waited, exchanges)
-        self._copied = copied
+        self._last = (index, found)
+        return found
+
+    def _joined(self, earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+        exchanges = (*earlier["exchanges"], *later["exchanges"])
+        if operations(exchanges) > MOST_OPERATIONS:
+            exchanges, self.records.left_out = earlier["exchanges"], True
         return {
-            "collectives": calls,
-            "placement": placed,
-            "waited": waited,
-            "copied": copied,
+            "collectives": joined_calls((*earlier["collectives"], *later["collectives"])),
+            "placement": later["placement"] or earlier["placement"],
+            "waited": joined_waits(earlier["waited"], later["waited"]),
+            "copied": joined_waits(earlier["copied"], later["copied"]),
             "exchanges": exchanges,
         }

@@ -9,6 +9,7 @@ from typing import Any, Final
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.model.place import program_name
 from gpuprobe.patching import Patches, original_of, originals, patch
+from gpuprobe.torch_support import compile_notes
 from gpuprobe.virtual.frames import place_of
 from gpuprobe.virtual.generators import Generator
 from gpuprobe.virtual.machine import Machine
@@ -101,7 +102,7 @@ def _breaks(machine: Machine, patches: Patches) -> None:
                 else (code_options["co_filename"], code_options["co_firstlineno"])
             )
             what = str(exc).strip().partition("\n")[0]
-            machine.note_compiled(f"graph break at {place_of(file, line)}: {what}")
+            compile_notes.note(f"graph break at {place_of(file, line)}: {what}")
         log(self, code_options, reason=reason, exc=exc)
 
     patches.set(translator, "log_graph_break", log_graph_break)
@@ -114,9 +115,7 @@ def _breaks(machine: Machine, patches: Patches) -> None:
             code = frame.f_code
             reason = found[0].partition("\n")[0] if found else "no guard is known"
             where = place_of(code.co_filename, code.co_firstlineno)
-            machine.note_compiled(
-                f"{program_name(code.co_name)} at {where} compiled again: {reason}"
-            )
+            compile_notes.note(f"{program_name(code.co_name)} at {where} compiled again: {reason}")
         return found
 
     patches.set(module, "get_and_maybe_log_recompilation_reasons", recompilation)

@@ -12,7 +12,7 @@ import torch
 from torch._functorch.aot_autograd import make_boxed_func
 
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support import compiled_lines
+from gpuprobe.torch_support import compile_notes, compiled_lines
 from gpuprobe.virtual.compiled import graphs
 from gpuprobe.virtual.compiled.graph import Graph
 from gpuprobe.virtual.compiled.values import Eagerly, Values
@@ -211,7 +211,7 @@ def _note(machine: Machine, made: Any, *, backward: bool) -> None:
     source = getattr(made, "source_code", "")
     allocated, reused = source.count(" = empty_strided_cuda("), source.count("# reuse")
     kind = "backward" if backward else "forward"
-    machine.note_compiled(
+    compile_notes.note(
         f"{kind} graph: {allocated} {'buffer' if allocated == 1 else 'buffers'} allocated, "
         f"{reused} in the memory of others"
     )

@@ -35,9 +35,9 @@ class BlockOutcome(Enum):
 
 
 def kind_of(statements: Sequence[ast.stmt], branch: ast.AST, source: SourceTree) -> BlockOutcome:
-    """What a block of ``branch`` (an ``if``) comes to: `Block.RAISES` where every way through
-    ends in an exception that nothing here catches, or in the end of the process; `Block.WARNS`
-    where it only makes up text and prints it.
+    """What a block of ``branch`` (an ``if``) comes to: `BlockOutcome.RAISES` where every way
+    through ends in an exception that nothing here catches, or in the end of the process;
+    `BlockOutcome.WARNS` where it only makes up text and prints it.
     """
     if raises(statements):
         return BlockOutcome.RAISES

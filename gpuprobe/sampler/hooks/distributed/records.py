@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 
 from gpuprobe.model.place import NoPlace, Place, SourceLine
 from gpuprobe.model.run.communication import (
@@ -17,6 +18,7 @@ from gpuprobe.model.run.communication import (
 )
 from gpuprobe.model.values import Bytes, ReadStatus, Unavailable
 from gpuprobe.torch_support.callers import TORCH, module_at_work, program_line
+from gpuprobe.torch_support.tensors import tensors_in
 
 _NOT_BLOCKING: Final = Unavailable("the call does not wait for it", ReadStatus.NOT_COLLECTED)
 _MESH: Final = "mesh_"
@@ -53,32 +55,22 @@ class Records:
         span: tuple[int, int],
         blocks: bool,
     ) -> None:
-        """A call has returned. ``group`` is what its caller names a group; ``tensor`` one of those
-        that it is about; ``span`` when it began and ended; ``blocks``: it returned no handle.
+        """A call has returned. ``group`` is what its caller names a group; ``tensor`` is what it is
+        about, or a list of that; ``span`` when it began and ended; ``blocks``: it returned no
+        handle.
         """
         try:
-            self._called(op, payload, group, tensor, peer, span, blocks)
+            found = group_of(group)
+            if found is None:
+                return
+            first = next(tensors_in(tensor), None)
+            on_gpu = first is not None and first.device.type != "cpu"
+            over = blocks and (self.virtual or not on_gpu)
+            dtype = "" if first is None else _name(first.dtype)
+            self._add(op, payload, found, dtype, _place(), module_at_work(), peer, span, over)
         except Exception as error:  # noqa: BLE001 - it is not the program's
             self.on = False
             self._on_fault(error)
-
-    def _called(
-        self,
-        op: str,
-        payload: int,
-        group: Any,
-        tensor: Any,
-        peer: int | None,
-        span: tuple[int, int],
-        blocks: bool,
-    ) -> None:
-        found = group_of(group)
-        if found is None:
-            return
-        on_gpu = isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu"
-        over = blocks and (self.virtual or not on_gpu)
-        dtype = _dtype(tensor)
-        self._add(op, payload, found, dtype, _place(), module_at_work(), peer, span, over)
 
     def expect(self, module: Any, sizes: list[int]) -> None:
         """The next backward pass exchanges the buckets of a DistributedDataParallel."""
@@ -141,7 +133,7 @@ class Records:
                 module=module,
                 arrival_ns=span[0] - started if span[0] else unknown,
                 completion_ns=span[1] - started if over else _NOT_BLOCKING,
-                members=group_text(_members(group)),
+                members=group_text(dist.get_process_group_ranks(group)),
                 peer=unknown if peer is None else peer,
             )
         )
@@ -156,8 +148,6 @@ def group_of(group: Any) -> Any:
     """The process group that a caller names: itself, its name, a mesh and one of its dimensions, or
     none for all ranks. None for a list of ranks.
     """
-    import torch.distributed as dist
-
     if group is None:
         return dist.distributed_c10d._get_default_group() if dist.is_initialized() else None
     if isinstance(group, str):
@@ -169,24 +159,12 @@ def group_of(group: Any) -> Any:
     return group if hasattr(group, "group_name") else group.get_group()
 
 
-def _members(group: Any) -> Sequence[int]:
-    from torch.distributed import get_process_group_ranks
-
-    return get_process_group_ranks(group)
-
-
 def _place() -> SourceLine:
     """The program's line; in a thread of the autograd engine there is none."""
     file, line = program_line()
     if file.startswith((TORCH, "<frozen", "<unknown>")) or "threading.py" in file:
         return NoPlace.AUTOGRAD_ENGINE
     return Place(file, line)
-
-
-def _dtype(tensor: Any) -> str:
-    while isinstance(tensor, (list, tuple)) and tensor:
-        tensor = tensor[0]
-    return _name(tensor.dtype) if isinstance(tensor, torch.Tensor) else ""
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,0 +1,1 @@
+"""Processes that a program starts: recorded as ranks, or counted."""
