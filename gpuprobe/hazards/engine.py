@@ -392,8 +392,8 @@ class Engine:
         return rest
 
     def _race(self, rule: Rule, first: Access, second: Access, block: TrackedBlock) -> None:
-        if rule is rules.USE_AFTER_FREE:
-            self._loose.safe.add(first.site)  # found: not only latent
+        if rule in (rules.USE_AFTER_FREE, rules.LATENT):
+            self._loose.safe.add(first.site)  # found: not once more at the end of the watch
         rule = rule_of(rule, first, second)
         key: tuple[Any, ...] = (rule.id, rule.kind, first.site, second.site)
         if self._every:
