@@ -154,6 +154,7 @@ def install(machine: Machine, patches: Patches) -> None:
     before = handlers[_device_of]
     handlers[_device_of] = _to_cpp
     patches.add(lambda: handlers.__setitem__(_device_of, before))
+    _composite(patches)
     _autocast(patches)
     patches.set(fake_tensor, "init_gpu_context", lambda device: None)
     # Constants are computed with: copies of them to a device are not made while tracing.
@@ -165,6 +166,31 @@ def install(machine: Machine, patches: Patches) -> None:
         patches.set(kind, "is_meta", property(lambda tensor: tensor.device.type == "meta"))
         patches.set(kind, "get_device", _index_of)
     patches.set(_FunctionalTensor, "device", property(_device_of_functional))
+
+
+def _composite(patches: Patches) -> None:
+    """Have operators that are made of others (``nll_loss``, ``var``, ``relu6``) be differentiated
+    through those, as on CUDA. To C++ code the compiler's tensors are on ``meta``, for which Python
+    code in ``torch/_refs`` implements a hundred of these operators: torch takes such a one to be
+    a single operator, without a derivative (``resolve_key`` in ``torch/_ops.py``).
+    """
+    original = torch._ops.resolve_key
+    meta, cuda = torch._C.DispatchKey.AutogradMeta, torch._C.DispatchKey.AutogradCUDA
+
+    def resolve(operator: Any, key: Any) -> Any:
+        if key != meta:
+            return original(operator, key)
+        found = original(operator, cuda)
+        return original(operator, meta) if found == cuda else found
+
+    def forget() -> None:
+        """What torch has resolved already, and keeps."""
+        for operator in torch._ops.get_cached_ops():
+            operator._uncache_dispatch(meta)
+
+    patches.set(torch._ops, "resolve_key", resolve)
+    forget()
+    patches.add(forget)
 
 
 def _above(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,47 @@ def test_values_are_a_cpus_and_memory_is_the_same_with_and_without(way: str) -> 
             assert [text for text in current.machine.assumed if "eagerly" in text] == []
             peaks.append(torch.cuda.max_memory_allocated())
     assert peaks[0] == peaks[1]
+
+
+COMPOSITE = {
+    "cross_entropy": lambda x: functional.cross_entropy(x, torch.arange(4, device=x.device)),
+    "hinge_embedding_loss": lambda x: functional.hinge_embedding_loss(x, (x > 0) * 2.0 - 1),
+    "margin_ranking_loss": lambda x: functional.margin_ranking_loss(
+        x, x.roll(1), (x > 0) * 2.0 - 1
+    ),
+    "pairwise_distance": lambda x: functional.pairwise_distance(x, x.roll(1, 0)).sum(),
+    "relu6": lambda x: functional.relu6(8 * x).sum(),
+    "selu": lambda x: functional.selu(x).sum(),
+    "prelu": lambda x: functional.prelu(x, x[0, :1]).sum(),
+    "std": lambda x: x.std(1).sum() + x.std(),
+    "var": lambda x: x.var(1).sum() + x.var(),
+    "var_mean": lambda x: sum(part.sum() for part in torch.var_mean(x, 1)),
+    "where": lambda x: torch.where(x > 0, x * x, 1.0).sum(),
+    "interpolate": lambda x: functional.interpolate(x[None, None], scale_factor=2.0).square().sum(),
+    "meshgrid": lambda x: torch.meshgrid(x[0], x[1], indexing="ij")[0].square().sum(),
+    "pad_sequence": lambda x: nn.utils.rnn.pad_sequence([x[0], x[1, :2]]).square().sum(),
+    "fft": lambda x: torch.fft.rfft(x).abs().sum(),
+}
+"""Operators made of others, which torch's Python code implements for ``meta``, too."""
+
+
+def test_operators_made_of_others_have_gradients() -> None:
+    def compute(inputs: list[torch.Tensor]) -> torch.Tensor:
+        pairs = zip(COMPOSITE.values(), inputs, strict=True)
+        return torch.stack([function(x) for function, x in pairs]).sum()
+
+    def gradients(device: str, code: Any) -> dict[str, torch.Tensor]:
+        start = torch.linspace(-1, 1, 16).view(4, 4)
+        inputs = [start.to(device, copy=True).requires_grad_() for _ in COMPOSITE]
+        code(compute)(inputs).backward()
+        return {name: x.grad.cpu() for name, x in zip(COMPOSITE, inputs, strict=True)}
+
+    expected = gradients("cpu", lambda function: function)
+    with gpuprobe.virtual_gpu("a100-40gb", compute="real"):
+        whole = functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
+        found = gradients("cuda", whole)
+        for name, gradient in found.items():
+            torch.testing.assert_close(gradient, expected[name], msg=name)
 
 
 def test_compiled_code_needs_less_than_eager_code() -> None:
