@@ -10,6 +10,9 @@ from __future__ import annotations
 import re
 from typing import Any, Final, NamedTuple
 
+from gpuprobe.torch_support import compiled_modules
+from gpuprobe.torch_support.compiled_modules import ModulePath
+
 
 class ProgramFrame(NamedTuple):
     """One frame of the program."""
@@ -22,11 +25,13 @@ class ProgramFrame(NamedTuple):
 _FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (.+)')
 _MADE: Final = re.compile(r"^\s*(\w+) = (?!async_compile)")
 _OUT: Final = re.compile(r"\bout=(?:reinterpret_tensor\()?(\w+)")
-_OWN: Final = re.compile(r"L\['\w+'\]")
 _ARGUMENT: Final = re.compile(r"\b(buf\d+)\b")
 
 _files: dict[str, dict[int, tuple[ProgramFrame, ...]]] = {}
-_modules: dict[tuple[str, int], str] = {}
+_modules: dict[tuple[str, int], tuple[ModulePath, str]] = {}
+_backward: set[str] = set()  # files of backward graphs
+FORWARD_STACK: Final = "fwd_nn_module_stack"
+"""What AOTAutograd calls the modules of the forward node in the metadata of a backward node."""
 
 
 def lines_of(file: str, line: int) -> tuple[ProgramFrame, ...] | None:
@@ -38,39 +43,51 @@ def lines_of(file: str, line: int) -> tuple[ProgramFrame, ...] | None:
 
 
 def module_of(file: str, line: int) -> str:
-    """The module whose forward a line of generated code is part of: its path in the module that was
-    compiled, after that one's class if it is known; "" where none is known, as in a backward pass.
+    """The name of the module that a line of generated code is part of, while it runs; "" where none
+    is known. In a backward pass, the module of the operator whose gradient it computes.
     """
-    return _modules.get((file, line), "")
+    found = _modules.get((file, line))
+    if found is None:
+        return ""
+    module, traced = found
+    return compiled_modules.running_name(module, file, backward=file in _backward, traced=traced)
+
+
+def traced_module_of(file: str, line: int) -> str:
+    """As `module_of`, of code that need not be running: the module that it was traced with."""
+    found = _modules.get((file, line))
+    return "" if found is None else found[1]
 
 
 def remember(graph: Any, file: str, source: str) -> None:
     """Find the frames of each line of a wrapper. ``graph`` is Inductor's ``GraphLowering``."""
     found: dict[int, tuple[ProgramFrame, ...]] = {}
+    modules: dict[int, ModulePath] = {}
     for number, text in enumerate(source.splitlines(), 1):
         node = _of(graph, text)
         if node is not None:
             found[number] = _parsed(node.meta["stack_trace"])
-            if module := _module(node.meta.get("nn_module_stack")):
-                _modules[file, number] = module
+            modules[number] = compiled_modules.of_stack(_module_stack(node))
+    names = compiled_modules.traced_names(set(modules.values()))
+    for number, module in modules.items():
+        _modules[file, number] = module, names[module]
     _files[file] = found
+    if graph.is_backward:
+        _backward.add(file)
 
 
-def _module(stack: Any) -> str:
-    """``stack``: from an id to the module's path in Dynamo's words, and its class; outermost first.
+def _module_stack(node: Any) -> Any:
+    """The modules in which a node was traced, outermost first; None where that is not known.
 
-    Paths begin with what the compiled code calls the first module, as in ``L['self'].blocks.0``. It
-    is not in the stack if the compiled code is its own forward; then its class is not known.
+    A sum of gradients is no operator's gradient, and has no forward node: it belongs to the modules
+    of the last of its terms, with which it is complete.
     """
-    entries = list(stack.values()) if isinstance(stack, dict) else []
-    if not entries:
-        return ""
-    (root, kind), (path, _) = entries[0], entries[-1]
-    own = _OWN.match(root)
-    if own and own.end() < len(root):
-        return str(path[own.end() :].lstrip("."))
-    title = getattr(kind, "__name__", str(kind).rpartition(".")[2])
-    return f"{title}{path.removeprefix(root) if path.startswith(root) else ''}"
+    while True:
+        stack = node.meta.get("nn_module_stack") or node.meta.get(FORWARD_STACK)
+        summed = node.meta.get("partitioner_tag") == "is_backward"
+        if stack or FORWARD_STACK in node.meta or not summed or not node.all_input_nodes:
+            return stack
+        node = max(node.all_input_nodes)
 
 
 def _of(graph: Any, text: str) -> Any:

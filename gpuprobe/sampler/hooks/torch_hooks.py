@@ -20,7 +20,8 @@ import functools
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from types import FrameType
 from typing import Any, Protocol
 
@@ -30,6 +31,8 @@ from gpuprobe.patching import patch
 from gpuprobe.sampler.hooks import recompute
 from gpuprobe.sampler.hooks.discover import compile_in_use, live_roots
 from gpuprobe.sampler.interruptions import from_program
+from gpuprobe.sampler.tracing.tensors import named_modules
+from gpuprobe.torch_support import compiled_modules
 
 SEARCHES = 8
 """Searches for models, at optimizers that were not seen before, that are made at once. From then on
@@ -94,6 +97,8 @@ class Hooks:
             if hasattr(torch.export, name):
                 self._stand_back_for(torch.export, name)
         self._every_module = every_module
+        if every_module:
+            self._restore.append(compiled_modules.search_with(self._named_modules))
         if compile_in_use():
             self._compile_seen()
             return
@@ -322,6 +327,10 @@ class Hooks:
         if self._first_return is not None:
             self._first_return.remove()
             self._first_return = None
+
+    def _named_modules(self) -> Iterator[tuple[str, Any]]:
+        roots = live_roots() if self._models is None else self._models
+        return chain.from_iterable(map(named_modules, roots))
 
     def _found(self, roots: list[Any]) -> None:
         self._listener.found_models(roots)

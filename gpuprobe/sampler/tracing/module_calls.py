@@ -19,7 +19,7 @@ from typing import Any
 
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import EventColumns, MemoryTrace
-from gpuprobe.sampler.tracing.tensors import modules_of, passed_tensors, plain_tensors
+from gpuprobe.sampler.tracing.tensors import named_modules, passed_tensors, plain_tensors
 
 _ALLOC = TraceAction.ALLOC.code
 _INPUT = Category.INPUT.code
@@ -38,9 +38,8 @@ class ModuleNames:
     def add(self, roots: Iterable[Any]) -> None:
         """Name every module below these roots."""
         for root in roots:
-            title = type(root).__name__
-            for name, module in modules_of(root):
-                self._names[module] = f"{title}.{name}" if name else title
+            for name, module in named_modules(root):
+                self._names[module] = name
 
     def of(self, module: Any) -> str:
         """The name of a module. One that no root was named for is a root itself."""

@@ -16,6 +16,7 @@ import torch
 from gpuprobe.model.memory import Category
 from gpuprobe.model.run.session import KnownTensors
 from gpuprobe.model.values import Bytes, Unavailable
+from gpuprobe.torch_support.compiled_modules import unwrapped
 from gpuprobe.torch_support.tensors import tensors_in
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -50,9 +51,7 @@ def walk(
     buffers: list[tuple[Any, str, bool]] = []  # tensor, module, whether it is kept state
     optimizers = list(optimizers)
     for model in models:
-        title = type(model).__name__
-        for path, module in modules_of(model):
-            name = f"{title}.{path}" if path else title
+        for name, module in named_modules(model):
             for parameter in module._parameters.values():
                 if parameter is not None:
                     parameters.setdefault(id(parameter), (parameter, name))
@@ -102,6 +101,16 @@ def modules_of(root: Any) -> Iterator[tuple[str, Any]]:
             for name, child in reversed(list(module._modules.items()))
             if child is not None
         ]
+
+
+def named_modules(root: Any) -> Iterator[tuple[str, Any]]:
+    """The modules below ``root`` by the names they have in recordings, ``Class.dotted.path``. A
+    compiled module has the name of the one that it was made of.
+    """
+    title = type(unwrapped(root)).__name__
+    for path, module in modules_of(root):
+        parts = [part for part in path.split(".") if part and part != "_orig_mod"]
+        yield ".".join((title, *parts)), module
 
 
 STATE_NAMES = re.compile(

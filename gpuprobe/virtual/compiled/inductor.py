@@ -174,6 +174,10 @@ def _origins(patches: Patches) -> None:
         return module
 
     patches.set(lowering, "_compile_to_module", compile_to_module)
+    # What Inductor's passes put in the place of a backward node belongs to the same modules.
+    kept = torch.fx.proxy._COPY_META_FIELDS
+    kept.append(compiled_lines.FORWARD_STACK)
+    patches.add(lambda: kept.remove(compiled_lines.FORWARD_STACK))
 
 
 def _padding(machine: Machine, patches: Patches) -> None:

@@ -24,6 +24,8 @@ _ALLOC: Final = TraceAction.ALLOC.code
 _FREE_COMPLETED: Final = TraceAction.FREE_COMPLETED.code
 _OOM: Final = TraceAction.OOM.code
 
+_Described = tuple[list[dict[str, Any]], tuple[str, int] | None]
+
 
 class History:
     """The memory history of one device; off until `start`. ``free_memory`` asks the device."""
@@ -33,7 +35,7 @@ class History:
         self._sim = sim
         self._free_memory = free_memory
         self._events: deque[dict[str, Any]] = deque()
-        self._stacks: dict[tuple[Any, ...], tuple[list[dict[str, Any]], str]] = {}
+        self._stacks: dict[tuple[Any, ...], _Described] = {}
         self._frames_of: dict[int, list[dict[str, Any]]] = {}  # live address -> its frames
         self.on = False
         self.keep_stacks = False  # of live blocks, even while no events are asked for
@@ -58,7 +60,7 @@ class History:
         """One event of the simulator."""
         if not (self.on or self.keep_stacks):
             return
-        frames, module = self._frames()
+        frames, generated = self._frames()
         if self.library:
             frames = [{"filename": "??", "line": 0, "name": self.library}, *frames]
         if action == _ALLOC:
@@ -67,6 +69,7 @@ class History:
             self._frames_of.pop(address, None)
         if not self.on:
             return
+        module = module_of(*generated) if generated else ""
         entry: dict[str, Any] = {
             "action": _ACTIONS[action],
             "addr": self._free_memory() if action == _OOM else address,
@@ -82,9 +85,9 @@ class History:
             entry["device_free"] = entry.pop("addr")
         self._events.append(entry)
 
-    def _frames(self) -> tuple[list[dict[str, Any]], str]:
+    def _frames(self) -> _Described:
         """Python frames, innermost first, gpuprobe's own left out: one list per stack. And the
-        module that compiled code among them is part of.
+        line of compiled code among them.
         """
         frame: Any = sys._getframe(2)
         key: list[Any] = []
@@ -141,9 +144,9 @@ class History:
         return result
 
 
-def _describe(key: list[Any]) -> tuple[list[dict[str, Any]], str]:
+def _describe(key: list[Any]) -> _Described:
     frames = []
-    module = ""
+    generated = None
     for code, instruction in zip(key[::2], key[1::2], strict=True):
         line = line_of(code, instruction)
         origins = lines_of(code.co_filename, line)
@@ -156,5 +159,5 @@ def _describe(key: list[Any]) -> tuple[list[dict[str, Any]], str]:
                 {"filename": item.file, "line": item.line, "name": item.function}
                 for item in origins
             ]
-            module = module or module_of(code.co_filename, line)
-    return frames, module
+            generated = generated or (code.co_filename, line)
+    return frames, generated

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 import gpuprobe
 from gpuprobe.api.recordings import diff, load, summary
 from gpuprobe.api.views import write_diff
+from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.report import ShareTable
 from gpuprobe.reporters.json import diff as diff_json
 from gpuprobe.reporters.sections.diff import diff_sections
@@ -156,5 +158,66 @@ class Stack(nn.Module):
 
 def test_modules_of_a_model_whose_own_forward_is_compiled(tmp_path: Path) -> None:
     assert modules_of(tmp_path / "run", Stack()).keys() >= {
-        f"blocks.{at}.{name}" for at in (0, 1) for name in ("wide", "back")
+        f"Stack.blocks.{at}.{name}" for at in (0, 1) for name in ("wide", "back")
     }
+
+
+def allocated_by_phase(path: Path, kind: type[nn.Module]) -> dict[tuple[str, str], int]:
+    """Bytes allocated in the second training step, by phase and module."""
+    with gpuprobe.virtual_gpu("a100-40gb", compute="shapes"):
+        model = Deep(kind).cuda()
+        code = torch.compile(model)
+        with gpuprobe.record(path, level="trace", trace_steps="1") as recorder:
+            for _ in range(2):
+                with recorder.step():
+                    loss = code(torch.randn(1 << 14, 64, device="cuda")).square().mean()
+                    loss.backward()
+                model.zero_grad()
+    torch._dynamo.reset()
+    (trace,) = load(path).ranks[0].load_traces()
+    columns, found = trace.events, Counter[tuple[str, str]]()
+    gradients = False
+    for action, size, stack, module in zip(
+        columns.action, columns.size, columns.stack, columns.module, strict=True
+    ):
+        frames = trace.stacks.frames_of(stack)
+        gradients = gradients or any(frame.name == "backward" for frame in frames)
+        if action == TraceAction.ALLOC.code:
+            phase = "backward" if gradients else "forward"
+            found[phase, trace.stacks.strings[module]] += size
+    return found
+
+
+class Deep(nn.Module):
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(kind() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("kind", [Plain, Block], ids=["whole", "graph breaks"])
+def test_backward_passes_and_resumed_functions_have_the_paths_of_the_model(
+    kind: type[nn.Module], tmp_path: Path
+) -> None:
+    found = allocated_by_phase(tmp_path / "run", kind)
+    hidden, width = 16 << 20, 4 << 20  # bytes of a layer's wide and narrow activations
+    names = {name for _, name in found if name}
+    assert all(name.startswith("Deep.layers.") for name in names)
+    for at in range(3):
+        layer = f"Deep.layers.{at}"
+        assert found["forward", f"{layer}.wide"] >= hidden
+        assert found["forward", f"{layer}.back"] >= width
+        assert found["backward", f"{layer}.wide"] > 0  # of its weights at least
+        assert found["backward", f"{layer}.back"] > 0
+    # The gradient of the last layer's hidden activations; where each layer is a graph of its own,
+    # the memory is not used again by the others.
+    assert found["backward", "Deep.layers.2.back"] >= hidden
+    if kind is Block:
+        assert found["backward", "Deep.layers.0.back"] >= hidden
+    # Eager code: the batch and the squares, then what the loss makes in its backward pass.
+    assert found["forward", ""] <= 2 * width + 1024
+    assert found["backward", ""] <= 4 * width + 1024

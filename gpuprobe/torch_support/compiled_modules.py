@@ -1,0 +1,190 @@
+"""Which module of the program a line of compiled code belongs to.
+
+Dynamo notes for each operator the modules whose forward it was traced in, by their paths from what
+the compiled function calls them: ``L['self'].blocks.0`` (``nn_module_stack`` in the metadata of FX
+nodes). AOTAutograd gives backward nodes the ones of their forward nodes
+(``copy_fwd_metadata_to_bw_nodes`` in ``torch/_functorch/_aot_autograd/utils.py``).
+
+Such a path need not begin at the model: after a graph break, or if a part was compiled, the code is
+that of an inner module, and several modules of one class share it. So the name is completed when
+the code runs, by the module that was called; in a backward pass, by that of its forward pass.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from gpuprobe.code_origin import PACKAGE
+from gpuprobe.torch_support.callers import TORCH
+
+_MODULES: Final = f"{TORCH}nn/modules/module.py"
+_RUNTIME: Final = f"{TORCH}_functorch/_aot_autograd/runtime_wrappers.py"
+_GENERATED: Final = ":codegen("
+"""In the file names of functions that AOTAutograd generates (``subclass_codegen.py``)."""
+_RESUMED: Final = "torch_dynamo_resume_in_forward"
+_OWN: Final = re.compile(r"L\['self'\]")
+MOST_PASSES: Final = 100_000
+"""Forward passes that are remembered until their backward pass."""
+
+Named = Iterable[tuple[str, Any]]
+
+
+class ModulePath(NamedTuple):
+    """A module in Dynamo's words. ``own``: ``path`` begins at the module whose code it is (""
+    for that module itself); ``text`` is the path with whatever class is known, ``kind`` the
+    module's class, ``key`` its id when the code was traced, 0 if that is not known.
+    """
+
+    own: bool
+    path: str
+    text: str
+    kind: str
+    key: int
+
+
+OWN: Final = ModulePath(True, "", "", "", 0)
+"""The module whose forward was compiled."""
+
+_names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_ids: dict[int, weakref.ref[Any]] = {}
+_searches: list[Callable[[], Named]] = []
+_forwards: dict[int, weakref.ref[Any]] = {}  # by the number of the autograd node
+
+
+def name_modules(named: Named) -> None:
+    """These modules have these names."""
+    for name, found in named:
+        module = unwrapped(found)
+        _names[module] = name
+        _ids[id(module)] = weakref.ref(module)
+
+
+def search_with(search: Callable[[], Named]) -> Callable[[], None]:
+    """Have names of modules searched for with this. Returns what ends that."""
+    _searches.append(search)
+    return lambda: _searches.remove(search) if search in _searches else None
+
+
+def unwrapped(module: Any) -> Any:
+    """The module that ``torch.compile`` was given, if this one is what it returned."""
+    while type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules:
+        module = module._modules["_orig_mod"]
+    return module
+
+
+def of_stack(stack: Any) -> ModulePath:
+    """The innermost module. ``stack``: from an id to the module's path, and its class; outermost
+    first. The first is not in it if the compiled code is its own forward.
+    """
+    entries = list(stack.items()) if isinstance(stack, dict) else []
+    if not entries:
+        return OWN
+    (_, (root, kind)), (key, (path, inner)) = entries[0], entries[-1]
+    own = _OWN.match(root)
+    if own and own.end() < len(root):
+        text = str(path[own.end() :].lstrip("."))
+    else:
+        text = f"{_title(kind)}{path.removeprefix(root) if path.startswith(root) else ''}"
+    identity = str(key).partition("@")[0]
+    return ModulePath(
+        own=_OWN.match(path) is not None,
+        path=_OWN.sub("", path, count=1).lstrip("."),
+        text=text,
+        kind=_title(inner),
+        key=int(identity) if identity.isdecimal() else 0,
+    )
+
+
+def _title(kind: Any) -> str:
+    return str(getattr(kind, "__name__", str(kind).rpartition(".")[2]))
+
+
+def traced_names(found: Iterable[ModulePath]) -> dict[ModulePath, str]:
+    """The names of the modules with which code was traced; "" for its own, if it is not known."""
+    names = {module: _by_id(module) for module in found}
+    if any(not name and module.key for module, name in names.items()) and _search():
+        names = {module: _by_id(module) for module in names}
+    return {module: name or module.text for module, name in names.items()}
+
+
+def _by_id(found: ModulePath) -> str:
+    module = _ids[found.key]() if found.key in _ids else None
+    return "" if module is None or _title(type(module)) != found.kind else _names[module]
+
+
+def running_name(found: ModulePath, file: str, *, backward: bool, traced: str) -> str:
+    """The module's name, for compiled code, in this file, that is running now. ``traced`` is its
+    name by `traced_names`, for code that no module's call is known of.
+    """
+    root = _of_forward() if backward else _called(file)
+    if root is None or not found.own:
+        return traced
+    module = root
+    for part in filter(None, found.path.split(".")):
+        module = unwrapped(module)._modules.get(part)
+        if module is None:
+            return traced
+    if found.kind and type(unwrapped(module)).__name__ != found.kind:
+        return traced
+    return _name_of(module)
+
+
+def _name_of(module: Any) -> str:
+    module = unwrapped(module)
+    if module not in _names:
+        _search()
+    return _names.setdefault(module, type(module).__name__)
+
+
+def _search() -> bool:
+    for search in _searches:
+        name_modules(search())
+    return bool(_searches)
+
+
+def _called(generated: str) -> Any | None:
+    """The module whose forward is at work, if that is what was compiled. Only frames of torch's
+    own are asked for their variables: before Python 3.13 a frame keeps what its ``f_locals`` had.
+    """
+    frame: Any = sys._getframe(2)
+    differentiated = False
+    while frame is not None:
+        code = frame.f_code
+        file, name = code.co_filename, code.co_name
+        if file == _MODULES and name == "_call_impl":
+            module = frame.f_locals["self"]
+            if differentiated:
+                _remember(module)
+            return module
+        if file == _RUNTIME and name == "forward":
+            differentiated = True
+        elif not (
+            file.startswith((TORCH, PACKAGE))
+            or file == generated
+            or _GENERATED in file
+            or name == "forward"
+            or _RESUMED in name
+        ):
+            return None
+        frame = frame.f_back
+    return None
+
+
+def _remember(module: Any) -> None:
+    """Of the autograd function at hand: its node has the last number that was given out."""
+    if len(_forwards) >= MOST_PASSES:
+        _forwards.clear()
+    _forwards[torch._C._autograd._get_sequence_nr() - 1] = weakref.ref(module)
+
+
+def _of_forward() -> Any | None:
+    """The module whose forward pass the backward pass at hand belongs to."""
+    node: Any = torch._C._current_autograd_node()
+    found = None if node is None else _forwards.get(node._sequence_nr())
+    return None if found is None else found()
