@@ -29,6 +29,8 @@ GIB = 2**30
 PUBLISHED = {8: 82.4, 128: 67.0}
 """GiB reserved, by number of GPUs: tables 1 and 3, rows "FSDP"."""
 ROUNDED = 0.05
+TORCH = "2.6"
+"""A commit of December 2024, when 2.6 was branched."""
 GPU = {
     "name": "h100-96gb",
     "title": "NVIDIA H100",
@@ -44,7 +46,7 @@ def estimated(ranks: int, gpu: str, folder: Path) -> dict[str, Any]:
     if not kept.exists():
         catalogue = folder / "gpus.json"
         catalogue.write_text(json.dumps({"schema_version": 1, "gpus": [GPU]}))
-        words = ["--gpu", gpu, "--ranks", str(ranks), "--json", str(PROGRAM)]
+        words = ["--gpu", gpu, "--ranks", str(ranks), "--torch", TORCH, "--json", str(PROGRAM)]
         done = subprocess.run(
             [sys.executable, "-m", "gpuprobe", "estimate", *words],
             env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROBE_GPUS": str(catalogue)},

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpuprobe.model.plans.links import Links
     from gpuprobe.planning.job import Job
     from gpuprobe.sampler.program import Program
+    from gpuprobe.virtual.machine import Machine
     from gpuprobe.virtual.session import VirtualSession
 
 
@@ -36,6 +37,7 @@ def virtual_gpu(
     *,
     conf: str | None = None,
     assume: Sequence[str] = (),
+    torch: str = "",
 ) -> Iterator[VirtualSession]:
     """Simulate a CUDA device for torch inside this context.
 
@@ -51,15 +53,17 @@ def virtual_gpu(
     masks and tensors of up to 1 MiB, so that a large model takes seconds. A line that needs
     another value raises `ValueNeeded` unless ``assume`` supplies it, as ``FILE:LINE=VALUE``
     (``"train.py:12=false"``). ``conf``: allocator settings, instead of
-    ``PYTORCH_CUDA_ALLOC_CONF``.
+    ``PYTORCH_CUDA_ALLOC_CONF``. ``torch``: the version whose CUDA kernels are simulated, such as
+    ``"2.6"``, at most the installed one, which is the default.
 
     Raises MissingExtra without torch, ConfigError for an unknown GPU and for invalid settings,
-    UsageError inside another virtual GPU and for an invalid assumption. On exit torch is restored.
+    UsageError inside another virtual GPU, for an invalid assumption and for a version of torch that
+    cannot be simulated. On exit torch is restored.
     """
     _require_torch("required for the virtual GPU")
     from gpuprobe.virtual import session
 
-    with session.virtual_gpu(gpu, compute, conf=conf, assume=assume) as found:
+    with session.virtual_gpu(gpu, compute, conf=conf, assume=assume, torch_version=torch) as found:
         yield found
 
 
@@ -75,6 +79,7 @@ def estimate(
     assume: Sequence[str] = (),
     link: str = "",
     per_node: int = 0,
+    torch: str = "",
 ) -> Estimate:
     """Estimate the memory of ``step`` on a GPU, without that GPU.
 
@@ -102,7 +107,8 @@ def estimate(
     (``"train.py:12=false"``). ``conf``: allocator settings as in ``PYTORCH_CUDA_ALLOC_CONF``.
     ``ranks``: simulate one of this many processes; ``rank``: which one, from 0. ``link``: the links
     between them, such as ``"nvlink:h100,ib:ndr"``, for a model of the time of communication, with
-    ``per_node`` ranks on each node (default: the number of GPUs).
+    ``per_node`` ranks on each node (default: the number of GPUs). ``torch``: the version to
+    estimate for, such as ``"2.6"``, at most the installed one, which is the default.
 
     Raises what `virtual_gpu` raises, UsageError if nothing was allocated on the device, and
     what ``step`` raises; `ValueNeeded` if it needs a value that was not computed.
@@ -134,7 +140,8 @@ def estimate(
 
     def attempt(how: str, why: str, *, bounded: bool = False) -> tuple[Estimate, str]:
         job = Job(rank, ranks)
-        return _estimate(run, gpu, how, why, conf, job, assume, unused, bounded, *links)
+        machine = _machine(gpu, how, conf, assume, torch)
+        return _estimate(run, machine, why, job, unused, bounded, *links)
 
     def again(why: str) -> Estimate:
         return attempt("real", why, bounded=True)[0]
@@ -158,6 +165,7 @@ def estimate_program(
     per_node: int = 0,
     output: str = "",
     recorded: Sequence[int] = (),
+    torch: str = "",
     notify: Callable[[str], None] = lambda text: None,
 ) -> Estimate:
     """As `estimate`, for a whole program: it is stopped after ``steps`` optimizer steps, and the
@@ -171,10 +179,10 @@ def estimate_program(
     estimated in a process of its own, side by side, and the result is that of the one that needs
     most, with a row for each (`Estimate.by_rank`). ``rank="distinct"`` estimates one rank for each
     group of ranks that behave alike: each stage of a pipeline, each shape of shards. ``meeting`` is
-    for the process of another rank: where the ranks meet (`gpuprobe.planning.peers`). ``link`` and
-    ``per_node`` are as in `estimate`. ``output`` keeps the recording that the estimate is made of,
-    with every rank that is estimated. ``recorded`` is for the process of another rank: which ranks
-    are kept, if not all.
+    for the process of another rank: where the ranks meet (`gpuprobe.planning.peers`). ``link``,
+    ``per_node`` and ``torch`` are as in `estimate`. ``output`` keeps the recording that the
+    estimate is made of, with every rank that is estimated. ``recorded`` is for the process of
+    another rank: which ranks are kept, if not all.
     """
     if steps < 1:
         raise UsageError("at least one step is needed")
@@ -230,7 +238,7 @@ def estimate_program(
     start = Start(program)
     links = _links(link, gpu, ranks, per_node)
     order = {"gpu": gpu, "steps": steps, "conf": conf, "ranks": ranks, "assume": [*assume]}
-    order.update(link=link, per_node=per_node)
+    order.update(link=link, per_node=per_node, torch=torch)
     kept = str(Path(output).absolute()) if output else ""
     if kept and Path(kept).exists() and not (meeting or within):
         raise UsageError(
@@ -250,9 +258,8 @@ def estimate_program(
         job = Job(rank, ranks, peers)
         with job:
             words = within or why
-            return _estimate(
-                run, gpu, how, words, conf, job, assume, unused, bool(within), *links, kept
-            )
+            machine = _machine(gpu, how, conf, assume, torch)
+            return _estimate(run, machine, words, job, unused, bool(within), *links, kept)
 
     def again(why: str) -> Estimate:
         notify(f"running the program a second time: {why}")
@@ -294,23 +301,30 @@ def _failed(session: VirtualSession, text: str) -> ProgramFailed:
     )
 
 
+def _machine(
+    gpu: str, compute: str, conf: str | None, assume: Sequence[str], torch: str
+) -> Machine:
+    """One without an end of its memory."""
+    from gpuprobe.virtual.session import machine_of
+
+    return machine_of(gpu, compute, conf, endless=True, assume=assume, torch_version=torch)
+
+
 def _estimate(
     run: Callable[[VirtualSession, Any], int],
-    gpu: str,
-    compute: str,
+    machine: Machine,
     why: str,
-    conf: str | None,
     job: Job,
-    assume: Sequence[str],
     unused: str,
     bounded: bool,
     links: Links | None,
     per_node: int,
     output: str = "",
 ) -> tuple[Estimate, str]:
-    """An estimate, and `Machine.bounded`. ``why`` it computes what it does. ``unused``: what to do
-    where nothing was allocated on the device. ``bounded``: raise `TooLarge` beyond what a run may
-    compute that nobody asked for. ``output``: where the recording is kept.
+    """An estimate of what runs on ``machine``, and `Machine.bounded`. ``why`` it computes what it
+    does. ``unused``: what to do where nothing was allocated on the device. ``bounded``: raise
+    `TooLarge` beyond what a run may compute that nobody asked for. ``output``: where the recording
+    is kept.
     """
     from gpuprobe.allocator.recorder import TraceRecorder
     from gpuprobe.api.recordings import load, scratch_recording, summary
@@ -320,9 +334,8 @@ def _estimate(
     from gpuprobe.virtual.boundary import explained
     from gpuprobe.virtual.budget import Budget
     from gpuprobe.virtual.distributed.traffic import Traffic
-    from gpuprobe.virtual.session import VirtualSession, machine_of
+    from gpuprobe.virtual.session import VirtualSession
 
-    machine = machine_of(gpu, compute, conf, endless=True, assume=assume)
     count = len(machine.devices)
     machine.estimated = True
     machine.ranks, machine.rank, machine.peers = job.ranks, job.rank, job.peers
@@ -391,6 +404,7 @@ def fit_program(
     rank: int | Sequence[int] | str = 0,
     assume: Sequence[str] = (),
     suggest: bool = True,
+    torch: str = "",
     notify: Callable[[str], None] = lambda text: None,
 ) -> Fit:
     """Search for the largest value of ``argument`` with which the script fits.
@@ -400,8 +414,8 @@ def fit_program(
     are computed, unless the program needs one: then all are. ``suggest`` estimates changes to the
     run as well. ``gpu`` may name several, separated by commas, and ``ranks`` may be several: each
     combination is searched, and the result is that of the one where most fits on all ranks
-    (`Fit.choices`). ``rank`` is as in `estimate_program`. ``notify`` gets a line about every
-    estimate. Ctrl-C ends the search: the result has what was found until then, and is
+    (`Fit.choices`). ``rank`` and ``torch`` are as in `estimate_program`. ``notify`` gets a line
+    about every estimate. Ctrl-C ends the search: the result has what was found until then, and is
     ``interrupted``. Raises what `estimate_program` raises.
     """
     from gpuprobe.planning.fit import fit_script
@@ -421,6 +435,7 @@ def fit_program(
         rank=rank,
         assume=assume,
         suggest=suggest,
+        torch=torch,
         notify=notify,
     )
 
@@ -435,6 +450,7 @@ def fit(
     compute: str = "auto",
     conf: str | None = None,
     assume: Sequence[str] = (),
+    torch: str = "",
 ) -> Fit:
     """Like ``gpuprobe fit``, for a function: ``build(value)`` builds a model for that value on the
     device and returns the function for one step (see `estimate`). Runs in this process, without
@@ -449,7 +465,13 @@ def fit(
 
     def trial(value: int) -> Trial:
         found = estimate(
-            lambda: build(value), gpu, steps=steps, compute=compute, conf=conf, assume=assume
+            lambda: build(value),
+            gpu,
+            steps=steps,
+            compute=compute,
+            conf=conf,
+            assume=assume,
+            torch=torch,
         )
         of_gpu.update(gpu=found.gpu, capacity=found.capacity)
         return Trial(

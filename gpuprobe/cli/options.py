@@ -110,8 +110,8 @@ def add_gpu(parser: argparse.ArgumentParser, text: str, *, default: str | None =
 
 def add_virtual_run(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """How a script is run on a GPU that is not here: ``--gpu``, ``--steps``, ``--compute``,
-    ``--assume``, ``--conf``, ``--ranks``, ``--rank``. ``several``: GPUs and numbers of ranks are
-    alternatives.
+    ``--assume``, ``--conf``, ``--torch``, ``--ranks``, ``--rank``. ``several``: GPUs and numbers of
+    ranks are alternatives.
     """
     add_gpu(
         parser,
@@ -139,6 +139,12 @@ def add_virtual_run(parser: argparse.ArgumentParser, *, several: bool = False) -
     )
     parser.add_argument(
         "--conf", metavar="CONF", help="allocator settings, as in PYTORCH_CUDA_ALLOC_CONF"
+    )
+    parser.add_argument(
+        "--torch",
+        default="",
+        metavar="VERSION",
+        help="the version of torch to estimate for, such as 2.6 (default: the installed one)",
     )
     if several:
         parser.add_argument(

@@ -30,6 +30,7 @@ from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Unavailable, available
 from gpuprobe.torch_support.compile_notes import worded
+from gpuprobe.torch_support.version import installed
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.distributed.nccl import buffers
 from gpuprobe.virtual.machine import Machine
@@ -216,6 +217,7 @@ def estimate_of(
         per_node=per_node if links is not None else 0,
         communication_time=_times(machine.traffic, sent, links, per_node),
         torch=str(torch.__version__),
+        simulated_torch="" if machine.torch == installed() else "{}.{}".format(*machine.torch),
     )
 
 

@@ -31,6 +31,7 @@ class _Case(NamedTuple):
     way: Way
     rank: int | Sequence[int] | str = 0
     change: str = ""
+    torch: str = ""
 
     @property
     def label(self) -> str:
@@ -52,6 +53,7 @@ def fit_script(
     rank: int | Sequence[int] | str,
     assume: Sequence[str],
     suggest: bool,
+    torch: str,
     notify: Callable[[str], None],
 ) -> Fit:
     """See `gpuprobe.api.virtual.fit_program`."""
@@ -73,6 +75,7 @@ def fit_script(
             tuple(assume),
             chosen,
             rank,
+            torch=torch,
         )
         for name in gpus
         for count in ranks

@@ -21,7 +21,7 @@ from gpuprobe.reporters.json import estimate as estimate_json
 from gpuprobe.sampler.program import Program, load_module, load_script, own_traceback
 from gpuprobe.virtual.budget import TooLarge
 
-_OPTIONAL: Final = ("rank", "meeting", "link", "per_node", "output", "recorded")
+_OPTIONAL: Final = ("rank", "meeting", "link", "per_node", "output", "recorded", "torch")
 
 
 def answer(order: dict[str, Any], estimate: Callable[..., Estimate]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gpuprobe.code_origin import PACKAGE
+from gpuprobe.code_origin import PACKAGE, is_standard_library
 from gpuprobe.errors import GpuprobeError, NotModelled, ValueNeeded
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.callers import TORCH
@@ -155,13 +155,17 @@ def _frames(error: BaseException) -> Iterator[TracebackType]:
 
 
 def place_in(error: BaseException) -> str:
-    """The innermost line of the program that an exception came through."""
-    place = "<unknown>"
+    """The innermost line of the program that an exception came through; of Python's own library
+    only where there is none. (A signal's handler raises wherever the program is.)
+    """
+    place = standard = ""
     for traceback in _frames(error):
         file = traceback.tb_frame.f_code.co_filename
-        if not file.startswith((PACKAGE, TORCH, "<frozen")):
+        if is_standard_library(file):
+            standard = place_of(file, traceback.tb_lineno)
+        elif not file.startswith((PACKAGE, TORCH, "<frozen")):
             place = place_of(file, traceback.tb_lineno)
-    return place
+    return place or standard or "<unknown>"
 
 
 def _own_fault(error: BaseException) -> str:

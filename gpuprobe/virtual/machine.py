@@ -23,6 +23,7 @@ from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.torch_support import compile_notes
 from gpuprobe.torch_support.tensors import is_meta, is_sparse, parts, storage_key
+from gpuprobe.torch_support.version import installed
 from gpuprobe.virtual.catalogue.gpus import GpuModel
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.device.visible import Use, visible
@@ -123,7 +124,8 @@ class Machine:
     """All of a virtual machine's state.
 
     ``compute`` is ``"real"`` (values on the CPU) or ``"shapes"`` (those of small tensors only, as
-    `limits` say). ``observer`` is notified where hazards are looked for.
+    `limits` say). ``observer`` is notified where hazards are looked for. ``torch`` is the (major,
+    minor) of the torch whose CUDA kernels are simulated, by default of the installed one.
     """
 
     def __init__(
@@ -135,8 +137,10 @@ class Machine:
         context: int | None = None,
         order: str = "ascending",
         endless: bool = False,
+        torch_version: tuple[int, int] | None = None,
     ) -> None:
         self.shapes = compute == "shapes"
+        self.torch = torch_version or installed()
         self.limits = ValueLimits()
         self.devices = [
             VirtualDevice(

@@ -7,20 +7,21 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from gpuprobe.allocator.settings import parse_conf
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support.version import installed, simulated
 from gpuprobe.virtual import boundary, cuda_api, saving
 from gpuprobe.virtual.catalogue.gpus import GpuModel, parse_spec
 from gpuprobe.virtual.compiled import compiler, triton_kernels
 from gpuprobe.virtual.device.visible import NAME, visible
 from gpuprobe.virtual.dispatch.mode import DispatchMode
 from gpuprobe.virtual.distributed import children, groups
-from gpuprobe.virtual.kernels import attention, fourier, host, jiterator, nearest
+from gpuprobe.virtual.kernels import attention, fourier, host, jiterator, nearest, normalization
 from gpuprobe.virtual.lowering import functions, recurrent, rows
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.operators import modules
@@ -65,6 +66,7 @@ class VirtualSession:
             functions.install(self.machine, self._kernels, self._patches)
             attention.install(self.machine, self._kernels)
             host.install(self.machine, self._kernels)
+            normalization.install(self.machine, self._kernels)
             fourier.install(self.machine, self._kernels)
             jiterator.install(self.machine, self._patches)
             recurrent.install(self.machine, self._kernels, self._patches)
@@ -145,6 +147,13 @@ def _threads(session: VirtualSession, patches: Patches) -> None:
     patches.set(threading.Thread, "run", run)
 
 
+OTHER_TORCH: Final = (
+    "that the program does with the simulated version of torch what it does with the installed "
+    "one, whose code it runs; known differences of the kernels on GPUs and of their workspaces are "
+    "applied"
+)
+
+
 def machine_of(
     spec: str | Sequence[GpuModel],
     compute: str = "real",
@@ -152,6 +161,7 @@ def machine_of(
     order: str = "ascending",
     endless: bool = False,
     assume: Sequence[str] = (),
+    torch_version: str = "",
 ) -> Machine:
     """The machine that ``spec`` describes: ``h100-80gb``, ``2xa100-40gb``, or catalogue entries.
 
@@ -161,8 +171,9 @@ def machine_of(
     ``FILE:LINE=VALUE``.
 
     ``conf`` is an allocator setting in the form of ``PYTORCH_CUDA_ALLOC_CONF``; None reads that
-    variable, as torch does. Raises ConfigError for an unknown GPU or setting, UsageError for an
-    unknown ``compute`` and a bad assumption.
+    variable, as torch does. ``torch_version`` is the one whose CUDA kernels are simulated (see
+    `gpuprobe.torch_support.version.simulated`). Raises ConfigError for an unknown GPU or setting,
+    UsageError for an unknown ``compute``, a bad assumption, and such a version.
     """
     if compute not in COMPUTE:
         raise UsageError(f"unknown compute {compute!r}", hint=f"one of: {', '.join(COMPUTE)}")
@@ -170,8 +181,17 @@ def machine_of(
     if conf is None:
         conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     settings = parse_conf(conf) if conf else AllocatorSettings()
-    machine = Machine(models, compute, settings, order=order, endless=endless)
+    machine = Machine(
+        models,
+        compute,
+        settings,
+        order=order,
+        endless=endless,
+        torch_version=simulated(torch_version),
+    )
     machine.assumptions = Assumptions(assume)
+    if machine.torch != installed():
+        machine.assume(OTHER_TORCH)
     setting = os.environ.get(NAME)
     if isinstance(spec, str) and visible(setting, models):  # else it is about this machine's GPUs
         machine.select(setting)
@@ -179,9 +199,11 @@ def machine_of(
     return machine
 
 
-def start_as_parent(gpus: Sequence[GpuModel], compute: str, conf: str) -> None:
+def start_as_parent(
+    gpus: Sequence[GpuModel], compute: str, conf: str, torch_version: str = ""
+) -> None:
     """Give this process, to its end, GPUs like those of the program that spawned it."""
-    session = VirtualSession(machine_of(gpus, compute, conf))
+    session = VirtualSession(machine_of(gpus, compute, conf, torch_version=torch_version))
     session.machine.unknown_as_nan = compute == "shapes"
     session.start()
     atexit.register(session.stop)
@@ -194,6 +216,7 @@ def virtual_gpu(
     *,
     conf: str | None = None,
     assume: Sequence[str] = (),
+    torch_version: str = "",
 ) -> Iterator[Any]:
     """Give torch a CUDA device that exists only in software, inside this context.
 
@@ -203,7 +226,8 @@ def virtual_gpu(
 
     Raises ConfigError for a GPU that is not in the catalogue, UsageError inside another one.
     """
-    session = VirtualSession(machine_of(gpu, compute, conf, assume=assume))
+    machine = machine_of(gpu, compute, conf, assume=assume, torch_version=torch_version)
+    session = VirtualSession(machine)
     session.start()
     try:
         yield session

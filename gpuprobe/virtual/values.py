@@ -112,6 +112,18 @@ def like_second(grad: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
     return torch.empty_like(given, memory_format=torch.contiguous_format)
 
 
+def row_norm_backward(grad: Any, given: Any, shape: Any, *rest: Any) -> tuple[Any, ...]:
+    """Contiguous gradients of the input and of the parameters: ``layer_norm_backward_cuda`` and
+    ``_fused_rms_norm_backward_cuda`` in ``aten/src/ATen/native/cuda/layer_norm_kernel.cu``.
+    """
+    *saved, wanted = rest
+    parameters = saved[len(saved) + 1 - len(wanted) :]
+    return tuple(
+        like_second(grad, one) if needed and one is not None else None
+        for one, needed in zip((given, *parameters), wanted, strict=True)
+    )
+
+
 def geqrf(given: Any) -> tuple[Any, Any]:
     """A matrix by columns, and a vector: ``geqrf`` in ``BatchLinearAlgebra.cpp``."""
     rank = min(given.shape[-2:])
@@ -337,6 +349,8 @@ BY_SHAPE: Final[dict[str, Callable[..., Any]]] = {
     "histc": histogram,
     "linalg_eig": eig,
     "linalg_lstsq": least_squares,
+    "native_layer_norm_backward": row_norm_backward,
+    "_fused_rms_norm_backward": row_norm_backward,
     "multi_margin_loss_backward": like_second,
     "multilabel_margin_loss_backward": like_second,
     "col2im": folded,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -81,6 +82,20 @@ if __name__ == "__main__":
     for batch in torch.utils.data.DataLoader(Data(), num_workers=1, pin_memory=not {kill}):
         print(batch.cuda().device)
 """
+
+
+def test_the_place_of_a_failure_is_the_program_s() -> None:
+    """Also where Python's own library raises, as what a signal's handler raises may come from."""
+
+    read = compile("import json\n\njson.loads('[')", "/home/ada/train.py", "exec")
+    with pytest.raises(json.JSONDecodeError) as failed:
+        exec(read, {})
+    assert boundary.place_in(failed.value) == "/home/ada/train.py:3"
+    inner = failed.value.__traceback__
+    while inner.tb_next is not None:
+        inner = inner.tb_next
+    inside = failed.value.with_traceback(inner)  # of Python's own library alone
+    assert boundary.place_in(inside) == f"{json.decoder.__file__}:{inner.tb_lineno}"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers that are forked")

@@ -421,6 +421,9 @@ def test_gradients_that_are_changed_are_copied(mode: str, op: str) -> None:
 
 ELSEWHERE = {
     *("convolution", "convolution_backward"),  # test_convolution_workspaces.py
+    # test_norms_and_layouts.py
+    *("native_layer_norm", "native_layer_norm_backward", "_softmax", "_log_softmax"),
+    *("_fused_rms_norm", "_fused_rms_norm_backward", "_log_softmax_backward_data"),
     # test_autocast_and_lowering.py, and the programs of test_virtual_programs.py
     *("mm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "addbmm", "addr", "_scaled_mm"),
     *("_int_mm", "addmm", "_addmm_activation", "add.Tensor"),

@@ -89,7 +89,8 @@ class Estimate(Displayed):
     about the one that has the least room.
     ``communication_time`` is how long the operations of the last step take over ``link`` with
     ``per_node`` ranks on each node: a model, nothing is measured. ``torch`` is the installed
-    version, which the estimate is for: another one may allocate differently.
+    version, which the estimate is for, unless ``simulated_torch`` names another one: each may
+    allocate differently.
     """
 
     gpu: str
@@ -126,6 +127,7 @@ class Estimate(Displayed):
     by_device: tuple[DeviceEstimate, ...] = ()
     torch: str = ""
     allocated_high: Bytes = _NOTHING
+    simulated_torch: str = ""
 
     def __repr__(self) -> str:
         several = f"{self.devices}x" if self.devices > 1 else ""

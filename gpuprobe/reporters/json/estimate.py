@@ -15,7 +15,7 @@ from gpuprobe.model.values import Bytes
 from gpuprobe.reporters.json import fields_of
 
 SCHEMA: Final = "gpuprobe.estimate"
-VERSION: Final = (2, 5)
+VERSION: Final = (2, 6)
 """(major, minor); a minor version only adds keys.
 
 History:
@@ -28,6 +28,7 @@ History:
   ``communication_time``; ``verdict_why``, and a verdict for runs that have to release cached
   memory; ``by_device``.
 * 2.5: ``torch``; ``allocated``, a range.
+* 2.6: ``simulated_torch``.
 """
 
 
@@ -40,7 +41,8 @@ def document(estimate: Estimate) -> dict[str, Any]:
     """The estimate as plain data. Sizes are bytes."""
     return {
         **header(SCHEMA, VERSION),
-        **fields_of(estimate, "gpu devices ranks rank steps settings compute compute_why torch"),
+        **fields_of(estimate, "gpu devices ranks rank steps settings compute compute_why"),
+        **fields_of(estimate, "torch simulated_torch"),
         **fields_of(estimate, "verdict verdict_why fits capacity peak_allocated peak_reserved"),
         "allocated": {"at_least": estimate.peak_allocated, "at_most": estimate.allocated_high},
         "reserved": {"at_least": estimate.reserved_low, "at_most": estimate.reserved_high},
@@ -102,6 +104,7 @@ def estimate_of(document: Mapping[str, Any]) -> Estimate:
         compute=document["compute"],
         compute_why=document["compute_why"],
         torch=document["torch"],
+        simulated_torch=document["simulated_torch"],
         compiled=tuple(document["compiled"]),
         communication=tuple(
             Transfer(

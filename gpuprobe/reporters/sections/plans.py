@@ -64,7 +64,12 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
         worst = ", which needs most" if estimate.by_rank else ""
         notes.append(f"rank {estimate.rank} of {estimate.ranks}{worst}")
     if estimate.torch:
-        notes.append(f"torch {estimate.torch}")
+        other = estimate.simulated_torch
+        notes.append(
+            f"torch {other} (simulated with {estimate.torch})"
+            if other
+            else f"torch {estimate.torch}"
+        )
     if estimate.settings:
         notes.append(estimate.settings)
     lines = [Line(", ".join(notes))]

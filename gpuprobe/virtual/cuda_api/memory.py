@@ -10,6 +10,7 @@ from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.settings import parse_conf
 from gpuprobe.patching import Patches
 from gpuprobe.virtual import unknown
+from gpuprobe.virtual.catalogue.gpu_model import cublas_workspace
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.machine import PINNED, Machine
 
@@ -181,7 +182,9 @@ def install(machine: Machine, patches: Patches) -> None:
         # Names that torch's compiler imports where there is a CUDA device.
         "_cuda_CUDAAllocator_AllocatorState": object,
         "_set_cached_tensors_enabled": lambda enabled: None,
-        "_cuda_getCublasWorkspaceSize": lambda: memory.current.model.cublas_workspace_bytes,
+        "_cuda_getCublasWorkspaceSize": lambda: cublas_workspace(
+            memory.current.model.capability, machine.torch
+        ),
         "_MemPool": pool,
     }
     patches.set_each(torch._C, below)

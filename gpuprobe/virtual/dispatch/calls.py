@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
+
 from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.machine import Machine
@@ -44,6 +46,16 @@ class Call:
         """Memory that the kernel allocates, and gives back when the operator returns."""
         if nbytes > 0:
             self._held.append(self.device.malloc(nbytes, self.stream))
+
+    def contiguous(self, *names: str) -> None:
+        """Copies of those arguments that are not contiguous, for a kernel that reads no others
+        (``contiguous``, ``expect_contiguous``).
+        """
+        for name in names:
+            given = self.argument(name)
+            dense = isinstance(given, torch.Tensor) and given.layout is torch.strided
+            if dense and not given.is_contiguous():
+                self.scratch(given.numel() * given.element_size())
 
     def passing(self, nbytes: int) -> None:
         """Memory allocated and freed at once, before whatever comes next."""

@@ -30,12 +30,13 @@ class _Starting(threading.local):
 
 def install(machine: Machine, patches: Patches, start: Callable[..., None]) -> None:
     """Follow the program into the processes that it spawns, where ``start`` is given the GPUs, how
-    they compute and the allocator's settings (`Arrival`); in a pretended job, have
+    they compute, the allocator's settings and torch's version (`Arrival`); in a pretended job, have
     ``torch.multiprocessing.spawn`` call what it would spawn, as the rank that is pretended.
     """
     gpus = tuple(device.model for device in machine.devices[: machine.count])
     compute = "shapes" if machine.shapes else "real"
-    arrival = Arrival(start, gpus, compute, machine.settings.conf)
+    version = f"{machine.torch[0]}.{machine.torch[1]}"
+    arrival = Arrival(start, gpus, compute, machine.settings.conf, version)
     starting = _Starting()
     prepare = spawn.get_preparation_data
 

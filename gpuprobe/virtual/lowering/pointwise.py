@@ -24,9 +24,15 @@ def _scalars_moved(call: Call) -> None:
 
 
 def _product(call: Call) -> None:
-    """The gradient times the output, in memory of its own."""
+    """The gradient times the output, in memory of its own, laid out like the gradient; then what
+    `Call.contiguous` copies of both.
+    """
     grad, output = call.args[:2]
-    call.scratch(grad.numel() * torch.result_type(grad, output).itemsize)
+    size = grad.numel() * torch.result_type(grad, output).itemsize
+    call.scratch(size)
+    if not grad.is_contiguous():
+        call.scratch(size)
+    call.contiguous("output")
 
 
 def _reduces(call: Call, at: int) -> bool:
@@ -77,6 +83,19 @@ ROWS: Final = (
         "a number chosen from: a tensor of one element on the device",
         "aten/src/ATen/native/TensorCompare.cpp: where_self_out; a public snapshot of an A100",
         before=_scalars_moved,
+    ),
+    *(
+        OperatorRow(
+            name,
+            "arguments that are not contiguous are copied",
+            "aten/src/ATen/native/cuda/SoftMax.cu: host_softmax, host_softmax_backward",
+            after=copies,
+        )
+        for name, copies in (
+            ("_softmax", lambda call: call.contiguous("self")),
+            ("_log_softmax", lambda call: call.contiguous("self")),
+            ("_log_softmax_backward_data", lambda call: call.contiguous("grad_output", "output")),
+        )
     ),
     OperatorRow(
         "_softmax_backward_data",

@@ -1,9 +1,11 @@
 """Reductions: the buffers of those that are split over several blocks, the copy that is summed
-where types differ, norms of many tensors as ``clip_grad_norm_`` takes them, and group norms.
+where types differ, norms of many tensors as ``clip_grad_norm_`` takes them, and normalisation over
+groups and rows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,6 +18,7 @@ _CHUNK: Final = 65536  # elements, kChunkSize in MultiTensorApply.cuh
 _LOW: Final = (torch.float16, torch.bfloat16)
 _SPLIT: Final = "where an output is split over several blocks: partial results, then semaphores"
 _GROUP_NORM: Final = "aten/src/ATen/native/cuda/group_norm_kernel.cu"
+_LAYER_NORM: Final = "aten/src/ATen/native/cuda/layer_norm_kernel.cu"
 _REDUCE: Final = "aten/src/ATen/native/cuda/Reduce.cuh: setReduceConfig, gpu_reduce_kernel"
 
 
@@ -135,6 +138,38 @@ def _group_norm_backward(call: Call) -> None:
             call.scratch(batch * channels * item)
 
 
+def _norm_backward(call: Call) -> None:
+    """The gradient of the result contiguous; then, of many short rows, partial sums of those of the
+    weights (since torch 2.8), and their sums in new memory.
+    """
+    call.contiguous("grad_out")
+    tensor, shape, wanted = call.args[1], call.args[2], call.argument("output_mask")
+    length = math.prod(shape)
+    if call.machine.torch < (2, 8) or not length:
+        return
+    rows, across = tensor.numel() // length, -(-length // _WARP)
+    if rows <= _MANY_ROWS or length // _WARP >= call.device.model.multi_processor_count // 2:
+        return
+    down = min(_MOST_BLOCKS // across, -(-rows // _ROWS_PER_BLOCK))
+    parameters = [call.argument(name) for name in ("weight", "bias")]
+    summed = [
+        (given.element_size(), 4 if given.dtype in _LOW else given.element_size())
+        for given, needed in zip(parameters, wanted[1:], strict=False)
+        if needed and given is not None
+    ]
+    for item, _ in summed:
+        call.scratch(down * length * item)
+    for item, accumulator in summed:
+        call.scratch(length * item)
+        _split(call, Reduction((down, length), (length, 1), (0,), item, accumulator, 4))
+
+
+_WARP: Final = 32
+_MANY_ROWS: Final = 64 * 1024
+_MOST_BLOCKS: Final = 32 * 1024
+_ROWS_PER_BLOCK: Final = 32
+
+
 def _rows(run: Callable[[Call], None], *names: str) -> tuple[OperatorRow, ...]:
     return tuple(OperatorRow(name, _SPLIT, _REDUCE, after=run) for name in names)
 
@@ -151,6 +186,26 @@ ROWS: Final = (
         "a partial norm for every chunk of 65,536 elements of every tensor",
         "aten/src/ATen/native/cuda/ForeachReduceOp.cu: foreach_tensor_norm_cuda",
         before=_foreach_norm,
+    ),
+    *(
+        OperatorRow(
+            name,
+            "arguments that are not contiguous are copied",
+            f"{_LAYER_NORM}: layer_norm_cuda, _fused_rms_norm_cuda",
+            before=lambda call: call.contiguous("input", "weight", "bias"),
+        )
+        for name in ("native_layer_norm", "_fused_rms_norm")
+    ),
+    *(
+        OperatorRow(
+            name,
+            "arguments that are not contiguous are copied; of more than 65,536 short rows, partial "
+            "sums of the gradients of the weights",
+            f"{_LAYER_NORM}: LaunchGammaBetaBackwardCUDAKernel",
+            before=lambda call: call.contiguous("input", "weight", "bias"),
+            after=_norm_backward,
+        )
+        for name in ("native_layer_norm_backward", "_fused_rms_norm_backward")
     ),
     OperatorRow(
         "native_group_norm",

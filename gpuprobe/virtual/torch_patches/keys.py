@@ -141,7 +141,11 @@ class Kernels:
 
     def add(self, name: str, kernel: Callable[..., Any], key: str) -> None:
         """Register ``kernel`` for ``name`` (``op`` or ``op.overload``) under ``key``."""
-        self._aten.impl(name, kernel, key)
+        if key == "Meta":
+            # `Library.impl` does not let operators that can be taken apart have one.
+            self._aten.m.impl(name, key, kernel, False)
+        else:
+            self._aten.impl(name, kernel, key)
 
     def close(self) -> None:
         self._aten._destroy()

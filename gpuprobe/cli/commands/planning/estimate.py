@@ -28,7 +28,7 @@ SUPERVISED = True
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe estimate (SCRIPT | -m MODULE) [--gpu GPU] [--steps N] "
-        "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] "
+        "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] [--torch VERSION] "
         "[--ranks N [--rank R,...|distinct] [--link LINKS [--per-node N]]] [-o NAME.gpuprobe] "
         "[--json] [--] [ARGS ...]"
     )
@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
             steps=args.steps,
             compute=args.compute,
             conf=args.conf,
+            torch=args.torch,
             ranks=args.ranks,
             rank=rank_of(args),
             assume=args.assume,

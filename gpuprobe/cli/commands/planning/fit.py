@@ -18,7 +18,7 @@ OPTIONS_AFTER_SCRIPT = True
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe fit SCRIPT --arg NAME [--gpu GPU,...] [--min N] [--max N] [--steps N] "
-        "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] "
+        "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] [--torch VERSION] "
         "[--ranks N,... [--rank R,...|distinct]] [--no-suggestions] [--json] [--] [ARGS ...]"
     )
     parser.add_argument(
@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
         steps=args.steps,
         compute=args.compute,
         conf=args.conf,
+        torch=args.torch,
         ranks=args.ranks,
         rank=rank_of(args),
         assume=args.assume,
