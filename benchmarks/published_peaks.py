@@ -2,35 +2,46 @@
 
 liger-kernel publishes a table of the memory of its kernels and of what they replace, with the
 program of each row: ``benchmark/`` of its source distributions. Each program runs unchanged on a
-virtual GPU of the row's kind, with ``compute="shapes"``, the sizes of the row and the package of
-its version, or of the next release: what is measured between two releases names the earlier one.
-Where a distribution has no programs yet, they are those of the next that has. Timing is replaced by
-a few calls, since what it leaves allocated belongs to the peaks measured after it.
+virtual GPU of the row's kind, with ``compute="shapes"`` and the sizes of the row. Its code is that
+of the first distribution, release or nightly, whose table has the row; it may be found in the next
+ones, too, and before it in those of the row's version. Timing is replaced by a few calls, since
+what it leaves allocated belongs to the peaks measured after it.
 
     pip download --no-deps --no-binary :all: --no-build-isolation -d sources liger-kernel==0.8.5
     python benchmarks/published_peaks.py sources [--kernels softmax,kl_div] [--again]
 
-The versions that are needed are named where they are missing. Results are kept in
-``benchmarks/published_peaks.json``; what is there is not run again.
+Nightly distributions are those of ``liger-kernel-nightly``. The ones before 0.5.4 have no programs:
+then those of the next that has, or what is put into the unpacked folder from the repository's
+commit that first had the row (``git log --reverse -S'2024-11-13 22:08:30' -- benchmark/data``, then
+``git archive COMMIT benchmark test | tar x -C sources/unpacked/liger_kernel_nightly-...``). Rows of
+Megatron need its package: ``pip install --no-deps megatron-core``.
+
+Results are kept in ``benchmarks/published_peaks.json``; what is there is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import importlib.metadata
 import json
 import math
-import multiprocessing
-import os
 import re
 import struct
 import sys
-import tarfile
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from liger_programs import (
+    LONG,
+    TABLE,
+    Row,
+    config_of,
+    import_common,
+    programs_of,
+    run_program,
+    unpacked,
+)
 
 RESULTS = Path(__file__).parent / "published_peaks.json"
 GPUS = {
@@ -41,9 +52,8 @@ GPUS = {
     "NVIDIA GeForce RTX 3090": "rtx3090",
     "NVIDIA GeForce RTX 4090": "rtx4090",
 }
-TABLE = "benchmark/data/all_benchmark_data.csv"
-SCRIPTS = "benchmark/scripts"
-_LIMIT_S = 900
+ENOUGH = 0.8
+"""Of rows that are equal, where no further program is tried."""
 
 BETWEEN_RELEASES = "measured with code between two releases, which none of them contains"
 REASONS = {
@@ -68,19 +78,10 @@ REASONS = {
 }
 """Why rows differ or cannot be run, by kernel and whose code it is ("": both)."""
 
-Row = dict[str, Any]
 Key = tuple[str, ...]
 
 
 # -- the table
-
-
-def version_of(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split("."))
-
-
-def config_of(text: str) -> str:
-    return json.dumps(json.loads(text or "null"), sort_keys=True)
 
 
 def rows_of(table: Iterable[dict[str, str]]) -> list[Row]:
@@ -99,6 +100,7 @@ def rows_of(table: Iterable[dict[str, str]]) -> list[Row]:
                 "config": config_of(row["extra_benchmark_config_str"]),
                 "gpu": row["gpu_name"],
                 "version": row["liger_version"],
+                "measured": row["timestamp"],
                 "theirs": float(row["y_value_50"]),
             }
         )
@@ -119,246 +121,6 @@ def same(ours: float, theirs: float) -> bool:
 def _rounded(value: float) -> float:
     found: float = struct.unpack("f", struct.pack("f", value))[0]
     return found
-
-
-# -- the programs
-
-
-def unpacked(sources: Path, into: Path) -> dict[tuple[int, ...], Path]:
-    """The source distributions by version."""
-    found = {}
-    for archive in sources.glob("liger_kernel-*.tar.gz"):
-        version = archive.name.removeprefix("liger_kernel-").removesuffix(".tar.gz")
-        folder = into / f"liger_kernel-{version}"
-        if not folder.exists():
-            with tarfile.open(archive) as packed:
-                packed.extractall(into, filter="data")
-        found[version_of(version)] = folder
-    return found
-
-
-def script_of(folder: Path, kernel: str) -> Path | None:
-    """The program that measures a kernel."""
-    named = re.compile(rf"""kernel_name"?\s*[:=]\s*["']{kernel}["']""")
-    for file in sorted((folder / SCRIPTS).glob("benchmark_*.py")):
-        if named.search(file.read_text(encoding="utf-8")):
-            return file
-    # Programs of two kernels make the name of an option.
-    starts = kernel.removesuffix("_token").removesuffix("_sequence")
-    for name in {kernel.partition("_")[2], starts.removeprefix("fused_linear_"), "tiled_mlp"}:
-        file = folder / SCRIPTS / f"benchmark_{name}.py"
-        if file.exists() and kernel.split("_")[0] in file.read_text(encoding="utf-8"):
-            return file
-    return None
-
-
-def programs_of(
-    folders: dict[tuple[int, ...], Path], kernel: str, version: str
-) -> list[tuple[Path, Path]]:
-    """The package's code and the program: of the row's version, where it has both; else of the
-    next versions that have one.
-    """
-    later = [at for at in sorted(folders) if at >= version_of(version)]
-    scripts = [(at, script_of(folders[at], kernel)) for at in later]
-    found = [(at, script) for at, script in scripts if script is not None]
-    if not found:
-        return []
-    at, script = found[0]
-    exact = folders.get(version_of(version))
-    pairs = [] if exact is None or exact == folders[at] else [(exact / "src", script)]
-    return [*pairs, *((folders[at] / "src", script) for at, script in found[:2])]
-
-
-def run_program(package: Path, script: Path, gpu: str, wanted: list[Row]) -> list[Row] | str:
-    """Rows with ``ours``, or ``why`` they have none; or why there are no rows at all. Each program
-    has a process of its own, forked off where all have imported the same.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        out, log = Path(folder) / "rows.json", Path(folder) / "log"
-        child = multiprocessing.get_context("fork").Process(
-            target=work, args=(package, script, gpu, wanted, out, log)
-        )
-        child.start()
-        child.join(_LIMIT_S)
-        if child.is_alive():
-            child.kill()
-            child.join()
-            return f"more than {_LIMIT_S} s"
-        if out.exists():
-            found: list[Row] = json.loads(out.read_text())
-            return found
-        lines = log.read_text().strip().splitlines() if log.exists() else []
-        return lines[-1] if lines else f"exit code {child.exitcode}"
-
-
-def import_common() -> None:
-    """What every program imports."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    import torch._dynamo  # noqa: F401
-    import triton.testing  # noqa: F401
-    from transformers.models.llama import modeling_llama  # noqa: F401
-
-    import gpuprobe.virtual.session  # noqa: F401
-
-
-# -- within the worker
-
-
-def work(package: Path, script: Path, gpu: str, wanted: list[Row], out: Path, log: Path) -> None:
-    """Run one program with its calls of `run_benchmarks` replaced."""
-    import runpy
-    import time
-
-    sys.path[:0] = [str(script.parent), str(package)]
-    sys.argv = [str(script)]
-    sys.stdout = sys.stderr = log.open("w")
-    time.sleep = lambda seconds: None  # between runs, for a GPU to cool down
-
-    import gpuprobe
-
-    rows: list[Row] = []
-    failed = ""
-    with gpuprobe.virtual_gpu(gpu, compute="shapes") as session:
-        import triton.testing
-
-        most = _most(session.machine.devices[0])
-
-        _import_package(package)
-        triton.testing.do_bench = _called
-        try:
-            import utils
-
-            utils.run_benchmarks = lambda **options: _measured(utils, rows, wanted, most, **options)
-            runpy.run_path(str(script), run_name="__main__")
-        except Exception as error:  # noqa: BLE001 - the reason of the rows that are missing
-            failed = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    if failed and not rows:
-        print(failed, flush=True)
-    else:
-        out.write_text(json.dumps(rows))
-
-
-def _import_package(folder: Path) -> None:
-    """The package in this folder, whichever is installed, with what programs of later versions ask
-    of it.
-    """
-    import types
-
-    made: Any = types.ModuleType("liger_kernel")
-    made.__path__ = [str(folder / "liger_kernel")]
-    sys.modules["liger_kernel"] = made  # early versions have no __init__.py
-    version = importlib.metadata.version
-    importlib.metadata.version = lambda name: "0" if name == "liger-kernel" else version(name)
-    try:
-        import liger_kernel.utils  # noqa: F401
-    except ImportError:
-        sys.modules["liger_kernel.utils"] = made.utils = types.ModuleType("liger_kernel.utils")
-    if not hasattr(made.utils, "infer_device"):
-        made.utils.infer_device = lambda: "cuda"
-
-
-def _most(device: Any) -> list[int]:
-    """Bytes that are allocated with the most that workspaces can be which are known as a range,
-    since the peak was reset.
-    """
-    import torch
-
-    found: list[int] = []
-    device.possible = lambda size, stream: found.append(device.sim.allocated + size)
-    reset = torch.cuda.memory.reset_peak_memory_stats
-
-    def reset_peak_memory_stats(*args: Any) -> None:
-        found.clear()
-        reset(*args)
-
-    torch.cuda.memory.reset_peak_memory_stats = reset_peak_memory_stats
-    return found
-
-
-def _called(fn: Any, *args: Any, grad_to_none: Any = None, quantiles: Any = None, **kw: Any) -> Any:
-    """``triton.testing.do_bench`` for memory's sake: a cache is flushed between the calls."""
-    import torch
-
-    fn()
-    cache = torch.empty(256 * 2**20 // 4, dtype=torch.int, device="cuda")
-    for tensor in grad_to_none or ():
-        tensor.grad = None
-    cache.zero_()
-    fn()
-    return [0.0] * len(quantiles) if quantiles else 0.0
-
-
-def _measured(
-    utils: Any,
-    rows: list[Row],
-    wanted: list[Row],
-    most: list[int],
-    *,
-    bench_test_fn: Any,
-    kernel_name: str,
-    metric_name: str,
-    x_name: str,
-    x_values: Any,
-    kernel_providers: Any,
-    kernel_operation_modes: Any = (None,),
-    extra_benchmark_configs: Any = None,
-    **rest: Any,
-) -> None:
-    """``run_benchmarks``: the same calls in the same order, of the table's sizes. One that fails
-    costs its own row.
-    """
-    table = [row for row in wanted if (row["kernel"], row["x_name"]) == (kernel_name, x_name)]
-    if table:
-        sizes = dict.fromkeys(row["x"] for row in table)
-        x_values = [_number(x) for x in sizes] if _numbers(x_values) else x_values
-        configs = dict.fromkeys(row["config"] for row in table)
-        extra_benchmark_configs = [_with_types(json.loads(config)) for config in configs]
-    for config in extra_benchmark_configs:
-        for mode in kernel_operation_modes:
-            for provider in kernel_providers:
-                for x in x_values:
-                    given = utils.SingleBenchmarkRunInput(
-                        x=x,
-                        kernel_provider=provider,
-                        kernel_operation_mode=mode,
-                        extra_benchmark_config=config,
-                    )
-                    row = {
-                        "kernel": kernel_name,
-                        "provider": provider,
-                        "mode": mode or "",
-                        "x": x,
-                        "config": config_of(json.dumps(config, cls=utils.CustomEncoder)),
-                    }
-                    try:
-                        row["ours"] = bench_test_fn(given).y_50
-                        if most and max(most) > row["ours"] * 2**20:
-                            row["most"] = max(most) / 2**20
-                    except Exception as error:  # noqa: BLE001 - its row has the reason
-                        line = str(error).strip().partition("\n")[0]
-                        line = re.sub(r"(?<!\S)/\S*/", "", line)  # folders of this machine
-                        row["why"] = f"{type(error).__name__}: {line}"
-                    if metric_name == "memory":
-                        rows.append(row)
-
-
-def _numbers(values: Any) -> bool:
-    return all(isinstance(value, (int, float)) for value in values)
-
-
-def _number(text: str) -> float:
-    return float(text) if "." in text else int(text)
-
-
-def _with_types(config: Any) -> Any:
-    import torch
-
-    if not isinstance(config, dict):
-        return config
-    return {
-        name: getattr(torch, value[6:]) if str(value).startswith("torch.") else value
-        for name, value in config.items()
-    }
 
 
 # -- the comparison
@@ -479,6 +241,7 @@ def _run_all(args: argparse.Namespace, kept: dict[str, list[Row]]) -> None:
     for row in rows:
         jobs.setdefault((row["kernel"], row["version"], row["gpu"]), []).append(row)
     wanted = set(args.kernels.split(",")) if args.kernels else None
+    runs = Runs(into / "runs.json")
     for (kernel, version, gpu), members in sorted(jobs.items(), key=lambda job: _is_slow(*job[0])):
         name = f"{kernel} {version} {gpu}"
         if (wanted is not None and kernel not in wanted) or (name in kept and not args.again):
@@ -487,15 +250,54 @@ def _run_all(args: argparse.Namespace, kept: dict[str, list[Row]]) -> None:
         if gpu not in GPUS:
             found = f"{gpu} is not in the catalogue"
         else:
-            for program in programs_of(folders, kernel, version):
-                made = run_program(*program, GPUS[gpu], members)
+            for program in programs_of(folders, members[0]):
+                made = runs.of(name, program, GPUS[gpu], members)
                 if _exact(members, made) > _exact(members, found) or isinstance(found, str):
                     found = made
-                if _exact(members, found) == len(members):
+                if _exact(members, found) >= ENOUGH * len(members):
                     break
         kept[name] = compare(members, found)
         print(f"{name}: done", file=sys.stderr, flush=True)
+        runs.forget(name)
         args.results.write_text(written(kept))
+
+
+def _parts(wanted: list[Row]) -> list[list[Row]]:
+    """What is run in one process: all rows, or those of one configuration of a long program."""
+    parts: dict[str, list[Row]] = {}
+    for row in wanted:
+        parts.setdefault(row["config"] if row["kernel"] in LONG else "", []).append(row)
+    return list(parts.values())
+
+
+class Runs:
+    """Results of single programs, of groups that have more to be tried: a run that is cut short
+    goes on where it was.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.kept: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+
+    def of(
+        self, group: str, program: tuple[Path, Path], gpu: str, wanted: list[Row]
+    ) -> list[Row] | str:
+        """The rows that a program makes of a group, or why it makes none."""
+        found: list[Row] = []
+        for at, part in enumerate(_parts(wanted)):
+            key = f"{program[0].parent.name} {program[1].parts[-4]} {at}"
+            of_group = self.kept.setdefault(group, {})
+            if key not in of_group:
+                of_group[key] = run_program(*program, gpu, part)
+                self.file.write_text(json.dumps(self.kept))
+            if isinstance(of_group[key], str):
+                return str(of_group[key])
+            found += of_group[key]
+        return found
+
+    def forget(self, group: str) -> None:
+        self.kept.pop(group, None)
+        self.file.write_text(json.dumps(self.kept))
 
 
 if __name__ == "__main__":

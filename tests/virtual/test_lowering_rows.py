@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpuprobe
 from gpuprobe.virtual.lowering import table
-from gpuprobe.virtual.lowering.reduce_config import Reduction, buffers
+from gpuprobe.virtual.lowering.reduce_config import Reduction, buffers, launches
 from gpuprobe.virtual.lowering.sorting import radix_sort_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -128,6 +128,18 @@ def test_buffers_of_reductions(
     expected: tuple[int, int],
 ) -> None:
     assert buffers(Reduction(shape, strides, dims, 4, accumulator), *gpu) == expected
+
+
+def test_a_reduction_of_more_than_2_gib_is_done_in_parts() -> None:
+    """Published peaks of a sum of 4 GiB on an H100 have room for the buffer of half of it."""
+    rows = (8192, 131072)
+    whole = Reduction(rows, (131072, 1), (0, 1), 4, 4)
+    assert buffers(whole, *H100) == (32768, 4)
+    assert launches(whole, *H100) == [(16384, 4)] * 2
+    assert launches(whole._replace(shape=(2048, 131072)), *H100) == [(8192, 4)]
+    uneven = Reduction((3, 2**29), (2**29, 1), (0,), 4, 4)
+    assert len(launches(uneven, *H100)) == 3  # a row of 2 GiB can be indexed, two cannot
+    assert launches(uneven._replace(shape=(0, 5)), *H100) == [(0, 0)]
 
 
 @given(st.data())

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import liger_programs
 import published_peaks
 import pytest
 import torch
@@ -51,9 +52,23 @@ def group_norm(channels: int) -> Callable[[], None]:
     return full
 
 
+def rms_norm(width: int) -> Callable[[], None]:
+    """Megatron's, in bfloat16."""
+    norm = nn.RMSNorm(width, eps=1e-6).to("cuda", torch.bfloat16)
+    x = torch.randn(4096, 1, width, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+
+    def full() -> None:
+        y = norm(x)
+        y.sum().backward()
+
+    return full
+
+
 @pytest.mark.parametrize(
     ("gpu", "program", "size", "published"),
     [
+        ("h100-80gb", rms_norm, 1024, 40.0224609375),
+        ("h100-80gb", rms_norm, 16384, 640.1103515625),
         ("a100-80gb", cross_entropy, 4096, 1280.1259765625),
         ("a100-80gb", cross_entropy, 131072, 40960.125),
         ("rtx3090", softmax, 1024, 0.0234375),
@@ -78,10 +93,10 @@ def test_peaks_are_equal_to_those_of_a_gpu(
 # -- the benchmark's own reckoning
 
 TABLE = """kernel_name,kernel_provider,kernel_operation_mode,metric_name,x_name,x_value,y_value_50,\
-extra_benchmark_config_str,gpu_name,liger_version
-softmax,liger,full,speed,N,128,0.5,"{""M"": 2048}",NVIDIA B200,0.5.8
-softmax,liger,full,memory,N,128,0.00244140625,"{""M"": 2048}",NVIDIA B200,0.5.8
-softmax,torch,full,memory,N,128,0.0029296875,"{""M"": 2048}",NVIDIA B200,0.5.8
+extra_benchmark_config_str,gpu_name,liger_version,timestamp
+softmax,liger,full,speed,N,128,0.5,"{""M"": 2048}",NVIDIA B200,0.5.8,2025-04-30 16:11:00
+softmax,liger,full,memory,N,128,0.00244140625,"{""M"": 2048}",NVIDIA B200,0.5.8,2025-04-30 16:11:00
+softmax,torch,full,memory,N,128,0.0029296875,"{""M"": 2048}",NVIDIA B200,0.5.8,2025-04-30 16:11:00
 """
 
 
@@ -141,30 +156,90 @@ def test_rows_that_are_known_as_a_range_are_counted_and_reasons_given() -> None:
     assert [row.get("most") for row in compared] == [2.0, 2.0]
 
 
-def test_a_version_without_programs_takes_those_of_the_next(tmp_path: Path) -> None:
-    folders = {}
-    for version, kernels in {"0.4.0": (), "0.5.0": ("jsd",), "0.6.0": ("jsd", "tvd")}.items():
-        folder = tmp_path / version
-        (folder / published_peaks.SCRIPTS).mkdir(parents=True)
+def distribution(tmp_path: Path, version: str, kernels: dict[str, str]) -> Path:
+    """With programs of these kernels, and a table of when each was measured; without either where
+    there are no kernels.
+    """
+    folder = tmp_path / version
+    folder.mkdir()
+    if kernels:
+        scripts = folder / liger_programs.SCRIPTS
+        scripts.mkdir(parents=True)
+        table = folder / liger_programs.TABLE
+        table.parent.mkdir()
+        table.write_text("\n".join(f"{kernel},torch,{at}" for kernel, at in kernels.items()))
         for kernel in kernels:
-            script = folder / published_peaks.SCRIPTS / f"benchmark_{kernel}.py"
+            script = scripts / f"benchmark_{kernel}.py"
             script.write_text(f'common = {{"kernel_name": "{kernel}"}}')
-        folders[published_peaks.version_of(version)] = folder
+    return folder
 
-    def found(kernel: str, version: str) -> list[tuple[str, str]]:
-        pairs = published_peaks.programs_of(folders, kernel, version)
-        return [
-            (package.parent.name, script.relative_to(tmp_path).parts[0])
-            for package, script in pairs
-        ]
 
-    assert found("jsd", "0.4.0") == [
-        ("0.4.0", "0.5.0"),
+def programs(tmp_path: Path, kernel: str, version: str, measured: str) -> list[tuple[str, str]]:
+    folders = {liger_programs.version_of(item.name): item for item in tmp_path.iterdir()}
+    row = {"kernel": kernel, "version": version, "measured": measured}
+    return [
+        (package.parent.name, script.relative_to(tmp_path).parts[0])
+        for package, script in liger_programs.programs_of(folders, row)
+    ]
+
+
+def test_a_version_without_programs_takes_those_of_the_next(tmp_path: Path) -> None:
+    distribution(tmp_path, "0.4.0", {})
+    distribution(tmp_path, "0.5.0", {"jsd": "2025-02-01 10:00:00"})
+    later = {"jsd": "2025-02-01 10:00:00", "tvd": "2025-03-01 10:00:00"}
+    distribution(tmp_path, "0.6.0", later)
+    assert programs(tmp_path, "jsd", "0.4.0", "2025-02-01 10:00:00") == [
         ("0.5.0", "0.5.0"),
+        ("0.4.0", "0.5.0"),
         ("0.6.0", "0.6.0"),
     ]
-    assert found("tvd", "0.5.0")[0] == ("0.5.0", "0.6.0")
-    assert found("dyt", "0.4.0") == []
+    assert programs(tmp_path, "tvd", "0.5.0", "never")[0] == ("0.5.0", "0.6.0")
+    assert programs(tmp_path, "dyt", "0.4.0", "never") == []
+
+
+def test_the_first_distribution_with_a_row_has_its_program(tmp_path: Path) -> None:
+    """Nightly ones come after the release whose version they have."""
+    before, then = {"jsd": "2025-02-01 10:00:00"}, {"jsd": "2025-03-05 09:00:00"}
+    distribution(tmp_path, "0.4.0.dev20241001080000", {})
+    distribution(tmp_path, "0.4.0.dev20241101080000", {})
+    distribution(tmp_path, "0.5.0", before)
+    distribution(tmp_path, "0.5.0.dev20250304080000", before)
+    distribution(tmp_path, "0.5.0.dev20250306080000", then)
+    distribution(tmp_path, "0.6.0", then)
+    assert programs(tmp_path, "jsd", "0.5.0", then["jsd"])[0] == (
+        "0.5.0.dev20250306080000",
+        "0.5.0.dev20250306080000",
+    )
+    # Without a table: the first after the row was measured.
+    assert programs(tmp_path, "jsd", "0.4.0", "2024-10-05 07:00:00")[0] == (
+        "0.4.0.dev20241101080000",
+        "0.5.0",
+    )
+
+
+def test_a_run_that_is_cut_short_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [
+        {**row, "kernel": liger_programs.LONG[0], "config": at} for row in rows() for at in "ab"
+    ]
+    ran: list[str] = []
+
+    def run(package: Path, script: Path, gpu: str, wanted: Any) -> Any:
+        ran.extend(row["config"] for row in wanted)
+        if len(ran) > len(rows()):
+            raise KeyboardInterrupt
+        return wanted
+
+    monkeypatch.setattr(published_peaks, "run_program", run)
+    program = (tmp_path / "0.5.0" / "src", tmp_path / "0.5.0" / liger_programs.SCRIPTS / "b.py")
+    with pytest.raises(KeyboardInterrupt):
+        published_peaks.Runs(tmp_path / "runs.json").of("group", program, "b200-180gb", given)
+    assert set(ran) == {"a", "b"}
+    ran.clear()
+    found = published_peaks.Runs(tmp_path / "runs.json").of("group", program, "b200-180gb", given)
+    assert set(ran) == {"b"}
+    assert sorted(row["config"] for row in found) == sorted(row["config"] for row in given)
 
 
 def test_results_are_read_as_they_were_written() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
-from gpuprobe.virtual.lowering.reduce_config import Reduction, buffers
+from gpuprobe.virtual.lowering.reduce_config import Reduction, launches
 
 _CHUNK: Final = 65536  # elements, kChunkSize in MultiTensorApply.cuh
 _LOW: Final = (torch.float16, torch.bfloat16)
@@ -48,9 +48,14 @@ def _take(call: Call, tensor: torch.Tensor, item: int, accumulator: int, vector:
 
 def _split(call: Call, reduction: Reduction) -> None:
     model = call.device.model
-    for nbytes in buffers(
+    *before, last = launches(
         reduction, model.multi_processor_count, model.max_threads_per_multi_processor
-    ):
+    )
+    for sizes in before:
+        blocks = [call.device.malloc(nbytes, call.stream) for nbytes in sizes if nbytes]
+        for block in reversed(blocks):
+            call.device.free(block)
+    for nbytes in last:
         call.scratch(nbytes)
 
 

@@ -4,11 +4,13 @@ A reduction with few outputs and many inputs is split over several blocks per ou
 partial results meet in a buffer of global memory, guarded by semaphores. Source:
 ``setReduceConfig``, ``ReduceConfig`` and ``gpu_reduce_kernel`` in
 ``aten/src/ATen/native/cuda/Reduce.cuh``; the order of
-dimensions: ``reorder_dimensions`` and ``coalesce_dimensions`` in ``TensorIterator.cpp``.
+dimensions: ``reorder_dimensions`` and ``coalesce_dimensions`` in ``TensorIterator.cpp``; what is
+too large for one launch: ``can_use_32bit_indexing`` and ``SplitUntil32Bit``, there, too.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -17,6 +19,7 @@ _MAX_THREADS_WIDE: Final = 256  # the same for complex double, 16 bytes
 _WARP: Final = 32
 _MIN_VALUES: Final = 16  # min_values_per_thread
 _MAX_VALUES: Final = 256  # max_values_per_thread
+_INDEXED: Final = 2**31 - 1  # bytes from the first element to the last, and numbers of elements
 _VECTOR_FROM: Final = 128  # inputs of an output from which loads are vectorised
 
 
@@ -108,13 +111,46 @@ def _output_vector(axes: Sequence[_Axis], reduced: int) -> int:
     return vector
 
 
+def launches(
+    reduction: Reduction, processors: int, threads_per_processor: int
+) -> list[tuple[int, int]]:
+    """`buffers` of each launch, one after the other: a reduction of more than 2 GiB is halved along
+    its longest dimension until 32 bits are enough to index each part.
+    """
+    found = []
+    waiting = [_axes(reduction)]
+    while waiting:
+        axes = waiting.pop()
+        if _indexable(axes, reduction.item):
+            found.append(_buffers(axes, reduction, processors, threads_per_processor))
+            continue
+        longest = max(range(len(axes)), key=lambda at: ((axes[at].size - 1) * axes[at].inside, at))
+        half = axes[longest].size // 2
+        for size in (axes[longest].size - half, half):
+            part = axes[longest]._replace(size=size)
+            waiting.append([*axes[:longest], part, *axes[longest + 1 :]])
+    return found
+
+
+def _indexable(axes: list[_Axis], item: int) -> bool:
+    """Inputs are no smaller than outputs, so that their offsets decide."""
+    count = math.prod(axis.size for axis in axes)
+    reach = 1 + sum((axis.size - 1) * axis.inside * item for axis in axes)
+    return not count or (count <= _INDEXED and reach <= _INDEXED)
+
+
 def buffers(reduction: Reduction, processors: int, threads_per_processor: int) -> tuple[int, int]:
     """Bytes of the buffer and of the semaphores; (0, 0) where no output is split.
 
     ``processors``: streaming multiprocessors of the GPU; ``threads_per_processor``: threads that
     one of them holds at most.
     """
-    axes = _axes(reduction)
+    return _buffers(_axes(reduction), reduction, processors, threads_per_processor)
+
+
+def _buffers(
+    axes: list[_Axis], reduction: Reduction, processors: int, threads_per_processor: int
+) -> tuple[int, int]:
     reduced = sum(1 for axis in axes if axis.out == 0)
     inputs = outputs = 1
     for axis in axes:

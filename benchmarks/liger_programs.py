@@ -1,0 +1,362 @@
+"""liger-kernel's benchmark programs on a virtual GPU, for ``published_peaks.py``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import multiprocessing
+import os
+import re
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+TABLE = "benchmark/data/all_benchmark_data.csv"
+SCRIPTS = "benchmark/scripts"
+_LIMIT_S = 900
+LONG = ("fused_neighborhood_attention",)
+"""Kernels whose programs take minutes for a call: a loop of Python over elements of a mask."""
+
+Row = dict[str, Any]
+Version = tuple[int, ...]
+
+
+def version_of(text: str) -> Version:
+    """``0.5.8``, or ``0.5.8.dev20250428050809``, a nightly distribution of what came after it."""
+    return tuple(int(part) for part in text.replace("dev", "").split("."))
+
+
+def config_of(text: str) -> str:
+    return json.dumps(json.loads(text or "null"), sort_keys=True)
+
+
+def kernel_of(rows: list[Row]) -> str:
+    """The kernel that all these rows are of."""
+    name: str = rows[0]["kernel"]
+    return name
+
+
+# -- the programs
+
+
+def unpacked(sources: Path, into: Path) -> dict[Version, Path]:
+    """The source distributions by version, releases and nightly ones."""
+    found = {}
+    for archive in sources.glob("liger_kernel*-*.tar.gz"):
+        name = archive.name.removesuffix(".tar.gz")
+        folder = into / name
+        if not folder.exists():
+            with tarfile.open(archive) as packed:
+                packed.extractall(into, filter="data")
+        found[version_of(name.partition("-")[2])] = folder
+    return found
+
+
+def script_of(folder: Path, kernel: str) -> Path | None:
+    """The program that measures a kernel."""
+    named = re.compile(rf"""kernel_name"?\s*[:=]\s*["']{kernel}["']""")
+    for file in sorted((folder / SCRIPTS).glob("benchmark_*.py")):
+        if named.search(file.read_text(encoding="utf-8")):
+            return file
+    # Programs of two kernels make the name of an option.
+    starts = kernel.removesuffix("_token").removesuffix("_sequence")
+    for name in {kernel.partition("_")[2], starts.removeprefix("fused_linear_"), "tiled_mlp"}:
+        file = folder / SCRIPTS / f"benchmark_{name}.py"
+        if file.exists() and kernel.split("_")[0] in file.read_text(encoding="utf-8"):
+            return file
+    return None
+
+
+def first_with(folders: dict[Version, Path], row: Row) -> list[Version]:
+    """The first distributions that may have the code of a row: of those that have a table, the
+    first whose table has the row; else the first two nightly ones after it was measured.
+    """
+    stamp = re.sub(r"\D", "", row["measured"])
+    line = re.compile(rf"^{row['kernel']},.*{re.escape(row['measured'])}", re.MULTILINE)
+    after = []
+    for version in sorted(folders, key=lambda version: (version[:3], version[3:])):
+        table = folders[version] / TABLE
+        if table.exists() and line.search(table.read_text(encoding="utf-8")):
+            return [*after[:2], version]
+        if not table.exists() and len(version) == 4 and version[3] > int(stamp):
+            after.append(version)
+    return after[:2]
+
+
+def programs_of(folders: dict[Version, Path], row: Row) -> list[tuple[Path, Path]]:
+    """The package's code and the program: of the distribution that first has the row, of the
+    next that has a program, of the row's version, or of the next two releases. Where a
+    distribution has no program, it is that of the next that has.
+    """
+    kernel = row["kernel"]
+    later = [at for at in sorted(folders) if at >= version_of(row["version"])]
+    scripts = {at: script for at in later if (script := script_of(folders[at], kernel))}
+    pairs = []
+    for at in first_with(folders, row):
+        of_then = [later for later in scripts if later >= at][:1]
+        pairs += [(folders[at] / "src", scripts[next_one]) for next_one in of_then]
+        pairs += [(folders[next_one] / "src", scripts[next_one]) for next_one in of_then]
+    found = [(at, script) for at, script in scripts.items() if len(at) == 3]
+    if found:
+        at, script = found[0]
+        exact = folders.get(version_of(row["version"]))
+        pairs += [(exact / "src", script)] if exact and exact != folders[at] else []
+        pairs += [(folders[at] / "src", script) for at, script in found[:2]]
+    return list(dict.fromkeys(pairs))
+
+
+def run_program(package: Path, script: Path, gpu: str, wanted: list[Row]) -> list[Row] | str:
+    """Rows with ``ours``, or ``why`` they have none; or why there are no rows at all. Each program
+    has a process of its own, forked off where all have imported the same.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out, log = Path(folder) / "rows.json", Path(folder) / "log"
+        child = multiprocessing.get_context("fork").Process(
+            target=work, args=(package, script, gpu, wanted, out, log)
+        )
+        child.start()
+        child.join(_LIMIT_S)
+        if child.is_alive():
+            child.kill()
+            child.join()
+            return f"more than {_LIMIT_S} s"
+        if out.exists():
+            found: list[Row] = json.loads(out.read_text())
+            return found
+        lines = log.read_text().strip().splitlines() if log.exists() else []
+        return lines[-1] if lines else f"exit code {child.exitcode}"
+
+
+def import_common() -> None:
+    """What every program imports."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import torch._dynamo  # noqa: F401
+    import triton.testing  # noqa: F401
+    from transformers.models.llama import modeling_llama  # noqa: F401
+
+    import gpuprobe.virtual.session  # noqa: F401
+
+
+# -- within the worker
+
+
+def work(package: Path, script: Path, gpu: str, wanted: list[Row], out: Path, log: Path) -> None:
+    """Run one program with its calls of `run_benchmarks` replaced."""
+    import runpy
+    import time
+
+    import torch
+
+    sys.path[:0] = [str(script.parent), str(package)]
+    sys.argv = [str(script)]
+    sys.stdout = sys.stderr = log.open("w")
+    time.sleep = lambda seconds: None  # between runs, for a GPU to cool down
+
+    import gpuprobe
+
+    rows: list[Row] = []
+    failed = ""
+    with gpuprobe.virtual_gpu(gpu, compute="shapes") as session:
+        import triton.testing
+
+        most = _most(session.machine.devices[0])
+
+        _import_package(package)
+        triton.testing.do_bench = _called
+        try:
+            import utils
+
+            utils.run_benchmarks = lambda **options: _measured(utils, rows, wanted, most, **options)
+            utils.update_benchmark_data_csv = lambda **given: rows.extend(_written(**given))
+            torch.multiprocessing.spawn = _spawned
+            if kernel_of(wanted) in LONG:
+                utils._test_memory = _until_steady(utils._test_memory)
+                triton.testing.do_bench = _called_once
+            runpy.run_path(str(script), run_name="__main__")
+        except Exception as error:  # noqa: BLE001 - the reason of the rows that are missing
+            failed = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    if failed and not rows:
+        print(failed, flush=True)
+    else:
+        out.write_text(json.dumps(rows))
+
+
+def _import_package(folder: Path) -> None:
+    """The package in this folder, whichever is installed, with what programs of later versions ask
+    of it.
+    """
+    import types
+
+    made: Any = types.ModuleType("liger_kernel")
+    made.__path__ = [str(folder / "liger_kernel")]
+    sys.modules["liger_kernel"] = made  # early versions have no __init__.py
+    version = importlib.metadata.version
+    importlib.metadata.version = lambda name: "0" if name == "liger-kernel" else version(name)
+    try:
+        import liger_kernel.utils  # noqa: F401
+    except ImportError:
+        sys.modules["liger_kernel.utils"] = made.utils = types.ModuleType("liger_kernel.utils")
+    if not hasattr(made.utils, "infer_device"):
+        made.utils.infer_device = lambda: "cuda"
+
+
+def _most(device: Any) -> list[int]:
+    """Bytes that are allocated with the most that workspaces can be which are known as a range,
+    since the peak was reset.
+    """
+    import torch
+
+    found: list[int] = []
+    device.possible = lambda size, stream: found.append(device.sim.allocated + size)
+    reset = torch.cuda.memory.reset_peak_memory_stats
+
+    def reset_peak_memory_stats(*args: Any) -> None:
+        found.clear()
+        reset(*args)
+
+    torch.cuda.memory.reset_peak_memory_stats = reset_peak_memory_stats
+    return found
+
+
+def _called(fn: Any, *args: Any, grad_to_none: Any = None, quantiles: Any = None, **kw: Any) -> Any:
+    """``triton.testing.do_bench`` for memory's sake: a cache is flushed between the calls."""
+    import torch
+
+    fn()
+    cache = torch.empty(256 * 2**20 // 4, dtype=torch.int, device="cuda")
+    for tensor in grad_to_none or ():
+        tensor.grad = None
+    cache.zero_()
+    fn()
+    return [0.0] * len(quantiles) if quantiles else 0.0
+
+
+def _called_once(fn: Any, *args: Any, quantiles: Any = None, **kw: Any) -> Any:
+    fn()
+    return [0.0] * len(quantiles) if quantiles else 0.0
+
+
+def _measured(
+    utils: Any,
+    rows: list[Row],
+    wanted: list[Row],
+    most: list[int],
+    *,
+    bench_test_fn: Any,
+    kernel_name: str,
+    metric_name: str,
+    x_name: str,
+    x_values: Any,
+    kernel_providers: Any,
+    kernel_operation_modes: Any = (None,),
+    extra_benchmark_configs: Any = None,
+    **rest: Any,
+) -> None:
+    """``run_benchmarks``: the same calls in the same order, of the table's sizes. One that fails
+    costs its own row.
+    """
+    table = [row for row in wanted if (row["kernel"], row["x_name"]) == (kernel_name, x_name)]
+    if table:
+        sizes = dict.fromkeys(row["x"] for row in table)
+        x_values = [_number(x) for x in sizes] if _numbers(x_values) else x_values
+        configs = dict.fromkeys(row["config"] for row in table)
+        extra_benchmark_configs = [_with_types(json.loads(config)) for config in configs]
+    for config in extra_benchmark_configs:
+        for mode in kernel_operation_modes:
+            for provider in kernel_providers:
+                for x in x_values:
+                    given = utils.SingleBenchmarkRunInput(
+                        x=x,
+                        kernel_provider=provider,
+                        kernel_operation_mode=mode,
+                        extra_benchmark_config=config,
+                    )
+                    row = {
+                        "kernel": kernel_name,
+                        "provider": provider,
+                        "mode": mode or "",
+                        "x": x,
+                        "config": config_of(json.dumps(config, cls=utils.CustomEncoder)),
+                    }
+                    try:
+                        row["ours"] = bench_test_fn(given).y_50
+                        if most and max(most) > row["ours"] * 2**20:
+                            row["most"] = max(most) / 2**20
+                    except Exception as error:  # noqa: BLE001 - its row has the reason
+                        line = str(error).strip().partition("\n")[0]
+                        line = re.sub(r"(?<!\S)/\S*/", "", line)  # folders of this machine
+                        row["why"] = f"{type(error).__name__}: {line}"
+                    if metric_name == "memory":
+                        rows.append(row)
+
+
+def _until_steady(measured: Any) -> Any:
+    """``_test_memory`` with three calls in place of ten, whose median is that of the second on: a
+    call leaves nothing more than the one before.
+    """
+
+    def run(func: Any, _iter: int = 10, **options: Any) -> Any:
+        return measured(func, _iter=3, **options)
+
+    return run
+
+
+def _spawned(fn: Any, args: Any = (), nprocs: int = 1, **rest: Any) -> None:
+    """``torch.multiprocessing.spawn`` of one rank, here, with fewer calls to be timed. What one
+    provider lacks costs its own rows.
+    """
+    if nprocs != 1:
+        raise NotImplementedError(f"{nprocs} ranks")
+    found = fn.__globals__
+    found.update(dict.fromkeys(("_WARMUP_ITERS", "_MEASURE_ITERS"), 2))
+    found.update({name: _or_nothing(found[name]) for name in found if name.startswith("_bench_")})
+    fn(0, *args)
+
+
+def _or_nothing(measured: Any) -> Any:
+    def run(*args: Any) -> Any:
+        try:
+            return measured(*args)
+        except TypeError:  # another version of Megatron has fewer arguments
+            return (math.nan,) * 3
+
+    return run
+
+
+def _written(benchmark_data_list: Any, **rest: Any) -> list[Row]:
+    """What programs without `run_benchmarks` write into the table."""
+    return [
+        {
+            "kernel": data.kernel_name,
+            "provider": data.kernel_provider,
+            "mode": data.kernel_operation_mode or "",
+            "x": x,
+            "config": config_of(data.extra_benchmark_config_str),
+            **({"why": "no release has its arguments"} if math.isnan(y) else {"ours": y}),
+        }
+        for data in benchmark_data_list
+        if data.metric_name == "memory"
+        for x, y in zip(data.x_values, data.y_values_50, strict=True)
+    ]
+
+
+def _numbers(values: Any) -> bool:
+    return all(isinstance(value, (int, float)) for value in values)
+
+
+def _number(text: str) -> float:
+    return float(text) if "." in text else int(text)
+
+
+def _with_types(config: Any) -> Any:
+    import torch
+
+    if not isinstance(config, dict):
+        return config
+    return {
+        name: getattr(torch, value[6:]) if str(value).startswith("torch.") else value
+        for name, value in config.items()
+    }
