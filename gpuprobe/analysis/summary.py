@@ -113,6 +113,7 @@ def summarize(
         earlier_failures=found.earlier_failures,
         time=time_shares(first.steps, first.session.rank),
         communication=communication_of(first),
+        compiled=first.end.compiled if first.end else (),
         non_tensor_memory=NonTensorMemory(
             tuple(item for rank in recording.ranks for item in device_memory(rank)),
             pinned_memory(first),

@@ -563,9 +563,8 @@ class Suggestion:
 
 @record(frozen=True)
 class Report(Displayed):
-    """All of it. ``environment``, ``session``, ``time`` and ``communication`` are the first rank's;
-    ``earlier_failures`` counts the allocations that failed before those of ``out_of_memory``.
-    """
+    """All of it. What is not of all ranks is of the first one: ``time``, ``compiled`` (notes) etc.
+    ``earlier_failures`` counts the failed allocations before those of ``out_of_memory``."""
 
     recording: RecordingInfo
     environment: Environment
@@ -583,6 +582,7 @@ class Report(Displayed):
     earlier_failures: int
     time: TimeShares | None
     communication: Communication | None
+    compiled: tuple[str, ...]
     non_tensor_memory: NonTensorMemory
     placement: tuple[Placed, ...]
     rank_comparison: RankComparison | None

@@ -46,8 +46,8 @@ MANY_PHASES = BlindSpot(
 COMPILED = BlindSpot(
     "module calls: the program uses torch.compile, and hooks would trigger recompilation",
     "'forward' covers everything between loading data (or the optimizer) and the backward pass; "
-    "memory is attributed to modules only inside compiled code on a virtual GPU, and not tracked "
-    "inside compiled kernels",
+    "memory is attributed to modules only inside compiled code on a GPU, and not tracked inside "
+    "compiled kernels",
 )
 
 SETUP = "setup"

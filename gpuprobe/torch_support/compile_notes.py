@@ -1,6 +1,6 @@
 """What torch's compiler did in this process: its graphs, graph breaks and recompilations.
 
-A virtual GPU notes them; a recording ends with those that were made while it ran.
+`compile_watch` notes them; a recording ends with those that were made while it ran.
 """
 
 from __future__ import annotations

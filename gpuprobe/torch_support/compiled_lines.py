@@ -8,8 +8,10 @@ program at the time (``stack_trace`` in the metadata of FX nodes) and the module
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
+from gpuprobe.model.trace import phase_tag
 from gpuprobe.torch_support import compiled_modules
 from gpuprobe.torch_support.compiled_modules import ModulePath
 
@@ -53,10 +55,53 @@ def module_of(file: str, line: int) -> str:
     return compiled_modules.running_name(module, file, backward=file in _backward, traced=traced)
 
 
-def traced_module_of(file: str, line: int) -> str:
-    """As `module_of`, of code that need not be running: the module that it was traced with."""
-    found = _modules.get((file, line))
-    return "" if found is None else found[1]
+def in_program_lines(snapshot: dict[str, Any]) -> None:
+    """Put the program's lines and modules in the place of those of generated code, in what
+    ``torch.cuda.memory._snapshot`` returned in the process that compiled it.
+    """
+    if not _files:
+        return
+    known: dict[int, tuple[list[dict[str, Any]], str]] = {}
+    blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    for entry in chain(*snapshot["device_traces"], blocks):
+        frames = entry.get("frames")
+        if not frames:
+            continue
+        key = id(frames)  # many entries share one list, which they keep alive
+        if key not in known:
+            known[key] = _translated(frames)
+        translated, module = known[key]
+        if translated is not frames:
+            known[id(translated)] = translated, module
+            entry["frames"] = translated
+        if module and "action" in entry:
+            entry["user_metadata"] = phase_tag(entry.get("user_metadata", ""), module)
+
+
+def _translated(frames: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """``frames`` itself if none is of generated code."""
+    if not any(frame["filename"] in _files for frame in frames):
+        return frames, ""
+    found: list[dict[str, Any]] = []
+    module = ""
+    for frame in frames:
+        file, line = frame["filename"], frame["line"]
+        if file not in _files:
+            found.append(frame)
+            continue
+        # Where the operator of a line is not known, the line itself is all there is.
+        origins = _files[file].get(line)
+        found += (
+            [frame]
+            if origins is None
+            else [
+                {"filename": item.file, "line": item.line, "name": item.function}
+                for item in origins
+            ]
+        )
+        if not module and (file, line) in _modules:
+            module = compiled_modules.shared_name(*_modules[file, line])
+    return found, module
 
 
 def remember(graph: Any, file: str, source: str) -> None:

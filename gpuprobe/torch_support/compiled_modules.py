@@ -118,6 +118,20 @@ def _by_id(found: ModulePath) -> str:
     return "" if module is None or _title(type(module)) != found.kind else _names[module]
 
 
+def shared_name(found: ModulePath, traced: str) -> str:
+    """The module's name, for compiled code of which it is not known for which module it ran.
+    Modules of one class share their code: then the name begins with that class.
+    """
+    if not found.own or not found.path or not traced.endswith(f".{found.path}"):
+        return traced
+    name = traced.removesuffix(f".{found.path}")
+    root = next((module for module, other in _names.items() if other == name), None)
+    kinds = [type(module) for module in _names]
+    if root is None or kinds.count(type(root)) < 2:
+        return traced
+    return f"{_title(type(root))}.{found.path}"
+
+
 def running_name(found: ModulePath, file: str, *, backward: bool, traced: str) -> str:
     """The module's name, for compiled code, in this file, that is running now. ``traced`` is its
     name by `traced_names`, for code that no module's call is known of.

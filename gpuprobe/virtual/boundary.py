@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from gpuprobe.code_origin import PACKAGE, is_standard_library
 from gpuprobe.errors import GpuprobeError, NotModelled, ValueNeeded
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support.callers import TORCH
-from gpuprobe.virtual.frames import place_of, where
+from gpuprobe.torch_support.callers import TORCH, place_of
+from gpuprobe.virtual.frames import where
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.unknown import hint_of
 

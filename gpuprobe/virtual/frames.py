@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any, Final
 
 import torch
 
-from gpuprobe.code_origin import PACKAGE, name_of
-from gpuprobe.torch_support.callers import TORCH, program_line
-
-_INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+from gpuprobe.code_origin import PACKAGE
+from gpuprobe.torch_support.callers import TORCH, place_of, program_line
 
 # The code whose frames call the C++ autograd engine.
 _ENGINE = frozenset({torch.autograd.graph._engine_run_backward.__code__})
@@ -21,21 +18,6 @@ PLUMBING: Final = (PACKAGE, f"{TORCH}_ops.py", f"{TORCH}utils/_python_dispatch.p
 def where() -> str:
     """The innermost line of the program, as ``file:line``."""
     return place_of(*program_line())
-
-
-def place_of(file: str, line: int) -> str:
-    """``file:line`` for a reader: of installed packages only what comes after the folder that
-    they all lie in.
-    """
-    for folder in _INSTALLED:
-        if folder in file:
-            return f"{file.rpartition(folder)[2]}:{line}"
-    return f"{name_of(file)}:{line}"
-
-
-def installed(file: str) -> bool:
-    """Whether a file is an installed package's."""
-    return file.startswith(TORCH) or any(folder in file for folder in _INSTALLED)
 
 
 def caller() -> Any:

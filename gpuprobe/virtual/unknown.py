@@ -11,8 +11,8 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.errors import NotModelled, ValueNeeded
-from gpuprobe.torch_support.callers import TORCH, program_line
-from gpuprobe.virtual.frames import PLUMBING, caller, in_engine, installed, place_of, where
+from gpuprobe.torch_support.callers import TORCH, installed, place_of, program_line
+from gpuprobe.virtual.frames import PLUMBING, caller, in_engine, where
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.reads import branches
 from gpuprobe.virtual.reads.known import is_known

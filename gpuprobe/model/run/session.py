@@ -254,6 +254,6 @@ class SessionEnd:
     duration_ns: Nanoseconds
     error: ProgramError | None = None
     gpuprobe_faults: tuple[str, ...] = ()  # faults inside gpuprobe, survived
-    # On a virtual GPU: what torch.compile did, in words: its graphs, graph breaks with their lines
-    # and reasons, and recompilations.
+    # What torch.compile did, in words: its graphs, graph breaks with their lines and reasons, and
+    # recompilations.
     compiled: tuple[str, ...] = ()

@@ -32,7 +32,7 @@ from gpuprobe.reporters.json import schema as load_schema
 
 SCHEMA = "gpuprobe.report"
 
-VERSION = (2, 5)
+VERSION = (2, 6)
 """(major, minor). A minor version adds keys; a major one may change them.
 
 History:
@@ -50,6 +50,7 @@ History:
 * 2.4: ``late_ns``, ``late_steps``, ``chance_ns``, ``stable`` and ``cause`` of
   ``rank_comparison.time``.
 * 2.5: ``communication``.
+* 2.6: ``compiled``.
 """
 
 

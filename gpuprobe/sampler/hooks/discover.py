@@ -94,16 +94,14 @@ def is_trained(model: torch.nn.Module) -> bool:
 
 
 def compile_in_use() -> bool:
-    """Whether ``torch.compile`` was asked for before now: a compiled frame, module or function.
+    """Whether there is a module or a function that ``torch.compile`` was asked for before now. What
+    was compiled and is gone cannot be called again.
 
     Dynamo marks what it wraps with ``_torchdynamo_orig_callable``; functions it was told to
     leave alone carry ``_torchdynamo_disable`` as well.
     """
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is None:
+    if "torch._dynamo" not in sys.modules:
         return False
-    if dynamo.utils.counters["frames"]:
-        return True
     for function in _tracked(is_, FunctionType):
         marks = function.__dict__
         if "_torchdynamo_orig_callable" in marks and not marks.get("_torchdynamo_disable"):

@@ -32,7 +32,7 @@ from gpuprobe.sampler.hooks import recompute
 from gpuprobe.sampler.hooks.discover import compile_in_use, live_roots
 from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.tracing.tensors import named_modules
-from gpuprobe.torch_support import compiled_modules
+from gpuprobe.torch_support import compile_watch, compiled_modules
 
 SEARCHES = 8
 """Searches for models, at optimizers that were not seen before, that are made at once. From then on
@@ -96,6 +96,7 @@ class Hooks:
         for name in ("export", "export_for_training"):
             if hasattr(torch.export, name):
                 self._stand_back_for(torch.export, name)
+        self._restore.append(compile_watch.start())
         self._every_module = every_module
         if every_module:
             self._restore.append(compiled_modules.search_with(self._named_modules))

@@ -18,6 +18,7 @@ from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.trace import EventColumns, MemoryTrace, StackTable
 from gpuprobe.sampler.tracing.module_calls import ModuleCalls
 from gpuprobe.sampler.tracing.tensors import Known
+from gpuprobe.torch_support import compiled_lines
 
 MAX_ENTRIES = 1_000_000
 """Events kept for one step. torch's ring buffer holds some 100 bytes each, plus stacks."""
@@ -28,7 +29,7 @@ BLIND_SPOTS = (
         "'allocated' and 'reserved' do not include it; the driver's 'used' does",
     ),
     BlindSpot(
-        "the modules of backward passes on CUDA",
+        "the modules of backward passes on CUDA, outside compiled code",
         "their allocations are '(no module)', except gradients of parameters",
     ),
 )
@@ -116,6 +117,7 @@ def layout_now(
     if not torch.cuda.is_initialized():
         return []
     snapshot = torch.cuda.memory._snapshot()
+    compiled_lines.in_program_lines(snapshot)
     found = {_place(item): item for item in known}
     used = {segment["device"] for segment in snapshot["segments"]}
     traces = []

@@ -7,10 +7,7 @@ import types
 from typing import Any, Final
 
 from gpuprobe.code_origin import PACKAGE
-from gpuprobe.model.place import program_name
 from gpuprobe.patching import Patches, original_of, originals, patch
-from gpuprobe.torch_support import compile_notes
-from gpuprobe.virtual.frames import place_of
 from gpuprobe.virtual.generators import Generator
 from gpuprobe.virtual.machine import Machine
 
@@ -72,7 +69,6 @@ def install(machine: Machine, patches: Patches) -> None:
     patches.set(kind, "_wrap", wrapped)
 
     _optimizers(machine, patches)
-    _breaks(machine, patches)
     # Operators that the program runs eagerly call gpuprobe: none of that is to be compiled.
     rules: Any = trace_rules
     before = list(rules.SKIP_DIRS)
@@ -84,41 +80,6 @@ def install(machine: Machine, patches: Patches) -> None:
         rules._recompile_re()
 
     patches.add(undo)
-
-
-def _breaks(machine: Machine, patches: Patches) -> None:
-    """Note graph breaks and recompilations, with their lines and reasons."""
-    from torch._dynamo import convert_frame, symbolic_convert
-
-    translator: Any = symbolic_convert.InstructionTranslatorBase
-    log = translator.log_graph_break
-
-    def log_graph_break(self: Any, code_options: Any, reason: Any, exc: Any) -> None:
-        if not exc.logged:
-            stack = getattr(exc, "real_stack", None)
-            file, line = (
-                (stack[-1].filename, stack[-1].lineno)
-                if stack
-                else (code_options["co_filename"], code_options["co_firstlineno"])
-            )
-            what = str(exc).strip().partition("\n")[0]
-            compile_notes.note(f"graph break at {place_of(file, line)}: {what}")
-        log(self, code_options, reason=reason, exc=exc)
-
-    patches.set(translator, "log_graph_break", log_graph_break)
-    module: Any = convert_frame
-    reasons_of = module.get_and_maybe_log_recompilation_reasons
-
-    def recompilation(entries: Any, frame: Any, *args: Any) -> Any:
-        found = reasons_of(entries, frame, *args)
-        if entries:
-            code = frame.f_code
-            reason = found[0].partition("\n")[0] if found else "no guard is known"
-            where = place_of(code.co_filename, code.co_firstlineno)
-            compile_notes.note(f"{program_name(code.co_name)} at {where} compiled again: {reason}")
-        return found
-
-    patches.set(module, "get_and_maybe_log_recompilation_reasons", recompilation)
 
 
 def _optimizers(machine: Machine, patches: Patches) -> None:

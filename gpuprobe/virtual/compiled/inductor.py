@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch._functorch.aot_autograd import make_boxed_func
 
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support import compile_notes, compiled_lines
+from gpuprobe.torch_support import compile_watch
 from gpuprobe.virtual.compiled import graphs
 from gpuprobe.virtual.compiled.graph import Graph
 from gpuprobe.virtual.compiled.values import Eagerly, Values
@@ -98,7 +97,7 @@ def install(machine: Machine, patches: Patches) -> None:
     patches.set(interface, "Event", torch.cuda.Event)
     patches.set(interface, "Stream", torch.cuda.Stream)
     _compile_fx(machine, patches)
-    _origins(patches)
+    patches.add(compile_watch.start())
     # Answers that were kept from before, and these when they are over.
     kept = (
         _triton.has_triton,
@@ -159,27 +158,6 @@ def _compile_fx(machine: Machine, patches: Patches) -> None:
     _padding(machine, patches)
 
 
-def _origins(patches: Patches) -> None:
-    """Remember which lines of the program the lines of each wrapper belong to."""
-    from torch._inductor.graph import GraphLowering
-
-    lowering: Any = GraphLowering
-    original = lowering._compile_to_module
-
-    def compile_to_module(graph: Any) -> Any:
-        module = original(graph)
-        file = getattr(module, "__file__", None)
-        if file:
-            compiled_lines.remember(graph, file, Path(file).read_text(encoding="utf-8"))
-        return module
-
-    patches.set(lowering, "_compile_to_module", compile_to_module)
-    # What Inductor's passes put in the place of a backward node belongs to the same modules.
-    kept = torch.fx.proxy._COPY_META_FIELDS
-    kept.append(compiled_lines.FORWARD_STACK)
-    patches.add(lambda: kept.remove(compiled_lines.FORWARD_STACK))
-
-
 def _padding(machine: Machine, patches: Patches) -> None:
     """Matrix products with odd sizes: Inductor times whether padding pays, where its estimate does
     not rule it out (``_should_pad`` in ``torch/_inductor/fx_passes/pad_mm.py``).
@@ -210,17 +188,6 @@ def _without_timing(machine: Machine, patched: dict[str, Any]) -> dict[str, Any]
     return {name: value for name, value in patched.items() if name not in _TIMED}
 
 
-def _note(machine: Machine, made: Any, *, backward: bool) -> None:
-    """What a graph's wrapper allocates."""
-    source = getattr(made, "source_code", "")
-    allocated, reused = source.count(" = empty_strided_cuda("), source.count("# reuse")
-    kind = "backward" if backward else "forward"
-    compile_notes.note(
-        f"{kind} graph: {allocated} {'buffer' if allocated == 1 else 'buffers'} allocated, "
-        f"{reused} in the memory of others"
-    )
-
-
 def _runs_eagerly(machine: Machine, error: Exception) -> None:
     line = str(error).strip().partition("\n")[0]
     machine.assume(
@@ -242,7 +209,6 @@ def _compile_graph(
             return make_boxed_func(Eagerly(machine, module).run)
         if not hasattr(made, "current_callable"):
             return made  # a graph without operators, which `compile_fx_inner` does not compile
-        _note(machine, made, backward=bool(options.get("is_backward")))
         made.current_callable = Graph(machine, values, made.current_callable)
         return made
 

@@ -87,11 +87,22 @@ def report_sections(
         *non_tensor_sections(report, full=full),
         *time_sections(report, full=full),
         *communication_sections(report, full=full),
+        *_compiled(report, full=full),
         *(process_sections(report) if full else ()),
         *_findings(report, full=full),
         *_blind_spots(report, problems, full=full),
         *_environment(report, full=full),
     ]
+
+
+def _compiled(report: Report, *, full: bool) -> list[Section]:
+    """What torch.compile did: graph breaks and recompilations first, each once."""
+    if not report.compiled:
+        return []
+    texts = sorted(report.compiled, key=lambda text: " graph: " in text)
+    shown = texts if full or len(texts) <= _MOST_LINES else texts[:_MOST_LINES]
+    more = [f"({len(texts) - len(shown)} more)"] if len(texts) > len(shown) else []
+    return [Section("Compiled", bulleted([*shown, *more]), "compiled", "Compiled")]
 
 
 # -- what was recorded

@@ -1,0 +1,163 @@
+"""Follows torch's compiler in this process: graphs, graph breaks and recompilations, which become
+notes, and which lines and modules of the program generated code belongs to.
+
+A recording and a virtual GPU each start it. It imports nothing: it waits until the program's first
+compilation has imported Dynamo and Inductor. Where a torch has none of the functions that it wraps,
+that is a note of its own, and the rest is followed.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from gpuprobe.model.place import program_name
+from gpuprobe.patching import patch, when_imported
+from gpuprobe.torch_support import compile_notes, compiled_lines
+from gpuprobe.torch_support.callers import place_of
+
+_ALLOCATED: Final = re.compile(r" = empty_strided_\w+\(")
+_CACHES: Final = (("aot_autograd", "autograd_cache_hit"), ("inductor", "fxgraph_cache_hit"))
+"""In ``torch._dynamo.utils.counters``."""
+
+_users = 0
+_undo: list[Callable[[], Any]] = []
+
+
+def start() -> Callable[[], None]:
+    """Follow the compiler. Returns what ends that; calling it twice does no harm."""
+    global _users
+    if not _users:
+        for module, follow in _FOLLOWED.items():
+            _undo.append(when_imported(module, _guarded(module, follow)))
+    _users += 1
+    from_cache = _hits()
+    ended = False
+
+    def stop() -> None:
+        global _users
+        nonlocal ended
+        if ended:
+            return
+        ended = True
+        if more := _hits() - from_cache:
+            compile_notes.note(
+                f"compiled code came from torch's cache ({more} {'time' if more == 1 else 'times'})"
+                ": its memory is attributed to generated files "
+                "(TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 compiles it again)"
+            )
+        _users -= 1
+        while _undo and not _users:
+            _undo.pop()()
+
+    return stop
+
+
+def _hits() -> int:
+    """How often compiled code was found in a cache so far."""
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return 0
+    return max(int(utils.counters[group][name]) for group, name in _CACHES)
+
+
+def _guarded(module: str, follow: Callable[[Any], None]) -> Callable[[], None]:
+    def install() -> None:
+        try:
+            follow(sys.modules[module])
+        except AttributeError as error:
+            compile_notes.note(
+                f"torch {torch.__version__}: its compiler cannot be followed in {module} ({error})"
+            )
+
+    return install
+
+
+def _safely(work: Callable[[], None], what: str) -> None:
+    """A fault of this module's is a note, and no error of the program's."""
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - it is in the notes
+        compile_notes.note(f"{what} could not be noted ({type(error).__name__}: {error})")
+
+
+def _breaks(module: Any) -> None:
+    translator = module.InstructionTranslatorBase
+    log = translator.log_graph_break
+
+    def log_graph_break(self: Any, code_options: Any, *args: Any, **options: Any) -> None:
+        exc = options["exc"] if "exc" in options else args[-1]
+        if not exc.logged:
+            _safely(lambda: _note_break(code_options, exc), "a graph break")
+        log(self, code_options, *args, **options)
+
+    _undo.append(patch(translator, "log_graph_break", log_graph_break))
+
+
+def _note_break(code_options: Any, exc: Any) -> None:
+    stack = getattr(exc, "real_stack", None)
+    file, line = (
+        (stack[-1].filename, stack[-1].lineno)
+        if stack
+        else (code_options["co_filename"], code_options["co_firstlineno"])
+    )
+    what = str(exc).strip().partition("\n")[0]
+    compile_notes.note(f"graph break at {place_of(file, line)}: {what}")
+
+
+def _recompilations(module: Any) -> None:
+    reasons_of = module.get_and_maybe_log_recompilation_reasons
+
+    def recompilation(entries: Any, frame: Any, *args: Any, **options: Any) -> Any:
+        found = reasons_of(entries, frame, *args, **options)
+        if entries:
+            _safely(lambda: _note_again(frame.f_code, found), "a recompilation")
+        return found
+
+    _undo.append(patch(module, "get_and_maybe_log_recompilation_reasons", recompilation))
+
+
+def _note_again(code: Any, reasons: Any) -> None:
+    reason = reasons[0].partition("\n")[0] if reasons else "no guard is known"
+    where = place_of(code.co_filename, code.co_firstlineno)
+    compile_notes.note(f"{program_name(code.co_name)} at {where} compiled again: {reason}")
+
+
+def _graphs(module: Any) -> None:
+    lowering = module.GraphLowering
+    original = lowering._compile_to_module
+
+    def compile_to_module(graph: Any) -> Any:
+        made = original(graph)
+        file = getattr(made, "__file__", None)
+        if file:
+            _safely(lambda: _note_graph(graph, file), "a graph")
+        return made
+
+    _undo.append(patch(lowering, "_compile_to_module", compile_to_module))
+    # What Inductor's passes put in the place of a backward node belongs to the same modules.
+    kept = torch.fx.proxy._COPY_META_FIELDS
+    kept.append(compiled_lines.FORWARD_STACK)
+    _undo.append(lambda: kept.remove(compiled_lines.FORWARD_STACK))
+
+
+def _note_graph(graph: Any, file: str) -> None:
+    source = Path(file).read_text(encoding="utf-8")
+    allocated, reused = len(_ALLOCATED.findall(source)), source.count("# reuse")
+    compile_notes.note(
+        f"{'backward' if graph.is_backward else 'forward'} graph: {allocated} "
+        f"{'buffer' if allocated == 1 else 'buffers'} allocated, {reused} in the memory of others"
+    )
+    compiled_lines.remember(graph, file, source)
+
+
+_FOLLOWED: Final[dict[str, Callable[[Any], None]]] = {
+    "torch._dynamo.symbolic_convert": _breaks,
+    "torch._dynamo.convert_frame": _recompilations,
+    "torch._inductor.graph": _graphs,
+}
