@@ -192,13 +192,14 @@ def estimate_program(
     from gpuprobe.planning.job import Job
     from gpuprobe.sampler.hooks.processes.children import Children
     from gpuprobe.sampler.hooks.step_limit import Enough, limit
+    from gpuprobe.sampler.program import put_back_if_it_fails
     from gpuprobe.virtual.boundary import explained, place_in, unwrapped
     from gpuprobe.virtual.budget import TooLarge, of_host_memory
 
     def run(session: VirtualSession, recorder: Any) -> int:
         session.machine.unknown_as_nan = True
         children = Children()
-        with limit(steps) as count:
+        with put_back_if_it_fails(), limit(steps) as count:
             try:
                 with children.watched():
                     program.run()

@@ -9,17 +9,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 from gpuprobe.errors import ProgramFailed
 
+_PREFIX: Final = "gpuprobe-ranks-"
+_OWNER: Final = "owner"
+"""The file that has the process which was asked first, and where that is."""
 _PAUSE: Final = 0.02  # seconds between two looks for a file
 
 TRIAL: Final = "from gpuprobe.api.virtual import trial; trial()"
@@ -46,8 +53,14 @@ class Peers:
         self._cwd = cwd
         self._environment = environment
         self._owner = not meeting
-        self._place = Path(meeting or tempfile.mkdtemp(prefix="gpuprobe-ranks-"))
+        if self._owner:
+            remove_left_over(Path(tempfile.gettempdir()))
+        self._place = Path(meeting or tempfile.mkdtemp(prefix=_PREFIX))
         self._started: list[subprocess.Popen[bytes]] = []
+        self._restore: Callable[[], None] = lambda: None
+        if self._owner:
+            (self._place / _OWNER).write_text(f"{_here()} {os.getpid()}")
+            self._restore = self._closed_by_sigterm()
         (self._place / f"started-{rank}").write_text(str(os.getpid()))
 
     @property
@@ -100,6 +113,31 @@ class Peers:
         for process in self._started:
             process.wait()
         shutil.rmtree(self._place, ignore_errors=True)
+        self._restore()
+
+    def _closed_by_sigterm(self) -> Callable[[], None]:
+        """Have SIGTERM close this job before it ends the process, if nobody else handles it.
+        Returns what puts back how it was.
+        """
+        owner = os.getpid()
+        if (
+            threading.current_thread() is not threading.main_thread()
+            or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        ):
+            return lambda: None
+
+        def on_sigterm(number: int, frame: FrameType | None) -> None:
+            signal.signal(number, signal.SIG_DFL)
+            if os.getpid() == owner:  # and no process that the program has forked
+                self.close()
+            os.kill(os.getpid(), number)
+
+        def restore() -> None:
+            if signal.getsignal(signal.SIGTERM) is on_sigterm:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+        signal.signal(signal.SIGTERM, on_sigterm)
+        return restore
 
     def start(self, rank: int) -> None:
         """Start the process of a rank, if nobody has."""
@@ -151,6 +189,41 @@ class Peers:
         except FileNotFoundError:
             pass
         return "" if self.is_over(rank) else None
+
+
+def remove_left_over(folder: Path) -> None:
+    """Remove what jobs have left in ``folder`` whose first process was killed (SIGKILL), and end
+    the processes of their ranks, which wait for one another.
+    """
+    for place in folder.glob(f"{_PREFIX}*"):
+        try:
+            here, _, pid = (place / _OWNER).read_text().rpartition(" ")
+        except OSError:  # a job that begins at this moment, or somebody else's
+            continue
+        if here != _here() or not pid.isdecimal() or _runs(int(pid)):
+            continue
+        for path in place.glob("started-*"):
+            _end_rank(path, place)
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _end_rank(mark: Path, place: Path) -> None:
+    """End the process of a rank that met others in ``place``: its command line names it."""
+    import psutil  # as in `_runs`
+
+    with contextlib.suppress(OSError, ValueError, psutil.Error):
+        process = psutil.Process(int(mark.read_text()))
+        if any(str(place) in argument for argument in process.cmdline()):
+            process.terminate()
+
+
+def _here() -> str:
+    """Where the numbers of processes are this process's: a machine, and a container on it."""
+    try:
+        space = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        space = ""
+    return f"{platform.node()} {space}".strip()
 
 
 def _runs(pid: int) -> bool:

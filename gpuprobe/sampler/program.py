@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
@@ -80,6 +80,20 @@ class Program:
             raise
         if os.getpid() != process:
             _end_child(None)
+
+
+@contextlib.contextmanager
+def put_back_if_it_fails() -> Iterator[None]:
+    """Around `Program.run`, for a caller that goes on after a failure: ``__main__``, ``sys.argv``
+    and ``sys.path`` are then what they were before.
+    """
+    main, argv, path = sys.modules["__main__"], list(sys.argv), list(sys.path)
+    try:
+        yield
+    except Exception:
+        sys.modules["__main__"] = main
+        sys.argv[:], sys.path[:] = argv, path
+        raise
 
 
 def _end_child(error: BaseException | None) -> NoReturn:
