@@ -112,6 +112,11 @@ def like_second(grad: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
     return torch.empty_like(given, memory_format=torch.contiguous_format)
 
 
+def log_sigmoid(given: Any) -> tuple[Any, Any]:
+    """No buffer: ``log_sigmoid_forward_cuda`` in ``aten/src/ATen/native/cuda/Activation.cpp``."""
+    return torch.empty_like(given), given.new_empty((0,))
+
+
 def row_norm_backward(grad: Any, given: Any, shape: Any, *rest: Any) -> tuple[Any, ...]:
     """Contiguous gradients of the input and of the parameters: ``layer_norm_backward_cuda`` and
     ``_fused_rms_norm_backward_cuda`` in ``aten/src/ATen/native/cuda/layer_norm_kernel.cu``.
@@ -349,6 +354,7 @@ BY_SHAPE: Final[dict[str, Callable[..., Any]]] = {
     "histc": histogram,
     "linalg_eig": eig,
     "linalg_lstsq": least_squares,
+    "log_sigmoid_forward": log_sigmoid,
     "native_layer_norm_backward": row_norm_backward,
     "_fused_rms_norm_backward": row_norm_backward,
     "multi_margin_loss_backward": like_second,

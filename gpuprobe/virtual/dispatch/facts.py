@@ -13,6 +13,7 @@ from gpuprobe.hazards.rules import ALSO_WRITTEN
 from gpuprobe.virtual import values
 from gpuprobe.virtual.dispatch.calls import OperatorRow
 from gpuprobe.virtual.dispatch.refusals import refusal
+from gpuprobe.virtual.kernels.parts import PARTS
 from gpuprobe.virtual.operators.running import Extension, extension_of
 
 # Operators that take host tensors next to device ones, as on CUDA. Source: their CUDA kernels'
@@ -101,6 +102,10 @@ _LIKE: Final = frozenset(
 )
 
 
+_PLAIN: Final = ("default",)
+"""Overloads that are given no memory for the result, and no names of dimensions."""
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorFacts:
     """Looked up once for each operator."""
@@ -134,6 +139,8 @@ class OperatorFacts:
     remembered: bool
     """Its result is new memory, or its first argument, and depends on the arguments' shapes."""
     by_shape: Callable[..., Any] | None
+    parts: Callable[..., Any] | None
+    """What it is made of, where that takes memory of its own (`kernels.parts`)."""
     collective: bool
     needs_values: bool
     host_results: tuple[int, ...]
@@ -179,6 +186,7 @@ def facts_of(func: Any, rows: Mapping[str, OperatorRow]) -> OperatorFacts:
         ),
         remembered=_remembered(func, name),
         by_shape=values.BY_SHAPE.get(name),
+        parts=PARTS.get(name) if (schema.overload_name or "default") in _PLAIN else None,
         collective=schema.name.startswith(("c10d::", "_c10d_functional::")),
         needs_values=name in values.NEED_VALUES,
         host_results=_HOST_RESULTS.get(name, ()),

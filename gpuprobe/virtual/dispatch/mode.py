@@ -98,6 +98,10 @@ class DispatchMode(TorchDispatchMode):
 
         device, host, *kinds = self._places(args, kwargs)
         place = local.new_place
+        if device >= 0 and facts.parts is not None:
+            result = self._above(facts.parts, args, kwargs)
+            if result is not NotImplemented:
+                return result
         if facts.extension is not None and device >= 0:
             return self._of_extension(facts, func, args, kwargs, (device, place), kinds)
         if place is None:

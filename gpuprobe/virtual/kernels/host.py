@@ -136,6 +136,18 @@ def _laid_out(func: Any, *args: Any, **kwargs: Any) -> Any:
         return instead(func, error, *args, **kwargs)
 
 
+def _log_sigmoid(func: Any, given: Any) -> tuple[Any, Any]:
+    """Without the buffer that a CPU keeps for the backward pass: ``log_sigmoid_forward_cuda`` in
+    ``aten/src/ATen/native/cuda/Activation.cpp``.
+    """
+    result, _ = func(given)
+    return result, given.new_empty((0,))
+
+
+def _log_sigmoid_backward(func: Any, grad: Any, given: Any, buffer: Any) -> Any:
+    return func(grad, given, given.abs().neg_().exp_())
+
+
 def _by_dimension(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Positions of elements, first those in the first dimension: ``nonzero_cuda_out_impl`` and
     ``nonzero_static_cuda`` in ``aten/src/ATen/native/cuda/Nonzero.cu``.
@@ -158,6 +170,8 @@ TABLE: Final[dict[Any, Callable[..., Any]]] = {
     _aten.linalg_lstsq.default: _least_squares,
     _aten._linalg_svd.default: _laid_out,
     _aten.nansum.default: _nansum,
+    _aten.log_sigmoid_forward.default: _log_sigmoid,
+    _aten.log_sigmoid_backward.default: _log_sigmoid_backward,
     _aten.nonzero.default: _by_dimension,
     _aten.nonzero_static.default: _by_dimension,
     _aten._fft_r2c.default: _laid_out,

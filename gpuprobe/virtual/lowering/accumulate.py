@@ -89,7 +89,7 @@ ROWS: Final = (
             _FORMULA,
             reuse=into_first,
         )
-        for name in ("scatter.src", "scatter_add", "index_add", "masked_scatter", "put")
+        for name in ("scatter.src", "scatter_add", "index_add", "put")
     ),
     *(
         OperatorRow(

@@ -33,8 +33,11 @@ def _embedding_before(call: Call) -> None:
     gradient, indices = call.argument("grad_output"), call.argument("indices")
     if not gradient.is_contiguous():
         call.scratch(gradient.numel() * gradient.element_size())
-    if not _embedding_sorted(call):
-        return
+    if _embedding_sorted(call):
+        _indices_sorted(call, indices)
+
+
+def _indices_sorted(call: Call, indices: torch.Tensor) -> None:
     size = indices.numel() * indices.element_size()
     call.scratch(size)  # sorted_indices
     call.scratch(size)  # orig_indices
@@ -44,9 +47,31 @@ def _embedding_before(call: Call) -> None:
 
 
 def _embedding_after(call: Call) -> None:
+    if _embedding_sorted(call):
+        _sums_of_runs(call)
+
+
+def _bag_is_sorted(call: Call) -> bool:
+    sparse = bool(call.argument("sparse", False))
+    return call.argument("indices").numel() > 0 and call.argument("mode") != _LARGEST and not sparse
+
+
+def _bag_before(call: Call) -> None:
+    call.contiguous("grad", "indices")
+    if _bag_is_sorted(call):
+        _indices_sorted(call, call.argument("indices"))
+
+
+def _bag_after(call: Call) -> None:
+    if _bag_is_sorted(call):
+        _sums_of_runs(call)
+
+
+_LARGEST: Final = 2  # EmbeddingBagMode::MAX
+
+
+def _sums_of_runs(call: Call) -> None:
     """Segments of equal indices, split into runs of ten rows, and the sum of every run."""
-    if not _embedding_sorted(call):
-        return
     indices, result = call.argument("indices"), call.result
     count, item = indices.numel(), indices.element_size()
     segments = min(count, result.shape[0])
@@ -129,6 +154,24 @@ def _index_put(call: Call) -> None:
     call.passing(radix_sort_bytes(count, max(1, indexed.bit_length()), _INT64, _INT64))
 
 
+def _masked_scatter(call: Call) -> None:
+    """A 64-bit count for each element; the mask and what comes in, if they are not contiguous."""
+    target, mask, source = call.args[:3]
+    count = target.numel()
+    if not count:
+        return
+    call.scratch(count * _INT64)
+    if mask.shape != target.shape or not mask.is_contiguous():
+        call.scratch(count)
+    if not source.is_contiguous():
+        call.scratch(source.numel() * source.element_size())
+
+
+_MASKED_SCATTER: Final = (
+    "how many elements of the mask come before each, as int64; a mask that is expanded is copied "
+    "(and what cub's sum takes, about a thousandth of that, is left out)"
+)
+
 ROWS: Final = (
     OperatorRow(
         "embedding_dense_backward",
@@ -137,6 +180,18 @@ ROWS: Final = (
         "EmbeddingBackwardKernel.cu: embedding_backward_cuda_kernel",
         before=_embedding_before,
         after=_embedding_after,
+    ),
+    *(
+        OperatorRow(
+            name,
+            "of sums and means: indices sorted with their positions, and the sums of runs of ten "
+            "rows",
+            "aten/src/ATen/native/cuda/EmbeddingBag.cu: embedding_bag_backward_cuda_sum_avg, "
+            "EmbeddingBackwardKernel.cu: embedding_backward_cuda_kernel",
+            before=_bag_before,
+            after=_bag_after,
+        )
+        for name in ("_embedding_bag_backward", "_embedding_bag_dense_backward")
     ),
     OperatorRow(
         "index.Tensor",
@@ -151,6 +206,22 @@ ROWS: Final = (
         "the mask becomes int64 positions",
         "aten/src/ATen/native/cuda/IndexKernel.cpp: masked_select_out_cuda_impl",
         after=_masked_select,
+    ),
+    OperatorRow(
+        "masked_scatter_",
+        _MASKED_SCATTER,
+        "aten/src/ATen/native/cuda/IndexKernel.cpp: masked_scatter__cuda; IndexKernel.cu: "
+        "launch_masked_scatter_kernel",
+        after=_masked_scatter,
+    ),
+    OperatorRow(
+        "masked_scatter",
+        f"as masked_scatter_; in the backward pass into the zeros that were just made: "
+        f"{_MASKED_SCATTER}",
+        "torch/csrc/autograd/FunctionsManual.cpp: areAnyTensorSubclassLike; "
+        "aten/src/ATen/native/cuda/IndexKernel.cpp: masked_scatter__cuda",
+        after=_masked_scatter,
+        reuse=into_first,
     ),
     *(
         OperatorRow(

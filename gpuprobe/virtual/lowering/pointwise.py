@@ -53,6 +53,21 @@ def _elementwise(call: Call) -> None:
     whole(call, count, item)
 
 
+def _averaged(call: Call) -> None:
+    """All losses, of which the result is made in new memory."""
+    given, target = call.args[:2]
+    if _reduces(call, 2):
+        count = torch.broadcast_shapes(given.shape, target.shape).numel()
+        call.scratch(count * torch.result_type(given, target).itemsize)
+
+
+def _of_all(call: Call) -> None:
+    if _reduces(call, 2):
+        given, target = call.args[:2]
+        item = torch.result_type(given, target).itemsize
+        whole(call, torch.broadcast_shapes(given.shape, target.shape).numel(), item)
+
+
 def _copied_back(call: Call) -> None:
     """The sum in a tensor of its own, from which it is copied into the result."""
     if not _reduces(call, 3):
@@ -71,6 +86,19 @@ ROWS: Final = (
             after=_elementwise,
         )
         for name in ("mse_loss", "smooth_l1_loss")
+    ),
+    OperatorRow(
+        "huber_loss",
+        "all losses, then the sum of them in new memory",
+        "aten/src/ATen/native/Loss.cpp: huber_loss",
+        before=_averaged,
+        after=_of_all,
+    ),
+    OperatorRow(
+        "roll",
+        "an argument that is not contiguous is copied",
+        "aten/src/ATen/native/cuda/TensorTransformations.cu: roll_cuda",
+        before=lambda call: call.contiguous("self"),
     ),
     OperatorRow(
         "binary_cross_entropy",
