@@ -27,6 +27,15 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop(NAME, None)
 
 
+def test_several_may_wait_for_the_same_module(module: Path) -> None:
+    calls: list[int] = []
+    for number in range(3):
+        when_imported(NAME, lambda number=number: calls.append(number))  # type: ignore[misc]
+    made = importlib.import_module(NAME)
+    assert calls == [0, 1, 2]
+    assert type(made.__loader__).__name__ == "SourceFileLoader"
+
+
 def test_a_program_may_first_ask_whether_there_is_one(module: Path) -> None:
     calls: list[int] = []
     when_imported(NAME, lambda: calls.append(sys.modules[NAME].value))

@@ -38,6 +38,7 @@ from gpuprobe.model.report import (
     AT_PEAK,
     AT_STEP_END,
     CategoryTable,
+    ChildRow,
     DevicePeak,
     FindingRow,
     GrowthReport,
@@ -55,6 +56,7 @@ from gpuprobe.model.report import (
     Steps,
     Suggestion,
 )
+from gpuprobe.model.run.children import ChildProcess
 from gpuprobe.model.run.columns import DURATION, FULL, INDEX
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.rows import StepRows
@@ -101,6 +103,7 @@ def summarize(
         environment=first.environment,
         session=first.session,
         ranks=tuple(map(_rank, recording.ranks, statuses)),
+        children=tuple(_child(child, is_running) for child in recording.load_children()),
         devices=tuple(map(_device, sites)),
         peak=_peak(site, sites, mark, nearest),
         categories=_categories(site, mark, nearest),
@@ -195,6 +198,21 @@ def _rank(rank: RankRecording, status: str) -> RankRow:
         if rank.end
         else Unavailable("the session is not closed yet"),
         host_rss_peak=_NOT_MEASURED if host is None else host.amount,
+    )
+
+
+def _child(child: ChildProcess, is_running: Callable[[RankRecording], bool | None]) -> ChildRow:
+    rank = RankRecording(child.session, child.environment, end=child.end)
+    row = _rank(rank, _status(rank, is_running, "recording"))
+    return ChildRow(
+        name=child.name,
+        rank=child.rank,
+        pid=row.pid,
+        status=row.status,
+        error=row.error,
+        steps=child.steps,
+        duration_ns=row.duration_ns,
+        peaks=child.peaks,
     )
 
 

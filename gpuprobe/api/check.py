@@ -39,7 +39,6 @@ from gpuprobe.gate.history import history
 from gpuprobe.gate.plan import CheckPlan, baseline_path, chosen_runs, is_recorded, plan, tolerances
 from gpuprobe.gate.project import ProjectSettings, read_project
 from gpuprobe.gate.sources import read_sources, with_text
-from gpuprobe.sampler.hooks.processes.children import Children
 
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline.measure import ReadSources
@@ -163,19 +162,17 @@ def measure(
     began = time.time()
     with scratch_recording() as path:
         watched: Any = _Watched(program)
-        children = Children()
         here = Path.cwd()
         try:
-            with children.watched():
-                result = watch.run(
-                    watched,
-                    path,
-                    level="trace",
-                    virtual=virtual,
-                    compute=compute,
-                    hazards=hazards,
-                    trace_steps="all",
-                )
+            result = watch.run(
+                watched,
+                path,
+                level="trace",
+                virtual=virtual,
+                compute=compute,
+                hazards=hazards,
+                trace_steps="all",
+            )
         finally:
             os.chdir(here)  # the program may have gone elsewhere; what is written next may not
         precision = watched.precision
@@ -189,7 +186,7 @@ def measure(
             ) from result.error
         if result.exit_code:
             raise ProgramFailed(f"the program ended with exit code {result.exit_code}")
-        _ensure_alone(len(children.on_gpu), "multiprocessing or os.fork")
+        _ensure_alone(result.children, "multiprocessing or os.fork")
         device = f"virtual {virtual}" if virtual is not None else watched.device
         found = baseline_of(
             load(path),

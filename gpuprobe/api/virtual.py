@@ -188,9 +188,11 @@ def estimate_program(
         raise UsageError("at least one step is needed")
 
     _require_torch("an estimate runs the training step")
+    from gpuprobe.api.recordings import scratch_recording
     from gpuprobe.planning.auto import Start, estimate_with
     from gpuprobe.planning.job import Job
-    from gpuprobe.sampler.hooks.processes.children import Children
+    from gpuprobe.planning.processes import needs
+    from gpuprobe.sampler.hooks.processes.children import following
     from gpuprobe.sampler.hooks.step_limit import Enough, limit
     from gpuprobe.sampler.program import put_back_if_it_fails
     from gpuprobe.virtual.boundary import explained, place_in, unwrapped
@@ -198,10 +200,10 @@ def estimate_program(
 
     def run(session: VirtualSession, recorder: Any) -> int:
         session.machine.unknown_as_nan = True
-        children = Children()
-        with put_back_if_it_fails(), limit(steps) as count:
+        with put_back_if_it_fails(), limit(steps) as count, scratch_recording() as scratch:
+            folder = scratch.parent
             try:
-                with children.watched():
+                with following(needs.Needs(folder, steps)):
                     program.run()
             except Enough:
                 session.machine.assume(
@@ -225,11 +227,9 @@ def estimate_program(
                 reason = str(error).strip().partition("\n")[0]
                 text = f"the program failed at {place_in(error)}: {type(error).__name__}: {reason}"
                 raise _failed(session, text) from error
-        if children.on_gpu:
-            session.machine.assume(
-                f"that processes which the program starts need no memory: {len(children.on_gpu)} "
-                "used the GPU, and an estimate is of one process"
-            )
+            processes, session.machine.others = needs.other_processes(folder, session.machine)
+            if processes:
+                session.machine.assume(needs.sentence(processes))
         return count()
 
     unused = (
@@ -331,6 +331,7 @@ def _estimate(
     from gpuprobe.api.recordings import load, scratch_recording, summary
     from gpuprobe.api.watch import record
     from gpuprobe.planning.figures import device_fit, device_rows, estimate_of, fullest
+    from gpuprobe.planning.processes.needs import NOTHING
     from gpuprobe.sampler.environment import as_rank
     from gpuprobe.virtual.boundary import explained
     from gpuprobe.virtual.budget import Budget
@@ -373,10 +374,23 @@ def _estimate(
         if not machine.count:
             raise UsageError("the program hides all GPUs", hint="it sets CUDA_VISIBLE_DEVICES")
         used = [device for device in machine.devices if device.sim.peak_allocated]
+        others = machine.others
+        if not used and others:
+            raise UsageError(
+                "only processes that the program starts use the GPU, and an estimate is of one "
+                "process and those that it starts",
+                hint="estimate what one of them runs, as a script; of a job with --ranks N",
+            )
         if not used:
             raise UsageError("nothing was allocated on the GPU", hint=unused)
         fits = {
-            device: device_fit(machine, device, taps[device].trace(), taps[device].requests)
+            device: device_fit(
+                machine,
+                device,
+                taps[device].trace(),
+                taps[device].requests,
+                others.get(machine.physical(device), NOTHING),
+            )
             for device in used
         }
         worst = fullest(fits)

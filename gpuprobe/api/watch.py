@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuprobe.errors import GpuprobeError, MissingExtra, UsageError
+from gpuprobe.errors import MissingExtra, UsageError
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.text import visible
 from gpuprobe.sampler.hooks.wrapping import in_context
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpuprobe.model.run.session import Step
     from gpuprobe.model.trace import MemoryTrace
     from gpuprobe.recording.writer import RecordingWriter
-    from gpuprobe.sampler.hooks.processes.children import Children
+    from gpuprobe.sampler.base import Sink
     from gpuprobe.sampler.program import Program
     from gpuprobe.sampler.recorder import Recorder as Recorder
 
@@ -86,7 +86,7 @@ def record(
         raise MissingExtra("torch", "torch", why="required for recording")
     from gpuprobe.recording.writer import RecordingWriter
     from gpuprobe.sampler.environment import ranks
-    from gpuprobe.sampler.recorder import LEVELS, Recorder
+    from gpuprobe.sampler.recorder import LEVELS
     from gpuprobe.sampler.tracing.traces import chosen_steps
 
     if level not in LEVELS:
@@ -96,16 +96,33 @@ def record(
         level = "trace"
     rank, _, world_size = ranks()
     writer = RecordingWriter.create(Path(path), rank=rank, world_size=world_size, force=force)
-    return Recorder(
+    return _recorder(
         writer if on_step is None else _Notifying(writer, on_step),
         model=model,
         optimizer=optimizer,
         level=level,
         argv=tuple(sys.argv),
-        convert=_convert,
         warn=warn or logging.getLogger("gpuprobe").warning,
         trace_steps=trace_steps,
     )
+
+
+def _recorder(sink: Sink, **settings: Any) -> Recorder:
+    from gpuprobe.sampler.recorder import Recorder
+
+    return Recorder(sink, convert=_convert, **settings)
+
+
+def _child_writer(path: Path, rank: int, ranks: int) -> RecordingWriter:
+    from gpuprobe.recording.writer import RecordingWriter
+
+    return RecordingWriter.create(path, rank=rank, world_size=ranks)
+
+
+def _silent(text: str) -> None:
+    """In processes that the program starts: what they print is the program's. The recording has
+    the faults.
+    """
 
 
 class _Notifying:
@@ -143,7 +160,9 @@ class RunResult(NamedTuple):
     """How a watched program ended. ``exit_code`` is the program's own; ``error`` what it
     raised, None where it ended by itself or through ``sys.exit``. ``hazards``: what was found,
     where that was asked for; ``assumed``: what a virtual GPU took for granted; ``spawned``: the
-    recordings of processes that it started with ``torch.multiprocessing.spawn``.
+    recordings of jobs that it started (``torch.multiprocessing.spawn``, or processes that joined a
+    process group); ``children``: how many processes that it started used a GPU, without those of
+    ``torch.multiprocessing.spawn``.
     """
 
     exit_code: int
@@ -151,6 +170,7 @@ class RunResult(NamedTuple):
     hazards: Hazards | None = None
     assumed: tuple[str, ...] = ()
     spawned: tuple[Path, ...] = ()
+    children: int = 0
 
 
 def default_output(name: str) -> Path:
@@ -243,20 +263,25 @@ def run(
             return result._replace(assumed=tuple(session.machine.assumed))
     from gpuprobe.patching import when_imported
 
-    spawned: list[Path] = []
-    children: Children | None = None
+    notes: Path | None = None
+    where = output.absolute()  # the program may go to another directory
+    first_job = 0
 
     def start() -> None:
-        nonlocal children
+        nonlocal notes, first_job
         recorder.start_guarded()
-        from gpuprobe.sampler.hooks.processes.children import (
-            Children,  # it imports multiprocessing, as torch does
-        )
+        import tempfile  # 7 ms, which torch has imported
 
-        children = Children()
+        # They import multiprocessing, as torch does, and torch.
+        from gpuprobe.sampler.environment import ranks
+        from gpuprobe.sampler.hooks.processes import children, recorded
+        from gpuprobe.sampler.hooks.processes.spawned import follow_spawns
+
+        first_job = recorded.next_job(where)
         try:
-            stack.enter_context(children.watched())
-        except OSError as failure:  # no temporary directory: the program goes on
+            # No TemporaryDirectory: each forked child that comes to its end would remove it.
+            notes = Path(tempfile.mkdtemp(prefix="gpuprobe-"))
+        except OSError as failure:  # the program continues
             recorder.not_seen(
                 BlindSpot(
                     "processes that the program starts (multiprocessing, os.fork): "
@@ -264,10 +289,23 @@ def run(
                     "whether they use the GPU is unknown; their memory is not included",
                 )
             )
-        from gpuprobe.sampler.hooks.processes.spawned import follow_spawns  # it imports torch
-
+        else:
+            stack.callback(_remove, notes, os.getpid())
+            rank, _, count = ranks()
+            make = functools.partial(
+                _recorder,
+                level="trace" if trace_steps else level,
+                trace_steps=trace_steps,
+                argv=tuple(loaded.argv),
+                warn=_silent,
+            )
+            stack.enter_context(
+                children.following(
+                    recorded.Children(where, first_job, rank, count, notes, _child_writer, make)
+                )
+            )
         child = functools.partial(record, level=level, trace_steps=trace_steps)
-        stack.callback(follow_spawns(output.absolute(), child, spawned))
+        stack.callback(follow_spawns(where, child))
 
     error: BaseException | None = None
     code = 0
@@ -296,32 +334,45 @@ def run(
 
             found.failed = ending(error, code)
         recorder.stop(error)
+        started = _notes(notes)
     for finding in found.findings if found is not None else ():
         recorder.found(finding)
-    others = _not_recorded(children, spawned)
-    if others:
+    for reason, count in Counter(text for text in started.values() if text).items():
+        processes = "1 process that uses" if count == 1 else f"{count} processes that use"
         recorder.not_seen(
             BlindSpot(
-                f"{others} {'process that uses' if others == 1 else 'processes that use'} the GPU "
-                "and that the program started (multiprocessing, os.fork)",
-                "their memory is not included; torch.multiprocessing.spawn is recorded",
+                f"{processes} the GPU and that the program started: {reason}",
+                "their memory is not included",
             )
         )
     recorder.finish()
-    return RunResult(code, error, found, spawned=tuple(spawned))
+    jobs = tuple(_jobs(where, first_job))
+    return RunResult(code, error, found, spawned=jobs, children=len(started))
 
 
-def _not_recorded(children: Children | None, spawned: Sequence[Path]) -> int:
-    """How many of these used a GPU, without those that are recorded."""
-    if children is None or not children.on_gpu:
-        return 0
-    from gpuprobe.api.recordings import load
+def _remove(folder: Path, process: int) -> None:
+    import shutil
 
-    recorded = set()
-    for path in spawned:
-        with contextlib.suppress(GpuprobeError):  # it was killed before it had recorded anything
-            recorded |= {rank.session.pid for rank in load(path).ranks}
-    return len(children.on_gpu - recorded)
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _notes(folder: Path | None) -> dict[int, str]:
+    if folder is None:
+        return {}
+    from gpuprobe.sampler.hooks.processes.recorded import read_notes
+
+    return read_notes(folder)
+
+
+def _jobs(output: Path, first: int) -> Iterator[Path]:
+    """The recordings of the jobs that the program has started."""
+    if not first:
+        return
+    from gpuprobe.sampler.hooks.processes.recorded import next_job, spawned_path
+
+    for number in range(first, next_job(output)):
+        yield spawned_path(output, number)
 
 
 def _with_findings(

@@ -17,6 +17,7 @@ from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.record import record
+from gpuprobe.model.run.children import ChildPeak
 from gpuprobe.model.run.communication import Communication
 from gpuprobe.model.run.rows import StepRows
 from gpuprobe.model.run.session import Collective, Environment, Placed, Session
@@ -69,6 +70,22 @@ class RankRow:
     steps: int
     duration_ns: int | Unavailable
     host_rss_peak: Peak | Unavailable
+
+
+@record(frozen=True)
+class ChildRow:
+    """A process that the program started and that used a GPU; not one of the ranks. ``name`` is its
+    recording, a directory inside this one, ``rank`` that of the program.
+    """
+
+    name: str
+    rank: int
+    pid: int
+    status: str
+    error: RankError | None
+    steps: int
+    duration_ns: int | Unavailable
+    peaks: tuple[ChildPeak, ...]
 
 
 # -- peaks
@@ -570,6 +587,7 @@ class Report(Displayed):
     environment: Environment
     session: Session
     ranks: tuple[RankRow, ...]
+    children: tuple[ChildRow, ...]
     devices: tuple[DevicePeak, ...]
     peak: PeakFigures
     categories: CategoryTable | Unavailable

@@ -29,6 +29,7 @@ from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Unavailable, available
+from gpuprobe.planning.processes.needs import NOTHING, Other
 from gpuprobe.torch_support.compile_notes import worded
 from gpuprobe.torch_support.version import installed
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
@@ -37,7 +38,7 @@ from gpuprobe.virtual.machine import Machine
 
 _NOT_MODELLED = (
     "memory that CUDA extensions allocate, unless it is declared",
-    "other processes on the same GPU",
+    "other programs on the same GPU",
 )
 
 MARGIN: Final = 0.02
@@ -55,7 +56,8 @@ _NOTEWORTHY = 0.01
 class DeviceFit(NamedTuple):
     """Whether a run fits on one device. ``low`` to ``high`` is the reserved memory,
     ``allocated_high`` the peak of allocated memory with the most that cuDNN's workspaces can be;
-    the largest of them has ``workspace`` bytes at most.
+    the largest of them has ``workspace`` bytes at most. ``others``: what processes need there that
+    the program starts.
     """
 
     low: int
@@ -64,15 +66,20 @@ class DeviceFit(NamedTuple):
     workspace: int
     nccl_low: Bytes
     nccl_high: Bytes
+    others: Other
     verdict: str
     why: str
 
 
 def device_fit(
-    machine: Machine, device: VirtualDevice, trace: MemoryTrace, requests: Sequence[Request] = ()
+    machine: Machine,
+    device: VirtualDevice,
+    trace: MemoryTrace,
+    requests: Sequence[Request] = (),
+    others: Other = NOTHING,
 ) -> DeviceFit:
     """Whether the run whose ``trace`` on a device this is fits there. ``requests``: what libraries
-    may have requested besides.
+    may have requested besides; ``others``: what processes need that it starts.
     """
     model = device.model
     recorded = replay_trace(trace)
@@ -99,8 +106,8 @@ def device_fit(
         simulated,
         low,
         high,
-        model.context_low + nccl_low,
-        model.context_high + nccl_high,
+        model.context_low + nccl_low + others.low,
+        model.context_high + nccl_high + others.high,
     )
     verdict, why = verdict_of(
         need,
@@ -108,7 +115,7 @@ def device_fit(
         lambda capacity: what_if(trace, recorded, machine.settings, capacity=capacity),
     )
     workspace = max((request.size for request in requests), default=0)
-    return DeviceFit(low, high, peak, workspace, nccl_low, nccl_high, verdict, why)
+    return DeviceFit(low, high, peak, workspace, nccl_low, nccl_high, others, verdict, why)
 
 
 def fullest(fits: Mapping[VirtualDevice, DeviceFit]) -> VirtualDevice:
@@ -117,7 +124,8 @@ def fullest(fits: Mapping[VirtualDevice, DeviceFit]) -> VirtualDevice:
         fits,
         key=lambda one: (
             SEVERITY.get(fits[one].verdict, 1),
-            (fits[one].high + one.model.context_high) / one.model.total_memory,
+            (fits[one].high + one.model.context_high + fits[one].others.high)
+            / one.model.total_memory,
         ),
     )
 
@@ -137,8 +145,8 @@ def device_rows(
             verdict=fit.verdict,
             peak_allocated=Bytes(device.sim.peak_allocated),
             peak_reserved=Bytes(device.sim.peak_reserved),
-            total_low=fit.low + device.model.context_low + fit.nccl_low,
-            total_high=fit.high + device.model.context_high + fit.nccl_high,
+            total_low=fit.low + device.model.context_low + fit.nccl_low + fit.others.low,
+            total_high=fit.high + device.model.context_high + fit.nccl_high + fit.others.high,
             capacity=Bytes(device.model.total_memory),
             by_category=_shares(tables.get(f"cuda:{device.index}", nothing)),
         )
@@ -162,10 +170,10 @@ def estimate_of(
     ``links``: over which the ranks communicate, ``per_node`` on each node.
     """
     model = device.model
-    low, high, peak, workspace, nccl_low, nccl_high, verdict, verdict_why = fit
+    low, high, peak, workspace, nccl_low, nccl_high, others, verdict, verdict_why = fit
     if workspace:
         machine.assume(_workspaces(workspace))
-    outside_high = model.context_high + nccl_high
+    outside_high = model.context_high + nccl_high + others.high
     growing = _growing(report, f"cuda:{device.index}")
     if growing and verdict != NOT:
         taken = peak + outside_high
@@ -213,6 +221,9 @@ def estimate_of(
         communication=transfers(sent.values()),
         nccl_low=nccl_low,
         nccl_high=nccl_high,
+        processes=others.processes,
+        processes_low=others.low,
+        processes_high=others.high,
         link=links.text if links is not None else "",
         per_node=per_node if links is not None else 0,
         communication_time=_times(machine.traffic, sent, links, per_node),
@@ -232,7 +243,8 @@ def _workspaces(largest: int) -> str:
 class Need(NamedTuple):
     """What a run needs of a GPU with ``capacity`` bytes. ``low`` to ``high`` is the reserved
     memory, as simulated without limit and as it is printed, ``simulated`` its upper end before it
-    was widened; ``outside_low`` to ``outside_high`` the memory of the CUDA context and of NCCL.
+    was widened; ``outside_low`` to ``outside_high`` the memory of the CUDA context, of
+    NCCL and of processes that the program starts.
     """
 
     capacity: int

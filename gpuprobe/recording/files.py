@@ -5,6 +5,7 @@
     NAME.gpuprobe/
         rank-00000.jsonl                one stream per process: a header, then one record a line
         rank-00000.trace-000003.cols    a chunk of allocation trace (see ``chunks``)
+        child-00000-4711.gpuprobe/      the recording of a process that rank 0 started
 
 Streams are append-only. A record is a JSON object whose ``type`` determines the other keys:
 ``environment``, ``session``, ``step``, ``finding``, ``blind_spot`` or ``end``. Readers skip
@@ -28,6 +29,10 @@ from gpuprobe.model.run.recording import SCHEMA, SCHEMA_VERSION
 
 STREAM_NAME = re.compile(r"rank-([0-9]{5,10})\.jsonl")
 CHUNK_NAME = re.compile(r"rank-([0-9]{5,10})\.trace-([0-9]{6,12})\.cols")
+
+CHILD_NAME = re.compile(r"child-([0-9]{5,10})-[0-9]{1,10}(-[0-9]{1,6})?\.gpuprobe")
+"""The recording of a process that the program started: with the program's rank, and the id of the
+process."""
 
 MAX_LINE = 16 * 1024 * 1024
 """Bytes. No record is near this long (a step has some 1 KB for each of its phases and devices): a

@@ -16,6 +16,7 @@ from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionE
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.chunks import encode_chunk
 from gpuprobe.recording.files import (
+    CHILD_NAME,
     CHUNK_NAME,
     STREAM_NAME,
     chunk_name,
@@ -67,7 +68,7 @@ class RecordingWriter:
             raise UsageError(f"rank {rank} does not exist in a job of {world_size}")
         try:
             for old in _in_the_way(path, rank, world_size, force):
-                old.unlink()
+                _delete(old)
             path.mkdir(exist_ok=True)
             descriptor = _above_standard(
                 os.open(
@@ -236,22 +237,35 @@ def _to_replace(present: list[Path], rank: int, world_size: int) -> list[Path]:
 
 
 def _rank_of(entry: Path) -> int | None:
-    """The rank a stream, a chunk or a leftover of a chunk belongs to; None for other files."""
+    """The rank that a stream, a chunk, a leftover of a chunk or the recording of a process that it
+    started belongs to; None for other files.
+    """
     name = entry.name
     if name.startswith(".") and name.endswith(".tmp"):
         name = name[1:-4]
-    found = STREAM_NAME.fullmatch(name) or CHUNK_NAME.fullmatch(name)
+    found = STREAM_NAME.fullmatch(name) or CHUNK_NAME.fullmatch(name) or CHILD_NAME.fullmatch(name)
     return int(found[1]) if found else None
 
 
 def _is_ours(entry: Path) -> bool:
-    """Whether ``entry`` is a file that this module wrote. Raises OSError."""
+    """Whether ``entry`` is a file, or a directory of files, of this module. Raises OSError."""
+    if CHILD_NAME.fullmatch(entry.name) and not entry.is_symlink() and entry.is_dir():
+        return all(not inner.is_dir() and _is_ours(inner) for inner in entry.iterdir())
     if entry.is_symlink() or not entry.is_file() or _rank_of(entry) is None:
         return False
     if rank_of_stream(entry.name) is None:
         return True
     with open_regular(entry, inside=True) as file:
         return looks_like_stream(file.read(64))
+
+
+def _delete(entry: Path) -> None:
+    if not entry.is_dir():
+        entry.unlink()
+        return
+    for inner in entry.iterdir():
+        inner.unlink()
+    entry.rmdir()
 
 
 def _world_size(stream: Path) -> int | None:

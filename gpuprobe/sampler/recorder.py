@@ -24,6 +24,7 @@ from gpuprobe.sampler import environment
 from gpuprobe.sampler.base import Sink
 from gpuprobe.sampler.failures import Failures, described, program_error
 from gpuprobe.sampler.hooks.optimizer_calls import OptimizerCalls, StepOwner
+from gpuprobe.sampler.hooks.processes.forks import in_children
 from gpuprobe.sampler.hooks.wrapping import block, in_context
 from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.sources import HostMemory, MarkReader
@@ -165,7 +166,7 @@ class Recorder:
         self._active = True
         if self._level == "trace" and cuda:
             self._traces.start_cuda()
-        _forget_in_children(self)
+        in_children(self._forget)
         try:
             with self._no_torch_function():
                 self._start_watching(reader, cuda=cuda, virtual=virtual)
@@ -274,6 +275,12 @@ class Recorder:
             )
         )
         self._write(self._sink.close)
+
+    def so_far(self) -> None:
+        """Write what the open step has used, if its peaks rose: the process may end here. May be
+        called in any thread."""
+        if self._active and (self._in_step or not self._manual):
+            self._step_writer.write_so_far(self._index, self._timeline)
 
     # -- what the program calls
 
@@ -571,6 +578,13 @@ class Recorder:
         """Something of gpuprobe's failed: get out of the way, and report it once."""
         self._failures.fault(error, self._pause)
 
+    def _forget(self) -> None:
+        self._active = False  # a forked child shares our memory, not our recording
+        if self._per_step is not None:
+            self._per_step.collectives.active = False
+        if self._traces.cpu is not None:
+            self._traces.cpu.active = False
+
     def _pause(self) -> None:
         # The hooks stay, and do nothing, until `stop`: this may be inside one of them, or another
         # thread, while torch goes through the very list that they are in.
@@ -584,17 +598,3 @@ def _listed(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _forget_in_children(recorder: Recorder) -> None:
-    """A forked child (a DataLoader worker) shares our memory, not our recording."""
-    ref = weakref.ref(recorder)
-
-    def forget() -> None:
-        child = ref()
-        if child is not None:
-            child._active = False
-            if child._traces.cpu is not None:
-                child._traces.cpu.active = False
-
-    os.register_at_fork(after_in_child=forget)

@@ -220,8 +220,16 @@ class MarkReader:
         self._clock = clock
 
     def __call__(self) -> Mark:
+        devices = self._devices()
+        gpu = None if self.gpu_mark is None else self.gpu_mark()
+        return Mark(self._clock(), self._host.rss(), self._host.rss_peak(), devices, gpu)
+
+    def without_event(self) -> Mark:
+        """A mark that leaves no event on the GPU: in a thread that does not use it, say."""
+        return Mark(self._clock(), self._host.rss(), self._host.rss_peak(), self._devices())
+
+    def _devices(self) -> tuple[DeviceMark, ...]:
         devices: tuple[DeviceMark, ...] = ()
         for source in self.sources:
             devices += source.read()
-        gpu = None if self.gpu_mark is None else self.gpu_mark()
-        return Mark(self._clock(), self._host.rss(), self._host.rss_peak(), devices, gpu)
+        return devices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.sampler.background import Background
 from gpuprobe.sampler.base import AtEnd, Mark, Sink
 from gpuprobe.sampler.interruptions import from_program
-from gpuprobe.sampler.timeline import PhaseSpan, assemble
+from gpuprobe.sampler.timeline import PhaseSpan, PhaseTimeline, assemble, counters_rose
 from gpuprobe.sampler.tracing.traces import Traces
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ class StepWriter:
         self._device_use: DeviceUse | None = None
         self._gpu_clock: GpuClock | None = None
         self._at_end: tuple[int, AtEnd | None] = (-1, None)
+        self._so_far: Mark | None = None
+        self._one_at_a_time = threading.RLock()
+        self._reader: Any = None  # a MarkReader, of CUDA
+        self._on_fault = on_fault
 
     def read_cuda(self, reader: MarkReader) -> bool:
         """There is CUDA: read what it has, and time the GPU at every mark of ``reader``. False
@@ -59,6 +64,7 @@ class StepWriter:
         from gpuprobe.sampler.sources import CudaCounters, DeviceUse
 
         reader.sources.append(CudaCounters.of_torch())
+        self._reader = reader
         self._device_use = DeviceUse.of_torch()
         self._gpu_clock = GpuClock.of_torch()
         if self._gpu_clock is not None:
@@ -124,6 +130,23 @@ class StepWriter:
         else:
             self._later(functools.partial(make, spans))
         return traces
+
+    def write_so_far(self, index: int, timeline: PhaseTimeline) -> None:
+        """Write the step ``index``, which is not over, if a peak rose since the last time. Its own
+        record replaces that. Of programs that use a GPU.
+        """
+        try:
+            with self._one_at_a_time:  # what another thread writes is there when this returns
+                now = self._reader.without_event()
+                spans = timeline.so_far(now)
+                if counters_rose(self._so_far or spans[0].start, now):
+                    self._so_far = now
+                    step = assemble(index, spans, origin_ns=timeline.started_ns, ended_by="end")
+                    self._write(lambda: self._sink.step(step))
+        except Exception as error:
+            if from_program(error):
+                raise
+            self._on_fault(error)
 
     def _later(self, make: Callable[..., Step], **more: Any) -> None:
         self._background.submit(lambda: self._write(lambda: self._sink.step(make(**more))))

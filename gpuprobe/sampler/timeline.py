@@ -144,6 +144,10 @@ class PhaseTimeline:
         spans, self._spans = self._spans, []
         return spans
 
+    def so_far(self, now: Mark) -> list[PhaseSpan]:
+        """The spans since the last cut, with the current one until ``now``; it continues."""
+        return [*self._spans, PhaseSpan(self.path, self._mark, now)]
+
     def skip(self) -> None:
         """Forget the time since the last cut: it belongs to no step."""
         self.cut()

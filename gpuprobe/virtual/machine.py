@@ -141,6 +141,9 @@ class Machine:
     ) -> None:
         self.shapes = compute == "shapes"
         self.torch = torch_version or installed()
+        self.endless = endless
+        # What processes need that an estimated program starts, by `physical`: planning.processes.
+        self.others: dict[int, Any] = {}
         self.limits = ValueLimits()
         self.devices = [
             VirtualDevice(
@@ -197,6 +200,10 @@ class Machine:
         self.devices[:] = [*chosen, *(one for one in self._all if one not in chosen)]
         for index, device in enumerate(self.devices):
             device.number(index)
+
+    def physical(self, device: VirtualDevice) -> int:
+        """The number of a device among all of the machine, whatever the process may see."""
+        return self._all.index(device)
 
     def assume(self, what: str) -> None:
         """Count something that was taken for granted; reports say so."""
@@ -336,10 +343,10 @@ class Machine:
             del self.untagged[tag.key]
 
     def in_child(self) -> bool:
-        """Whether this is a process that was forked off: a worker that makes samples, say. There,
-        host tensors are whole, since they are sent on as bytes.
+        """Whether this is a process that was forked off, and uses no GPU: a worker that makes
+        samples, say. There, host tensors are whole, since they are sent on as bytes.
         """
-        return os.getpid() != self._pid
+        return os.getpid() != self._pid and not self.use.here
 
     def made_on_host(self, key: int, instruction: tuple[int, int]) -> None:
         """A factory made a host storage while Python was at ``instruction`` (frame id, offset).

@@ -200,10 +200,15 @@ def machine_of(
 
 
 def start_as_parent(
-    gpus: Sequence[GpuModel], compute: str, conf: str, torch_version: str = ""
+    gpus: Sequence[GpuModel],
+    compute: str,
+    conf: str,
+    torch_version: str = "",
+    endless: bool = False,
 ) -> None:
     """Give this process, to its end, GPUs like those of the program that spawned it."""
-    session = VirtualSession(machine_of(gpus, compute, conf, torch_version=torch_version))
+    machine = machine_of(gpus, compute, conf, endless=endless, torch_version=torch_version)
+    session = VirtualSession(machine)
     session.machine.unknown_as_nan = compute == "shapes"
     session.start()
     atexit.register(session.stop)

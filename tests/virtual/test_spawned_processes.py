@@ -18,7 +18,6 @@ import torch.multiprocessing as mp
 
 import gpuprobe
 from gpuprobe.api import watch
-from gpuprobe.api.virtual import estimate_program
 from gpuprobe.errors import NotModelled
 
 pytestmark = [
@@ -109,30 +108,9 @@ def test_what_a_program_spawns_finds_them_and_is_recorded(tmp_path: Path) -> Non
     names = [{window.device for window in rank.steps[1].windows} for rank in found.ranks]
     assert names == [{"cuda:0"}, {"cuda:1"}]
     (rank,) = gpuprobe.load(tmp_path / "script.gpuprobe").ranks
-    spots = [spot.what for spot in rank.blind_spots if "multiprocessing" in spot.what]
-    assert spots == [  # the one that is not recorded
-        "1 process that uses the GPU and that the program started (multiprocessing, os.fork)"
-    ]
-
-
-def forks() -> None:
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=torch.ones, args=(8,), kwargs={"device": "cuda"})
-    process.start()
-    process.join()
-    weight = torch.ones(8, device="cuda", requires_grad=True)
-    weight.sum().backward()
-    torch.optim.SGD([weight]).step()
-
-
-def test_an_estimate_counts_the_processes_that_it_does_not_include(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        f"from {Path(__file__).stem} import forks\nforks()\n"
-    )
-    program = watch.program(str(tmp_path / "script.py"), [], False)
-    found = estimate_program(program, "t4", compute="shapes")
-    assert any("1 used the GPU, and an estimate is of one process" in t for t in found.assumed)
+    assert not [spot for spot in rank.blind_spots if "started" in spot.what]
+    (child,) = gpuprobe.load(tmp_path / "script.gpuprobe").load_children()
+    assert (child.session.pid != rank.session.pid, child.peaks[0].device) == (True, "cuda:0")
 
 
 def spawned() -> None:
@@ -187,7 +165,7 @@ def test_a_program_goes_on_without_the_count_of_its_processes(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     if broken == "no temporary directory":
-        monkeypatch.setattr("gpuprobe.sampler.hooks.processes.children.tempfile.mkdtemp", fails)
+        monkeypatch.setattr("tempfile.mkdtemp", fails)
     monkeypatch.setattr(torch.cuda, "memory_stats", torch.cuda.memory_stats)
     (tmp_path / "script.py").write_text(
         f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"

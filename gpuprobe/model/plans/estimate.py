@@ -71,7 +71,9 @@ class Estimate(Displayed):
     wider on both sides. ``context_low`` to ``context_high`` is the additional memory of the CUDA
     context and its libraries, from the catalogue. ``nccl_low`` to ``nccl_high`` is what NCCL needs
     for its communicators, from the default sizes of its buffers: nothing if they are in host
-    memory. ``capacity`` is the GPU's total memory.
+    memory. ``processes_low`` to ``processes_high`` is what the ``processes`` need, with their
+    contexts, that the program started and that use the GPU at one time: when they need the most.
+    ``capacity`` is the GPU's total memory.
 
     ``verdict`` is `FITS` if the whole range is within the capacity, `NOT`, `WITHIN_MARGIN` if the
     capacity is in the range or free memory is less than the margin of error, or `RELEASING` if the
@@ -128,6 +130,9 @@ class Estimate(Displayed):
     torch: str = ""
     allocated_high: Bytes = _NOTHING
     simulated_torch: str = ""
+    processes: int = 0
+    processes_low: Bytes = _NOTHING
+    processes_high: Bytes = _NOTHING
 
     def __repr__(self) -> str:
         several = f"{self.devices}x" if self.devices > 1 else ""
@@ -147,8 +152,8 @@ class Estimate(Displayed):
 
     @property
     def total_low(self) -> int:
-        return self.reserved_low + self.context_low + self.nccl_low
+        return self.reserved_low + self.context_low + self.nccl_low + self.processes_low
 
     @property
     def total_high(self) -> int:
-        return self.reserved_high + self.context_high + self.nccl_high
+        return self.reserved_high + self.context_high + self.nccl_high + self.processes_high

@@ -8,6 +8,7 @@ from weakref import WeakValueDictionary
 
 from gpuprobe.model.display import Displayed
 from gpuprobe.model.findings import Finding
+from gpuprobe.model.run.children import ChildProcess
 from gpuprobe.model.run.columns import StepColumns, columns_of, traced_steps
 from gpuprobe.model.run.session import BlindSpot, Environment, Session, SessionEnd, Step
 from gpuprobe.model.trace import MemoryTrace
@@ -93,6 +94,9 @@ class Recording(Displayed):
     schema_version: tuple[int, int]
     ranks: tuple[RankRecording, ...]
     kind: str = "recording"  # or "snapshot"
+    load_children: Callable[[], tuple[ChildProcess, ...]] = field(default=tuple, repr=False)
+    """Reads what processes recorded that the program started and that used a GPU, without those
+    that are ranks of a job."""
 
     def __repr__(self) -> str:
         ranks = "" if len(self.ranks) == 1 else f", {len(self.ranks)} ranks"

@@ -24,19 +24,24 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from gpuprobe.errors import DataError, MissingExtra, NotARecording, UnsupportedSchema
+from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.io.files import open_regular, read_regular
 from gpuprobe.model.io.gc_pause import gc_paused
+from gpuprobe.model.run.children import ChildProcess
 from gpuprobe.model.run.columns import MISSING, StepColumns
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.recording.files import CHUNK_NAME, MAX_CHUNK, MAX_STREAM, stream_name, stream_names
+from gpuprobe.recording.many.children import MOST as MOST_CHILDREN
+from gpuprobe.recording.many.children import read_children
 from gpuprobe.recording.many.shapes import Shapes
 from gpuprobe.recording.many.steps import ColumnParser, Kept, read_at
 
-VERSION: Final = (1, 0)
-"""(major, minor) of the columns. History: 1.0: first version."""
+VERSION: Final = (1, 1)
+"""(major, minor) of the columns and the metadata. History: 1.0: first version. 1.1: children."""
 
 _KEY: Final = b"gpuprobe.packed"
-"""Of the file's metadata: the version, and the path that was packed."""
+"""Of the file's metadata: the version, the path that was packed, and what processes recorded that
+the program started (`ChildProcess`), without their steps."""
 
 _GROUP_BYTES: Final = 16 << 20
 """Of lines in a row group. One is decoded at a time."""
@@ -73,7 +78,8 @@ def write_packed(directory: Path, stream: IO[bytes], shown: str) -> int:
             found = CHUNK_NAME.fullmatch(entry)
             if found:
                 chunks.setdefault(int(found[1]), []).append(entry)
-        about = json.dumps({"version": VERSION, "path": shown})
+        children = [to_plain(child) for child in read_children(directory)]
+        about = json.dumps({"version": VERSION, "path": shown, "children": children})
         schema = _schema(arrow).with_metadata({_KEY: about.encode()})
         shapes = Shapes()
         kept: Kept = OrderedDict()
@@ -231,7 +237,9 @@ class PackedFile:
         try:
             plain = json.loads(about)
             major, self.shown = plain["version"][0], str(plain["path"])
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+            children = plain.get("children", [])[:MOST_CHILDREN]
+            self._children = tuple(from_plain(ChildProcess, one) for one in children)
+        except (DataError, ValueError, TypeError, KeyError, IndexError) as error:
             raise DataError(f"{path}: the packed recording is damaged (metadata)") from error
         if not isinstance(major, int) or major > VERSION[0]:
             raise UnsupportedSchema(
@@ -267,7 +275,9 @@ class PackedFile:
                 if sizes[rank] > MAX_STREAM:
                     raise DataError(f"{self.path}: the stream of rank {rank} is too large")
                 parser.feed(data)
-        recording = assembled(self.shown, parsers, Chunks(self.path, self._chunk))
+        recording = assembled(
+            self.shown, parsers, Chunks(self.path, self._chunk), lambda: self._children
+        )
         if not recording.ranks:
             raise DataError(f"the packed recording {self.path} is empty")
         return recording

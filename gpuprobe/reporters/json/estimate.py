@@ -28,7 +28,7 @@ History:
   ``communication_time``; ``verdict_why``, and a verdict for runs that have to release cached
   memory; ``by_device``.
 * 2.5: ``torch``; ``allocated``, a range.
-* 2.6: ``simulated_torch``.
+* 2.6: ``simulated_torch``; ``processes``, which ``total`` includes.
 """
 
 
@@ -48,6 +48,11 @@ def document(estimate: Estimate) -> dict[str, Any]:
         "reserved": {"at_least": estimate.reserved_low, "at_most": estimate.reserved_high},
         "context": {"at_least": estimate.context_low, "at_most": estimate.context_high},
         "nccl": {"at_least": estimate.nccl_low, "at_most": estimate.nccl_high},
+        "processes": {
+            "count": estimate.processes,
+            "at_least": estimate.processes_low,
+            "at_most": estimate.processes_high,
+        },
         "total": {"at_least": estimate.total_low, "at_most": estimate.total_high},
         "attributed": estimate.attributed,
         "by_category": _rows(estimate.by_category),
@@ -90,6 +95,9 @@ def estimate_of(document: Mapping[str, Any]) -> Estimate:
         context_high=Bytes(context["at_most"]),
         nccl_low=Bytes(document["nccl"]["at_least"]),
         nccl_high=Bytes(document["nccl"]["at_most"]),
+        processes=document["processes"]["count"],
+        processes_low=Bytes(document["processes"]["at_least"]),
+        processes_high=Bytes(document["processes"]["at_most"]),
         capacity=Bytes(document["capacity"]),
         verdict=document["verdict"],
         verdict_why=document["verdict_why"],

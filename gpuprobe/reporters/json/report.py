@@ -50,7 +50,7 @@ History:
 * 2.4: ``late_ns``, ``late_steps``, ``chance_ns``, ``stable`` and ``cause`` of
   ``rank_comparison.time``.
 * 2.5: ``communication``.
-* 2.6: ``compiled``.
+* 2.6: ``compiled``; ``children``.
 """
 
 

@@ -38,6 +38,11 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
         _span(estimate.nccl_low, estimate.nccl_high),
         "outside the allocator; none if they are in host memory",
     )
+    started = (
+        "other processes",
+        _span(estimate.processes_low, estimate.processes_high),
+        f"{estimate.processes} at one time that the program starts, with their contexts",
+    )
     allocated = max(estimate.peak_allocated, estimate.allocated_high)
     rows = (
         ("peak allocated", _span(estimate.peak_allocated, allocated), "by tensors, with rounding"),
@@ -52,6 +57,7 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
             "and its libraries, outside the allocator",
         ),
         *((nccl,) if estimate.nccl_high else ()),
+        *((started,) if estimate.processes else ()),
     )
     columns = (
         Column("", 15),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,23 +21,40 @@ class Enough(BaseException):
 @contextmanager
 def limit(steps: int) -> Iterator[Callable[[], int]]:
     """Raise `Enough` once every optimizer, or one of them once more, has made ``steps``."""
+    most, remove = _count(steps, Enough)
+    try:
+        yield most
+    finally:
+        remove()
+
+
+def exit_after(steps: int) -> None:
+    """End this process, which a program started, as ``sys.exit(0)`` does, after these steps."""
+    _count(steps, lambda: SystemExit(0))
+
+
+def _count(
+    steps: int, end: Callable[[], BaseException]
+) -> tuple[Callable[[], int], Callable[[], None]]:
+    """Raise ``end()`` after these steps, in this process. The most of an optimizer, and what stops
+    counting.
+    """
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
     most = 0
+    process = os.getpid()
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
         nonlocal most
+        if os.getpid() != process:
+            return
         counts[optimizer] = counts.get(optimizer, 0) + 1
         most = max(most, counts[optimizer])
         if min(counts.values()) >= steps or max(counts.values()) > steps:
-            raise Enough
+            raise end()
 
-    handle = register_optimizer_step_post_hook(stepped)
-    try:
-        yield lambda: most
-    finally:
-        handle.remove()
+    return lambda: most, register_optimizer_step_post_hook(stepped).remove
 
 
 class Limited:

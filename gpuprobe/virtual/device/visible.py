@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
+from gpuprobe.torch_support.first_use import used
+
 NAME: Final = "CUDA_VISIBLE_DEVICES"
 T = TypeVar("T")
 
@@ -57,8 +59,14 @@ class Use:
         self.ask()
         if self._pid is None:
             self._pid = os.getpid()
+            used()
         elif self.after_fork():
             raise RuntimeError(_IN_A_FORK)
+
+    @property
+    def here(self) -> bool:
+        """Whether this process uses the GPUs."""
+        return self._pid == os.getpid()
 
     def after_fork(self) -> bool:
         """Whether the GPUs were used in the process that this one was forked off from."""

@@ -30,13 +30,14 @@ class _Starting(threading.local):
 
 def install(machine: Machine, patches: Patches, start: Callable[..., None]) -> None:
     """Follow the program into the processes that it spawns, where ``start`` is given the GPUs, how
-    they compute, the allocator's settings and torch's version (`Arrival`); in a pretended job, have
-    ``torch.multiprocessing.spawn`` call what it would spawn, as the rank that is pretended.
+    they compute, the allocator's settings, torch's version and whether memory is endless
+    (`Arrival`); in a pretended job, have ``torch.multiprocessing.spawn`` call what it would spawn,
+    as the rank that is pretended.
     """
     gpus = tuple(device.model for device in machine.devices[: machine.count])
     compute = "shapes" if machine.shapes else "real"
     version = f"{machine.torch[0]}.{machine.torch[1]}"
-    arrival = Arrival(start, gpus, compute, machine.settings.conf, version)
+    arrival = Arrival(start, gpus, compute, machine.settings.conf, version, machine.endless)
     starting = _Starting()
     prepare = spawn.get_preparation_data
 

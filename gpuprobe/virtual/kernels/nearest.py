@@ -203,7 +203,13 @@ def import_compiler() -> None:
     (``wrap`` in ``torch/fx/_symbolic_trace.py``): their tensors would be alive until the garbage
     collector comes. In a thread of its own there are none.
     """
-    if "torch._dynamo" not in sys.modules:
+    if "torch._dynamo" in sys.modules:
+        return
+    if getattr(torch.__spec__, "_initializing", False):
+        # At the end of the import of torch, in a spawned process: no tensor is alive, and another
+        # thread would wait for that import.
+        importlib.import_module("torch._dynamo")
+    else:
         thread = threading.Thread(target=importlib.import_module, args=("torch._dynamo",))
         thread.start()
         thread.join()

@@ -99,7 +99,9 @@ def _parameters(machine: Machine, patches: Patches) -> None:
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
         if data is None:
             data = torch.empty(0)
-        if not machine.local.inside and not machine.in_child():
+        # Where samples are prepared, values are needed; a model of another child may come to a GPU.
+        samples = machine.in_child() and torch.utils.data.get_worker_info() is not None
+        if not machine.local.inside and not samples:
             data = _meta(machine, data)
         return original(cls, data, requires_grad)
 

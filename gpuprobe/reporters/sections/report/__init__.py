@@ -31,6 +31,7 @@ from gpuprobe.reporters.sections.report.memory import (
     share_sections,
 )
 from gpuprobe.reporters.sections.report.ranks import (
+    child_sections,
     comparison_sections,
     placement_sections,
     process_sections,
@@ -83,6 +84,7 @@ def report_sections(
         *device_sections(report, full=full),
         *step_sections(report, full=full),
         *comparison_sections(report, full=full),
+        *child_sections(report, full=full),
         *placement_sections(report, full=full),
         *non_tensor_sections(report, full=full),
         *time_sections(report, full=full),

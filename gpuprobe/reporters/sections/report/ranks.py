@@ -11,10 +11,12 @@ from gpuprobe.model.report import (
     Report,
     TimeDifference,
 )
+from gpuprobe.model.run.children import ChildPeak
 from gpuprobe.model.run.session import Placed
 from gpuprobe.model.text import human_bytes, human_delta, human_ns, ranges
-from gpuprobe.model.values import Unavailable
+from gpuprobe.model.values import Peak, Unavailable
 from gpuprobe.reporters.sections.parts import (
+    AUTO,
     Cell,
     Column,
     Line,
@@ -78,6 +80,71 @@ def process_sections(report: Report) -> list[Section]:
     )
     table = Table("processes", columns, tuple(rows))
     return [Section("Processes", (table,), "processes", "Processes")]
+
+
+_FEW_CHILDREN, _MOST_CHILDREN = 8, 1_000
+"""Of a short report, and of one that is shown in full."""
+
+
+def child_sections(report: Report, *, full: bool) -> list[Section]:
+    """Processes that the program started, with what they had on each device; in short those with
+    the most.
+    """
+    if not report.children:
+        return []
+    found = list(report.children)
+    most = _MOST_CHILDREN if full else _FEW_CHILDREN
+    if len(found) > most:
+        found.sort(key=lambda row: -max((_least(peak.allocated) for peak in row.peaks), default=0))
+    rows = []
+    for child in found[:most]:
+        error = "" if child.error is None else f"{child.error.type}: {child.error.message}"
+        spent = child.duration_ns
+        time = Cell("-", -1, spent.reason) if isinstance(spent, Unavailable) else duration(spent)
+        for peak in child.peaks or (ChildPeak("-", _NOTHING, _NOTHING),):
+            rows.append(
+                Row(
+                    (
+                        child.name,
+                        Cell(str(child.rank), child.rank),
+                        str(child.pid),
+                        child.status,
+                        Cell(str(child.steps), child.steps),
+                        time,
+                        peak.device,
+                        bounds(peak.allocated, full=full),
+                        bounds(peak.reserved, full=full),
+                        error,
+                    ),
+                    flagged=child.error is not None,
+                )
+            )
+    columns = (
+        Column("recording", AUTO, cut=False),
+        Column("rank", number=True),
+        Column("pid", number=True),
+        Column("status", 10, gap=2),
+        Column("steps", 6, number=True),
+        Column("time", number=True),
+        Column("device", 8, gap=2),
+        Column("allocated", 11, number=True),
+        Column("reserved", 11, number=True),
+        Column("error"),
+    )
+    parts: list[Part] = [Table("processes started", columns, tuple(rows))]
+    if len(found) > most:
+        how = "--json lists" if full else "-v lists"
+        parts.append(Line(f"… {len(found) - most} more: {how} them"))
+    processes = "1 process" if len(found) == 1 else f"{len(found):,} processes"
+    title = f"{processes} that the program started and that used the GPU"
+    return [Section(title, tuple(parts), "children", "Processes started")]
+
+
+_NOTHING = Unavailable("nothing was recorded")
+
+
+def _least(peak: Peak | Unavailable) -> int:
+    return 0 if isinstance(peak, Unavailable) else peak.at_least
 
 
 # -- what is where

@@ -1,117 +1,158 @@
-"""Processes that a program starts (`multiprocessing`), and whether they use a GPU.
+"""Processes that a program starts (`multiprocessing`, pools of processes, `os.fork`), followed from
+where they first use a GPU to their end.
 
-What they need there is in no measurement of the program. A process that only prepares samples needs
-nothing there, and most are such; so each is asked, as it ends, whether it has allocated anything.
+Those that never do, such as the workers of a DataLoader, are left alone: nothing is imported,
+hooked or written in them.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import multiprocessing.process
+import multiprocessing.connection
+import multiprocessing.queues
 import multiprocessing.spawn
 import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from gpuprobe.patching import patch
+from gpuprobe.patching import patch, when_imported
 
 
-class Children:
-    """The processes started in the context `watched`."""
+class Followed(Protocol):
+    """What is done in such a process."""
 
-    def __init__(self) -> None:
-        self.on_gpu: frozenset[int] = frozenset()
-        """The ids of those that have ended and had allocated memory on a GPU."""
+    def so_far(self) -> None:
+        """It is about to send a message or to wait for one, where it may be ended from outside: so
+        `multiprocessing` ends daemons and the workers of pools. Or it calls ``os._exit``.
+        """
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        prepare = multiprocessing.spawn.get_preparation_data
+    def end(self, error: BaseException | None) -> None:
+        """It ends by itself; ``error`` is its exception."""
 
-        def with_arrival(name: str) -> dict[str, Any]:
-            # The first thing that a spawned process reads; unknown keys it leaves alone.
-            return {"gpuprobe": _Arrival(folder), **prepare(name)}
 
-        with ExitStack() as stack:
-            # No TemporaryDirectory: each forked child that comes to its end would remove it.
-            folder = tempfile.mkdtemp(prefix="gpuprobe-")
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            stack.callback(patch(multiprocessing.spawn, "get_preparation_data", with_arrival))
-            stack.callback(_watch(Path(folder)))
-            stack.callback(_watch_forks(Path(folder)))
-            try:
-                yield
-            finally:
-                with contextlib.suppress(OSError):  # the program has removed it
-                    self.on_gpu = frozenset(int(file.name) for file in Path(folder).iterdir())
+class Start(Protocol):
+    """Called in the process, ``since`` which it runs (`time.monotonic`). Has to be picklable, and
+    never raises.
+    """
+
+    def __call__(self, since: float) -> Followed | None: ...
+
+
+_start: Start | None = None
+_registered = False
+
+
+@contextmanager
+def following(start: Start) -> Iterator[None]:
+    """In this context, processes that this one starts, and those that they start, call ``start``
+    when they first use a GPU.
+    """
+    with ExitStack() as stack:
+        stack.callback(_follow(start))
+        yield
+
+
+def not_followed() -> None:
+    """This process is recorded in another way."""
+    from gpuprobe.torch_support.first_use import when_first_used
+
+    when_first_used(None)
+
+
+def _follow(start: Start) -> Callable[[], None]:
+    global _start, _registered
+    before, _start = _start, start
+    if not _registered:
+        _registered = True
+        os.register_at_fork(after_in_child=_forked)
+    prepare = multiprocessing.spawn.get_preparation_data
+
+    def with_arrival(name: str) -> dict[str, Any]:
+        # After a virtual GPU's: that has to be there first. Unknown keys are left alone.
+        return {**prepare(name), "gpuprobe": _Arrival(start)}
+
+    restore = patch(multiprocessing.spawn, "get_preparation_data", with_arrival)
+    undo: list[Callable[[], None]] = []
+
+    def cuda() -> None:
+        from gpuprobe.torch_support.first_use import follow_cuda
+
+        undo.append(follow_cuda())
+
+    give_up = when_imported("torch", cuda)
+
+    def unfollow() -> None:
+        global _start
+        _start = before
+        restore()
+        give_up()
+        for one in undo:
+            one()
+
+    return unfollow
 
 
 class _Arrival:
-    """Unpickled in a spawned process before it imports the program: `_watch` is called there."""
+    """Unpickled in a spawned process before it imports the program: `_arrive` is called there."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
+    def __init__(self, start: Start) -> None:
+        self._start = start
 
     def __reduce__(self) -> Any:
-        return _watch, (Path(self._folder),)
+        return _arrive, (self._start, time.monotonic())
 
 
-def _watch(folder: Path) -> Any:
-    """Have each process that begins from here on leave a file where it has used a GPU. Returns what
-    takes that back."""
-    base = multiprocessing.process.BaseProcess
-    bootstrap: Any = base._bootstrap  # type: ignore[attr-defined]
-
-    def bootstrapped(process: Any, *args: Any, **more: Any) -> Any:
-        before = _allocations()
-        code = bootstrap(process, *args, **more)
-        _report(folder, before)
-        return code
-
-    return patch(base, "_bootstrap", bootstrapped)
+def _arrive(start: Start, since: float) -> None:
+    _follow(start)
+    when_imported("torch", lambda: _await_use(start, since))
 
 
-def _watch_forks(folder: Path) -> Any:
-    """The same of what the program forks by itself, and that comes to its own end."""
-    parent = os.getpid()
-    before = 0
-
-    def forked() -> None:
-        nonlocal before
-        before = _allocations()
-
-    def ends() -> None:
-        if os.getpid() != parent:
-            _report(folder, before)
-
-    os.register_at_fork(after_in_child=forked)
-    atexit.register(ends)
-    return lambda: atexit.unregister(ends)
+def _forked() -> None:
+    if _start is not None and "torch" in sys.modules:
+        _await_use(_start, time.monotonic())
 
 
-def _report(folder: Path, before: int) -> None:
-    if _allocations() > before:
-        with contextlib.suppress(OSError):  # the parent has ended: nobody reads it
-            (folder / str(os.getpid())).touch()
+def _await_use(start: Start, since: float) -> None:
+    from gpuprobe.torch_support.first_use import when_first_used
+
+    when_first_used(lambda: _begin(start, since))
 
 
-def _allocations() -> int:
-    """How often this process has allocated memory on any GPU; 0 if that is unknown, as of a GPU
-    that failed: the process ends as it would have.
-    """
-    torch: Any = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
-    try:
-        if cuda is None or not cuda.is_initialized():
-            return 0
-        return sum(
-            cuda.memory_stats(device).get("allocation.all.allocated", 0)
-            for device in range(cuda.device_count())
-        )
-    except Exception:  # noqa: BLE001 - it is the program's process
-        return 0
+def _begin(start: Start, since: float) -> None:
+    from multiprocessing.util import Finalize
+
+    found = start(since)
+    if found is not None:
+        # What multiprocessing does at the end of a process, also of one that was forked off with
+        # os.fork. An exception that ends it is on its way then.
+        Finalize(None, _end, args=(found,), exitpriority=100)
+        _before_messages(found.so_far)
+
+
+def _end(followed: Followed) -> None:
+    error = sys.exc_info()[1]
+    if isinstance(error, SystemExit):  # torch.multiprocessing reports errors and exits with 1
+        error = error.__context__ if error.code else None
+    followed.end(error)
+
+
+def _before_messages(action: Callable[[], None]) -> None:
+    """Call ``action`` before this process sends or awaits a message: items of queues, too."""
+    places: dict[Any, tuple[str, ...]] = {
+        multiprocessing.connection.Connection: ("_send_bytes", "_recv_bytes", "_poll"),
+        multiprocessing.queues.Queue: ("put",),  # a thread sends them
+    }
+    patch(os, "_exit", _after(action, os._exit))
+    for owner, names in places.items():
+        for name in names:
+            patch(owner, name, _after(action, getattr(owner, name)))
+
+
+def _after(action: Callable[[], None], original: Any) -> Any:
+    def call(*args: Any, **more: Any) -> Any:
+        action()
+        return original(*args, **more)
+
+    return call

@@ -11,15 +11,15 @@ import torch.multiprocessing
 
 from gpuprobe.patching import patch
 from gpuprobe.sampler.environment import as_rank, ranks
+from gpuprobe.sampler.hooks.processes.children import not_followed
+from gpuprobe.sampler.hooks.processes.recorded import next_job, spawned_path
 from gpuprobe.sampler.recorder import Recorder
 
 
-def follow_spawns(
-    output: Path, start: Callable[[Path], Recorder], spawned: list[Path]
-) -> Callable[[], None]:
+def follow_spawns(output: Path, start: Callable[[Path], Recorder]) -> Callable[[], None]:
     """Have the processes of every ``torch.multiprocessing.spawn`` recorded as the ranks of one
-    recording each, next to ``output``; their names go to ``spawned``. ``start`` makes the recorder
-    of a process, in that process: it is pickled. Returns what undoes that.
+    recording each, next to ``output``. ``start`` makes the recorder of a process, in that process:
+    it is pickled. Returns what undoes that.
     """
     original = torch.multiprocessing.spawn
 
@@ -32,12 +32,8 @@ def follow_spawns(
     ) -> Any:
         if ranks()[2] > 1 or options.get("start_method", "spawn") != "spawn":
             return original(fn, args, nprocs, *rest, **options)
-        count, path = 1, output.with_name(f"{output.stem}.spawned.gpuprobe")
-        while path.exists():
-            count += 1
-            path = output.with_name(f"{output.stem}.spawned.{count}.gpuprobe")
+        path = spawned_path(output, next_job(output))
         path.mkdir()
-        spawned.append(path)
         return original(_Spawned(fn, path, nprocs, start), args, nprocs, *rest, **options)
 
     return patch(torch.multiprocessing, "spawn", functools.wraps(original)(spawn))
@@ -55,6 +51,7 @@ class _Spawned:
         self._start = start
 
     def __call__(self, rank: int, *args: Any) -> None:
+        not_followed()
         with as_rank(rank, rank, self._count):  # the program's own environment is not changed
             recorder = self._start(self._path)
             recorder.start_guarded()

@@ -1,0 +1,62 @@
+"""Processes that a recorded program started: their recordings are directories inside its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from gpuprobe.errors import GpuprobeError
+from gpuprobe.model.bounds import MOST_DEVICES
+from gpuprobe.model.run.children import ChildPeak, ChildProcess
+from gpuprobe.model.run.columns import FULL
+from gpuprobe.recording.files import CHILD_NAME
+
+MOST: Final = 10_000
+"""Of them that are read."""
+
+
+def child_names(directory: Path) -> list[str]:
+    """The names of their recordings, in order. Raises OSError."""
+    found = [
+        entry.name
+        for entry in directory.iterdir()
+        if CHILD_NAME.fullmatch(entry.name) and not entry.is_symlink() and entry.is_dir()
+    ]
+    return sorted(found)[:MOST]
+
+
+def read_children(directory: Path) -> tuple[ChildProcess, ...]:
+    """All whose recordings can be read, in the order in which they began."""
+    try:
+        names: Iterable[str] = child_names(directory)
+    except OSError:  # it was removed since
+        return ()
+    found = [child for name in names if (child := _read(directory / name)) is not None]
+    return tuple(sorted(found, key=lambda child: (child.session.started_at, child.name)))
+
+
+def _read(path: Path) -> ChildProcess | None:
+    # 10 ms, and what imports this file: only for recordings of programs that start processes.
+    from gpuprobe.analysis.peak.peaks import device_peaks
+    from gpuprobe.recording.reader import read_recording
+
+    try:
+        recording = read_recording(path)
+    except GpuprobeError:  # it begins, or was damaged: `gpuprobe report` of it gives the reason
+        return None
+    rank = recording.ranks[0]
+    peaks = tuple(
+        ChildPeak(site.device, site.amount, site.reserved)
+        for site in device_peaks(recording)
+        if site.device
+    )
+    return ChildProcess(
+        path.name,
+        int(path.name.split("-")[1]),
+        rank.session,
+        rank.environment,
+        sum(rank.columns.mark(*FULL)),
+        peaks[:MOST_DEVICES],
+        rank.end,
+    )

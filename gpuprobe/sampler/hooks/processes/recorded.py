@@ -1,0 +1,122 @@
+"""The recorder of a process that the recorded program started, and that uses a GPU.
+
+Its recording is a directory inside the program's, ``child-RANK-PID.gpuprobe`` (``RANK`` is that of
+the program, 0 without ``torchrun``). Processes of a job, which they joined with
+``torch.distributed``, are the ranks of one recording next to the program's, as those of
+``torch.multiprocessing.spawn`` are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from gpuprobe.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpuprobe.sampler.base import Sink
+    from gpuprobe.sampler.hooks.processes.late import Place
+    from gpuprobe.sampler.recorder import Recorder
+
+_ENDED_EARLY: Final = "ended before anything was recorded"
+
+_MOST: Final = 1_000
+"""Names that are tried: a program starts so many jobs at most."""
+
+
+def spawned_path(output: Path, number: int) -> Path:
+    """The recording of the ``number``-th job that the program recorded into ``output`` starts."""
+    name = f"{output.stem}.spawned.{number}" if number > 1 else f"{output.stem}.spawned"
+    return output.with_name(f"{name}.gpuprobe")
+
+
+def next_job(output: Path) -> int:
+    """The number of the first job that has no recording yet."""
+    number = 1
+    while spawned_path(output, number).exists():
+        number += 1
+    return number
+
+
+class Children(NamedTuple):
+    """What a process needs to know for its recording: a `Start` of `following`.
+
+    ``writer`` creates a recording for a rank of so many; ``recorder`` makes a recorder that writes
+    to a sink. ``job`` is the number of the first job of this program; in ``notes`` each process
+    that used a GPU leaves a file with its process id as name, and the reason if it has no
+    recording.
+    """
+
+    output: Path
+    job: int
+    rank: int
+    ranks: int
+    notes: Path
+    writer: Callable[[Path, int, int], Sink]
+    recorder: Callable[[Sink], Recorder]
+
+    def __call__(self, since: float) -> _Child | None:
+        try:
+            from gpuprobe.sampler.hooks.processes.late import LateSink
+
+            self._note(_ENDED_EARLY)
+            child = _Child(self.recorder(LateSink(self._create, self._note)))
+            child.begin()
+        except Exception as error:  # noqa: BLE001 - it is the program's process
+            self._note(f"{type(error).__name__}: {error}")
+            return None
+        return child
+
+    def _create(self, place: Place | None) -> Sink:
+        if place is not None and self.ranks == 1:
+            for number in range(self.job, self.job + _MOST):
+                path = spawned_path(self.output, number)
+                try:
+                    return self.writer(path, place.rank, place.ranks)
+                except UsageError:  # that of an earlier job
+                    if not path.exists():
+                        raise
+        name = f"child-{self.rank:05d}-{os.getpid()}"
+        path = self.output / f"{name}.gpuprobe"
+        number = 1
+        while path.exists():  # process ids come back
+            number += 1
+            path = self.output / f"{name}-{number}.gpuprobe"
+        return self.writer(path, 0, 1)
+
+    def _note(self, text: str | None) -> None:
+        file = self.notes / str(os.getpid())
+        with contextlib.suppress(OSError):  # the program has ended: no other process reads it
+            if text is None:
+                file.unlink()
+            else:
+                file.write_text(text, encoding="utf-8")
+
+
+class _Child:
+    """Such a process while it is recorded."""
+
+    def __init__(self, recorder: Any) -> None:
+        self._recorder = recorder
+
+    def begin(self) -> None:
+        self._recorder.start_guarded()
+
+    def so_far(self) -> None:
+        self._recorder.so_far()
+
+    def end(self, error: BaseException | None) -> None:
+        self._recorder.stop(error)
+        self._recorder.finish()
+
+
+def read_notes(folder: Path) -> dict[int, str]:
+    """What the processes left: their ids, and why they have no recording, "" if they have one."""
+    found = {}
+    with contextlib.suppress(OSError):  # the program has removed it
+        for file in folder.iterdir():
+            found[int(file.name)] = file.read_text(encoding="utf-8", errors="replace")
+    return found
