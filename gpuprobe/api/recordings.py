@@ -132,23 +132,28 @@ def scale(*recordings: Recording | str | os.PathLike[str], work: str = "step") -
 def hang(directory: str | os.PathLike[str]) -> HangReport:
     """Why a job hangs, from the Flight Recorder dumps in a directory (a file for each rank, whose
     name ends with the rank): the first collective that ranks have not called, or in which they
-    differ, with the lines that called it. The dumps are read, never executed.
+    differ, with the lines that called it; what the first rank sends, and which ranks are the last
+    to come. The dumps are read, never executed.
 
     Raises NotARecording if there are no dumps, DataError for one that cannot be read.
     """
-    from gpuprobe.analysis.ranks.hang import find_hangs
+    from gpuprobe.analysis.communication import transfers
+    from gpuprobe.analysis.ranks.hang import arrivals, find_hangs
     from gpuprobe.model.run.hang import HangReport
     from gpuprobe.recording.many.flight import read_dumps
 
-    dumps, skipped = read_dumps(Path(directory))
-    members = {
-        (name, group.desc): group.ranks
-        for dump in dumps.values()
-        for name, group in dump.pg_config.items()
-    }
-    calls = {rank: dump.entries for rank, dump in dumps.items()}
-    groups, hangs = find_hangs(calls, members)
-    return HangReport(os.fspath(directory), tuple(sorted(dumps)), groups, hangs, skipped)
+    called, skipped = read_dumps(Path(directory))
+    groups, hangs = find_hangs(called)
+    ranks = tuple(sorted(called))
+    return HangReport(
+        os.fspath(directory),
+        ranks,
+        groups,
+        hangs,
+        skipped,
+        transfers(called[ranks[0]]),
+        arrivals(called),
+    )
 
 
 class ReportDocument(dict[str, Any], Displayed):

@@ -17,7 +17,10 @@ from gpuprobe.api.recordings import hang
 from gpuprobe.cli import main
 from gpuprobe.errors import DataError, NotARecording
 from gpuprobe.model.place import Place
+from gpuprobe.model.run.communication import CollectiveRecord, records_of
 from gpuprobe.model.run.hang import Hang
+from gpuprobe.recording.load import load
+from gpuprobe.recording.many.flight import read_dumps
 from gpuprobe.reporters.json import hang as hang_json
 
 RANKS = 4
@@ -166,24 +169,111 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["hang", path]) == 0
 
 
-REAL = """
-import sys, torch, torch.distributed as dist
+# -- one record of a collective, whoever made it
+
+
+def test_what_ranks_send_and_who_comes_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = 1_790_000_000_000_000_000
+    calls: dict[int, list[dict[str, Any]]] = {}
+    for rank in range(4):
+        late = 5_000_000 if rank == 2 else 1_000 * rank
+        times = [{"time_created_ns": started + n * 10**9 + late} for n in (1, 2, 3)]
+        calls[rank] = [
+            entry(1, **times[0]),
+            entry(2, "nccl:_all_gather_base", input_dtypes=["BFloat16"], line=40, **times[1]),
+            entry(3, "nccl:barrier", input_sizes=(), input_dtypes=[], **times[2]),
+            entry(0, "nccl:send 2->3", is_p2p=True, line=50),
+        ]
+    found = hang(dumped(tmp_path, calls))
+    assert found.hangs == ()
+    rows = [(row.op, row.ranks, row.dtype, row.payload, row.wire) for row in found.communication]
+    assert rows == [  # 4 x 2 elements
+        ("all_gather", 4, "bfloat16", 4 * 16, 3 * 16),
+        ("all_reduce", 4, "float32", 32, 2 * 32 * 3 // 4),
+        ("send", 4, "float32", 32, 32),
+        ("barrier", 4, "", 0, 0),
+    ]
+    assert [str(row.place) for row in found.communication][1] == "/home/u/train.py:30 in train"
+    (last,) = found.arrivals
+    assert (last.rank, last.last, last.collectives) == (2, 3, 3)
+    assert last.late_ns == 3 * (5_000_000 - 3_000)
+    assert main(["hang", str(tmp_path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Communication of rank 0, as far as its dump goes back: 128 B sent" in out
+    assert "all_gather, 4 ranks, bfloat16 1 64 B 48 B" in out
+    assert "2 3 3 15.0 ms" in out
+    assert main(["hang", str(tmp_path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.Draft202012Validator(hang_json.schema()).validate(document)
+    assert document["arrivals"] == [{"rank": 2, "collectives": 3, "last": 3, "late_ns": 14_991_000}]
+
+
+def test_ranks_without_times_have_no_arrivals(tmp_path: Path) -> None:
+    assert hang(dumped(tmp_path, {rank: [entry(1)] for rank in range(4)})).arrivals == ()
+
+
+BOTH = """
+import os, sys, torch, torch.distributed as dist, gpuprobe
 from torch._C._distributed_c10d import _dump_fr_trace
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-dist.all_reduce(torch.ones(3))
-open(sys.argv[1], "wb").write(_dump_fr_trace(True, True, False))
+folder = sys.argv[1]
+other = os.fork()
+rank = 0 if other else 1
+os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+with gpuprobe.record(folder + "/run.gpuprobe") as recorder:
+    dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
+    with recorder.step():
+        dist.all_reduce(torch.ones(3, 5))
+        dist.broadcast(torch.ones(4, dtype=torch.float64), 0)
+        dist.all_gather([torch.zeros(2, dtype=torch.int64) for _ in range(2)],
+                        torch.ones(2, dtype=torch.int64))
+        dist.reduce(torch.ones(7, dtype=torch.bfloat16), 0)
+    dist.barrier()
+open(f"{folder}/dumps/rank_{rank}", "wb").write(_dump_fr_trace(True, True, False))
+sys.exit(os.waitpid(other, 0)[1] if other else 0)
 """
 
 
-def test_a_dump_that_torch_writes(tmp_path: Path) -> None:
-    """gloo's recorder: the first of two ranks, of which the other left nothing."""
-    target = tmp_path / "rank_0"
-    environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "10"}
-    subprocess.run([sys.executable, "-c", REAL, str(target)], check=True, env=environment)
-    found = hang(tmp_path)
-    assert (found.ranks, found.groups, found.hangs) == ((0,), 1, ())
-    dump = pickle.loads(target.read_bytes())
-    dump["pg_config"][""]["ranks"] = "[0, 1]"
-    target.write_bytes(pickle.dumps(dump))
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two ranks that gpuprobe recorded and torch's recorder of gloo dumped."""
+    folder = tmp_path_factory.mktemp("job")
+    (folder / "dumps").mkdir()
+    (folder / "both.py").write_text(BOTH)
+    environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "20"}
+    command = [sys.executable, str(folder / "both.py"), str(folder)]
+    subprocess.run(command, check=True, env=environment)
+    return folder
+
+
+def test_a_dump_has_the_records_that_gpuprobe_makes_of_the_run(job: Path) -> None:
+    dumps, _ = read_dumps(job / "dumps")
+    recorded = load(job / "run.gpuprobe").ranks
+    for rank in (0, 1):
+        (step,) = [step for step in recorded[rank].steps if step.exchanges]
+        live = [row(one) for one in records_of(step.exchanges)]
+        dumped = [row(one) for one in dumps[rank] if one.op != "barrier"]
+        assert len(live) == 4
+        assert dumped == live
+    found = hang(job / "dumps")
+    assert (found.ranks, found.groups, found.hangs) == ((0, 1), 1, ())
+    assert sum(one.last for one in found.arrivals) == 5  # the barrier, too
+
+
+def test_a_dump_that_torch_writes(job: Path, tmp_path: Path) -> None:
+    """The first of two ranks, of which the other left nothing."""
+    (tmp_path / "rank_0").write_bytes((job / "dumps" / "rank_0").read_bytes())
     one = only(tmp_path)
-    assert (one.kind, one.no_dump, one.sides[0].op) == ("missing", (1,), "all_reduce 3 Float")
+    assert (one.kind, one.no_dump, one.sequence) == ("missing", (1,), 5)
+    assert one.sides[0].op == "barrier"
+
+
+def row(one: CollectiveRecord) -> tuple[Any, ...]:
+    """Each field that both sources have."""
+    assert isinstance(one.place, Place)
+    assert isinstance(one.arrival_ns, int)
+    return (
+        one.axis, one.ranks, one.sequence, one.op, one.dtype, one.payload, one.wire, one.members,
+        one.place.file, one.place.line,
+    )  # fmt: skip

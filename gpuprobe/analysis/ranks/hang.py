@@ -9,14 +9,13 @@ not compared.
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gpuprobe.analysis.trace.frames import is_user_frame
-from gpuprobe.model.place import NoPlace, Place, SourceLine
-from gpuprobe.model.run.hang import MISMATCH, MISSING, STUCK, FlightEntry, Hang, HangSide
-from gpuprobe.model.trace import Frame
+from gpuprobe.model.place import NoPlace, SourceLine
+from gpuprobe.model.run.communication import CollectiveRecord, group_ranks
+from gpuprobe.model.run.hang import MISMATCH, MISSING, STUCK, Arrivals, Hang, HangSide
 
 _SAME_SHAPES: Final = (
     "all_reduce",
@@ -34,47 +33,72 @@ all-to-all, lists of tensors) may differ."""
 _OPEN: Final = ("scheduled", "started")
 
 
-def find_hangs(
-    entries: Mapping[int, Sequence[FlightEntry]], members: Mapping[tuple[str, str], str]
-) -> tuple[int, tuple[Hang, ...]]:
-    """The number of groups, and what is wrong in them, the earliest in the job first.
+_MOST_MEMBERS: Final = 1 << 20
 
-    ``entries``: what each rank called. ``members``: the ranks of a group, by its name and
-    description, as text like ``[0, 1]``.
+
+def find_hangs(
+    called: Mapping[int, Sequence[CollectiveRecord]],
+) -> tuple[int, tuple[Hang, ...]]:
+    """The number of groups, and what is wrong in them, the earliest in the job first. ``called``:
+    what each rank called.
     """
-    groups: dict[tuple[str, str, str], dict[int, dict[int, FlightEntry]]] = {}
-    for rank, called in entries.items():
-        for entry in called:
-            if not entry.is_p2p:
-                name, desc = entry.process_group
-                # gloo's groups have neither name nor description (torch 2.13).
-                known = (members.get(key) for key in ((name, desc), ("", desc), ("", "")))
-                ranks = next(filter(None, known), "")
-                by_rank = groups.setdefault((name, desc, ranks), {})
-                by_rank.setdefault(rank, {})[entry.collective_seq_id] = entry
-    found = [
-        hang
-        for (name, desc, ranks), by_rank in groups.items()
-        if (hang := _hang(desc or name, _ranks(ranks) or sorted(by_rank), by_rank, entries))
-    ]
+    groups = by_group(called)
+    found = []
+    for (name, described, ranks), by_rank in groups.items():
+        members = sorted(group_ranks(ranks, _MOST_MEMBERS)) or sorted(by_rank)
+        hang = _hang(described or name, members, by_rank, called)
+        if hang is not None:
+            found.append(hang)
     order = (MISMATCH, MISSING, STUCK)
     return len(groups), tuple(sorted(found, key=lambda hang: (order.index(hang.kind), hang.group)))
 
 
-def _ranks(text: str) -> list[int]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return []
-    if not isinstance(found, list):
-        return []
-    return sorted({rank for rank in found if isinstance(rank, int) and rank >= 0})
+def by_group(
+    called: Mapping[int, Sequence[CollectiveRecord]],
+) -> dict[tuple[str, str, str], dict[int, dict[int, CollectiveRecord]]]:
+    """The collectives of each group (name, description, ranks), by rank and number; sends and
+    receives are none.
+    """
+    groups: dict[tuple[str, str, str], dict[int, dict[int, CollectiveRecord]]] = {}
+    for rank, records in called.items():
+        for one in records:
+            if one.op not in ("send", "recv"):
+                by_rank = groups.setdefault((one.group, one.described, one.members), {})
+                by_rank.setdefault(rank, {})[one.sequence] = one
+    return groups
+
+
+def arrivals(called: Mapping[int, Sequence[CollectiveRecord]]) -> tuple[Arrivals, ...]:
+    """Who is the last to come, the most often first; ranks that never are have no row."""
+    counted: Counter[int] = Counter()
+    last: Counter[int] = Counter()
+    late: Counter[int] = Counter()
+    for (_, _, ranks), by_rank in by_group(called).items():
+        members = group_ranks(ranks, _MOST_MEMBERS)
+        if len(members) < 2 or set(members) != set(by_rank):
+            continue
+        for number in set.intersection(*(set(calls) for calls in by_rank.values())):
+            came = sorted(
+                (at, rank)
+                for rank in members
+                if isinstance(at := by_rank[rank][number].arrival_ns, int)
+            )
+            if len(came) < len(members):
+                continue
+            counted.update(members)
+            (before, _), (at, rank) = came[-2:]
+            last[rank] += 1
+            late[rank] += at - before
+    return tuple(
+        Arrivals(rank, counted[rank], number, late[rank])
+        for rank, number in sorted(last.items(), key=lambda item: (-item[1], item[0]))
+    )
 
 
 def _hang(
     group: str,
     members: Sequence[int],
-    by_rank: Mapping[int, Mapping[int, FlightEntry]],
+    by_rank: Mapping[int, Mapping[int, CollectiveRecord]],
     dumped: Mapping[int, object],
 ) -> Hang | None:
     no_dump = tuple(rank for rank in members if rank not in dumped)
@@ -106,40 +130,30 @@ def _hang(
     return None
 
 
-def _is_open(entry: FlightEntry) -> bool:
-    """gloo's entries stay scheduled for ever."""
-    return entry.state in _OPEN and not entry.profiling_name.startswith("gloo:")
+def _is_open(entry: CollectiveRecord) -> bool:
+    """gloo's entries stay scheduled forever."""
+    return entry.state in _OPEN and not entry.function.startswith("gloo:")
 
 
-def _what(entry: FlightEntry) -> str:
+def _what(entry: CollectiveRecord) -> str:
     """What has to be the same on all ranks."""
-    name = entry.profiling_name.rpartition(":")[2]
+    name = entry.function.rpartition(":")[2]
     return _shown(entry) if name in _SAME_SHAPES else name
 
 
-def _shown(entry: FlightEntry) -> str:
-    name = entry.profiling_name.rpartition(":")[2]
-    sizes = " ".join("x".join(map(str, size)) or "scalar" for size in entry.input_sizes[:3])
-    more = " …" if len(entry.input_sizes) > 3 else ""
-    types = " ".join(dict.fromkeys(entry.input_dtypes))
-    return " ".join(part for part in (name, sizes + more, types) if part)
+def _shown(entry: CollectiveRecord) -> str:
+    name = entry.function.rpartition(":")[2]
+    return " ".join(part for part in (name, entry.shapes) if part)
 
 
-def _sides(here: Mapping[int, FlightEntry]) -> tuple[HangSide, ...]:
+def _sides(here: Mapping[int, CollectiveRecord]) -> tuple[HangSide, ...]:
     """Ranks that do the same at the same line together, the most first."""
     sides: dict[tuple[str, int, SourceLine, str], list[int]] = {}
     for rank, entry in sorted(here.items()):
-        key = (_shown(entry), entry.collective_seq_id, _place(entry), entry.state)
+        key = (_shown(entry), entry.sequence, entry.place, entry.state)
         sides.setdefault(key, []).append(rank)
     made = [
         HangSide(tuple(ranks), op, number, place, state)
         for (op, number, place, state), ranks in sides.items()
     ]
     return tuple(sorted(made, key=lambda side: (-len(side.ranks), side.ranks)))
-
-
-def _place(entry: FlightEntry) -> SourceLine:
-    """The innermost line of the program; of no program, the innermost line."""
-    frames = [Frame(f.filename, f.line, f.name) for f in entry.frames]
-    frame = next((f for f in frames if is_user_frame(f)), frames[0] if frames else None)
-    return NoPlace.UNKNOWN if frame is None else Place(frame.filename, frame.line, frame.name)

@@ -59,6 +59,11 @@ class CollectiveRecord:
     when this rank called it, ``completion_ns`` when the call returned, of a call that blocks until
     the operation is over. ``members`` are the ranks of the group (`group_text`), "" if they are
     unknown, and ``peer`` is the rank that a send or receive is to or from.
+
+    A dump of torch's Flight Recorder, whose times are nanoseconds since the Unix epoch, also has:
+    ``described``, the description of the group; ``function``, the operation by the name of its
+    backend, such as ``nccl:all_reduce``; ``shapes``, with types, of what this rank passes; and
+    ``state``, as torch has it.
     """
 
     group: str
@@ -75,6 +80,10 @@ class CollectiveRecord:
     completion_ns: int | Unavailable = _NOT_COLLECTED
     members: str = ""
     peer: int | Unavailable = _NOT_COLLECTED
+    described: str = ""
+    function: str = ""
+    shapes: str = ""
+    state: str = ""
 
 
 @record(frozen=True, slots=True)

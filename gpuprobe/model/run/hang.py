@@ -2,54 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import field
-
-from gpuprobe.model.bounds import Count, LineNumber
+from gpuprobe.model.bounds import Count
 from gpuprobe.model.display import Displayed
 from gpuprobe.model.place import SourceLine
 from gpuprobe.model.record import record
+from gpuprobe.model.run.communication import Transfer
 
 MISSING, MISMATCH, STUCK = "missing", "mismatch", "stuck"
-
-
-@record(frozen=True)
-class FlightFrame:
-    """A frame of a stack; the innermost comes first."""
-
-    name: str = ""
-    filename: str = ""
-    line: LineNumber = 0
-
-
-@record(frozen=True)
-class FlightEntry:
-    """One collective that a rank called, as torch's Flight Recorder has it."""
-
-    profiling_name: str
-    process_group: tuple[str, str]  # name and description
-    state: str = ""
-    collective_seq_id: Count = 0
-    is_p2p: bool = False
-    input_sizes: tuple[tuple[int, ...], ...] = ()
-    input_dtypes: tuple[str, ...] = ()
-    frames: tuple[FlightFrame, ...] = ()
-
-
-@record(frozen=True)
-class FlightGroup:
-    """A process group: ``ranks`` is a list as text, such as ``[0, 1]``."""
-
-    name: str = ""
-    desc: str = ""
-    ranks: str = ""
-
-
-@record(frozen=True)
-class FlightDump:
-    """What one rank dumped."""
-
-    entries: tuple[FlightEntry, ...] = ()
-    pg_config: dict[str, FlightGroup] = field(default_factory=dict)
 
 
 @record(frozen=True)
@@ -84,14 +43,32 @@ class Hang:
 
 
 @record(frozen=True)
+class Arrivals:
+    """How often a rank was the ``last`` of its group to call one of the ``collectives`` that all
+    ranks of their groups have dumped, and by how long after the one before it in total:
+    ``late_ns``, by the clocks of the machines.
+    """
+
+    rank: int
+    collectives: Count
+    last: Count
+    late_ns: int
+
+
+@record(frozen=True)
 class HangReport(Displayed):
-    """All process groups of the dumps in a directory; ``skipped`` are files that are not dumps."""
+    """All process groups of the dumps in a directory; ``skipped`` are files that are not dumps.
+    ``communication`` is what the first of ``ranks`` has called, as far as its dump goes back, with
+    a row for each kind of operation and place.
+    """
 
     path: str
     ranks: tuple[int, ...]
     groups: int
     hangs: tuple[Hang, ...]
     skipped: tuple[str, ...]
+    communication: tuple[Transfer, ...] = ()
+    arrivals: tuple[Arrivals, ...] = ()
 
     def __repr__(self) -> str:
         found = ", ".join(f"{hang.kind} in {hang.group}" for hang in self.hangs) or "no hang"

@@ -14,13 +14,21 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import field
+from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from gpuprobe.analysis.trace.frames import is_user_frame
 from gpuprobe.errors import DataError, InternalError, NotARecording, SnapshotError
+from gpuprobe.model.bounds import Bounds, Count, LineNumber
 from gpuprobe.model.io.codec import from_plain
 from gpuprobe.model.io.files import open_regular
-from gpuprobe.model.run.hang import FlightDump
+from gpuprobe.model.place import NoPlace, Place, SourceLine
+from gpuprobe.model.record import record
+from gpuprobe.model.run.communication import CollectiveRecord, group_text, wire_bytes
+from gpuprobe.model.trace import Frame
+from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.recording.snapshot.child import command_of, limit_process
 from gpuprobe.recording.snapshot.pickles import load_plain
 
@@ -31,15 +39,61 @@ _RANK: Final = re.compile(r"([0-9]{1,6})(\.(pickle|pkl))?$")
 _MOST_DUMP: Final = 1 << 30
 """Bytes of a dump. An entry with its stack takes a few KB, and the recorder keeps thousands."""
 
+_UnixTime = Annotated[int, Bounds(0, (1 << 63) - 1)]
+
 _MOST_FILES: Final = 65_536
 
 
-def read_dumps(directory: Path) -> tuple[dict[int, FlightDump], tuple[str, ...]]:
-    """The dump of each rank, and the names of files that are not dumps.
+@record(frozen=True)
+class _Frame:
+    """A frame of a stack; the innermost comes first."""
+
+    name: str = ""
+    filename: str = ""
+    line: LineNumber = 0
+
+
+@record(frozen=True)
+class _Entry:
+    """One operation that a rank called. Times are nanoseconds since the Unix epoch."""
+
+    profiling_name: str
+    process_group: tuple[str, str]  # name and description
+    state: str = ""
+    collective_seq_id: Count = 0
+    is_p2p: bool = False
+    input_sizes: tuple[tuple[int, ...], ...] = ()
+    input_dtypes: tuple[str, ...] = ()
+    time_created_ns: _UnixTime | None = None
+    time_discovered_completed_ns: _UnixTime | None = None
+    frames: tuple[_Frame, ...] = ()
+
+
+@record(frozen=True)
+class _Group:
+    """A process group: ``ranks`` is a list as text, such as ``[0, 1]``."""
+
+    name: str = ""
+    desc: str = ""
+    ranks: str = ""
+
+
+@record(frozen=True)
+class _Dump:
+    """What one rank dumped."""
+
+    entries: tuple[_Entry, ...] = ()
+    pg_config: dict[str, _Group] = field(default_factory=dict)
+
+
+def read_dumps(
+    directory: Path,
+) -> tuple[dict[int, list[CollectiveRecord]], tuple[str, ...]]:
+    """What each rank called, in its order, and the names of files that are not dumps.
 
     Raises NotARecording if there is no dump, DataError for one that cannot be read.
     """
-    found: dict[int, FlightDump] = {}
+    found: dict[int, _Dump] = {}
     skipped: list[str] = []
     try:
         names = sorted(entry.name for entry in directory.iterdir() if not entry.is_dir())
@@ -54,14 +108,141 @@ def read_dumps(directory: Path) -> tuple[dict[int, FlightDump], tuple[str, ...]]
             number = int(rank[1])
             if number in found:
                 raise DataError(f"{directory} has two dumps of rank {number}", hint=HINT)
-            found[number] = from_plain(FlightDump, plain, f"{directory / name}")
+            found[number] = from_plain(_Dump, plain, f"{directory / name}")
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotARecording(f"there is no directory {directory}", hint=HINT) from error
     except OSError as error:
         raise DataError(f"cannot read {directory}: {error.strerror or error}") from error
     if not found:
         raise NotARecording(f"{directory} has no Flight Recorder dump", hint=HINT)
-    return found, tuple(skipped)
+    groups = {
+        (name, group.desc): group.ranks
+        for dump in found.values()
+        for name, group in dump.pg_config.items()
+    }
+    records = {
+        rank: [_record(entry, groups) for entry in dump.entries] for rank, dump in found.items()
+    }
+    return records, tuple(skipped)
+
+
+_KINDS: Final = {
+    "_all_gather_base": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter",
+    "all_gather": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "all_reduce": "all_reduce",
+    "all_reduce_barrier": "barrier",
+    "all_to_all": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "allgather_coalesced": "all_gather",
+    "allreduce_coalesced": "all_reduce",
+    "barrier": "barrier",
+    "broadcast": "broadcast",
+    "gather": "gather",
+    "recv": "recv",
+    "reduce": "reduce",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "scatter": "scatter",
+    "send": "send",
+}
+"""The operations of `wire_bytes`, by what backends call them (torch/csrc/distributed/c10d:
+ProcessGroupNCCL.cpp, ProcessGroupGloo.cpp). Others send an unknown number of bytes: 0."""
+
+_DTYPES: Final = {
+    "Bool": ("bool", 1),
+    "Byte": ("uint8", 1),
+    "Char": ("int8", 1),
+    "Short": ("int16", 2),
+    "Int": ("int32", 4),
+    "Long": ("int64", 8),
+    "Half": ("float16", 2),
+    "BFloat16": ("bfloat16", 2),
+    "Float": ("float32", 4),
+    "Double": ("float64", 8),
+    "ComplexHalf": ("complex32", 4),
+    "ComplexFloat": ("complex64", 8),
+    "ComplexDouble": ("complex128", 16),
+    "Float8_e4m3fn": ("float8_e4m3fn", 1),
+    "Float8_e4m3fnuz": ("float8_e4m3fnuz", 1),
+    "Float8_e5m2": ("float8_e5m2", 1),
+    "Float8_e5m2fnuz": ("float8_e5m2fnuz", 1),
+    "UInt16": ("uint16", 2),
+    "UInt32": ("uint32", 4),
+    "UInt64": ("uint64", 8),
+}
+"""torch's name and the bytes of an element, by the name that C++ prints (c10/core/ScalarType.h)."""
+
+_MESH: Final = "mesh_"
+_MOST_BYTES: Final = 1 << 60
+_PEER: Final = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d{1,6})$")
+
+
+def _record(entry: _Entry, groups: Mapping[tuple[str, str], str]) -> CollectiveRecord:
+    name, described = entry.process_group
+    # gloo's groups have neither name nor description (torch 2.13).
+    known = (groups.get(key) for key in ((name, described), ("", described), ("", "")))
+    ranks = _ranks(next(filter(None, known), ""))
+    function = entry.profiling_name.rpartition(":")[2]
+    peer = _PEER.search(function)
+    op = _KINDS.get(function.partition(" ")[0], "send" if entry.is_p2p else function)
+    size = max(1, len(ranks))
+    payload = _bytes(entry) * (size if op in ("all_gather", "gather") else 1)
+    created, completed = entry.time_created_ns, entry.time_discovered_completed_ns
+    return CollectiveRecord(
+        group=name,
+        axis=described.removeprefix(_MESH) if described.startswith(_MESH) else "",
+        ranks=size,
+        sequence=entry.collective_seq_id,
+        op=op,
+        dtype=" ".join(dict.fromkeys(_DTYPES.get(t, (t, 0))[0] for t in entry.input_dtypes)),
+        payload=Bytes(payload),
+        wire=wire_bytes(op, payload, size) if op in _KINDS.values() else Bytes(0),
+        place=_place(entry),
+        arrival_ns=Unavailable("not in the dump") if created is None else created,
+        completion_ns=Unavailable("not in the dump") if completed is None else completed,
+        members=group_text(ranks) if ranks else "",
+        peer=Unavailable("not a send or receive") if peer is None else int(peer[1]),
+        described=described,
+        function=entry.profiling_name,
+        shapes=_shapes(entry),
+        state=entry.state,
+    )
+
+
+def _shapes(entry: _Entry) -> str:
+    sizes = " ".join("x".join(map(str, size)) or "scalar" for size in entry.input_sizes[:3])
+    more = " …" if len(entry.input_sizes) > 3 else ""
+    types = " ".join(dict.fromkeys(entry.input_dtypes))
+    return " ".join(part for part in (sizes + more, types) if part)
+
+
+def _bytes(entry: _Entry) -> int:
+    """Of what the rank passes; 0 for types that are unknown."""
+    total = 0
+    for sizes, dtype in zip(entry.input_sizes, entry.input_dtypes, strict=False):
+        total += max(0, prod(sizes)) * _DTYPES.get(dtype, ("", 0))[1]
+        if total > _MOST_BYTES:
+            raise DataError(f"an operation about more than {_MOST_BYTES:,} bytes", hint=HINT)
+    return total
+
+
+def _ranks(text: str) -> list[int]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(found, list):
+        return []
+    return sorted({rank for rank in found if isinstance(rank, int) and rank >= 0})
+
+
+def _place(entry: _Entry) -> SourceLine:
+    """The innermost line of the program; of no program, the innermost line."""
+    frames = [Frame(f.filename, f.line, f.name) for f in entry.frames]
+    frame = next((f for f in frames if is_user_frame(f)), frames[0] if frames else None)
+    return NoPlace.UNKNOWN if frame is None else Place(frame.filename, frame.line, frame.name)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -6,14 +6,17 @@ from typing import Any, TextIO
 
 from gpuprobe.model.io.document import header
 from gpuprobe.model.io.document import write as write_document
-from gpuprobe.model.place import Place
+from gpuprobe.model.place import Place, SourceLine
 from gpuprobe.model.run.hang import Hang, HangReport, HangSide
 from gpuprobe.reporters.json import fields_of
 from gpuprobe.reporters.json import schema as load_schema
 
 SCHEMA = "gpuprobe.hang"
-VERSION = (1, 0)
-"""(major, minor); a minor version only adds keys. History: 1.0: first version."""
+VERSION = (1, 1)
+"""(major, minor); a minor version only adds keys. History:
+* 1.0: first version.
+* 1.1: ``communication`` and ``arrivals``.
+"""
 
 
 def write(found: HangReport, stream: TextIO) -> None:
@@ -30,6 +33,11 @@ def document(found: HangReport) -> dict[str, Any]:
         "groups": found.groups,
         "hangs": [_hang(hang) for hang in found.hangs],
         "skipped": list(found.skipped),
+        "communication": [
+            {**fields_of(row, "op axis ranks dtype count payload wire"), **_place(row.place)}
+            for row in found.communication
+        ],
+        "arrivals": [fields_of(row, "rank collectives last late_ns") for row in found.arrivals],
     }
 
 
@@ -51,7 +59,14 @@ def _side(side: HangSide) -> dict[str, Any]:
     return {
         "ranks": list(side.ranks),
         **fields_of(side, "op sequence state"),
-        "file": side.place.file if isinstance(side.place, Place) else None,
-        "line": side.place.line if isinstance(side.place, Place) else None,
-        "function": side.place.function if isinstance(side.place, Place) else None,
+        **_place(side.place),
+    }
+
+
+def _place(place: SourceLine) -> dict[str, Any]:
+    known = place if isinstance(place, Place) else None
+    return {
+        "file": None if known is None else known.file,
+        "line": None if known is None else known.line,
+        "function": None if known is None else known.function,
     }

@@ -8,9 +8,22 @@ from gpuprobe.model.findings import Level
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.hang import MISMATCH, MISSING, Hang, HangReport, HangSide
 from gpuprobe.model.text import ranges
-from gpuprobe.reporters.sections.parts import Line, Part, Section, bulleted, plural
+from gpuprobe.reporters.sections.parts import (
+    Cell,
+    Column,
+    Line,
+    Part,
+    Row,
+    Section,
+    Table,
+    bulleted,
+    duration,
+    plural,
+)
+from gpuprobe.reporters.sections.report.communication import communication_section
 
 _MOST_SIDES = 8
+_FEW_ROWS = 8
 
 
 def hang_sections(found: HangReport) -> list[Section]:
@@ -21,11 +34,41 @@ def hang_sections(found: HangReport) -> list[Section]:
         head.append(Line("No collective waits for a rank, and all ranks called the same ones."))
     sections = [Section(parts=tuple(head), name="dumps")]
     sections += [_section(hang, number) for number, hang in enumerate(found.hangs)]
+    if found.communication:
+        title = f"Communication of rank {found.ranks[0]}, as far as its dump goes back"
+        sections.append(communication_section(title, found.communication, _FEW_ROWS))
+    if found.arrivals:
+        sections.append(_arrivals(found))
     if found.skipped:
         few = ", ".join(found.skipped[:5]) + (", …" if len(found.skipped) > 5 else "")
         text = f"not dumps: {few}"
         sections.append(Section("Skipped", bulleted((text,)), "skipped", "Skipped"))
     return sections
+
+
+def _arrivals(found: HangReport) -> Section:
+    rows = tuple(
+        Row(
+            (
+                Cell(str(row.rank), row.rank),
+                Cell(str(row.last), row.last),
+                Cell(str(row.collectives), row.collectives),
+                duration(row.late_ns),
+            )
+        )
+        for row in found.arrivals[:_FEW_ROWS]
+    )
+    columns = (
+        Column("rank", 6, number=True),
+        Column("last to come", 14, number=True),
+        Column("of", 8, number=True),
+        Column("later by, in total", 20, number=True),
+    )
+    parts: list[Part] = [Table("arrivals", columns, rows)]
+    if len(found.arrivals) > _FEW_ROWS:
+        parts.append(Line(f"… {len(found.arrivals) - _FEW_ROWS} more: --json lists them"))
+    title = "Last to call a collective, by the clocks of the machines"
+    return Section(title, tuple(parts), "arrivals", "Arrivals")
 
 
 def _section(hang: Hang, number: int) -> Section:
