@@ -38,7 +38,6 @@ from gpuprobe.model.report import (
     AT_PEAK,
     AT_STEP_END,
     CategoryTable,
-    ChildRow,
     DevicePeak,
     FindingRow,
     GrowthReport,
@@ -56,7 +55,7 @@ from gpuprobe.model.report import (
     Steps,
     Suggestion,
 )
-from gpuprobe.model.run.children import ChildProcess
+from gpuprobe.model.run.children import ChildProcess, ChildRow
 from gpuprobe.model.run.columns import DURATION, FULL, INDEX
 from gpuprobe.model.run.recording import RankRecording, Recording
 from gpuprobe.model.run.rows import StepRows
@@ -209,7 +208,7 @@ def _child(child: ChildProcess, is_running: Callable[[RankRecording], bool | Non
         rank=child.rank,
         pid=row.pid,
         status=row.status,
-        error=row.error,
+        error=None if child.end is None else child.end.error,
         steps=child.steps,
         duration_ns=row.duration_ns,
         peaks=child.peaks,

@@ -2,9 +2,7 @@
 
 All sizes are bytes, all durations nanoseconds. What is not known is `Unavailable`, with the
 reason; None stands only where the recording has no such thing. In every `ShareTable` the rows and
-the remainder sum to the total.
-
-`gpuprobe.reporters.json.report.to_document` is its JSON form.
+the remainder sum to the total. Its JSON form: `gpuprobe.reporters.json.report.to_document`.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from gpuprobe.model.findings import Finding
 from gpuprobe.model.memory import AllocatorCounts
 from gpuprobe.model.place import NoPlace, Place
 from gpuprobe.model.record import record
-from gpuprobe.model.run.children import ChildPeak
+from gpuprobe.model.run.children import ChildRow
 from gpuprobe.model.run.communication import Communication
 from gpuprobe.model.run.rows import StepRows
 from gpuprobe.model.run.session import Collective, Environment, Placed, Session
@@ -70,22 +68,6 @@ class RankRow:
     steps: int
     duration_ns: int | Unavailable
     host_rss_peak: Peak | Unavailable
-
-
-@record(frozen=True)
-class ChildRow:
-    """A process that the program started and that used a GPU; not one of the ranks. ``name`` is its
-    recording, a directory inside this one, ``rank`` that of the program.
-    """
-
-    name: str
-    rank: int
-    pid: int
-    status: str
-    error: RankError | None
-    steps: int
-    duration_ns: int | Unavailable
-    peaks: tuple[ChildPeak, ...]
 
 
 # -- peaks

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 from gpuprobe.errors import DataError, NotARecording, UsageError
 from gpuprobe.model.io.files import open_regular
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.recording.files import CHUNK_NAME, STREAM_NAME
+from gpuprobe.recording.many.children import read_children
 from gpuprobe.recording.reader import RecordingTail, read_recording
 
 
@@ -26,7 +28,9 @@ def load(path: str | os.PathLike[str]) -> Recording:
     where = Path(path)
     try:
         if where.is_dir():
-            return read_recording(where)
+            recording = read_recording(where)
+            recording.load_children = partial(read_children, where)
+            return recording
         if where.is_file():
             refuse_stream(where)
             if is_packed(where):

@@ -16,14 +16,12 @@ from typing import Generic, TypeVar
 from gpuprobe.errors import DataError, NotARecording
 from gpuprobe.model.io.files import open_regular, read_regular
 from gpuprobe.model.io.gc_pause import gc_paused
-from gpuprobe.model.run.children import ChildProcess
 from gpuprobe.model.run.columns import traced_steps
 from gpuprobe.model.run.recording import SCHEMA_VERSION, Recording
 from gpuprobe.model.run.session import BlindSpot, Step
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.recording.chunks import FREE_ROWS, ROWS_PER_BYTE, decode_chunk
 from gpuprobe.recording.files import CHUNK_NAME, MAX_CHUNK, MAX_STREAM, stream_names
-from gpuprobe.recording.many.children import read_children
 from gpuprobe.recording.many.shapes import Shapes
 from gpuprobe.recording.many.steps import ColumnParser, Kept, read_at
 from gpuprobe.recording.stream import StreamParser
@@ -95,7 +93,7 @@ class RecordingTail:
                 f"cannot read the recording {self.path}: {error.strerror or error}"
             ) from error
         parsers = {rank: stream.parser for rank, stream in self._streams.items()}
-        return assembled(str(self.path), parsers, self._chunks, partial(read_children, self.path))
+        return assembled(str(self.path), parsers, self._chunks)
 
     def _parser(self, name: str) -> StreamParser:
         if self._columns:
@@ -113,12 +111,7 @@ class RecordingTail:
         return NotARecording(f"{self.path} is not a recording: no rank's stream in it", hint=_HINT)
 
 
-def assembled(
-    path: str,
-    parsers: Mapping[int, StreamParser],
-    chunks: Chunks,
-    load_children: Callable[[], tuple[ChildProcess, ...]],
-) -> Recording:
+def assembled(path: str, parsers: Mapping[int, StreamParser], chunks: Chunks) -> Recording:
     """The recording of all ranks whose session was read."""
     headers = [parser.header for parser in parsers.values() if parser.header is not None]
     version = max((header.version for header in headers), default=SCHEMA_VERSION)
@@ -135,7 +128,6 @@ def assembled(
             )
             for rank in readable
         ),
-        load_children=load_children,
     )
 
 

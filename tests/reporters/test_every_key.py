@@ -85,6 +85,7 @@ OTHER: dict[str, Any] = {
 MACHINE_ONLY = {
     "recording.error.out_of_memory": "whether to look for an account; that account is shown",
     "findings.*.finding.fingerprint": "for comparing runs",
+    "children.*.error.out_of_memory": "its message has it",
     "ranks.*.error.out_of_memory": "whether to look for an account; that account is shown",
     "ranks.*.error.rank": "the row's own",
     "fragmentation.peak.why_it_stays.*": "what stays at the end is what one can do about",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from gpuprobe.model.bounds import MOST_DEVICES, AtMost, Count, Rank
 from gpuprobe.model.record import record
-from gpuprobe.model.run.session import Environment, Session, SessionEnd
+from gpuprobe.model.run.session import Environment, ProgramError, Session, SessionEnd
 from gpuprobe.model.values import Peak, Unavailable
 
 
@@ -32,3 +32,19 @@ class ChildProcess:
     steps: Count
     peaks: Annotated[tuple[ChildPeak, ...], AtMost(MOST_DEVICES)]
     end: SessionEnd | None
+
+
+@record(frozen=True)
+class ChildRow:
+    """A process that the program started and that used a GPU; not one of the ranks. ``name`` is its
+    recording, a directory inside this one, ``rank`` that of the program.
+    """
+
+    name: str
+    rank: int
+    pid: int
+    status: str
+    error: ProgramError | None
+    steps: int
+    duration_ns: int | Unavailable
+    peaks: tuple[ChildPeak, ...]

@@ -24,8 +24,8 @@ depends on addresses, and their allocations are not simulated in several orders.
 
 
 class Needs(NamedTuple):
-    """A `Start` of `gpuprobe.sampler.hooks.processes.children.following`. ``steps``: a process
-    ends, as if it called ``sys.exit(0)``, after so many optimizer steps.
+    """A `StartInProcess` of `gpuprobe.sampler.hooks.processes.children`. ``steps``: a process ends,
+    as if it called ``sys.exit(0)``, after so many optimizer steps.
     """
 
     folder: Path

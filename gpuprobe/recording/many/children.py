@@ -11,6 +11,7 @@ from gpuprobe.model.bounds import MOST_DEVICES
 from gpuprobe.model.run.children import ChildPeak, ChildProcess
 from gpuprobe.model.run.columns import FULL
 from gpuprobe.recording.files import CHILD_NAME
+from gpuprobe.recording.reader import read_recording
 
 MOST: Final = 10_000
 """Of them that are read."""
@@ -37,9 +38,7 @@ def read_children(directory: Path) -> tuple[ChildProcess, ...]:
 
 
 def _read(path: Path) -> ChildProcess | None:
-    # 10 ms, and what imports this file: only for recordings of programs that start processes.
-    from gpuprobe.analysis.peak.peaks import device_peaks
-    from gpuprobe.recording.reader import read_recording
+    from gpuprobe.analysis.peak.peaks import device_peaks  # 10 ms: few programs start processes
 
     try:
         recording = read_recording(path)

@@ -275,11 +275,10 @@ class PackedFile:
                 if sizes[rank] > MAX_STREAM:
                     raise DataError(f"{self.path}: the stream of rank {rank} is too large")
                 parser.feed(data)
-        recording = assembled(
-            self.shown, parsers, Chunks(self.path, self._chunk), lambda: self._children
-        )
+        recording = assembled(self.shown, parsers, Chunks(self.path, self._chunk))
         if not recording.ranks:
             raise DataError(f"the packed recording {self.path} is empty")
+        recording.load_children = lambda: self._children
         return recording
 
     def _group(self, group: int) -> tuple[int, list[str], list[str | None], list[bytes]]:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from gpuprobe.patching import patch, when_imported
 
 
-class Followed(Protocol):
+class FollowedProcess(Protocol):
     """What is done in such a process."""
 
     def so_far(self) -> None:
@@ -32,20 +32,20 @@ class Followed(Protocol):
         """It ends by itself; ``error`` is its exception."""
 
 
-class Start(Protocol):
+class StartInProcess(Protocol):
     """Called in the process, ``since`` which it runs (`time.monotonic`). Has to be picklable, and
     never raises.
     """
 
-    def __call__(self, since: float) -> Followed | None: ...
+    def __call__(self, since: float) -> FollowedProcess | None: ...
 
 
-_start: Start | None = None
+_start: StartInProcess | None = None
 _registered = False
 
 
 @contextmanager
-def following(start: Start) -> Iterator[None]:
+def following(start: StartInProcess) -> Iterator[None]:
     """In this context, processes that this one starts, and those that they start, call ``start``
     when they first use a GPU.
     """
@@ -61,7 +61,7 @@ def not_followed() -> None:
     when_first_used(None)
 
 
-def _follow(start: Start) -> Callable[[], None]:
+def _follow(start: StartInProcess) -> Callable[[], None]:
     global _start, _registered
     before, _start = _start, start
     if not _registered:
@@ -97,14 +97,14 @@ def _follow(start: Start) -> Callable[[], None]:
 class _Arrival:
     """Unpickled in a spawned process before it imports the program: `_arrive` is called there."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: StartInProcess) -> None:
         self._start = start
 
     def __reduce__(self) -> Any:
         return _arrive, (self._start, time.monotonic())
 
 
-def _arrive(start: Start, since: float) -> None:
+def _arrive(start: StartInProcess, since: float) -> None:
     _follow(start)
     when_imported("torch", lambda: _await_use(start, since))
 
@@ -114,13 +114,13 @@ def _forked() -> None:
         _await_use(_start, time.monotonic())
 
 
-def _await_use(start: Start, since: float) -> None:
+def _await_use(start: StartInProcess, since: float) -> None:
     from gpuprobe.torch_support.first_use import when_first_used
 
     when_first_used(lambda: _begin(start, since))
 
 
-def _begin(start: Start, since: float) -> None:
+def _begin(start: StartInProcess, since: float) -> None:
     from multiprocessing.util import Finalize
 
     found = start(since)
@@ -131,7 +131,7 @@ def _begin(start: Start, since: float) -> None:
         _before_messages(found.so_far)
 
 
-def _end(followed: Followed) -> None:
+def _end(followed: FollowedProcess) -> None:
     error = sys.exc_info()[1]
     if isinstance(error, SystemExit):  # torch.multiprocessing reports errors and exits with 1
         error = error.__context__ if error.code else None

@@ -16,7 +16,7 @@ from gpuprobe.patching import patch, when_imported
 from gpuprobe.sampler.base import Sink
 
 
-class Place(NamedTuple):
+class JobPlace(NamedTuple):
     """Which rank of how many a process is, in the job of its default process group."""
 
     rank: int
@@ -29,7 +29,7 @@ class LateSink:
     """
 
     def __init__(
-        self, create: Callable[[Place | None], Sink], opened: Callable[[str | None], None]
+        self, create: Callable[[JobPlace | None], Sink], opened: Callable[[str | None], None]
     ) -> None:
         """``create`` raises GpuprobeError or OSError if it cannot; ``opened`` gets that as text, ""
         once the recording is there, and None if there was nothing to record.
@@ -41,7 +41,7 @@ class LateSink:
         self._failed = False
         self._about: tuple[Session, Environment] | None = None
         self._spots: list[BlindSpot] = []
-        self._job: Place | None = None
+        self._job: JobPlace | None = None
         when_imported("torch.distributed.distributed_c10d", self._follow_groups)
 
     def session(self, session: Session, environment: Environment) -> None:
@@ -121,7 +121,7 @@ class LateSink:
             initialized = torch.distributed.is_initialized()
             ranks = torch.distributed.get_world_size() if initialized else 1
             if ranks > 1:
-                self._job = Place(torch.distributed.get_rank(), ranks)
+                self._job = JobPlace(torch.distributed.get_rank(), ranks)
 
 
 def _allocated(step: Step) -> bool:

@@ -18,7 +18,7 @@ from gpuprobe.errors import UsageError
 
 if TYPE_CHECKING:
     from gpuprobe.sampler.base import Sink
-    from gpuprobe.sampler.hooks.processes.late import Place
+    from gpuprobe.sampler.hooks.processes.late import JobPlace
     from gpuprobe.sampler.recorder import Recorder
 
 _ENDED_EARLY: Final = "ended before anything was recorded"
@@ -42,7 +42,7 @@ def next_job(output: Path) -> int:
 
 
 class Children(NamedTuple):
-    """What a process needs to know for its recording: a `Start` of `following`.
+    """What a process needs to know for its recording: a `StartInProcess` of `following`.
 
     ``writer`` creates a recording for a rank of so many; ``recorder`` makes a recorder that writes
     to a sink. ``job`` is the number of the first job of this program; in ``notes`` each process
@@ -70,7 +70,7 @@ class Children(NamedTuple):
             return None
         return child
 
-    def _create(self, place: Place | None) -> Sink:
+    def _create(self, place: JobPlace | None) -> Sink:
         if place is not None and self.ranks == 1:
             for number in range(self.job, self.job + _MOST):
                 path = spawned_path(self.output, number)
