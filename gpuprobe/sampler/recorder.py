@@ -562,7 +562,7 @@ class Recorder:
             if self._inference is not None:
                 self._inference.remove()
             if self._per_step is not None:
-                self._per_step.collectives.remove()
+                self._per_step.end()
             if not self._traces.stop():
                 self._failures.texts.append(
                     "the dispatch mode was not removed: another mode is above it"

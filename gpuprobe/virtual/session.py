@@ -14,6 +14,8 @@ from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support import assumptions
+from gpuprobe.torch_support.compile_notes import worded
 from gpuprobe.torch_support.version import installed, simulated
 from gpuprobe.virtual import boundary, cuda_api, saving
 from gpuprobe.virtual.catalogue.gpus import GpuModel, parse_spec
@@ -59,6 +61,7 @@ class VirtualSession:
         if self.machine.shapes:
             nearest.import_compiler()
         try:
+            self._patches.add(assumptions.made_by(lambda: worded(self.machine.assumed)))
             self._kernels = Kernels()
             self._patches.add(self._kernels.close)
             pass_by(self._patches)

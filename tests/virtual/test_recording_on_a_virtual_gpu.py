@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,11 @@ import pytest
 import torch
 
 import gpuprobe
+from gpuprobe.api.recordings import load, summary
+from gpuprobe.api.views import write_report
+from gpuprobe.reporters.json.report import to_document
+from gpuprobe.reporters.sections.report import report_sections
+from gpuprobe.reporters.text import draw
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 MIB = 1 << 20
@@ -153,3 +160,33 @@ def test_modules_and_inputs_are_those_that_a_trace_on_the_cpu_names(tmp_path: Pa
     assert cuda["Net.one"] == cpu["Net.one"] + 8_519_680  # cuBLAS's workspace, made in its call
     assert not {"(unknown)", "(before the trace)"} & cuda.keys()
     assert any("backward passes on CUDA" in spot["what"] for spot in on_cuda["blind_spots"])
+
+
+def test_what_was_assumed_is_in_the_recording_and_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *args: None if name == "triton" else find(name, *args),
+    )
+    path = tmp_path / "run"
+    with gpuprobe.virtual_gpu("a100-40gb", compute="shapes"):
+        code = torch.compile(torch.sin)  # before the recording begins
+        with gpuprobe.record(path) as recorder, recorder.step():
+            code(torch.ones(3, device="cuda"))
+    report = summary(load(path))
+    text = io.StringIO()
+    draw.write(report_sections(report), text)
+    (page,) = write_report(load(path), tmp_path / "run.html")
+    (spot,) = [row for row in report.blind_spots if row.what.startswith("assumed: ")]
+    assert "torch.compile is disabled, so the code runs eagerly" in spot.what
+    assert "Triton is not installed" in spot.what
+    assert any(row["what"] == spot.what for row in to_document(report)["blind_spots"])
+    for view in (text.getvalue(), page.read_text()):
+        assert "torch.compile is disabled" in " ".join(view.split())
+    with gpuprobe.record(tmp_path / "later") as recorder, recorder.step():
+        torch.ones(3)
+    later = summary(load(tmp_path / "later")).blind_spots
+    assert not any(row.what.startswith("assumed: ") for row in later)

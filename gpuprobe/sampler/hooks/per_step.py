@@ -14,11 +14,14 @@ from gpuprobe.sampler.hooks.distributed.waits import joined_waits
 from gpuprobe.sampler.hooks.placement import Placement
 from gpuprobe.sampler.timeline import PhaseTimeline
 from gpuprobe.sampler.tracing.traces import Traces
+from gpuprobe.torch_support import assumptions
 
 _LEFT_OUT = BlindSpot(
     f"operations with other ranks after the first {MOST_OPERATIONS:,} of a step",
     "communication by line and module does not include them; the totals by operation do",
 )
+
+_IF = "the figures are those of a real GPU if this is so there"
 
 
 class PerStep:
@@ -64,6 +67,11 @@ class PerStep:
             self._blind((_LEFT_OUT,))
         self._last = (index, found)
         return found
+
+    def end(self) -> None:
+        """Take the hooks out, and record what a virtual GPU has taken for granted."""
+        self.collectives.remove()
+        self._blind(tuple(BlindSpot(f"assumed: {text}", _IF) for text in assumptions.in_force()))
 
     def _joined(self, earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
         exchanges = (*earlier["exchanges"], *later["exchanges"])
