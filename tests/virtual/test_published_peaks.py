@@ -242,6 +242,28 @@ def test_a_run_that_is_cut_short_goes_on_where_it_was(
     assert sorted(row["config"] for row in found) == sorted(row["config"] for row in given)
 
 
+def test_rows_that_differ_by_one_figure_are_counted() -> None:
+    """Of a group of four sizes that differ by 1.5 MiB, two that are equal, and four that do not
+    differ by the same.
+    """
+    first = rows()[1]
+
+    def group(name: str, ours: list[float]) -> list[dict[str, Any]]:
+        theirs = [8.0, 16.0, 32.0, 64.0]
+        pairs = zip(theirs, ours, strict=False)
+        return [{**first, "config": name, "theirs": peak, "ours": found} for peak, found in pairs]
+
+    by_one_figure = group("a", [6.5, 14.5, 30.5, 62.5])
+    others = [
+        *group("b", [8.0, 16.0, 32.0, 64.0]),
+        *group("c", [6.5, 14.5, 30.5, 62.0]),
+        *group("d", [6.5, 14.5]),
+    ]
+    lines = published_peaks.table_of([*by_one_figure, *others])
+    assert any(line.startswith("torch: 4 of the rows that differ") for line in lines), lines
+    assert not any("that differ" in line for line in published_peaks.table_of(others))
+
+
 def test_results_are_read_as_they_were_written() -> None:
     kept = {"softmax 0.5.8 NVIDIA B200": rows(), 'a "name"': []}
     assert json.loads(published_peaks.written(kept)) == kept
