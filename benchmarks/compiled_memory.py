@@ -5,7 +5,7 @@ an independent count: the text of the wrapper that Inductor wrote is read line b
 ``empty_strided_cuda`` and the ``del`` of its last name must be found among the events of that
 call, in order and with its size.
 
-    python benchmarks/compiled_memory.py [--gpu h100-80gb] [gpt resnet gpt2 gpt2-xl]
+    python benchmarks/compiled_memory.py [--gpu h100-80gb] [gpt resnet gpt2 gpt2-loss gpt2-xl]
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-PROGRAMS = ("gpt", "resnet", "gpt2", "gpt2-xl")
+PROGRAMS = ("gpt", "resnet", "gpt2", "gpt2-loss", "gpt2-xl")
 _ALLOCATED = re.compile(r"^(\w+) = empty_strided_cuda\((\([^()]*\)), (\([^()]*\)), (torch\.\w+)\)")
 _MOVED = re.compile(r"^(\w+) = (?:reinterpret_tensor\()?(\w+)\b")
 _FREED = re.compile(r"\bdel (\w+)")
@@ -88,9 +88,24 @@ def model_of(name: str, torch: Any) -> tuple[Any, Any]:
     train_gpt.HEAD_SIZE = 64
     sizes = {"gpt": (4, 128, 64, 65, 16), "gpt2": (12, 768, 1024, 50304, 8),
              "gpt2-xl": (48, 1600, 1024, 50304, 2)}  # fmt: skip
-    layers, embed, context, vocabulary, batch = sizes[name]
+    layers, embed, context, vocabulary, batch = sizes[name.removesuffix("-loss")]
     net = train_gpt.GPT(vocabulary, layers, embed, context).cuda()
+    if name.endswith("-loss"):  # computed in the model's forward, as nanoGPT does
+        net = _with_loss(net, torch)
     return net, torch.randint(vocabulary, (batch, context), device="cuda")
+
+
+def _with_loss(net: Any, torch: Any) -> Any:
+    class WithLoss(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, tokens: Any) -> Any:
+            logits = self.net(tokens)
+            return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+    return WithLoss()
 
 
 def run(name: str, gpu: str, compiled: bool) -> dict[str, Any]:
