@@ -28,6 +28,7 @@ from gpuprobe.api.virtual import estimate_program
 from gpuprobe.cli import main
 from gpuprobe.errors import UsageError
 from gpuprobe.recording.writer import RecordingWriter
+from gpuprobe.torch_support import first_use
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -332,3 +333,31 @@ def test_a_process_that_uses_no_gpu_imports_nothing(tmp_path: Path) -> None:
     assert "gpuprobe.sampler.hooks.processes.children" in names
     assert not {name for name in names if "recorder" in name or "virtual" in name}
     assert not list((tmp_path / "plain.gpuprobe").glob("child*"))
+
+
+# -- CUDA itself, of which this machine may have none
+
+
+def test_the_initialisation_of_cuda_is_the_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by the name under which modules of torch have imported it."""
+    calls: list[str] = []
+
+    def initialise() -> None:
+        calls.append("initialised")
+        monkeypatch.setattr(torch.cuda, "_initialized", True)
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_initialized", False)
+    for module in (torch.cuda, torch.cuda.memory):
+        monkeypatch.setattr(module, "_lazy_init", initialise)
+    undo = first_use.follow_cuda()
+    memory: Any = torch.cuda.memory
+    memory._lazy_init()
+    assert calls == ["initialised"]  # of a process that is not followed
+    monkeypatch.setattr(torch.cuda, "_initialized", False)
+    first_use.when_first_used(lambda: calls.append("used"))
+    memory._lazy_init()
+    memory._lazy_init()
+    assert calls == ["initialised", "initialised", "used", "initialised"]
+    undo()
+    assert torch.cuda._lazy_init is memory._lazy_init is initialise
