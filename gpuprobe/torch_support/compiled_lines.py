@@ -111,7 +111,7 @@ def remember(graph: Any, file: str, source: str) -> None:
     for number, text in enumerate(source.splitlines(), 1):
         node = _of(graph, text)
         if node is not None:
-            found[number] = _parsed(node.meta["stack_trace"])
+            found[number] = _parsed(node.meta.get("stack_trace") or "")
             modules[number] = compiled_modules.of_stack(_module_stack(node))
     names = compiled_modules.traced_names(set(modules.values()))
     for number, module in modules.items():
@@ -150,14 +150,20 @@ def _of(graph: Any, text: str) -> Any:
 
 
 def _origin(buffer: Any) -> Any:
-    """The operator that a buffer is the result of; of several that were fused, the last."""
+    """The operator that a buffer is the result of; of several that were fused, the last. One that
+    only torch's own modules have called has a module and no line.
+    """
     if buffer is None:
         return None
     node = getattr(buffer, "origin_node", None)
-    if node is not None and node.meta.get("stack_trace"):
-        return node
-    known = [item for item in getattr(buffer, "origins", ()) if item.meta.get("stack_trace")]
-    return max(known, default=None)
+    origins = getattr(buffer, "origins", ())
+    for keys in (("stack_trace",), ("nn_module_stack", FORWARD_STACK)):
+        if node is not None and any(node.meta.get(key) for key in keys):
+            return node
+        known = [item for item in origins if any(item.meta.get(key) for key in keys)]
+        if known:
+            return max(known)
+    return None
 
 
 def _parsed(trace: str) -> tuple[ProgramFrame, ...]:

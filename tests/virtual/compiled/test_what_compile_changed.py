@@ -162,6 +162,14 @@ def test_modules_of_a_model_whose_own_forward_is_compiled(tmp_path: Path) -> Non
     }
 
 
+def test_a_model_of_torchs_own_modules_has_modules(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+    found = modules_of(tmp_path / "run", model)
+    assert found["Sequential.0"] >= 16 << 20
+    assert found["Sequential.2"] >= 4 << 20
+    assert found["(no module)"] == 4 << 20  # the batch
+
+
 def allocated_by_phase(path: Path, kind: type[nn.Module]) -> dict[tuple[str, str], int]:
     """Bytes allocated in the second training step, by phase and module."""
     with gpuprobe.virtual_gpu("a100-40gb", compute="shapes"):
