@@ -192,6 +192,7 @@ def estimate_program(
     from gpuprobe.planning.auto import Start, estimate_with
     from gpuprobe.planning.job import Job
     from gpuprobe.planning.processes import needs
+    from gpuprobe.planning.processes.waiting import Stalled, not_forever
     from gpuprobe.sampler.hooks.processes.children import following
     from gpuprobe.sampler.hooks.step_limit import Enough, limit
     from gpuprobe.sampler.program import put_back_if_it_fails
@@ -201,13 +202,19 @@ def estimate_program(
     def run(session: VirtualSession, recorder: Any) -> int:
         session.machine.unknown_as_nan = True
         with put_back_if_it_fails(), limit(steps) as count, scratch_recording() as scratch:
-            folder = scratch.parent
+            folder, stalled = scratch.parent, Stalled()
             try:
-                with following(needs.Needs(folder, steps)):
+                with not_forever(folder) as stalled, following(needs.Needs(folder, steps)):
                     program.run()
             except Enough:
+                where = f"after step {count()} (--steps)"
+                if stalled.yes:
+                    where = (
+                        "where the program waited for a process that it had started, which was "
+                        f"stopped after step {steps} (--steps)"
+                    )
                 session.machine.assume(
-                    f"stopped after step {count()} (--steps): later code, such as an evaluation "
+                    f"stopped {where}: later code, such as an evaluation "
                     "or a checkpoint, was not run and may need more"
                 )
             except SystemExit as exit_:
@@ -376,10 +383,12 @@ def _estimate(
         used = [device for device in machine.devices if device.sim.peak_allocated]
         others = machine.others
         if not used and others:
+            waits = any(text.startswith("stopped where") for text in machine.assumed)
             raise UsageError(
-                "only processes that the program starts use the GPU, and an estimate is of one "
-                "process and those that it starts",
-                hint="estimate what one of them runs, as a script; of a job with --ranks N",
+                "only processes that the program starts use the GPU, not the program itself"
+                + (" before it waits for one that was stopped (--steps)" if waits else ""),
+                hint="estimate what one of them runs, as a script; of a job with --ranks N"
+                + ("; or more --steps than they make" if waits else ""),
             )
         if not used:
             raise UsageError("nothing was allocated on the GPU", hint=unused)

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,9 @@ from gpuprobe.api.recordings import summary
 from gpuprobe.api.virtual import estimate_program
 from gpuprobe.cli import main
 from gpuprobe.errors import UsageError
+from gpuprobe.planning.processes import ENDED, waiting
 from gpuprobe.recording.writer import RecordingWriter
+from gpuprobe.sampler.hooks.step_limit import Enough
 from gpuprobe.torch_support import first_use
 
 pytestmark = [
@@ -305,6 +308,59 @@ def test_an_estimate_of_a_program_that_uses_no_gpu_itself_has_a_hint(tmp_path: P
     with pytest.raises(UsageError, match="only processes that the program starts") as caught:
         estimate_program(script(tmp_path, starts_only), "t4", compute="shapes")
     assert "--ranks" in caught.value.hint
+
+
+def answers_after(steps: int, queue: Any) -> None:
+    weight = torch.ones(8, device="cuda", requires_grad=True)
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for _ in range(steps):
+        weight.sum().backward()
+        optimizer.step()
+    queue.put("done")
+
+
+def waits_for_an_answer(steps: int) -> None:
+    queue = FORK.Queue()
+    process = FORK.Process(target=answers_after, args=(steps, queue))
+    process.start()
+    queue.get()
+    process.join()
+    ones(1 << 18)
+
+
+def test_an_estimate_does_not_wait_for_what_will_never_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process is stopped after its steps, so what it would have sent does not arrive."""
+    monkeypatch.setattr(waiting, "_PATIENCE_S", 0.5)
+    before = signal.getsignal(signal.SIGURG)
+    with pytest.raises(UsageError, match="waits for one that was stopped") as raised:
+        estimate_program(script(tmp_path, waits_for_an_answer, 4), "t4", steps=3)
+    assert "more --steps" in raised.value.hint
+    assert signal.getsignal(signal.SIGURG) == before
+    assert estimate_program(script(tmp_path, waits_for_an_answer, 2), "t4", steps=3).fits
+
+
+def test_what_still_works_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "_PATIENCE_S", 0.05)
+    (tmp_path / f"1{ENDED}").touch()
+    used = iter(range(1_000_000))
+    enough = threading.Event()
+
+    def busy() -> float:
+        found = next(used)
+        if found == 20:
+            enough.set()
+        return float(found)
+
+    monkeypatch.setattr(waiting, "_processor_time", busy)
+    with waiting.not_forever(tmp_path) as stalled:
+        assert enough.wait(30)
+    assert not stalled.yes
+    monkeypatch.setattr(waiting, "_processor_time", lambda: 0.0)
+    with pytest.raises(Enough), waiting.not_forever(tmp_path) as stalled:
+        threading.Event().wait(30)
+    assert stalled.yes
 
 
 def test_a_process_that_uses_no_gpu_imports_nothing(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from gpuprobe.model.io.files import atomic_write
 from gpuprobe.model.values import Bytes
+from gpuprobe.planning.processes import ENDED
 
 _OF_PROCESSES: Final = 0.02
 """Of their reserved memory, to both sides, as for the ranks of a job: which blocks are reused
@@ -38,8 +39,12 @@ class Needs(NamedTuple):
         session = current()
         if session is None:
             return None
-        exit_after(self.steps)
+        exit_after(self.steps, self._ended)
         return _Process(session.machine, self.folder, since)
+
+    def _ended(self) -> None:
+        with contextlib.suppress(OSError):  # as in `_Process`
+            (self.folder / f"{os.getpid()}{ENDED}").touch()
 
 
 class _Process:

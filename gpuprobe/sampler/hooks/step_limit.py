@@ -28,9 +28,16 @@ def limit(steps: int) -> Iterator[Callable[[], int]]:
         remove()
 
 
-def exit_after(steps: int) -> None:
-    """End this process, which a program started, as ``sys.exit(0)`` does, after these steps."""
-    _count(steps, lambda: SystemExit(0))
+def exit_after(steps: int, told: Callable[[], object]) -> None:
+    """End this process, which a program started, as ``sys.exit(0)`` does, after these steps.
+    ``told`` is called before.
+    """
+
+    def end() -> BaseException:
+        told()
+        return SystemExit(0)
+
+    _count(steps, end)
 
 
 def _count(
