@@ -106,8 +106,9 @@ def test_a_worker_that_dies_or_needs_a_value_is_one_error(tmp_path: Path) -> Non
     assert done.returncode == 5
     # Without torch's thread that pins memory, which may fail first, in words of its own.
     (error,) = (line for line in done.stderr.splitlines() if line.startswith("gpuprobe: error"))
-    start = f"gpuprobe: error: the program failed at {script}:17: RuntimeError: DataLoader worker"
-    assert error.startswith(start)
+    # Nor does torch always find the worker dead when its pipe is.
+    start = f"gpuprobe: error: the program failed at {script}:17: "
+    assert error.startswith((f"{start}RuntimeError: DataLoader worker", f"{start}ConnectionReset"))
     script.write_text(WORKERS.format(kill=False))
     done = command(script, "--compute", "shapes")
     assert done.returncode == 5

@@ -205,7 +205,7 @@ def test_a_child_that_outlives_the_program_completes_its_recording(tmp_path: Pat
     (tmp_path / "ready").touch()
     while not (tmp_path / "over").exists():
         time.sleep(0.01)
-    while not gpuprobe.load(path).load_children():
+    while not any(found.peaks for found in gpuprobe.load(path).load_children()):
         time.sleep(0.01)
     (child,) = gpuprobe.load(path).load_children()
     assert child.peaks[0].allocated.at_most >> 20 == 4  # type: ignore[union-attr]
@@ -259,7 +259,9 @@ def test_a_new_recording_replaces_those_of_children_and_nothing_else(tmp_path: P
 # -- estimates
 
 
-def trains(steps: int = 100) -> None:
+def trains(steps: int = 100, others: Any = None) -> None:
+    if others is not None:
+        others.wait()
     weight = torch.ones(1 << 22, device="cuda", requires_grad=True)
     optimizer = torch.optim.SGD([weight], momentum=0.9)
     for _ in range(steps):
@@ -269,7 +271,10 @@ def trains(steps: int = 100) -> None:
 
 def trains_next_to(count: int, together: bool, how: str) -> None:
     context = multiprocessing.get_context(how)
-    processes: list[Any] = [context.Process(target=trains) for _ in range(count)]
+    others = context.Barrier(count) if together else None
+    processes: list[Any] = [
+        context.Process(target=trains, args=(100, others)) for _ in range(count)
+    ]
     for process in processes:
         process.start()
         if not together:
