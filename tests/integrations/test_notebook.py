@@ -20,6 +20,8 @@ from gpuprobe.model import display
 from gpuprobe.model.findings import Finding, Level
 from gpuprobe.model.place import Place
 
+pytestmark = pytest.mark.xdist_group("notebook")  # so that one process shares the fixtures
+
 PAGE = Path(__file__).parents[2] / "docs/how-to/use-in-a-notebook.md"
 CELLS = [
     *re.findall(r"^```ipython\n(.*?)\n```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL),

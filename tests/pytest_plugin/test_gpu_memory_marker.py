@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("gpu_memory")  # so that one process shares the fixtures
+
 TESTS = """\
 import os
 

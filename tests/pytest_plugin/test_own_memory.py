@@ -13,6 +13,8 @@ import pytest
 
 from gpuprobe.pytest_plugin.summary import dumps, lines
 
+pytestmark = pytest.mark.xdist_group("own_memory")  # so that one process shares the fixtures
+
 TESTS = """\
 import pytest
 import torch

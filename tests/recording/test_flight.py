@@ -23,6 +23,8 @@ from gpuprobe.recording.load import load
 from gpuprobe.recording.many.flight import read_dumps
 from gpuprobe.reporters.json import hang as hang_json
 
+pytestmark = pytest.mark.xdist_group("flight")  # so that one process shares the fixtures
+
 RANKS = 4
 LIBRARY = {
     "name": "all_reduce",

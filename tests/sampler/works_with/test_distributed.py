@@ -19,6 +19,8 @@ from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.values import Unavailable
 from gpuprobe.sampler.hooks.distributed.collectives import DDP
 
+pytestmark = pytest.mark.xdist_group("distributed")  # so that one process shares the fixtures
+
 HERE = Path(__file__).resolve().parent
 PARAMETERS = sum(p.nbytes for p in Net().parameters())
 
