@@ -16,13 +16,15 @@ PACKAGE: Final = str(Path(__file__).parent) + os.sep
 """What the file names of gpuprobe's own code begin with."""
 
 
+INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+"""What is in the file names of installed packages."""
+
 _STANDARD: Final = str(Path(os.__file__).parent) + os.sep
-_PACKAGES: Final = (_STANDARD + "site-packages", _STANDARD + "dist-packages")
 
 
 def is_standard_library(file: str) -> bool:
     """Whether a file is of Python's own library, and of no package that is installed in it."""
-    return file.startswith(_STANDARD) and not file.startswith(_PACKAGES)
+    return file.startswith(_STANDARD) and not any(folder in file for folder in INSTALLED)
 
 
 def folder_of(module: ModuleType) -> str:

@@ -202,13 +202,14 @@ def estimate_program(
     def run(session: VirtualSession, recorder: Any) -> int:
         session.machine.unknown_as_nan = True
         with put_back_if_it_fails(), limit(steps) as count, scratch_recording() as scratch:
-            folder, stalled = scratch.parent, Stalled()
+            folder = scratch.parent
             try:
-                with not_forever(folder) as stalled, following(needs.Needs(folder, steps)):
+                with not_forever(folder), following(needs.Needs(folder, steps)):
                     program.run()
-            except Enough:
+            except Enough as enough:
                 where = f"after step {count()} (--steps)"
-                if stalled.yes:
+                session.machine.waits = isinstance(enough, Stalled)
+                if session.machine.waits:
                     where = (
                         "where the program waited for a process that it had started, which was "
                         f"stopped after step {steps} (--steps)"
@@ -383,12 +384,11 @@ def _estimate(
         used = [device for device in machine.devices if device.sim.peak_allocated]
         others = machine.others
         if not used and others:
-            waits = any(text.startswith("stopped where") for text in machine.assumed)
             raise UsageError(
                 "only processes that the program starts use the GPU, not the program itself"
-                + (" before it waits for one that was stopped (--steps)" if waits else ""),
+                + (" before it waits for one that was stopped (--steps)" if machine.waits else ""),
                 hint="estimate what one of them runs, as a script; of a job with --ranks N"
-                + ("; or more --steps than they make" if waits else ""),
+                + ("; or more --steps than they make" if machine.waits else ""),
             )
         if not used:
             raise UsageError("nothing was allocated on the GPU", hint=unused)

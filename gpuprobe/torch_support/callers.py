@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any, Final
 
 import torch
 
-from gpuprobe.code_origin import PACKAGE, folder_of, name_of
+from gpuprobe.code_origin import INSTALLED, PACKAGE, folder_of, name_of
 
 TORCH: Final = folder_of(torch)
 """What the file names of torch's own code begin with."""
-
-_INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 def place_of(file: str, line: int) -> str:
     """``file:line`` for a reader: of installed packages only what comes after the folder that
     they all lie in.
     """
-    for folder in _INSTALLED:
+    for folder in INSTALLED:
         if folder in file:
             return f"{file.rpartition(folder)[2]}:{line}"
     return f"{name_of(file)}:{line}"
@@ -28,7 +25,7 @@ def place_of(file: str, line: int) -> str:
 
 def installed(file: str) -> bool:
     """Whether a file is an installed package's."""
-    return file.startswith(TORCH) or any(folder in file for folder in _INSTALLED)
+    return file.startswith(TORCH) or any(folder in file for folder in INSTALLED)
 
 
 def program_line() -> tuple[str, int]:

@@ -182,6 +182,7 @@ class Machine:
         self.zeros: dict[int, Any] = {}  # memory in place of storages: see `saving`
         self.ranks = 1  # of a pretended cluster
         self.estimated = False  # what is run is estimated, and nothing else wanted of it
+        self.waits = False  # what is estimated waits for a process of its own that was stopped
         self.rank = 0  # the one that this process pretends to be
         self.traffic: Any = None  # what is sent, as `virtual.distributed.traffic.Traffic`
         self.peers: Any = None  # the others, as `virtual.distributed.pretended.PeerRanks`

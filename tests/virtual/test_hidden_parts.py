@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import allocation_events
 import pytest
 import torch
 from torch.nn import functional as F
@@ -25,15 +26,8 @@ def gpu(request: pytest.FixtureRequest) -> Any:
 
 
 def events(call: Callable[[], Any]) -> list[int]:
-    """Bytes as asked for, negative where they were given back; what is small is left out."""
-    torch.cuda.memory._record_memory_history(max_entries=1000)
-    kept = call()
-    trace = torch.cuda.memory._snapshot()["device_traces"][0]
-    torch.cuda.memory._record_memory_history(enabled=None)
-    del kept
-    kinds = {"alloc": 1, "free_requested": -1}
-    found = [kinds[event["action"]] * event["size"] for event in trace if event["action"] in kinds]
-    return [size for size in found if abs(size) >= ROW]
+    """What is small is left out."""
+    return allocation_events.events(call, least=ROW)
 
 
 def tensor(requires_grad: bool = False) -> torch.Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from allocation_events import events
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,16 +33,6 @@ MIB = 1 << 20
 def mode(request: pytest.FixtureRequest) -> Any:
     with gpuprobe.virtual_gpu("a100-80gb", request.param):
         yield request.param
-
-
-def events(call: Callable[[], Any]) -> list[int]:
-    torch.cuda.memory._record_memory_history(max_entries=1000)
-    kept = call()
-    trace = torch.cuda.memory._snapshot()["device_traces"][0]
-    torch.cuda.memory._record_memory_history(enabled=None)
-    del kept
-    kinds = {"alloc": 1, "free_requested": -1}
-    return [kinds[event["action"]] * event["size"] for event in trace if event["action"] in kinds]
 
 
 def around(results: list[int], *scratch: int) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from allocation_events import events
 from torch.nn import functional as F
 
 import gpuprobe
@@ -30,17 +31,6 @@ fused = pytest.mark.skipif(installed() < (2, 9), reason="torch has no fused RMS 
 @pytest.fixture(params=["real", "shapes"])
 def compute(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-def events(call: Callable[[], Any]) -> list[int]:
-    """Bytes as asked for, negative where they were given back."""
-    torch.cuda.memory._record_memory_history(max_entries=1000)
-    kept = call()
-    trace = torch.cuda.memory._snapshot()["device_traces"][0]
-    torch.cuda.memory._record_memory_history(enabled=None)
-    del kept
-    kinds = {"alloc": 1, "free_requested": -1}
-    return [kinds[event["action"]] * event["size"] for event in trace if event["action"] in kinds]
 
 
 def across() -> torch.Tensor:

@@ -21,27 +21,23 @@ _IDLE_S: Final = 0.2
 """Of processor time within that, of the program and all that it started: less is none."""
 
 
-class Stalled:
-    """Whether the program was ended because it waited for such a process."""
-
-    yes = False
+class Stalled(Enough):
+    """Ends a program that waits for such a process."""
 
 
 @contextmanager
-def not_forever(folder: Path) -> Iterator[Stalled]:
-    """Raise `Enough` in the program if nothing works for some seconds after a process was ended
+def not_forever(folder: Path) -> Iterator[None]:
+    """Raise `Stalled` in the program if nothing works for some seconds after a process was ended
     (``folder`` has its file): what the program waits for will never come. Where `Enough` ends the
     program, the processes that it started end too.
     """
-    stalled = Stalled()
     main = threading.main_thread()
     if threading.current_thread() is not main or not hasattr(signal, "pthread_kill"):
-        yield stalled
+        yield
         return
 
     def interrupt(number: int, frame: Any) -> None:
-        stalled.yes = True
-        raise Enough
+        raise Stalled
 
     others = {process.pid for process in multiprocessing.active_children()}
     over = threading.Event()
@@ -53,7 +49,7 @@ def not_forever(folder: Path) -> Iterator[Stalled]:
     watcher.daemon = True
     watcher.start()
     try:
-        yield stalled
+        yield
     except Enough:
         for process in multiprocessing.active_children():
             if process.pid not in others:

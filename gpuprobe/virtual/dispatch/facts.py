@@ -102,10 +102,6 @@ _LIKE: Final = frozenset(
 )
 
 
-_PLAIN: Final = ("default",)
-"""Overloads that are given no memory for the result, and no names of dimensions."""
-
-
 @dataclass(frozen=True, slots=True)
 class OperatorFacts:
     """Looked up once for each operator."""
@@ -186,7 +182,7 @@ def facts_of(func: Any, rows: Mapping[str, OperatorRow]) -> OperatorFacts:
         ),
         remembered=_remembered(func, name),
         by_shape=values.BY_SHAPE.get(name),
-        parts=PARTS.get(name) if (schema.overload_name or "default") in _PLAIN else None,
+        parts=None if schema.overload_name else PARTS.get(name),  # not with ``out=`` or names
         collective=schema.name.startswith(("c10d::", "_c10d_functional::")),
         needs_values=name in values.NEED_VALUES,
         host_results=_HOST_RESULTS.get(name, ()),

@@ -4,6 +4,7 @@ they sum up, and need as much again to do so.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import torch
@@ -42,30 +43,28 @@ def _reduces(call: Call, at: int) -> bool:
     return bool(call.args[at]) if at < len(call.args) else True
 
 
+def _all_losses(call: Call) -> None:
+    """All losses, if they are summed up."""
+    if _reduces(call, 2):
+        call.scratch(math.prod(_losses(call)))
+
+
+def _sum_of_losses(call: Call) -> None:
+    if _reduces(call, 2):
+        whole(call, *_losses(call))
+
+
+def _losses(call: Call) -> tuple[int, int]:
+    """How many there are, and the bytes of each."""
+    given, target = call.args[:2]
+    shape = torch.broadcast_shapes(given.shape, target.shape)
+    return shape.numel(), torch.result_type(given, target).itemsize
+
+
 def _elementwise(call: Call) -> None:
     """A second tensor of all losses, and the sum of it in the result's memory."""
-    if not _reduces(call, 2):
-        return
-    given, target = call.args[:2]
-    count = torch.broadcast_shapes(given.shape, target.shape).numel()
-    item = torch.result_type(given, target).itemsize
-    call.scratch(count * item)
-    whole(call, count, item)
-
-
-def _averaged(call: Call) -> None:
-    """All losses, of which the result is made in new memory."""
-    given, target = call.args[:2]
-    if _reduces(call, 2):
-        count = torch.broadcast_shapes(given.shape, target.shape).numel()
-        call.scratch(count * torch.result_type(given, target).itemsize)
-
-
-def _of_all(call: Call) -> None:
-    if _reduces(call, 2):
-        given, target = call.args[:2]
-        item = torch.result_type(given, target).itemsize
-        whole(call, torch.broadcast_shapes(given.shape, target.shape).numel(), item)
+    _all_losses(call)
+    _sum_of_losses(call)
 
 
 def _copied_back(call: Call) -> None:
@@ -91,8 +90,8 @@ ROWS: Final = (
         "huber_loss",
         "all losses, then the sum of them in new memory",
         "aten/src/ATen/native/Loss.cpp: huber_loss",
-        before=_averaged,
-        after=_of_all,
+        before=_all_losses,
+        after=_sum_of_losses,
     ),
     OperatorRow(
         "roll",
