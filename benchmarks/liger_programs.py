@@ -20,6 +20,11 @@ _LIMIT_S = 900
 LONG = ("fused_neighborhood_attention",)
 """Kernels whose programs take minutes for a call: a loop of Python over elements of a mask."""
 
+ROUTED = {"fused_moe": 32 << 20}
+"""Kernels whose sizes depend on random numbers, and the bytes up to which those are known."""
+OPTIONS = {("fused_moe", "E"): ("--sweep-dim", "num_experts")}
+"""What a program is called with for the rows of a kernel by what varies."""
+
 Row = dict[str, Any]
 Version = tuple[int, ...]
 
@@ -151,7 +156,8 @@ def work(package: Path, script: Path, gpu: str, wanted: list[Row], out: Path, lo
     import torch
 
     sys.path[:0] = [str(script.parent), str(package)]
-    sys.argv = [str(script)]
+    kernel = kernel_of(wanted)
+    sys.argv = [str(script), *OPTIONS.get((kernel, wanted[0]["x_name"]), ())]
     sys.stdout = sys.stderr = log.open("w")
     time.sleep = lambda seconds: None  # between runs, for a GPU to cool down
 
@@ -159,9 +165,12 @@ def work(package: Path, script: Path, gpu: str, wanted: list[Row], out: Path, lo
 
     rows: list[Row] = []
     failed = ""
-    with gpuprobe.virtual_gpu(gpu, compute="shapes") as session:
+    numbers = "cuda" if kernel in ROUTED else "host"
+    with gpuprobe.virtual_gpu(gpu, compute="shapes", random=numbers) as session:
         import triton.testing
 
+        limits = session.machine.limits
+        limits.floating = max(limits.floating, ROUTED.get(kernel, 0))
         most = _most(session.machine.devices[0])
 
         _import_package(package)
@@ -172,7 +181,7 @@ def work(package: Path, script: Path, gpu: str, wanted: list[Row], out: Path, lo
             utils.run_benchmarks = lambda **options: _measured(utils, rows, wanted, most, **options)
             utils.update_benchmark_data_csv = lambda **given: rows.extend(_written(**given))
             torch.multiprocessing.spawn = _spawned
-            if kernel_of(wanted) in LONG:
+            if kernel in LONG:
                 utils._test_memory = _until_steady(utils._test_memory)
                 triton.testing.do_bench = _called_once
             runpy.run_path(str(script), run_name="__main__")

@@ -34,6 +34,7 @@ from typing import Any
 
 from liger_programs import (
     LONG,
+    OPTIONS,
     TABLE,
     Row,
     config_of,
@@ -302,10 +303,13 @@ def _run_all(args: argparse.Namespace, kept: dict[str, list[Row]]) -> None:
 
 
 def _parts(wanted: list[Row]) -> list[list[Row]]:
-    """What is run in one process: all rows, or those of one configuration of a long program."""
+    """What is run in one process: all rows, those of one configuration of a long program, or
+    those that a program makes with the same options.
+    """
     parts: dict[str, list[Row]] = {}
     for row in wanted:
-        parts.setdefault(row["config"] if row["kernel"] in LONG else "", []).append(row)
+        options = " ".join(OPTIONS.get((row["kernel"], row["x_name"]), ()))
+        parts.setdefault(row["config"] if row["kernel"] in LONG else options, []).append(row)
     return list(parts.values())
 
 

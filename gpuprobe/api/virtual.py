@@ -38,6 +38,7 @@ def virtual_gpu(
     conf: str | None = None,
     assume: Sequence[str] = (),
     torch: str = "",
+    random: str = "host",
 ) -> Iterator[VirtualSession]:
     """Simulate a CUDA device for torch inside this context.
 
@@ -54,16 +55,20 @@ def virtual_gpu(
     another value raises `ValueNeeded` unless ``assume`` supplies it, as ``FILE:LINE=VALUE``
     (``"train.py:12=false"``). ``conf``: allocator settings, instead of
     ``PYTORCH_CUDA_ALLOC_CONF``. ``torch``: the version whose CUDA kernels are simulated, such as
-    ``"2.6"``, at most the installed one, which is the default.
+    ``"2.6"``, at most the installed one, which is the default. ``random``: with ``"cuda"`` normal,
+    uniform and whole random numbers on the device are those that the GPU draws with the same seed,
+    with ``"host"`` those of the CPU.
 
     Raises MissingExtra without torch, ConfigError for an unknown GPU and for invalid settings,
-    UsageError inside another virtual GPU, for an invalid assumption and for a version of torch that
-    cannot be simulated. On exit torch is restored.
+    UsageError inside another virtual GPU, for an invalid assumption, an unknown ``random`` and for
+    a version of torch that cannot be simulated. On exit torch is restored.
     """
     _require_torch("required for the virtual GPU")
     from gpuprobe.virtual import session
 
-    with session.virtual_gpu(gpu, compute, conf=conf, assume=assume, torch_version=torch) as found:
+    with session.virtual_gpu(
+        gpu, compute, conf=conf, assume=assume, torch_version=torch, random=random
+    ) as found:
         yield found
 
 

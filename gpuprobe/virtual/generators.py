@@ -214,7 +214,13 @@ class Generator(_Real, metaclass=_Kind):
 
 
 _BLOCK: Final = 256  # block_size_bound
-_UNROLL: Final = 4  # curand4_engine_calls: numbers that one call of the engine gives
+WORDS: Final = 4  # curand4_engine_calls: numbers that one call of the engine gives
+
+
+def threads(count: int, processors: int, threads_per_processor: int) -> int:
+    """How many threads draw ``count`` numbers. Source: as `increment`."""
+    grid = min(processors * (threads_per_processor // _BLOCK), -(-count // _BLOCK))
+    return _BLOCK * grid
 
 
 def increment(count: int, processors: int, threads_per_processor: int) -> int:
@@ -224,8 +230,8 @@ def increment(count: int, processors: int, threads_per_processor: int) -> int:
     """
     if count <= 0:
         return 0
-    grid = min(processors * (threads_per_processor // _BLOCK), -(-count // _BLOCK))
-    return ((count - 1) // (_BLOCK * grid * _UNROLL) + 1) * _UNROLL
+    each = threads(count, processors, threads_per_processor)
+    return ((count - 1) // (each * WORDS) + 1) * WORDS
 
 
 def drawn_by(func: Any, args: tuple[Any, ...], result: Any, model: GpuModel) -> int:

@@ -166,6 +166,7 @@ class Machine:
         self.untagged: dict[int, Tag] = {}  # values of storages that have no place yet
         self.registered: dict[int, RegisteredMemory] = {}  # by address: see cuda_api.runtime
         self.generators = Generators(len(models))
+        self.cuda_numbers = False  # random numbers are those of CUDA's kernels: `kernels.philox`
         self.observer: Observer | None = None
         self.meter: Callable[..., None] | None = None  # is given each operator of a device
         self.capture: Any = None  # the graph being captured: see cuda_api.graphs

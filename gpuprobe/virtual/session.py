@@ -33,6 +33,7 @@ from gpuprobe.virtual.torch_patches.intercept import Intercept
 from gpuprobe.virtual.torch_patches.keys import DEVICE, Kernels, exclude, include, pass_by
 
 COMPUTE = ("real", "shapes")
+RANDOM = ("host", "cuda")
 
 _session: VirtualSession | None = None
 
@@ -225,6 +226,7 @@ def virtual_gpu(
     conf: str | None = None,
     assume: Sequence[str] = (),
     torch_version: str = "",
+    random: str = "host",
 ) -> Iterator[Any]:
     """Give torch a CUDA device that exists only in software, inside this context.
 
@@ -232,9 +234,16 @@ def virtual_gpu(
     computes every value on the CPU; ``"shapes"`` computes none, so that a large model takes
     seconds, and a line that needs a value raises `ValueNeeded`. Yields the `VirtualSession`.
 
-    Raises ConfigError for a GPU that is not in the catalogue, UsageError inside another one.
+    ``random="cuda"`` draws the numbers that the GPU would draw with the same seed, where they are
+    normal, uniform or whole; ``"host"`` those of the CPU.
+
+    Raises ConfigError for a GPU that is not in the catalogue, UsageError inside another one and
+    for an unknown ``compute`` or ``random``.
     """
+    if random not in RANDOM:
+        raise UsageError(f"unknown random {random!r}", hint=f"one of: {', '.join(RANDOM)}")
     machine = machine_of(gpu, compute, conf, assume=assume, torch_version=torch_version)
+    machine.cuda_numbers = random == "cuda"
     session = VirtualSession(machine)
     session.start()
     try:

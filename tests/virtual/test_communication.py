@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import gpuprobe
@@ -180,3 +181,28 @@ def test_a_recording_has_what_the_estimate_has(name: str, tmp_path: Path) -> Non
     assert amounts(recorded.rows) == amounts(found.communication)
     with pytest.raises(UsageError, match="exists already"):
         estimate_program(program, "t4", ranks=4, rank=1, output=str(kept))
+
+
+@pytest.mark.parametrize(("version", "kept"), [("2.11", 512), ("2.12", 0)])
+def test_a_barrier_over_nccl_makes_a_byte_that_torch_kept_until_2_12(
+    version: str, kept: int, tmp_path: Path
+) -> None:
+    with gpuprobe.virtual_gpu("t4", compute="shapes", torch=version):
+        dist.init_process_group("nccl", f"file://{tmp_path}/meeting", rank=0, world_size=1)
+        try:
+            for _ in range(2):
+                dist.barrier()
+                assert torch.cuda.memory_allocated() == kept
+            assert torch.cuda.max_memory_allocated() == 1024  # and the number that is reduced
+        finally:
+            dist.destroy_process_group()
+
+
+def test_a_barrier_over_gloo_takes_nothing_of_the_gpu(tmp_path: Path) -> None:
+    with gpuprobe.virtual_gpu("t4"):
+        dist.init_process_group("gloo", f"file://{tmp_path}/meeting", rank=0, world_size=1)
+        try:
+            dist.barrier()
+            assert torch.cuda.max_memory_allocated() == 0
+        finally:
+            dist.destroy_process_group()

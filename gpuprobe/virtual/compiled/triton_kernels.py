@@ -1,28 +1,34 @@
 """Triton kernels that the program launches itself, on a virtual device.
 
-A kernel allocates nothing; its Python caller does. Without values a launch does nothing, with
-values Triton's interpreter runs it on the host. What it reads and writes is found as torch's
+A kernel allocates nothing; its Python caller does. With values Triton's interpreter runs it on the
+host; without, a launch does nothing. But where it writes whole numbers, which may decide about
+sizes (the tables of a mixture of experts), and all that it is given is known, the interpreter runs
+it once they are asked for. What it reads and writes is found as torch's
 compiler finds it, in the kernel's TTIR (``torch/_higher_order_ops/triton_kernel_wrap.py``).
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from gpuprobe.errors import GpuprobeError
+from gpuprobe.errors import GpuprobeError, NotModelled
 from gpuprobe.patching import Patches, when_imported
 from gpuprobe.virtual.lowering.functions import uncharged
 from gpuprobe.virtual.machine import Machine
-from gpuprobe.virtual.reads import known
+from gpuprobe.virtual.reads import known, later
 from gpuprobe.virtual.unknown import not_modelled
 
 _JIT = "triton.runtime.jit"
 _AUTOTUNER = "triton.runtime.autotuner"
+_PROGRAMS: Final = 1 << 14
+"""Of a launch, the most that are interpreted for values without ``compute="real"``: a program takes
+milliseconds, or seconds where it sorts."""
 
 
 def install(machine: Machine, patches: Patches) -> None:
@@ -41,9 +47,14 @@ def _kernels(machine: Machine, patches: Patches) -> None:
         """A kernel's helper, within one that is interpreted."""
         if not launches.interpreting:
             return call(kernel, *args, **kwargs)
-        from triton.runtime.interpreter import InterpretedFunction
+        from triton.runtime import interpreter
 
-        return InterpretedFunction(kernel.fn)(*args, **kwargs)
+        scope = interpreter._patch_lang(kernel.fn)  # which a call of the interpreter's leaves so
+        try:
+            return interpreter.InterpretedFunction(kernel.fn)(*args, **kwargs)
+        finally:
+            if scope is not None:  # early versions restore nothing
+                scope.restore()
 
     patches.set(jit.JITFunction, "__call__", called)
     driver: Any = sys.modules["triton.runtime.driver"].driver  # that module has imported it
@@ -136,10 +147,12 @@ class _Launches:
         tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
         if not machine.shapes:
             self._interpret(kernel, grid, {name: given[name] for name in names if name in given})
-        elif any(known.has_values(machine, tensor) for tensor in tensors.values()):
+        elif any(later.has_values(machine, tensor) for tensor in tensors.values()):
             wrote = self._writes(kernel, given)
-            for name, tensor in tensors.items():
-                if wrote is None or name in wrote:
+            written = [v for name, v in tensors.items() if wrote is None or name in wrote]
+            in_order = {name: given[name] for name in names if name in given}
+            if wrote is None or not self._compute_later(kernel, grid, in_order, written):
+                for tensor in written:
                     known.forget(machine, tensor)
         if machine.observer is not None and tensors:
             name = kernel.fn.__name__
@@ -151,6 +164,32 @@ class _Launches:
             if found is None:
                 machine.assume(f"the Triton kernel {name} reads and writes all its tensors")
             machine.observer.fused(name, place, list(tensors.values()), written)
+
+    def _compute_later(
+        self, kernel: Any, grid: Any, given: dict[str, Any], written: list[torch.Tensor]
+    ) -> bool:
+        """Have whole numbers that a kernel writes computed once they are asked for. Returns
+        whether they will be known.
+        """
+        machine = self._machine
+        if machine.capture is not None or machine.local.standing_in:
+            return False
+        if all(tensor.is_floating_point() or tensor.is_complex() for tensor in written):
+            return False
+        sizes = grid(given) if callable(grid) else grid
+        if math.prod(sizes) > _PROGRAMS:
+            return False
+
+        taken = list(given)  # names: the tensors are not to be kept alive
+
+        def run(values: list[Any]) -> bool:
+            try:
+                self._interpret(kernel, sizes, dict(zip(taken, values, strict=True)))
+            except NotModelled:
+                return False
+            return True
+
+        return later.compute(machine, list(given.values()), written, run)
 
     def _interpret(self, kernel: Any, grid: Any, given: dict[str, Any]) -> None:
         """The kernel on the host. Raises NotModelled where Triton's interpreter cannot."""

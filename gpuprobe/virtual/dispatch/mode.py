@@ -23,7 +23,7 @@ from gpuprobe.virtual.dispatch.facts import OperatorFacts, facts_of, on_sparse
 from gpuprobe.virtual.dispatch.refusals import two_places
 from gpuprobe.virtual.dispatch.shapes import OnShapes
 from gpuprobe.virtual.generators import drawn_by
-from gpuprobe.virtual.kernels import host, nearest
+from gpuprobe.virtual.kernels import host, nearest, philox
 from gpuprobe.virtual.machine import HOST, Machine, is_meta, parts
 from gpuprobe.virtual.operators.running import Extensions
 from gpuprobe.virtual.reads import known
@@ -269,6 +269,8 @@ class DispatchMode(TorchDispatchMode):
         given = (*args, *kwargs.values())
         with generators.draw(place, given):
             result = self.for_device(func, args, kwargs)
+        if self.machine.cuda_numbers:
+            self.run(philox.redraw, (self.machine, place, given, func, args, result), {})
         model = self.machine.devices[place].model
         generators.advance(place, given, drawn_by(func, args, result, model))
         return result

@@ -16,7 +16,7 @@ from gpuprobe.virtual.dispatch import layout
 from gpuprobe.virtual.dispatch.facts import OperatorFacts, on_sparse
 from gpuprobe.virtual.dispatch.shape_cache import ShapeCache
 from gpuprobe.virtual.generators import drawn_by
-from gpuprobe.virtual.kernels import host
+from gpuprobe.virtual.kernels import host, philox
 from gpuprobe.virtual.machine import Machine, is_meta
 from gpuprobe.virtual.reads import bounds, known
 
@@ -133,10 +133,6 @@ class OnShapes:
             result = mode.on_device(facts, func, args, kwargs, device, place, make)
         else:
             result = mode.on_host(facts, func, args, kwargs, make)
-        if facts.draws and index >= 0 and not machine.local.paused:
-            model = machine.devices[index].model
-            by = drawn_by(func, args, result, model)
-            machine.generators.advance(index, (*args, *kwargs.values()), by)
         if facts.moves:
             machine.moved(args[0])
         elif some_unknown:
@@ -147,6 +143,10 @@ class OnShapes:
             known.learn(machine, result, found, ())
         else:
             self._learn(facts, func, args, kwargs, result, index)
+        if facts.draws and index >= 0 and not machine.local.paused:
+            model = machine.devices[index].model
+            by = drawn_by(func, args, result, model)
+            machine.generators.advance(index, (*args, *kwargs.values()), by)
         return _written_to(facts, args, kwargs, result)
 
     # -- sparse tensors
@@ -323,8 +323,13 @@ class OnShapes:
             func = functools.partial(host.TABLE[func], func)
         try:
             if facts.draws and not machine.local.paused:
-                with machine.generators.draw(index, (*args, *kwargs.values())):
-                    return run(func, given, named)
+                drawn_with = (*args, *kwargs.values())
+                with machine.generators.draw(index, drawn_with):
+                    found = run(func, given, named)
+                if index >= 0 and machine.cuda_numbers:
+                    numbers = (machine, index, drawn_with, func, given, found)
+                    self._mode.run(philox.redraw, numbers, {})
+                return found
             return run(func, given, named)
         except NotModelled:
             return _NOTHING

@@ -28,6 +28,8 @@ _NCCL: Final = "NCCL's own buffers (up to 1.8 GiB per communicator) are not coun
 _NO_RANK: Final = "environment variable"
 """In torch's error where RANK or its like is not set: ``_env_error`` in
 ``torch/distributed/rendezvous.py``."""
+_KEEPS_BARRIER: Final = (2, 12)
+"""The first torch that does not keep the tensor of its last barrier: pull request 178896."""
 _RANKS_AT: Final = 2
 _BACKEND_AT: Final = 3
 _NAME_AT: Final = 5
@@ -51,12 +53,13 @@ def install(machine: Machine, patches: Patches) -> None:
     _meshes(late, patches)
     c10d = dist.distributed_c10d
     original = dist.init_process_group
+    over_nccl: set[str] = set()  # names of groups
 
     @functools.wraps(original)
     def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
         for part in late:
             part.install()
-        name = None if backend is None else str(backend).lower()
+        nccl = backend is None or "nccl" in str(backend).lower()
         ranks = machine.ranks
         if pretended:
             from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -67,8 +70,10 @@ def install(machine: Machine, patches: Patches) -> None:
                 "are assumed to hold the same data"
             )
             original("fake", store=FakeStore(), rank=machine.rank, world_size=ranks, **kwargs)
+            if nccl:
+                over_nccl.add(c10d._get_default_group().group_name)
             return
-        if name is None or "nccl" in name:
+        if nccl:
             machine.assume(_NCCL)
             backend = "gloo"
         kwargs.pop("device_id", None)  # it would have NCCL connect at once
@@ -82,6 +87,8 @@ def install(machine: Machine, patches: Patches) -> None:
                 f"({error})",
                 hint="use --ranks N to simulate one of N processes",
             ) from None
+        if nccl:
+            over_nccl.add(c10d._get_default_group().group_name)
 
     answers = {"init_process_group": init_process_group, "is_nccl_available": lambda: True}
     patches.set_all(c10d, answers, "torch.distributed")
@@ -101,12 +108,46 @@ def install(machine: Machine, patches: Patches) -> None:
         if pretended:
             backend = "fake"
         elif backend is None or "nccl" in str(backend).lower():
+            over_nccl.add(str(args[_NAME_AT]))
             backend = "gloo"
         kwargs["device_id"] = None
         kwargs["backend_options"] = None
         return helper(*before, backend, *rest, **kwargs)
 
     patches.set(c10d, "_new_process_group_helper", new_group)
+    barrier = _barrier(machine, c10d, over_nccl)
+    patches.set_all(c10d, {"barrier": barrier}, "torch.distributed")
+
+
+def _barrier(machine: Machine, c10d: Any, over_nccl: set[str]) -> Callable[..., Any]:
+    """``barrier`` of a group over NCCL makes a byte on the device, which the process keeps until
+    the next one, in early versions, and reduces a number. Source: ``ProcessGroup::barrier`` and
+    ``ProcessGroupNCCL::barrier`` in ``torch/csrc/distributed/c10d``.
+    """
+    original = c10d.barrier
+    kept: list[Any] = []
+
+    @functools.wraps(original)
+    def barrier(
+        group: Any = None, async_op: bool = False, device_ids: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        if not c10d.is_initialized() or machine.closed:
+            return original(group, async_op, device_ids, *args, **kwargs)
+        name = getattr(group or c10d._get_default_group(), "group_name", "")
+        if name not in over_nccl:
+            return original(group, async_op, device_ids, *args, **kwargs)
+        index = device_ids[0] if isinstance(device_ids, list) else torch.cuda.current_device()
+        device = torch.device("cuda", index)
+        byte = torch.empty(1, dtype=torch.uint8, device=device)
+        if machine.torch < _KEEPS_BARRIER:
+            kept[:] = [byte]
+        number = torch.zeros(1, device=device)
+        try:
+            return original(group, async_op, device_ids, *args, **kwargs)
+        finally:
+            del byte, number
+
+    return barrier
 
 
 def _meshes(late: Sequence[Any], patches: Patches) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gpuprobe
-from gpuprobe.errors import NotModelled
+from gpuprobe.errors import NotModelled, ValueNeeded
 
 triton = pytest.importorskip("triton", reason="the kernels are Triton's: gpuprobe[compile]")
 import triton.language as tl  # noqa: E402
@@ -109,3 +109,62 @@ def test_flex_attention(compute: str) -> None:
             expected = torch.nn.functional.scaled_dot_product_attention(*given, is_causal=True)
             assert float((found - expected).abs().max()) < 1e-5
     torch._dynamo.reset()
+
+
+# -- whole numbers without values
+
+
+@triton.jit
+def starts(counts, out, n, BLOCK: tl.constexpr):
+    """Where the rows of each group begin, in tiles of two."""
+    at = tl.arange(0, BLOCK)
+    tiles = (tl.load(counts + at, at < n, 0) + 1) // 2
+    tl.store(out + at, tl.cumsum(tiles) - tiles, at < n)
+    tl.store(out + n, tl.sum(tiles))
+
+
+def _launch_starts(counts: Any) -> Any:
+    out = torch.empty(counts.numel() + 1, dtype=torch.int32, device="cuda")
+    starts[(1,)](counts, out, counts.numel(), BLOCK=8)
+    return out
+
+
+def test_whole_numbers_that_kernels_write_are_known_where_all_that_they_read_is() -> None:
+    with gpuprobe.virtual_gpu("t4", compute="shapes") as session:
+        counts = torch.tensor([1, 4, 3, 0], device="cuda", dtype=torch.int32)
+        out = _launch_starts(counts)
+        tiles = torch.empty(int(out[-1].item()), device="cuda")
+        assert tiles.numel() == 5
+        assert out.tolist() == [0, 1, 3, 5, 5]
+        assert _launch_starts(counts).tolist() == [0, 1, 3, 5, 5]  # its accesses are known again
+        assert "reads and writes all its tensors" not in " ".join(session.machine.assumed)
+
+
+def test_they_are_computed_of_what_the_kernel_was_given() -> None:
+    with gpuprobe.virtual_gpu("t4", compute="shapes"):
+        counts = torch.tensor([1, 4, 3, 0], device="cuda", dtype=torch.int32)
+        out, overwritten = _launch_starts(counts), _launch_starts(counts)
+        counts.zero_()
+        overwritten.fill_(7)
+        assert out.tolist() == [0, 1, 3, 5, 5]
+        assert overwritten.tolist() == 5 * [7]
+
+
+def test_a_launch_that_waits_for_its_values_to_be_asked_for_keeps_no_memory() -> None:
+    with gpuprobe.virtual_gpu("t4", compute="shapes"):
+        counts = torch.tensor([1, 4, 3, 0], device="cuda", dtype=torch.int32)
+        before = torch.cuda.memory_allocated()
+        kept = _launch_starts(counts)
+        del counts
+        assert torch.cuda.memory_allocated() == before
+        assert kept[-1].item() == 5
+        del kept
+        assert torch.cuda.memory_allocated() == 0
+
+
+def test_they_are_unknown_where_something_that_the_kernel_reads_is() -> None:
+    with gpuprobe.virtual_gpu("t4", compute="shapes"):
+        unknown = torch.randn(1 << 20, device="cuda").topk(4).indices.int()
+        out = _launch_starts(unknown)
+        with pytest.raises(ValueNeeded, match="a number"):
+            out[-1].item()
