@@ -17,8 +17,6 @@ from typing import Any
 TABLE = "benchmark/data/all_benchmark_data.csv"
 SCRIPTS = "benchmark/scripts"
 _LIMIT_S = 900
-LONG = ("fused_neighborhood_attention",)
-"""Kernels whose programs take minutes for a call: a loop of Python over elements of a mask."""
 
 ROUTED = {"fused_moe": 32 << 20}
 """Kernels whose sizes depend on random numbers, and the bytes up to which those are known."""
@@ -113,14 +111,17 @@ def programs_of(folders: dict[Version, Path], row: Row) -> list[tuple[Path, Path
     return list(dict.fromkeys(pairs))
 
 
-def run_program(package: Path, script: Path, gpu: str, wanted: list[Row]) -> list[Row] | str:
+def run_program(
+    package: Path, script: Path, gpu: str, wanted: list[Row], version: str = ""
+) -> list[Row] | str:
     """Rows with ``ours``, or ``why`` they have none; or why there are no rows at all. Each program
-    has a process of its own, forked off where all have imported the same.
+    has a process of its own, forked off where all have imported the same. ``version``: of torch,
+    whose kernels are simulated.
     """
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder) / "rows.json", Path(folder) / "log"
         child = multiprocessing.get_context("fork").Process(
-            target=work, args=(package, script, gpu, wanted, out, log)
+            target=work, args=(package, script, gpu, wanted, out, log, version)
         )
         child.start()
         child.join(_LIMIT_S)
@@ -148,7 +149,15 @@ def import_common() -> None:
 # -- within the worker
 
 
-def work(package: Path, script: Path, gpu: str, wanted: list[Row], out: Path, log: Path) -> None:
+def work(
+    package: Path,
+    script: Path,
+    gpu: str,
+    wanted: list[Row],
+    out: Path,
+    log: Path,
+    version: str = "",
+) -> None:
     """Run one program with its calls of `run_benchmarks` replaced."""
     import runpy
     import time
@@ -166,7 +175,8 @@ def work(package: Path, script: Path, gpu: str, wanted: list[Row], out: Path, lo
     rows: list[Row] = []
     failed = ""
     numbers = "cuda" if kernel in ROUTED else "host"
-    with gpuprobe.virtual_gpu(gpu, compute="shapes", random=numbers) as session:
+    machine = gpuprobe.virtual_gpu(gpu, compute="shapes", random=numbers, torch=version)
+    with machine as session:
         import triton.testing
 
         limits = session.machine.limits
@@ -181,16 +191,14 @@ def work(package: Path, script: Path, gpu: str, wanted: list[Row], out: Path, lo
             utils.run_benchmarks = lambda **options: _measured(utils, rows, wanted, most, **options)
             utils.update_benchmark_data_csv = lambda **given: rows.extend(_written(**given))
             torch.multiprocessing.spawn = _spawned
-            if kernel in LONG:
-                utils._test_memory = _until_steady(utils._test_memory)
-                triton.testing.do_bench = _called_once
             runpy.run_path(str(script), run_name="__main__")
         except Exception as error:  # noqa: BLE001 - the reason of the rows that are missing
             failed = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     if failed and not rows:
         print(failed, flush=True)
     else:
-        out.write_text(json.dumps(rows))
+        of_then = {"torch": version} if version else {}
+        out.write_text(json.dumps([{**row, **of_then} for row in rows]))
 
 
 def _import_package(folder: Path) -> None:
@@ -239,11 +247,6 @@ def _called(fn: Any, *args: Any, grad_to_none: Any = None, quantiles: Any = None
     for tensor in grad_to_none or ():
         tensor.grad = None
     cache.zero_()
-    fn()
-    return [0.0] * len(quantiles) if quantiles else 0.0
-
-
-def _called_once(fn: Any, *args: Any, quantiles: Any = None, **kw: Any) -> Any:
     fn()
     return [0.0] * len(quantiles) if quantiles else 0.0
 
@@ -300,17 +303,6 @@ def _measured(
                         row["why"] = f"{type(error).__name__}: {line}"
                     if metric_name == "memory":
                         rows.append(row)
-
-
-def _until_steady(measured: Any) -> Any:
-    """``_test_memory`` with three calls in place of ten, whose median is that of the second on: a
-    call leaves nothing more than the one before.
-    """
-
-    def run(func: Any, _iter: int = 10, **options: Any) -> Any:
-        return measured(func, _iter=3, **options)
-
-    return run
 
 
 def _spawned(fn: Any, args: Any = (), nprocs: int = 1, **rest: Any) -> None:

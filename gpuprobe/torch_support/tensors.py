@@ -23,6 +23,25 @@ _SPARSE: Final = (_Set(_Key.SparseCPU) | _Set(_Key.SparseCsrCPU)).raw_repr() & ~
 ).raw_repr()
 
 
+def _plain(device: str) -> frozenset[int]:
+    kinds = [torch.empty(0, device=device)]
+    with torch.inference_mode():
+        kinds.append(torch.empty(0, device=device))
+    return frozenset(_keys(tensor).raw_repr() for tensor in kinds)
+
+
+PLAIN_ON_HOST: Final = _plain("cpu")
+PLAIN_WITHOUT_MEMORY: Final = _plain("meta")
+"""The dispatch keys, as `keys_of` gives them, of tensors that are strided memory, or none, and
+nothing more: not sparse, quantised or nested, no lazy conjugate, no wrapper around another.
+"""
+
+
+def keys_of(tensor: Any) -> int:
+    """A tensor's dispatch keys, as a number to be compared."""
+    return int(_keys(tensor).raw_repr())
+
+
 def is_meta(tensor: Any) -> bool:
     """Whether a tensor truly has no memory. A virtual GPU replaces ``Tensor.is_meta``, and torch
     asks that where a mode (``with torch.device(...)``) or a subclass handles torch's functions.

@@ -65,6 +65,7 @@ class Tag(weakref.ref[Any]):
 
     ``values`` is the host memory with the values of a storage without memory, None where they are
     unknown; ``lost`` says of a storage with memory that its contents are unknown (`known`).
+    ``window`` is the last tensor over ``values`` that `known.kept_window` has made.
     """
 
     __slots__ = (
@@ -78,6 +79,7 @@ class Tag(weakref.ref[Any]):
         "registered",
         "stream",
         "values",
+        "window",
         "zeroed",
     )
 
@@ -92,6 +94,7 @@ class Tag(weakref.ref[Any]):
     zeroed: int | None
     values: Any
     lost: bool
+    window: Any
 
 
 class Local(threading.local):
@@ -212,6 +215,16 @@ class Machine:
         self.assumed[what] = self.assumed.get(what, 0) + 1
 
     @property
+    def unwatched(self) -> bool:
+        """Whether nobody is told of operators that allocate nothing."""
+        return (
+            self.observer is None
+            and self.capture is None
+            and self.meter is None
+            and not self.many_streams
+        )
+
+    @property
     def compiler_notes(self) -> dict[str, int]:
         """What torch's compiler did since this machine was made: graphs, breaks, recompilations."""
         return compile_notes.counts_since(self._compiled_before)
@@ -316,6 +329,7 @@ class Machine:
         without_place = self.untagged.pop(tag.key, None)
         tag.values = None if without_place is None else without_place.values
         tag.lost = False
+        tag.window = None
         self.tags[tag.key] = tag
         if self.observer is not None:
             self.observer.allocated(tag)
@@ -332,6 +346,7 @@ class Machine:
         """Keep the values of a storage that has no place yet: `track` takes them over."""
         tag = Tag(storage, self._forgotten)
         tag.key, tag.values, tag.nbytes = storage._cdata, values, storage.nbytes()
+        tag.window = None
         self.untagged[tag.key] = tag
 
     def moved(self, tensor: Any) -> None:

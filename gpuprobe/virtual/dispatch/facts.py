@@ -120,6 +120,8 @@ class OperatorFacts:
     writes: bool
     written: tuple[tuple[int, str], ...]
     """Positions and names of the arguments whose memory it writes to."""
+    view: bool
+    """It makes windows on its first argument's memory, and looks at nothing but shapes."""
     moves: bool
     """It changes which memory its argument lies in, or the window on it, and no values."""
     overwrites: bool
@@ -171,6 +173,7 @@ def facts_of(func: Any, rows: Mapping[str, OperatorRow]) -> OperatorFacts:
             for at, argument in enumerate(schema.arguments)
             if _written(argument) or argument.name in also_written
         ),
+        view=_makes_views(func, name) and row is None,
         moves=torch.Tag.inplace_view in func.tags,
         overwrites=name in _OVERWRITES or _returns_only_out(schema),
         like=name in _LIKE,
@@ -217,6 +220,25 @@ def _remembered(func: Any, name: str) -> bool:
     return all(
         returned.alias_info is None and str(returned.type) in ("Tensor", "List[Tensor]")
         for returned in schema.returns
+    )
+
+
+def _makes_views(func: Any, name: str) -> bool:
+    schema = func._schema
+    if not schema.name.startswith("aten::") or not schema.arguments or not schema.returns:
+        return False
+    first, *rest = schema.arguments
+    return (
+        not any("Tensor" in str(argument.type) for argument in rest)
+        and not _written(first)
+        and all(
+            given.alias_info is not None and not given.alias_info.is_write
+            for given in (first, *schema.returns)
+        )
+        and name not in PARTS
+        and refusal(name) is None
+        and extension_of(func) is None
+        and not _composite(func)
     )
 
 

@@ -15,7 +15,14 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-from gpuprobe.torch_support.tensors import is_meta_and_sparse, storage_key, tensors_in
+from gpuprobe.torch_support.tensors import (
+    PLAIN_ON_HOST,
+    PLAIN_WITHOUT_MEMORY,
+    is_meta_and_sparse,
+    keys_of,
+    storage_key,
+    tensors_in,
+)
 from gpuprobe.virtual import boundary, frames, unknown
 from gpuprobe.virtual.dispatch import available
 from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
@@ -70,6 +77,8 @@ class DispatchMode(TorchDispatchMode):
         if machine.closed or _fake_mode(_FAKE) is not None:
             # Shapes that torch itself works out (DTensor, compilers): no memory of any device's.
             return func(*args, **kwargs)
+        if facts.view and self._is_only_view(args, types):
+            return self.run(func, args, kwargs)
         if machine.many_streams or machine.observer is not None:
             machine.leaves_used(args, kwargs)
         if types and _unwraps_first(types):
@@ -82,6 +91,24 @@ class DispatchMode(TorchDispatchMode):
             machine.traffic.note(func, args, kwargs, result, apart)
             return result
         return self._run(facts, func, args, kwargs)
+
+    def _is_only_view(self, args: tuple[Any, ...], types: Any) -> bool:
+        """Whether a view of an argument is all that there is to be made: it takes no memory, lies
+        where its argument does, and what is known of that is known of it.
+        """
+        machine, local = self.machine, self.machine.local
+        if types or not args or not machine.unwatched or local.new_place is not None:
+            return False
+        tensor = args[0]
+        if tensor.dtype.is_complex:
+            return False
+        keys = keys_of(tensor)
+        if keys in PLAIN_WITHOUT_MEMORY:
+            return not (local.paused or local.standing_in)
+        if keys not in PLAIN_ON_HOST:
+            return False
+        tag = machine.tag_of(tensor)
+        return tag is None or not tag.lost
 
     def _run(
         self, facts: OperatorFacts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -280,16 +307,22 @@ class DispatchMode(TorchDispatchMode):
         try:
             return self.run(func, args, kwargs)
         except RuntimeError as error:
+            missing = None
+            if nearest.lacking(error) is None:
+                missing = boundary.of_kernel(func, error)
+                if missing is None:
+                    raise
             failure = error
         try:
-            return self.run(functools.partial(nearest.instead, func, failure), args, kwargs)
+            if missing is None:
+                return self.run(functools.partial(nearest.instead, func, failure), args, kwargs)
         except RuntimeError as error:
-            lacking = boundary.of_kernel(func, error)
-            if lacking is None:
+            missing = boundary.of_kernel(func, error)
+            if missing is None:
                 raise
         finally:
             del failure  # its traceback has this frame: both would keep the tensors alive
-        raise lacking
+        raise missing
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The host's kernel."""

@@ -67,6 +67,17 @@ def window(tensor: Any, values: Any) -> Any:
     return torch._neg_view(made) if _is_neg(tensor) else made
 
 
+def kept_window(tag: Any, tensor: Any) -> Any:
+    """`window` on the values of a tensor, which its tag keeps for the next call: loops that write
+    element by element name the same tensor each time.
+    """
+    looks = (tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
+    kept = tag.window
+    if kept is None or kept[0] is not tag.values or kept[1] != looks:
+        kept = tag.window = tag.values, looks, window(tensor, tag.values)
+    return kept[2]
+
+
 def values_of(machine: Machine, tensor: Any) -> Any:
     """The CPU tensor with the values of one that `is_known`: itself, or a window on them, which
     shares its memory with those of other tensors exactly where they share storages. Of one that
@@ -195,11 +206,16 @@ def forget(machine: Machine, tensor: Any) -> None:
     tag = machine.keeper_of(tensor)
     if is_meta(tensor):
         if tag is not None:
-            tag.values = None
+            drop(tag)
     elif tensor.layout is torch.strided:
         if tag is None:
             tag = machine.track(tensor.untyped_storage(), machine.place_of(tensor))
         tag.lost = True
+
+
+def drop(tag: Any) -> None:
+    """Nothing is known any more of a storage without memory."""
+    tag.values = tag.window = None
 
 
 def is_whole(tensor: Any) -> bool:

@@ -33,6 +33,11 @@ _SETS = {
 _VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.Conjugate) | torch._C.DispatchKeySet(
     torch._C.DispatchKey.Negative
 )
+_MODES = (
+    _SETS[DEVICE]
+    | torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
+    | torch._C.DispatchKeySet(torch._C.DispatchKey.PythonTLSSnapshot)
+)
 _Guard = torch._C._ExcludeDispatchKeyGuard
 _functorch: Any = torch._C._functorch
 
@@ -61,6 +66,11 @@ def passed_by() -> bool:
 def below() -> Any:
     """A context in which this thread's calls pass by the `DEVICE` kernels."""
     return _Guard(_SETS[DEVICE])
+
+
+def below_modes() -> Any:
+    """`below`, for calls that dispatch modes are not to see either."""
+    return _Guard(_MODES)
 
 
 def for_kernel() -> Any:

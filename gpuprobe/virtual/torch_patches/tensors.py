@@ -20,6 +20,7 @@ from gpuprobe.virtual.torch_patches import (
     methods,
     parameters,
     storages,
+    subscripts,
 )
 from gpuprobe.virtual.torch_patches.intercept import Intercept
 
@@ -43,6 +44,7 @@ def install(machine: Machine, intercept: Intercept, patches: Patches) -> None:
     constructors.install(machine, intercept, patches)
     indices.install(patches)
     legacy.install(machine, patches)
+    subscripts.install(machine, patches)
     _grouping(patches)
 
 
