@@ -220,12 +220,16 @@ def test_the_first_distribution_with_a_row_has_its_program(tmp_path: Path) -> No
 def test_a_run_that_is_cut_short_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (kernel, swept), _ = next(iter(liger_programs.OPTIONS.items()))
+    names = {"a": swept, "b": "something else"}  # what varies, by a name
     given = [
-        {**row, "kernel": liger_programs.LONG[0], "config": at} for row in rows() for at in "ab"
+        {**row, "kernel": kernel, "x_name": name, "config": at}
+        for row in rows()
+        for at, name in names.items()
     ]
     ran: list[str] = []
 
-    def run(package: Path, script: Path, gpu: str, wanted: Any) -> Any:
+    def run(package: Path, script: Path, gpu: str, wanted: Any, version: str) -> Any:
         ran.extend(row["config"] for row in wanted)
         if len(ran) > len(rows()):
             raise KeyboardInterrupt
@@ -240,6 +244,21 @@ def test_a_run_that_is_cut_short_goes_on_where_it_was(
     found = published_peaks.Runs(tmp_path / "runs.json").of("group", program, "b200-180gb", given)
     assert set(ran) == {"b"}
     assert sorted(row["config"] for row in found) == sorted(row["config"] for row in given)
+
+
+def test_the_torch_of_a_row_is_one_that_was_current() -> None:
+    found = {
+        day: published_peaks.torches_of(f"{day} 12:00:00")
+        for day in (
+            "2024-09-01",
+            "2025-02-01",
+            "2025-05-27",
+            "2025-09-01",
+            "2025-11-01",
+            "2026-05-01",
+        )
+    }
+    assert list(found.values()) == [["2.6"], ["2.6"], ["2.7", "2.6"], ["2.8", "2.7"], ["2.8"], []]
 
 
 def test_rows_that_differ_by_one_figure_are_counted() -> None:
