@@ -330,3 +330,5 @@ class MemoryTrace(WeaklyReferable):
     complete: bool = True
     step: int | None = None  # the training step, where the trace covers just one
     annotations: tuple[Annotation, ...] = ()  # in time order
+    lifetimes: object = field(default=None, compare=False, repr=False)
+    """What `gpuprobe.analysis.trace.lifetimes` found of the events while they were being read."""

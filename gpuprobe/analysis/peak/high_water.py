@@ -72,8 +72,7 @@ def high_water(trace: MemoryTrace | Ledger) -> HighWater:
     instant: where nothing rises above it, ``event`` is -1.
     """
     ledger = ledger_of(trace)
-    totals = ledger.allocated_after()
-    return live_at(ledger, totals.index(max(totals)) - 1)
+    return live_at(ledger, ledger.peak())
 
 
 def live_at(trace: MemoryTrace | Ledger, event: int) -> HighWater:

@@ -15,6 +15,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import compress
+from operator import invert
 
 from gpuprobe.allocator.rules import SMALL_LIMIT, limit, round_size
 from gpuprobe.analysis.trace.columns import selector
@@ -82,10 +83,11 @@ class BlockSizes:
         # What happens at which event: a row is made (row), is returned (~row), or, where
         # there is neither, a segment comes or goes.
         first = bisect_left(big, made)
-        todo = {done[row]: ~row for row in big}
+        todo = dict(zip(map(done.__getitem__, big), map(invert, big), strict=True))
         todo.pop(count, None)
         # After the ends: at an event that implies an end, the new row is what counts.
-        todo.update((start[row], row) for row in big[:first])
+        made_large = big[:first]
+        todo.update(zip(map(start.__getitem__, made_large), made_large, strict=True))
         segments = _segments_at_start(trace, segment_events)
         if not segments and not segment_events:
             return  # expandable segments only, or nothing known: there is nothing to follow

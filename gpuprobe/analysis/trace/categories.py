@@ -34,6 +34,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import compress
 
 from gpuprobe.analysis.trace import evidence
 from gpuprobe.analysis.trace.evidence import Marks, Runs
@@ -84,13 +85,16 @@ class Classifier:
         self._ledger = ledger
         self._found = found
         self._marks, self._runs = found.marks, found.runs
+        columns = (ledger.trace.events.category, ledger.baseline.category)
+        self._has_recorded = any(map(any, columns))
 
     def category(self, row: int) -> int:
         """The `Category.code` of a row; the recorded one where there is one."""
         ledger = self._ledger
-        recorded = ledger.value("category", row)
-        if recorded:
-            return recorded
+        if self._has_recorded:
+            recorded = ledger.value("category", row)
+            if recorded:
+                return recorded
         stack = ledger.stack[row]
         if not stack and row >= ledger.made:
             return self._without_stack(row)
@@ -207,8 +211,10 @@ class Classifier:
             and ledger.freed[row] >= ledger.events
         )
         gradients: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for row in range(ledger.made):
-            if ledger.requested[row] in kept and self.category(row) == _GRADIENT:
+        made = ledger.made
+        alike = compress(range(made), map(kept.__contains__, ledger.requested[:made]))
+        for row in alike:
+            if self.category(row) == _GRADIENT:
                 span = (ledger.start[row], ledger.freed[row])
                 gradients[ledger.requested[row]].append(span)
         return {size for size, spans in gradients.items() if kept[size] <= _most_at_once(spans)}

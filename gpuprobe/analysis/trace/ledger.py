@@ -26,6 +26,7 @@ from weakref import WeakValueDictionary
 
 from gpuprobe.analysis.trace.block_sizes import BlockSizes
 from gpuprobe.analysis.trace.columns import selector
+from gpuprobe.analysis.trace.lifetimes import BEFORE, ONLY_COMPLETED, Lifetimes, lifetimes_of
 from gpuprobe.errors import DataError
 from gpuprobe.model.memory import BlockState, TraceAction
 from gpuprobe.model.trace import COLUMNS, LiveColumns, MemoryTrace, WeaklyReferable
@@ -34,8 +35,6 @@ _MOST_BYTES = 1 << 61
 """Beyond this, sums could leave the 8 bytes of a column."""
 
 _ALLOC = TraceAction.ALLOC.code
-_FREE_REQUESTED = TraceAction.FREE_REQUESTED.code
-_FREE_COMPLETED = TraceAction.FREE_COMPLETED.code
 _SEGMENT_ACTIONS = frozenset(
     a.code
     for a in (
@@ -88,16 +87,24 @@ class Ledger(WeaklyReferable):
     checks: Checks
     evidence: object = None  # what `categories` has gathered, for the next call
     _allocated: array[int] | None = None
+    _peak: int | None = None
 
     def __len__(self) -> int:
         return len(self.start)
 
     def alive(self, event: int) -> list[int]:
         """The rows allocated just after ``event``; -1 means before the first one."""
+        return self._ending_after(event, self.freed)
+
+    def active(self, event: int) -> list[int]:
+        """The rows active just after ``event``: allocated, or freed with a stream still at it."""
+        return self._ending_after(event, self.done)
+
+    def _ending_after(self, event: int, ends: list[int]) -> list[int]:
         last = bisect_right(self.start, event, 0, self.made)
-        made = [row for row, freed in enumerate(self.freed[:last]) if freed > event]
+        made = [row for row, end in enumerate(ends[:last]) if end > event]
         base = self.made
-        return made + [row for row, freed in enumerate(self.freed[base:], base) if freed > event]
+        return made + [row for row, end in enumerate(ends[base:], base) if end > event]
 
     def value(self, name: str, row: int) -> int:
         """A row's value of a trace column, such as ``address`` or ``phase``."""
@@ -116,6 +123,13 @@ class Ledger(WeaklyReferable):
         if self._allocated is None:
             self._allocated = self.running(self.freed)
         return self._allocated
+
+    def peak(self) -> int:
+        """The first event after which allocated bytes are at their most; -1: before all."""
+        if self._peak is None:
+            totals = self.allocated_after()
+            self._peak = totals.index(max(totals)) - 1
+        return self._peak
 
     def active_after(self) -> array[int]:
         """Active bytes likewise: allocated, and freed blocks that a stream still uses."""
@@ -165,9 +179,10 @@ def ledger_of(trace: MemoryTrace | Ledger) -> Ledger:
 
 
 def _built(trace: MemoryTrace) -> Ledger:
-    _check_sizes(trace)
-    ledger = _with_rows(trace)
-    opened = _matched(ledger)
+    ends = lifetimes_of(trace)
+    _check_sizes(trace, ends.bytes)
+    ledger = _with_rows(trace, ends)
+    opened = _matched(ledger, ends)
     final = _final_sizes(ledger, opened)
     baseline = ledger.baseline
     ledger.start.extend([-1] * len(baseline))
@@ -182,31 +197,29 @@ def _built(trace: MemoryTrace) -> Ledger:
     return ledger
 
 
-def _check_sizes(trace: MemoryTrace) -> None:
+def _check_sizes(trace: MemoryTrace, of_events: int) -> None:
     held = sum(trace.baseline.size) + sum(segment.total_size for segment in trace.segments)
     blocks = sum(b.size + b.requested_size for s in trace.segments for b in s.blocks)
-    if max(held, blocks) + sum(trace.events.size) > _MOST_BYTES:
+    if max(held, blocks) + of_events > _MOST_BYTES:
         raise DataError("damaged memory trace: its sizes exceed the memory of any device")
 
 
-def _with_rows(trace: MemoryTrace) -> Ledger:
-    """The rows of events, and ends for these and for the trace's baseline, none of them met."""
+def _with_rows(trace: MemoryTrace, ends: Lifetimes) -> Ledger:
+    """The rows of events with their ends, and those of the trace's baseline without."""
     events = trace.events
     count = len(events)
     is_alloc = selector(events.action, _ALLOC)
-    start = array("q", compress(range(count), is_alloc))
-    requested = array("Q", compress(events.size, is_alloc))
     baseline = LiveColumns()
     for name in COLUMNS:
         getattr(baseline, name).extend(trace.baseline.column(name))
-    rows = len(start) + len(baseline)
+    requested = ends.requested[:]
     return Ledger(
         trace=trace,
         events=count,
-        made=len(start),
-        start=start,
-        freed=[count] * rows,
-        done=[count] * rows,
+        made=len(ends.start),
+        start=ends.start[:],
+        freed=ends.freed + [count] * len(baseline),
+        done=ends.done + [count] * len(baseline),
         requested=requested,
         size=requested,
         stack=array("I", compress(events.column("stack"), is_alloc)),
@@ -214,42 +227,50 @@ def _with_rows(trace: MemoryTrace) -> Ledger:
         by_allocator=bool(trace.segments)
         or trace.settings is not None
         or any(code in events.action for code in _SEGMENT_ACTIONS),
-        checks=Checks(),
+        checks=Checks(implied_frees=ends.implied_frees),
     )
 
 
-def _matched(ledger: Ledger) -> dict[int, int]:
-    """Find the end of every row. Returns what is alive after the last event: address -> row."""
-    events, count, checks = ledger.trace.events, ledger.events, ledger.checks
-    freed, done = ledger.freed, ledger.done
+def _matched(ledger: Ledger, ends: Lifetimes) -> dict[int, int]:
+    """Find the rows before the first event of which the events have the end alone. Returns what is
+    alive after the last event: address -> row.
+    """
+    freed, done, made = ledger.freed, ledger.done, ledger.made
+    count, events, before = ledger.events, ledger.trace.events, ends.before
+    known: dict[int, int] = {}  # index in `before` -> row
+    opened = {}
     # The later of two baseline rows with one address counts as the live one.
-    opened = dict(zip(ledger.baseline.address, range(ledger.made, len(freed)), strict=True))
-    row = 0
-    for event, action, at in zip(range(count), events.action, events.address, strict=True):
-        if action == _ALLOC:
-            if at in opened:  # given out again: the free was not seen, or did not complete
-                old = opened[at]
-                done[old] = event
-                if freed[old] == count:
-                    freed[old] = event
-                    checks.implied_frees += 1
+    live = dict(zip(ledger.baseline.address, range(made, len(freed)), strict=True))
+    by_event = {event: index for index, event in enumerate(before.event)}
+    for at, row in live.items():
+        event = ends.first.get(at)
+        if event is None:
             opened[at] = row
-            row += 1
-        elif action == _FREE_REQUESTED:
-            try:
-                freed[opened[at]] = event
-            except KeyError:
-                opened[at] = _freed_only(ledger, event, event)
-        elif action == _FREE_COMPLETED:
-            if at in opened:
-                old = opened.pop(at)
-                done[old] = event
-                if freed[old] == count:
-                    freed[old] = event
-            else:
-                # Torch records both halves of a free. Where only the second is in the trace,
-                # the block was already pending when the trace began.
-                done[_freed_only(ledger, event, -1 if ledger.by_allocator else event)] = event
+        elif events.action[event] == _ALLOC:  # given out again: its free was not seen
+            freed[row] = done[row] = event
+            ledger.checks.implied_frees += 1
+        else:
+            index = by_event[event]
+            known[index] = row
+            requested = before.freed[index]
+            freed[row] = event if requested == ONLY_COMPLETED else requested
+            done[row] = min(before.done[index], count)
+    for index, event in enumerate(before.event):
+        if index not in known:
+            # Torch records both halves of a free. Where only the second is in the trace, the
+            # block was already pending when the trace began.
+            until = before.freed[index]
+            if until == ONLY_COMPLETED and not ledger.by_allocator:
+                until = event
+            known[index] = row = _freed_only(ledger, event, until)
+            done[row] = min(before.done[index], count)
+    for at, row in ends.live.items():
+        if row >= BEFORE:
+            opened[at] = known[row - BEFORE]
+            continue
+        opened[at] = row
+        freed[row] = min(freed[row], count)
+        done[row] = count
     return opened
 
 

@@ -172,7 +172,7 @@ def _parts(ledger: Ledger, number: int, is_user: UserFrame) -> list[TracePart]:
         part.event = part.first + span.index(part.peak)
     if not parts:
         parts.append(TracePart(number, "forward", None, 0, ledger.events, max(totals)))
-        parts[0].event = totals.index(max(totals)) - 1
+        parts[0].event = ledger.peak()
     at = 0
     for row in range(ledger.made):
         while at + 1 < len(parts) and parts[at + 1].first <= ledger.start[row]:

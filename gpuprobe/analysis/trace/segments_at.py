@@ -34,11 +34,7 @@ def layout_at(trace: MemoryTrace | Ledger, event: int) -> tuple[Segment, ...] | 
         return Unavailable("no segments were recorded", ReadStatus.NOT_COLLECTED)
     segments = sorted(_segments_at(ledger, event), key=lambda s: s.address)
     starts = [segment.address for segment in segments]
-    rows = [
-        row
-        for row, (start, done) in enumerate(zip(ledger.start, ledger.done, strict=True))
-        if start <= event < done
-    ]
+    rows = ledger.active(event)
     blocks: list[list[Block]] = [[] for _ in segments]
     addresses = ledger.values("address", rows)
     for address, row in sorted(zip(addresses, rows, strict=True)):

@@ -18,12 +18,13 @@ The schemas, from torch 2.0 to 2.13 (``torch/csrc/cuda/memory_snapshot.cpp`` and
 from __future__ import annotations
 
 import math
+import sys
 from array import array
 from collections.abc import Callable, Sequence
-from itertools import compress
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from gpuprobe.analysis.trace.lifetimes import lifetimes_of
 from gpuprobe.errors import SnapshotError
 from gpuprobe.model.bounds import NewestMicroseconds
 from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
@@ -42,8 +43,6 @@ from gpuprobe.recording.snapshot.stacks import StackInterner
 _MIB = 1024 * 1024
 _CODES = {action.value: action.code for action in TraceAction}
 _ALLOC = TraceAction.ALLOC.code
-_FREE_REQUESTED = TraceAction.FREE_REQUESTED.code
-_FREE_COMPLETED = TraceAction.FREE_COMPLETED.code
 _OOM = TraceAction.OOM.code
 _HINT = "create one with torch.cuda.memory._dump_snapshot(path)"
 _MALFORMED = (
@@ -330,9 +329,9 @@ class _Decoder:
             place.text = f"'pool_id' in {name}"
             sink.put("pool", pool.column(part))
             place.text = f"'user_metadata' in {name}"
-            tags = self._tags(part)
-            sink.put("phase", phase.of(tags))
-            sink.put("module", module.of(tags))
+            tags, different = self._tags(part)
+            sink.put("phase", phase.of(tags, different))
+            sink.put("module", module.of(tags, different))
             place.text = f"'frames' in {name}"
             sink.put("stack", stacks.column(part))
             place.text = name
@@ -343,15 +342,24 @@ class _Decoder:
             found = _column("q", "time_us", events)
         except (TypeError, OverflowError):
             found = self._odd.times([event.get("time_us", 0) for event in events])
-        if found and not 0 <= min(found) <= max(found) <= NewestMicroseconds:
+        if found and not _are_times(found):
             found = self._odd.times(list(found))
         return found
 
-    def _tags(self, events: list[Any]) -> list[Any]:
-        tags = [event.get("user_metadata") for event in events]
-        if not {str, type(None)}.issuperset(map(type, tags)):
+    def _tags(self, events: list[Any]) -> tuple[list[Any], set[Any]]:
+        """The phase of each event, None where it has none; and which phases there are."""
+        try:
+            tags = list(map(itemgetter("user_metadata"), events))
+        except KeyError:
+            tags = [event.get("user_metadata") for event in events]
+        try:
+            different = set(tags)
+        except TypeError:  # something that cannot be in a set is no text
+            different = {0}
+        if not {str, type(None)}.issuperset(map(type, different)):
             tags = self._odd.tags(tags)
-        return tags
+            different = set(tags)
+        return tags, different
 
     def _known(self, events: list[Any], start: int, name: str) -> list[Any]:
         """Only the entries whose action is known; the others are counted, not guessed at.
@@ -472,12 +480,12 @@ class _Interned:
             values = [event.get(self._key) for event in events]
         return self.of(values)
 
-    def of(self, values: list[Any]) -> array[int] | None:
-        """The column of these values; None for zeros."""
+    def of(self, values: list[Any], different: set[Any] | None = None) -> array[int] | None:
+        """The column of these values, of which there are so many different ones; None for zeros."""
         table = self._table
         try:
             if self._zeros:
-                if table.keys() >= set(values):
+                if table.keys() >= (set(values) if different is None else different):
                     return None
                 raise KeyError
             return array("I", map(table.__getitem__, values))
@@ -487,6 +495,18 @@ class _Interned:
                     table[value] = self._index(value)
             self._zeros = not any(table.values())
             return None if self._zeros else array("I", map(table.__getitem__, values))
+
+
+_HIGHEST_BYTES = slice(7 if sys.byteorder == "little" else 0, None, 8)
+
+
+def _are_times(column: array[int]) -> bool:
+    """Whether all are times, in microseconds. Below 2**56, in the year 4253, all are: then no
+    number has to be looked at.
+    """
+    if column.tobytes()[_HIGHEST_BYTES].count(0) == len(column):
+        return True
+    return 0 <= min(column) <= max(column) <= NewestMicroseconds
 
 
 def _column(typecode: str, name: str, events: list[Any]) -> array[int] | None:
@@ -510,24 +530,15 @@ def add_baseline(trace: MemoryTrace) -> None:
     allocated any more.
     """
     events = trace.events
-    codes = (_ALLOC, _FREE_REQUESTED, _FREE_COMPLETED)
-    chosen = events.action.tobytes().translate(bytes(c in codes for c in range(256)))
-    # Backwards, so that the first event of an address is the one that stays.
-    first = dict(
-        zip(
-            compress(reversed(events.address), reversed(chosen)),
-            compress(range(len(events) - 1, -1, -1), reversed(chosen)),
-            strict=True,
-        )
-    )
+    trace.lifetimes = ends = lifetimes_of(trace)
     live = LiveColumns()
     streams, pools = events.column("stream"), events.column("pool")
-    for i in sorted(i for i in first.values() if events.action[i] == _FREE_REQUESTED):
+    for i in ends.at_start():
         live.append(_ALLOC, events.address[i], events.size[i], stream=streams[i], pool=pools[i])
     index = {pool: i for i, pool in enumerate(trace.pools)}
     for segment in trace.segments:
         for block in segment.blocks:
-            if block.state is BlockState.ALLOCATED and block.address not in first:
+            if block.state is BlockState.ALLOCATED and block.address not in ends.first:
                 live.append(
                     _ALLOC,
                     block.address,

@@ -33,6 +33,7 @@ from array import array
 from functools import partial
 from typing import IO, Any
 
+from gpuprobe.analysis.trace.lifetimes import Lifetimes
 from gpuprobe.errors import DataError, InternalError, SnapshotError
 from gpuprobe.model.io.codec import from_plain, to_plain
 from gpuprobe.model.io.gc_pause import gc_paused
@@ -41,6 +42,7 @@ from gpuprobe.model.trace import (
     COLUMNS,
     AllocatorSettings,
     Annotation,
+    EventColumns,
     Frame,
     MemoryTrace,
     StackTable,
@@ -51,6 +53,13 @@ from gpuprobe.recording.snapshot.pickles import load_plain
 
 _MAGIC = b"GPSNAP1\n"
 _RECORD = struct.Struct("<IHHQ")
+_INDICES = frozenset(("action", "stack", "module", "phase", "pool"))
+_PIPE = 1 << 20
+"""Bytes that the child can be ahead while what it has sent is being looked at: as many as Linux
+gives everybody, and enough for two stretches of events."""
+_BUFFER = 1 << 16
+"""Bytes. The unpickler gets a copy of them at a time, for which more would be mapped anew each time
+(from 128 KiB on), and come page by page."""
 _SMALLEST_ENTRY = 8
 """No event or block takes fewer bytes in a pickle, so a file bounds how many there are."""
 
@@ -83,6 +92,7 @@ def read_in_child(stream: IO[bytes], size: int) -> Decoded:
             stdin=stream,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            pipesize=_PIPE,
         )
     except OSError as error:
         raise InternalError(f"cannot start a process to read the snapshot: {error}") from error
@@ -127,7 +137,7 @@ def main(size: int) -> None:
         output.write(_MAGIC)
         keep = partial(_send_column, output)
         try:
-            with open(0, "rb", buffering=1 << 18, closefd=False) as stream:
+            with open(0, "rb", buffering=_BUFFER, closefd=False) as stream:
                 send(decode_stream(stream, size, keep), output)
         except SnapshotError as error:
             _send_json({"error": str(error), "hint": error.hint}, output)
@@ -192,7 +202,7 @@ def receive(stream: IO[bytes]) -> Decoded | SnapshotError:
     """Read what the child wrote. Raises EOFError where it ends early, InternalError for
     anything that it does not write.
     """
-    columns: dict[str, dict[str, array[int]]] = {}
+    arrived: dict[str, _Arrived] = {}
     try:
         if _exactly(stream, len(_MAGIC)) != _MAGIC:
             raise ValueError("it has no valid start")
@@ -201,21 +211,44 @@ def receive(stream: IO[bytes]) -> Decoded | SnapshotError:
             name = _exactly(stream, length).decode()
             if name == "json":
                 break
-            known = columns.setdefault(f"cuda:{device}", {})
-            if name not in known:
-                known[name] = array(COLUMNS[name])
-            known[name].fromfile(stream, count)
+            arrived.setdefault(f"cuda:{device}", _Arrived()).take(name, stream, count)
         plain = json.loads(_exactly(stream, count))
         if stream.read(1):
             raise ValueError("it has no valid end")
         if "error" in plain:
             return SnapshotError(str(plain["error"]), hint=str(plain["hint"]))
-        traces = [_trace(entry, columns.get(entry["device"], {})) for entry in plain["traces"]]
+        traces = [
+            _trace(entry, arrived.get(entry["device"], _Arrived())) for entry in plain["traces"]
+        ]
         return Decoded(traces, _counts(plain["foreign"]), _counts(plain["odd"]))
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, DataError) as error:
         raise InternalError(
             f"the process that reads snapshots returned invalid data: {error}"
         ) from error
+
+
+class _Arrived:
+    """The columns of a trace, as far as they have come."""
+
+    def __init__(self) -> None:
+        self.events = EventColumns()
+        self.most: dict[str, int] = {}  # of the columns that are indices of something
+        self.ends = Lifetimes(self.events)
+
+    def take(self, name: str, stream: IO[bytes], count: int) -> None:
+        """Read the next part of a column. Raises KeyError for one that is none, ValueError for
+        one that is not as long as it must be.
+        """
+        values = array(COLUMNS[name])
+        values.fromfile(stream, count)
+        getattr(self.events, name).extend(values)
+        if name in _INDICES and values:
+            self.most[name] = max(self.most.get(name, 0), max(values))
+        if name == "size":  # the last of the columns that tell when blocks end
+            rows = len(self.events)
+            if not rows == len(self.events.address) == len(self.events.size):
+                raise ValueError("columns of several lengths")
+            self.ends.extend()
 
 
 def _counts(plain: dict[str, Any]) -> dict[str, int]:
@@ -229,7 +262,7 @@ def _exactly(stream: IO[bytes], count: int) -> bytes:
     return data
 
 
-def _trace(plain: dict[str, Any], columns: dict[str, array[int]]) -> MemoryTrace:
+def _trace(plain: dict[str, Any], arrived: _Arrived) -> MemoryTrace:
     stacks = StackTable.of(
         plain["strings"],
         [Frame(file, line, name) for file, line, name in plain["frames"]],
@@ -239,6 +272,8 @@ def _trace(plain: dict[str, Any], columns: dict[str, array[int]]) -> MemoryTrace
         raise ValueError("a stack's frame")
     trace = MemoryTrace(
         device=plain["device"],
+        events=arrived.events,
+        lifetimes=arrived.ends,
         stacks=stacks,
         pools=[(low, high) for low, high in plain["pools"]],
         segments=tuple(_segment(entry) for entry in plain["segments"]),
@@ -255,11 +290,12 @@ def _trace(plain: dict[str, Any], columns: dict[str, array[int]]) -> MemoryTrace
         "phase": len(stacks.strings),
         "pool": len(trace.pools),
     }
-    rows = len(columns.get("action", ()))
-    for name, values in columns.items():
-        if len(values) != rows or (name in limits and max(values) >= limits[name]):
+    rows = len(trace.events)
+    for name in COLUMNS:
+        if len(getattr(trace.events, name)) not in (0, rows) or (
+            arrived.most.get(name, -1) >= limits.get(name, 1 << 64)
+        ):
             raise ValueError(f"column {name}")
-        setattr(trace.events, name, values)
     add_baseline(trace)
     return trace
 
