@@ -18,7 +18,6 @@ The schemas, from torch 2.0 to 2.13 (``torch/csrc/cuda/memory_snapshot.cpp`` and
 from __future__ import annotations
 
 import math
-import sys
 from array import array
 from collections.abc import Callable, Sequence
 from operator import itemgetter
@@ -30,13 +29,13 @@ from gpuprobe.model.bounds import NewestMicroseconds
 from gpuprobe.model.memory import Block, BlockState, Segment, TraceAction
 from gpuprobe.model.text import shortened
 from gpuprobe.model.trace import (
-    COLUMNS,
     AllocatorSettings,
     Annotation,
     LiveColumns,
     MemoryTrace,
     parse_tag,
 )
+from gpuprobe.recording.snapshot.columns import InternedColumn, PartSink, are_times, column_of
 from gpuprobe.recording.snapshot.oddities import ANNOTATIONS, SETTINGS, Oddities
 from gpuprobe.recording.snapshot.stacks import StackInterner
 
@@ -294,12 +293,12 @@ class _Decoder:
             else:
                 getattr(columns, column).extend(values)
 
-        sink = _Sink(append)
-        pool = _Interned("pool_id", lambda value: pools.setdefault(_pool(value), len(pools)))
+        sink = PartSink(append)
+        pool = InternedColumn("pool_id", lambda value: pools.setdefault(_pool(value), len(pools)))
         string = trace.stacks.string
         name_of = self._odd.name
-        phase = _Interned("user_metadata", lambda value: string(name_of(parse_tag(value)[0])))
-        module = _Interned("user_metadata", lambda value: string(name_of(parse_tag(value)[1])))
+        phase = InternedColumn("user_metadata", lambda value: string(name_of(parse_tag(value)[0])))
+        module = InternedColumn("user_metadata", lambda value: string(name_of(parse_tag(value)[1])))
         for start in range(0, len(events), _STRETCH):
             part = events[start : start + _STRETCH]
             try:
@@ -323,7 +322,7 @@ class _Decoder:
             place.text = f"'size' in {name}"
             sink.put("size", array("Q", map(itemgetter("size"), part)))
             place.text = f"'stream' in {name}"
-            sink.put("stream", _column("Q", "stream", part))
+            sink.put("stream", column_of("Q", "stream", part))
             place.text = f"'time_us' in {name}"
             sink.put("time_us", self._times(part))
             place.text = f"'pool_id' in {name}"
@@ -339,10 +338,10 @@ class _Decoder:
 
     def _times(self, events: list[Any]) -> array[int] | None:
         try:
-            found = _column("q", "time_us", events)
+            found = column_of("q", "time_us", events)
         except (TypeError, OverflowError):
             found = self._odd.times([event.get("time_us", 0) for event in events])
-        if found and not _are_times(found):
+        if found and not are_times(found):
             found = self._odd.times(list(found))
         return found
 
@@ -428,95 +427,6 @@ def _block(entry: Any, address: int, stacks: StackInterner) -> Block:
     if frames is None and isinstance(history, list) and history and isinstance(history[0], dict):
         frames, requested = history[0].get("frames"), history[0].get("real_size", size)
     return Block(address, size, _count(requested, "size"), state, stacks.one(frames or []))
-
-
-class _Sink:
-    """Passes columns on, part by part; one that is zero throughout is never begun."""
-
-    def __init__(self, append: Callable[[str, array[int]], None]) -> None:
-        self._append = append
-        self._rows = 0  # in the parts before this one
-        self._part = 0
-        self._begun: dict[str, int] = {}  # rows passed on
-
-    def begin(self, rows: int) -> None:
-        self._rows += self._part
-        self._part = rows
-
-    def put(self, column: str, values: array[int] | None) -> None:
-        """The part of a column, None for zeros."""
-        if values is None:
-            return
-        self._fill(column, self._rows)
-        self._append(column, values)
-        self._begun[column] += len(values)
-
-    def end(self) -> None:
-        for column in self._begun:
-            self._fill(column, self._rows + self._part)
-
-    def _fill(self, column: str, rows: int) -> None:
-        """Add the zeros that were left out."""
-        missing = rows - self._begun.setdefault(column, 0)
-        if missing:
-            typecode = COLUMNS[column]
-            self._append(column, array(typecode, bytes(missing * array(typecode).itemsize)))
-            self._begun[column] = rows
-
-
-class _Interned:
-    """A column of indices of values that repeat; ``index`` is called once per value."""
-
-    def __init__(self, key: str, index: Callable[[Any], int]) -> None:
-        self._key = key
-        self._index = index
-        self._table: dict[Any, int] = {None: 0}  # None: the event has no such key
-        self._zeros = True
-
-    def column(self, events: list[Any]) -> array[int] | None:
-        try:
-            values = list(map(itemgetter(self._key), events))
-        except KeyError:
-            values = [event.get(self._key) for event in events]
-        return self.of(values)
-
-    def of(self, values: list[Any], different: set[Any] | None = None) -> array[int] | None:
-        """The column of these values, of which there are so many different ones; None for zeros."""
-        table = self._table
-        try:
-            if self._zeros:
-                if table.keys() >= (set(values) if different is None else different):
-                    return None
-                raise KeyError
-            return array("I", map(table.__getitem__, values))
-        except KeyError:
-            for value in dict.fromkeys(values):
-                if value not in table:
-                    table[value] = self._index(value)
-            self._zeros = not any(table.values())
-            return None if self._zeros else array("I", map(table.__getitem__, values))
-
-
-_HIGHEST_BYTES = slice(7 if sys.byteorder == "little" else 0, None, 8)
-
-
-def _are_times(column: array[int]) -> bool:
-    """Whether all are times, in microseconds. Below 2**56, in the year 4253, all are: then no
-    number has to be looked at.
-    """
-    if column.tobytes()[_HIGHEST_BYTES].count(0) == len(column):
-        return True
-    return 0 <= min(column) <= max(column) <= NewestMicroseconds
-
-
-def _column(typecode: str, name: str, events: list[Any]) -> array[int] | None:
-    """A column of numbers that older snapshots lack; None where no event has it."""
-    try:
-        return array(typecode, map(itemgetter(name), events))
-    except KeyError:
-        if not any(name in event for event in events):
-            return None
-        return array(typecode, [event.get(name, 0) for event in events])
 
 
 def add_baseline(trace: MemoryTrace) -> None:
