@@ -72,14 +72,18 @@ def load(path: str | os.PathLike[str]) -> Recording:
 
 
 def load_to_report(path: str | os.PathLike[str]) -> Recording:
-    """`load`, which of a snapshot waits for a process of its own: meanwhile what `summary` needs is
-    imported.
+    """`load`, which of a snapshot waits for a process of its own: meanwhile what it takes to read
+    it, and what `summary` needs, is imported.
     """
-    import threading
     from importlib import import_module
 
-    threading.Thread(target=import_module, args=("gpuprobe.analysis.summary",), daemon=True).start()
-    return load(path)
+    from gpuprobe.recording.snapshot.child import begun
+
+    with begun(path) as child:
+        import_module("gpuprobe.analysis.summary")
+        from gpuprobe.recording.load import load
+
+        return load(path, child)
 
 
 def pack(

@@ -12,14 +12,15 @@ from gpuprobe.model.run.recording import Recording
 from gpuprobe.recording.files import CHUNK_NAME, STREAM_NAME
 from gpuprobe.recording.many.children import read_children
 from gpuprobe.recording.reader import RecordingTail, read_recording
+from gpuprobe.recording.snapshot.child import Begun
 
 
-def load(path: str | os.PathLike[str]) -> Recording:
+def load(path: str | os.PathLike[str], begun: Begun | None = None) -> Recording:
     """Read a recording (a directory, or a ``.parquet`` file of ``gpuprobe pack``) or a torch memory
     snapshot (a ``.pickle`` file).
 
-    A snapshot is parsed, never executed: nothing in it can run. A recording may still be being
-    written; what is on disk by now is read.
+    A snapshot is parsed, never executed: nothing in it can run; ``begun`` is one that a process
+    reads already. A recording may still be being written; what is on disk by now is read.
 
     Raises UsageError where there is no such path, NotARecording where it is something else,
     UnsupportedSchema where a newer major version wrote it, SnapshotError and DataError where
@@ -40,7 +41,7 @@ def load(path: str | os.PathLike[str]) -> Recording:
             # Deferred: most loads are of directories, and need none of the snapshot reader.
             from gpuprobe.recording.snapshot.load import read_snapshot
 
-            return read_snapshot(where)
+            return read_snapshot(where, begun)
         exists = where.exists()
     except OSError as error:
         raise DataError(f"cannot read {where}: {error.strerror or error}") from error

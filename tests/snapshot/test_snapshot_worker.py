@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import struct
 import subprocess
 from array import array
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpuprobe.errors import InternalError
 from gpuprobe.model.trace import COLUMNS
-from gpuprobe.recording.snapshot.child import command_of
+from gpuprobe.recording.load import load
+from gpuprobe.recording.snapshot.child import begun, command_of
 from gpuprobe.recording.snapshot.decode import Decoded, decode
 from gpuprobe.recording.snapshot.worker import receive
 
@@ -97,3 +100,36 @@ def test_columns_that_agree_are_taken() -> None:
     found = receive(sent({"action": [0], "address": [1], "size": [1]}))
     assert isinstance(found, Decoded)
     assert len(found.traces[0].events) == 1
+
+
+def test_a_snapshot_that_is_being_read_is_what_load_gives(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(SNAPSHOT))
+    with begun(path) as found:
+        assert found is not None
+        with_it = load(path, found)
+        assert found.take() is None
+        again = load(path, found)
+    alone = load(path)
+    for recording in (with_it, again):
+        assert list(recording.ranks[0].load_traces()) == list(alone.ranks[0].load_traces())
+
+
+def test_a_process_that_nobody_took_is_ended(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(SNAPSHOT))
+    with begun(path) as found:
+        assert found is not None
+        process = found._process
+        assert process is not None
+    assert process.returncode is not None
+    assert found.take() is None
+
+
+def test_what_is_no_snapshot_is_left_to_load(tmp_path: Path) -> None:
+    text, pipe = tmp_path / "notes.txt", tmp_path / "pipe"
+    text.write_text("notes")
+    os.mkfifo(pipe)
+    for path in (text, pipe, tmp_path, tmp_path / "nothing", "\0"):
+        with begun(path) as found:
+            assert found is None

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from gpuprobe.errors import InternalError
+from gpuprobe.model.io.files import open_regular
+
+SNAPSHOT_WORKER = "gpuprobe.recording.snapshot.worker"
+_PIPE = 1 << 20
+"""Bytes that a child can be ahead while what it has sent is being looked at: as many as Linux gives
+everybody, and enough for two stretches of events."""
 
 MEMORY_PER_BYTE = 24
 """How many times its size a snapshot may take in memory. Measured: 4.8 for events with stacks of
@@ -24,6 +37,65 @@ def command_of(module: str, size: int) -> list[str]:
     code = _START.format(path=[str(entry) for entry in sys.path], module=module, size=size)
     # -S and -E: the child needs no site packages; sys.path is passed to it.
     return [sys.executable, "-S", "-E", "-X", "utf8", "-c", code]
+
+
+def start(stream: IO[bytes], size: int) -> subprocess.Popen[bytes]:
+    """Start to read a snapshot. Raises InternalError where no process can be started."""
+    try:
+        return subprocess.Popen(
+            command_of(SNAPSHOT_WORKER, size),
+            stdin=stream,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pipesize=_PIPE,
+        )
+    except OSError as error:
+        raise InternalError(f"cannot start a process to read the snapshot: {error}") from error
+
+
+class Begun:
+    """A snapshot that is being read: whoever takes the process, ends it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream = stream
+        self.size = os.fstat(stream.fileno()).st_size
+        self._process: subprocess.Popen[bytes] | None = start(stream, self.size)
+
+    def take(self) -> subprocess.Popen[bytes] | None:
+        """The process; None where it was taken before."""
+        process, self._process = self._process, None
+        return process
+
+
+@contextmanager
+def begun(path: str | os.PathLike[str]) -> Iterator[Begun | None]:
+    """Have a file read that begins as torch's snapshots do, while the reader itself is imported.
+    None for all else, and where it cannot be: whoever opens it next gets the error.
+    """
+    try:
+        stream = open_regular(path)
+    except OSError:
+        yield None
+        return
+    with stream:
+        found = None
+        try:
+            # Not by the stream, which would read ahead of the child.
+            if sys.executable and os.pread(stream.fileno(), 1, 0) == _PICKLE:
+                found = Begun(stream)
+        except (OSError, InternalError):
+            pass
+        try:
+            yield found
+        finally:
+            process = found.take() if found else None
+            if process is not None:
+                process.kill()
+                process.communicate()
+
+
+_PICKLE = b"\x80"
+"""How pickles of protocol 2 and later begin."""
 
 
 def limit_process(size: int) -> None:

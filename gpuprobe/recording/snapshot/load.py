@@ -20,6 +20,7 @@ from gpuprobe.model.run.recording import SCHEMA_VERSION, RankRecording, Recordin
 from gpuprobe.model.run.session import BlindSpot, Environment, Session
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
+from gpuprobe.recording.snapshot.child import Begun
 from gpuprobe.recording.snapshot.decode import Decoded, decode
 from gpuprobe.recording.snapshot.oddities import CONSEQUENCES
 from gpuprobe.recording.snapshot.worker import read_in_child
@@ -27,9 +28,10 @@ from gpuprobe.recording.snapshot.worker import read_in_child
 _NOT_IN_SNAPSHOT = Unavailable("not in a torch snapshot", ReadStatus.UNSUPPORTED)
 
 
-def read_snapshot(path: str | os.PathLike[str]) -> Recording:
+def read_snapshot(path: str | os.PathLike[str], begun: Begun | None = None) -> Recording:
     """Read a torch memory snapshot (``torch.cuda.memory._dump_snapshot``), of any schema since
-    torch 2.0, as a recording with one rank, no steps, and one trace per device.
+    torch 2.0, as a recording with one rank, no steps, and one trace per device. ``begun``: of
+    this file, where a process reads it already.
 
     The file is never trusted: it is read in a process of its own that looks up no names and has
     limits on memory and time, so nothing in it is run. Raises NotARecording where there is no
@@ -37,8 +39,12 @@ def read_snapshot(path: str | os.PathLike[str]) -> Recording:
     """
     path = Path(path)
     try:
-        with open_regular(path) as stream:
-            decoded = read_in_child(stream, os.fstat(stream.fileno()).st_size)
+        process = None if begun is None else begun.take()
+        if begun is not None and process is not None:
+            decoded = read_in_child(begun.stream, begun.size, process)
+        else:
+            with open_regular(path) as stream:
+                decoded = read_in_child(stream, os.fstat(stream.fileno()).st_size)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotARecording(f"there is no file {path}") from error
     except OSError as error:

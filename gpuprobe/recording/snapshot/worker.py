@@ -47,16 +47,13 @@ from gpuprobe.model.trace import (
     MemoryTrace,
     StackTable,
 )
-from gpuprobe.recording.snapshot.child import command_of, limit_process
+from gpuprobe.recording.snapshot.child import limit_process, start
 from gpuprobe.recording.snapshot.decode import Decoded, Keep, add_baseline, decode
 from gpuprobe.recording.snapshot.pickles import load_plain
 
 _MAGIC = b"GPSNAP1\n"
 _RECORD = struct.Struct("<IHHQ")
 _INDICES = frozenset(("action", "stack", "module", "phase", "pool"))
-_PIPE = 1 << 20
-"""Bytes that the child can be ahead while what it has sent is being looked at: as many as Linux
-gives everybody, and enough for two stretches of events."""
 _BUFFER = 1 << 16
 """Bytes. The unpickler gets a copy of them at a time, for which more would be mapped anew each time
 (from 128 KiB on), and come page by page."""
@@ -78,24 +75,19 @@ def decode_stream(stream: IO[bytes], size: int, keep: Keep | None = None) -> Dec
 _UNFREED: list[Any] = []
 
 
-def read_in_child(stream: IO[bytes], size: int) -> Decoded:
-    """Read and decode in a child process. ``stream`` is a real file at its start.
+def read_in_child(
+    stream: IO[bytes], size: int, child: subprocess.Popen[bytes] | None = None
+) -> Decoded:
+    """Read and decode in a child process, or what one that was started before has read. ``stream``
+    is a real file at its start.
 
     Raises SnapshotError for whatever is wrong with the file, also where the child was ended
     by it; InternalError where the child could not be run.
     """
     if not sys.executable:  # an embedded interpreter: there is no program to start
         return decode_stream(stream, size)
-    try:
-        child = subprocess.Popen(
-            command_of(__name__, size),
-            stdin=stream,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pipesize=_PIPE,
-        )
-    except OSError as error:
-        raise InternalError(f"cannot start a process to read the snapshot: {error}") from error
+    if child is None:
+        child = start(stream, size)
     assert child.stdout is not None
     assert child.stderr is not None
     with child.stdout, child.stderr:
