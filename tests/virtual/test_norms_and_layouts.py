@@ -242,6 +242,22 @@ def test_the_workspace_of_a_version() -> None:
     assert workspace("") == (32 * MIB if installed() >= (2, 12) else 8_519_680)
 
 
+@pytest.mark.parametrize("gpu", ["rtx3090", "h100-80gb"])
+def test_the_workspace_of_a_product_with_a_bias(gpu: str, compute: str) -> None:
+    """Of cuBLASLt, until 2.6: 1 MiB on every GPU. Peaks of a bias, a product and its gradient that
+    were published for a program with torch 2.6 are equal on these two (neighbourhood attention).
+    """
+
+    def of_its_own(version: str) -> list[int]:
+        with gpuprobe.virtual_gpu(gpu, compute, torch=version):
+            a, bias = torch.empty(4, 4, device="cuda"), torch.empty(4, device="cuda")
+            torch.mm(a, a)
+            return events(lambda: torch.addmm(bias, a, a))
+
+    assert of_its_own("2.6") == [64, MIB, -MIB]
+    assert of_its_own("2.7") == [64]
+
+
 def test_an_estimate_names_the_version() -> None:
     def build() -> Any:
         layer = torch.nn.Linear(8, 8).cuda()

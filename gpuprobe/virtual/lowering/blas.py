@@ -30,19 +30,20 @@ def workspace_bytes(default: int) -> int:
 
 
 @functools.cache
-def lt_workspace_bytes(major: int, version: tuple[int, int]) -> int:
+def lt_workspace_bytes(version: tuple[int, int]) -> int:
     """cuBLASLt's own workspace, taken for one call; 0 where torch shares cuBLAS's (since 2.7).
 
     ``version``: torch's (major, minor). Source: ``_parseChosenWorkspaceSize`` in
-    ``aten/src/ATen/cuda/CUDABlas.cpp`` of 2.6: 1 MiB, 32 MiB on compute capability 9.0,
-    ``CUBLASLT_WORKSPACE_SIZE`` in KiB.
+    ``aten/src/ATen/cuda/CUDABlas.cpp`` of 2.6: 1 MiB, or ``CUBLASLT_WORKSPACE_SIZE`` in KiB. (More
+    on compute capability 9.0 was tried and taken back: torch's pull requests 120925 and 139300. The
+    peaks of `benchmarks/published_peaks.py` on H100 agree.)
     """
     if version >= (2, 7):
         return 0
     chosen = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
     if chosen.isdecimal():
         return int(chosen) * _KIB
-    return 32 * _KIB * _KIB if major == 9 else _KIB * _KIB
+    return _KIB * _KIB
 
 
 def _readable(matrix: torch.Tensor) -> bool:
@@ -81,7 +82,7 @@ def _with_bias(call: Call) -> None:
     """A bias added by the product itself: cuBLASLt."""
     bias = call.argument("self")
     if bias is not None and bias.dim() == 1 and call.result.dim() == 2:
-        call.scratch(lt_workspace_bytes(call.device.model.major, call.machine.torch))
+        call.scratch(lt_workspace_bytes(call.machine.torch))
     _product(call)
 
 
