@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -111,7 +112,6 @@ def _frames(compiler: Compiler, patches: Patches) -> None:
     runs as it is.
     """
     from torch._dynamo import convert_frame
-    from torch._dynamo.types import ConvertFrameReturn
 
     kind: Any = convert_frame.CatchErrorsWrapper
     original = kind.__call__
@@ -120,10 +120,23 @@ def _frames(compiler: Compiler, patches: Patches) -> None:
         if why := compiler.prepare():
             compiler.machine.assume(f"{EAGERLY} ({why})")
             compiler.machine.compiled[frame.f_code.co_qualname] = None
-            return ConvertFrameReturn()
+            return _as_it_is(frame.f_code, patches)
         return original(self, frame, *args, **kwargs)
 
     patches.set(kind, "__call__", call)
+
+
+def _as_it_is(code: types.CodeType, patches: Patches) -> Any:
+    """What has Dynamo run a frame without compiling it. That of torch 2.6 skips such code from then
+    on, until its cache is reset.
+    """
+    from torch._dynamo import types as dynamo_types
+
+    made = getattr(dynamo_types, "ConvertFrameReturn", None)  # since torch 2.7
+    if made is not None:
+        return made()
+    patches.add(lambda: torch._C._dynamo.eval_frame.reset_code(code))
+    return None
 
 
 def _first_line(error: BaseException) -> str:

@@ -6,6 +6,8 @@ import functools
 import types
 from typing import Any, Final
 
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.patching import Patches, original_of, originals, patch
 from gpuprobe.virtual.generators import Generator
@@ -35,14 +37,20 @@ def load() -> None:
         trace_rules.clear_lru_cache()
         for cached in (
             functions.TorchInGraphFunctionVariable._get_handlers,
-            functions.tracing_state_functions,
             functions.get_overridable_functions,
             kind._id_dispatch,
         ):
             getattr(cached, "__func__", cached).cache_clear()
-        for name in ("constant_fold_functions", "constant_fold_functions_need_guards"):
+        for name in (
+            "constant_fold_functions",
+            "constant_fold_functions_need_guards",
+            "tracing_state_functions",
+        ):
             table = getattr(functions, name)
-            table.update({original_of(function): value for function, value in table.items()})
+            if hasattr(table, "cache_clear"):  # a function that makes the table, since torch 2.7
+                table.cache_clear()
+            else:
+                table.update({original_of(function): value for function, value in table.items()})
         trace_rules.get_torch_obj_rule_map()
         functions.TorchInGraphFunctionVariable._get_handlers()
 
@@ -52,14 +60,15 @@ def install(machine: Machine, patches: Patches) -> None:
     from torch._dynamo.variables import builder
 
     kind: Any = builder.VariableBuilder
-    wrap = kind._call_impl
+    entry = "_call_impl" if hasattr(kind, "_call_impl") else "__call__"  # torch before 2.7
+    wrap = getattr(kind, entry)
 
     def call(self: Any, value: Any) -> Any:
         if type(value) is types.FunctionType:
             value = original_of(value)
         return wrap(self, value)
 
-    patches.set(kind, "_call_impl", call)
+    patches.set(kind, entry, call)
     inner = kind._wrap
 
     def wrapped(self: Any, value: Any) -> Any:
@@ -69,6 +78,7 @@ def install(machine: Machine, patches: Patches) -> None:
     patches.set(kind, "_wrap", wrapped)
 
     _optimizers(machine, patches)
+    _guards(machine, patches)
     # Operators that the program runs eagerly call gpuprobe: none of that is to be compiled.
     rules: Any = trace_rules
     before = list(rules.SKIP_DIRS)
@@ -80,6 +90,25 @@ def install(machine: Machine, patches: Patches) -> None:
         rules._recompile_re()
 
     patches.add(undo)
+
+
+def _guards(machine: Machine, patches: Patches) -> None:
+    """Guards of a tensor compare the keys that its operators go by. Older versions compile with all
+    dispatch modes off, but run guards with this device's on, which is one of those keys.
+    """
+    if hasattr(TorchDispatchMode, "ignore_compile_internals"):
+        return
+    from torch._dynamo.guards import CheckFunctionManager
+
+    kind: Any = CheckFunctionManager
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def init(*args: Any, **kwargs: Any) -> None:
+        with machine.dispatch:
+            original(*args, **kwargs)
+
+    patches.set(kind, "__init__", init)
 
 
 def _optimizers(machine: Machine, patches: Patches) -> None:

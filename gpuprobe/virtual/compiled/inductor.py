@@ -99,15 +99,11 @@ def install(machine: Machine, patches: Patches) -> None:
     _compile_fx(machine, patches)
     patches.add(compile_watch.start())
     # Answers that were kept from before, and these when they are over.
-    kept = (
-        _triton.has_triton,
-        _triton._device_supports_tma,
-        hints.DeviceProperties.create,
-    )
-    for cached in kept:
-        clear = getattr(cached, "cache_clear", None) or cached.__func__.cache_clear
-        clear()
-        patches.add(clear)
+    create: Any = hints.DeviceProperties.create
+    kept = [found for found in vars(_triton).values() if hasattr(found, "cache_clear")]
+    for cached in (*kept, getattr(create, "__func__", create)):
+        cached.cache_clear()
+        patches.add(cached.cache_clear)
     workers = device_interface.caching_worker_device_properties
     workers.pop("cuda", None)
     patches.add(lambda: workers.pop("cuda", None))

@@ -10,6 +10,7 @@ compiler finds it, in the kernel's TTIR (``torch/_higher_order_ops/triton_kernel
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import sys
 from collections.abc import Callable
@@ -58,9 +59,9 @@ def _kernels(machine: Machine, patches: Patches) -> None:
 
     patches.set(jit.JITFunction, "__call__", called)
     driver: Any = sys.modules["triton.runtime.driver"].driver  # that module has imported it
-    before = driver._active
+    before = dict(vars(driver))  # the active one has had two names
     driver.set_active(_Driver(machine))
-    patches.add(lambda: setattr(driver, "_active", before))
+    patches.add(lambda: vars(driver).update(before))
 
 
 def _autotuned(machine: Machine, patches: Patches) -> None:
@@ -103,6 +104,13 @@ class _Driver:
 
         major, minor = torch.cuda.get_device_capability()
         return GPUTarget("cuda", major * 10 + minor, 32)
+
+    def get_benchmarker(self) -> Callable[..., Any]:
+        """What would time an autotuned kernel's configurations."""
+        from triton.testing import do_bench
+
+        timed: Callable[..., Any] = do_bench
+        return timed
 
     @property
     def utils(self) -> Any:
@@ -236,6 +244,8 @@ def _written_by(kernel: Any, given: dict[str, Any]) -> list[str] | None:
                 else value
                 for name, value in taken.items()
             }
+        if not hasattr(wrap, "analyze_kernel_access"):
+            return _mutated(kernel, stand_ins)
         module, names = wrap.generate_ttir(kernel, stand_ins, {})
         functions = wrap.ttir_to_functions(module)
         wrap.analyze_kernel_access.reset()
@@ -249,3 +259,18 @@ def _written_by(kernel: Any, given: dict[str, Any]) -> list[str] | None:
         return [dependency.name for dependency in found.read_writes.writes]
     except Exception:  # noqa: BLE001 - said by the caller: every tensor counts as written
         return None
+
+
+def _mutated(kernel: Any, given: dict[str, Any]) -> list[str]:
+    """The same as older versions of torch find it (2.6: ``identify_mutated_tensors``)."""
+    from torch._higher_order_ops import triton_kernel_wrap
+
+    wrap: Any = triton_kernel_wrap
+    with_descriptors = len(inspect.signature(wrap.generate_ttir).parameters) > 2
+    module, names = wrap.generate_ttir(kernel, given, *([{}] if with_descriptors else []))
+    functions = wrap.ttir_to_functions(module)
+    for cached in (wrap.analyze_kernel_mutations, getattr(wrap, "get_tma_stores", None)):
+        if cached is not None:
+            cached.reset()
+    found = wrap.analyze_kernel_mutations(functions, next(iter(functions)), len(names))
+    return [name for name, written in zip(names, found, strict=False) if written]

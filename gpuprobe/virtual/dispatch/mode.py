@@ -55,6 +55,11 @@ class DispatchMode(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         return True
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        # By this, Dynamo of older versions tells whether it compiles inside a mode.
+        return not hasattr(TorchDispatchMode, "ignore_compile_internals")
+
     def __init__(self, machine: Machine, rows: Mapping[str, OperatorRow]) -> None:
         super().__init__()
         self.machine = machine
