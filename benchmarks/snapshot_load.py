@@ -13,6 +13,9 @@ begins: what counts is the larger of the child's peak plus the parent's so far, 
   fragmentation and leaks
 * torch trace_plot: ``pickle.load`` and ``torch.cuda._memory_viz.trace_plot``
 * mosaic: its categorical memory profile, where the package is installed
+
+The last line is of whole processes, from their start to their end: ``gpuprobe report --json`` next
+to a Python that loads the pickle and ends. Its ratio is the median of the rounds' own ratios.
 """
 
 from __future__ import annotations
@@ -20,10 +23,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,6 +103,18 @@ def measure(body: str, file: Path) -> list[float]:
     return result
 
 
+def seconds_of(*command: str | Path) -> float:
+    """A process, from its start to its end."""
+    before = time.perf_counter()
+    subprocess.run(
+        [sys.executable, *map(str, command)],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+    )
+    return time.perf_counter() - before
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--events", type=int, default=1_000_000)
@@ -123,6 +140,13 @@ def main() -> None:
         for _ in range(args.rounds):
             for name, body in chosen.items():
                 runs[name].append(measure(body, file.resolve()))
+        pairs = [
+            (
+                seconds_of("-c", BARE.replace("FILE", repr(str(file)))),
+                seconds_of("-m", "gpuprobe", "report", "--json", file),
+            )
+            for _ in range(args.rounds)
+        ]
     medians = {
         name: [statistics.median(column) for column in zip(*rows, strict=True)]
         for name, rows in runs.items()
@@ -134,6 +158,12 @@ def main() -> None:
             f"{name:18} {seconds:6.2f} {cpu:6.2f} {peak:6.0f} {seconds / bare[0]:7.2f} "
             f"{seconds / bare_off[0]:8.2f} {peak / bare[2]:6.2f}"
         )
+    ratios = sorted(report / bare for bare, report in pairs)
+    print(
+        f"report --json: {statistics.median(report for _, report in pairs):.2f} s, "
+        f"{statistics.median(ratios):.2f} of a process that loads the pickle "
+        f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    )
 
 
 if __name__ == "__main__":
