@@ -86,12 +86,6 @@ REASONS = {
     "one argument more, its fused loss keeps one tensor more",
     ("embedding", ""): "12,240 MiB, and 13,770 of the second configuration: modules and gradients "
     "of other rows, kept by torch.compile in the torch of that time; ours is torch 2.13",
-    (
-        "fused_neighborhood_attention",
-        "",
-    ): "0.25 to 1.4 MiB of one configuration: the slack of blocks "
-    "that are not split depends on what ran before, here in a process of its own; 2 to 16 KiB of "
-    "the smallest sizes",
     ("fused_linear_selected_log_probs", ""): "needs NVIDIA's CUTLASS and cuTile compilers",
     ("fused_moe", ""): "reads which experts tokens go to: shapes alone do not tell",
 }
