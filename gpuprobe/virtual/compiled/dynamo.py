@@ -77,6 +77,15 @@ def install(machine: Machine, patches: Patches) -> None:
 
     patches.set(kind, "_wrap", wrapped)
 
+    clear = trace_rules.clear_lru_cache
+
+    def cleared() -> None:
+        """``init_process_group`` has the tables made again."""
+        clear()
+        with originals():
+            trace_rules.get_torch_obj_rule_map()
+
+    patches.set(trace_rules, "clear_lru_cache", cleared)
     _optimizers(machine, patches)
     _guards(machine, patches)
     # Operators that the program runs eagerly call gpuprobe: none of that is to be compiled.

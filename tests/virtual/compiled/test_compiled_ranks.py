@@ -112,3 +112,20 @@ def test_what_compiled_code_writes_to_is_unknown() -> None:
         count(counter)
         with pytest.raises(ValueNeeded):
             counter.tolist()
+
+
+def test_torchs_functions_are_traced_after_a_process_group_is_made(tmp_path: Path) -> None:
+    """``init_process_group`` has Dynamo make its tables of torch's functions again."""
+
+    @torch.compile(fullgraph=True)
+    def numbered(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.arange(x.shape[0], device=x.device)
+
+    torch._dynamo.reset()
+    with gpuprobe.virtual_gpu("a100-40gb"):
+        assert numbered(torch.ones(2, device="cuda")).tolist() == [1, 2]
+        dist.init_process_group("nccl", f"file://{tmp_path}/meeting", rank=0, world_size=1)
+        try:
+            assert numbered(torch.ones(3, device="cuda")).tolist() == [1, 2, 3]
+        finally:
+            dist.destroy_process_group()
