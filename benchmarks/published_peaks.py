@@ -35,11 +35,11 @@ from pathlib import Path
 from typing import Any
 
 from liger_programs import (
-    OPTIONS,
     TABLE,
     Row,
     config_of,
     import_common,
+    options_of,
     programs_of,
     run_program,
     unpacked,
@@ -58,6 +58,8 @@ RELEASES = (("2.6", "2025-01-29"), ("2.7", "2025-04-23"), ("2.8", "2025-08-06"))
 """Versions of torch with kernels that are known to differ from later ones, and their dates."""
 SINCE_THEN_THE_SAME = "2025-10-15"
 """The date of torch 2.9."""
+KEEPS_BARRIER = "2.11"
+"""The last torch that keeps the byte of a barrier: pull request 178896, of 2026-03-31."""
 ENOUGH = 0.8
 """Of rows that are equal, where no further program is tried."""
 
@@ -75,19 +77,17 @@ REASONS = {
     ("fused_linear_simpo_loss", ""): f"2,084 MiB {FIRST_CALL}",
     ("kto_loss", ""): "510 MiB in the first row, 1,265 MiB in all others, of what compiles nothing "
     "too: four weights and a gradient of a call before, kept by the torch of that time",
-    ("sparsemax", "triton"): BETWEEN_RELEASES,
-    ("sparsemax", "torch"): "512 bytes",
+    ("sparsemax", "triton"): "the figures are those of torch's rows, at every size: the program "
+    "of that time measured torch's function twice",
     ("multi_token_attention", ""): "cuDNN's workspaces: inside the range that estimates give",
-    ("sparse_multi_token_attention", "triton"): "cuDNN's workspaces: inside the range that "
-    "estimates give but for the largest size, which is 9% above it",
+    ("sparse_multi_token_attention", "triton"): f"{BETWEEN_RELEASES}: at every size one tensor of "
+    "32-bit numbers and a mask of the scores' shape more, and 16 bytes for each of their rows",
     ("sparse_multi_token_attention", "torch"): "at the smallest size only: cuDNN's workspaces",
-    ("megatron_cross_entropy", "triton"): "512 bytes",
-    ("megatron_cross_entropy", "torch"): "of a Megatron that is not released: its unfused loss has "
-    "one argument more, its fused loss keeps one tensor more",
     ("embedding", ""): "12,240 MiB, and 13,770 of the second configuration: modules and gradients "
     "of other rows, kept by torch.compile in the torch of that time; ours is torch 2.13",
-    ("fused_linear_selected_log_probs", ""): "needs NVIDIA's CUTLASS and cuTile compilers",
-    ("fused_moe", ""): "reads which experts tokens go to: shapes alone do not tell",
+    ("fused_linear_selected_log_probs", ""): "32 MiB of the first row of each provider: cuBLAS's "
+    "workspace, which its process did not have yet; 377 KiB of two configurations at one size: the "
+    "slack of blocks that are not split",
 }
 """Why rows differ or cannot be run, by kernel and whose code it is ("": both)."""
 
@@ -269,7 +269,7 @@ def torches_of(measured: str) -> list[str]:
     before = [version for version, date in RELEASES if date <= measured]
     if measured < SINCE_THEN_THE_SAME:
         return before[:-3:-1] or [RELEASES[0][0]]
-    return before[-1:] if measured < "2026" else []
+    return before[-1:] if measured < "2026" else [KEEPS_BARRIER]
 
 
 def _is_slow(kernel: str, version: str, gpu: str) -> bool:
@@ -321,7 +321,7 @@ def _parts(wanted: list[Row]) -> list[list[Row]]:
     """What is run in one process: the rows that a program makes with the same options."""
     parts: dict[tuple[str, ...], list[Row]] = {}
     for row in wanted:
-        parts.setdefault(OPTIONS.get((row["kernel"], row["x_name"]), ()), []).append(row)
+        parts.setdefault(options_of(row), []).append(row)
     return list(parts.values())
 
 

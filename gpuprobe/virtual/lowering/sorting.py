@@ -40,6 +40,11 @@ def radix_sort_bytes(count: int, bits: int, key: int, value: int) -> int:
     return sum(map(_aligned, sizes)) + _ALIGN - 1
 
 
+def segmented_sort_bytes(count: int, key: int, value: int) -> int:
+    """The same of ``DispatchSegmentedRadixSort`` in ``dispatch_radix_sort.cuh``: a copy of both."""
+    return _aligned(count * key) + _aligned(count * value) + _ALIGN - 1
+
+
 _SMALL_SORT: Final = 4096  # should_use_small_sort in Sort.h
 _ONE_BY_ONE: Final = 1_000_000  # segments that are sorted one by one from this length on
 _FULL_SORT: Final = 128  # segments, below which they are sorted together, then apart again
@@ -78,7 +83,7 @@ def _sort(call: Call) -> None:
         call.passing(radix_sort_bytes(count, bits, _INT64, 0))
     else:
         call.scratch(count * _INT64)
-        call.passing(count * (item + _INT64))  # both, sorted from one copy to the other
+        call.passing(segmented_sort_bytes(count, item, _INT64))
 
 
 def _dense(tensor: torch.Tensor) -> bool:
