@@ -7,6 +7,9 @@ of what torch and transformers need; the programs are written anew from the desc
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -220,10 +223,9 @@ def test_the_first_distribution_with_a_row_has_its_program(tmp_path: Path) -> No
 def test_a_run_that_is_cut_short_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (kernel, swept), _ = next(iter(liger_programs.OPTIONS.items()))
-    names = {"a": swept, "b": "something else"}  # what varies, by a name
+    names = {"a": "E", "b": "T"}  # what varies: its program is told so
     given = [
-        {**row, "kernel": kernel, "x_name": name, "config": at}
+        {**row, "kernel": "fused_moe", "x_name": name, "config": at}
         for row in rows()
         for at, name in names.items()
     ]
@@ -258,7 +260,9 @@ def test_the_torch_of_a_row_is_one_that_was_current() -> None:
             "2026-05-01",
         )
     }
-    assert list(found.values()) == [["2.6"], ["2.6"], ["2.7", "2.6"], ["2.8", "2.7"], ["2.8"], []]
+    assert list(found.values()) == [
+        *(["2.6"], ["2.6"], ["2.7", "2.6"], ["2.8", "2.7"], ["2.8"], ["2.11"])
+    ]
 
 
 def test_rows_that_differ_by_one_figure_are_counted() -> None:
@@ -286,3 +290,49 @@ def test_rows_that_differ_by_one_figure_are_counted() -> None:
 def test_results_are_read_as_they_were_written() -> None:
     kept = {"softmax 0.5.8 NVIDIA B200": rows(), 'a "name"': []}
     assert json.loads(published_peaks.written(kept)) == kept
+
+
+def test_a_program_is_told_what_its_rows_were_measured_with() -> None:
+    row = {
+        "kernel": "fused_linear_selected_log_probs",
+        "provider": "cutile",
+        "gpu": "NVIDIA H100 80GB HBM3",
+        "x": "4096",
+        "config": json.dumps(
+            {
+                "hidden_size": 8,
+                "label_stride": 2,
+                "return_entropy": False,
+                "selected_tokens": 4,
+                "selection_mode": "native",
+                "temperature": 1.0,
+                "vocab_size": 16,
+            }
+        ),
+    }
+    both = " ".join(liger_programs.options_of(row))
+    assert "--hidden 8 --vocab 16 --providers cutedsl-sm90 cutile --tokens 4096 16384" in both
+    alone = " ".join(liger_programs.options_of({**row, "provider": "torch"}))
+    assert alone.endswith("--providers torch --tokens 4096")
+
+
+def test_a_compiler_that_is_not_installed_does_nothing() -> None:
+    script = """
+import absent_compilers
+absent_compilers.install()
+import cuda.tile as ct
+import cutlass
+from cutlass.cute.runtime import from_dlpack
+
+@ct.kernel(occupancy=4)
+def kernel(x: ct.Constant[int]): raise AssertionError
+
+class Kernel(cutlass.Base): pass
+
+ct.launch(None, (1,), kernel, (from_dlpack(1),))
+error, context = cutlass.driver.cuCtxGetCurrent()
+assert error == cutlass.driver.SUCCESS and int(context)
+"""
+    folder = str(Path(liger_programs.__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((folder, *sys.path))}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
