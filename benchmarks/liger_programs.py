@@ -231,8 +231,8 @@ def work(
     if failed and not rows:
         print(failed, flush=True)
     else:
-        of_then = {"torch": version} if version else {}
-        out.write_text(json.dumps([{**row, **of_then} for row in rows]))
+        of_then = version or ".".join(torch.__version__.split(".")[:2])
+        out.write_text(json.dumps([{**row, "torch": of_then} for row in rows]))
 
 
 def _import_package(folder: Path) -> None:

@@ -7,7 +7,9 @@ of the first distribution, release or nightly, whose table has the row; it may b
 ones, too, and before it in those of the row's version. Timing is replaced by a few calls, since
 what it leaves allocated belongs to the peaks measured after it. The table does not say with which
 torch: where rows differ with the kernels of the installed one, those of the versions that were
-current then are simulated as well (``torch`` of a result), and the best is kept.
+current then are simulated as well (``torch`` of a result), and the best is kept. What torch 2.13
+cannot compile (GRPO's loss for a second batch size: an IndexError of Dynamo's) is run by a Python
+that has torch 2.6.
 
     pip download --no-deps --no-binary :all: --no-build-isolation -d sources liger-kernel==0.8.5
     python benchmarks/published_peaks.py sources [--kernels softmax,kl_div] [--again]

@@ -36,7 +36,7 @@ def key_of(draw: random.Random) -> Any:
         if kind < 2:
             return draw.randrange(-5, 5)
         if kind < 4:
-            ends = [draw.choice([None, *range(-5, 6)]) for _ in range(2)]
+            ends = [draw.choice([None, torch.tensor(2), *range(-5, 6)]) for _ in range(2)]
             return slice(*ends, draw.choice([None, 1, 2]))
         return draw.choice([None, ..., True, torch.tensor(1)]) if kind == 4 else slice(None)
 
@@ -55,17 +55,22 @@ def made(place: str) -> list[Any]:
     than they show.
     """
     known = torch.arange(16.0, device=place).reshape(4, 4)
-    unknown = torch.empty(600, 600, device=place).normal_()
+    unknown = torch.empty(600, 600, device="cuda").normal_().to(place)
+    lost = torch.zeros(4, 4)
+    lost.copy_(unknown[:4, :4])
     return [
         known,
         torch.zeros(4, 4, dtype=torch.bool, device=place),
         torch.arange(32, device=place).reshape(4, 8)[:, ::2],
         unknown[:4, :4],
         unknown,
+        unknown[:4, :4].clone(),
+        unknown[0, :1].clone(),
         torch.ones(1, 4, device=place),
         torch.ones(4, 4, device=place, requires_grad=True) * 2,
         torch.ones(4, 4, device=place, requires_grad=True),
         torch.ones(4, 4),
+        lost,
     ]
 
 
@@ -142,6 +147,25 @@ def test_who_watches_sees_every_operator(compute: str) -> None:
         assert counted[-2:] == ["aten::copy_", "aten::t"]
 
 
+def test_copies_from_place_to_place_are_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    with gpuprobe.virtual_gpu("rtx3090") as session:
+        x, host = torch.zeros(4, 4, device="cuda"), torch.ones(4)
+        kind = type(session.machine.dispatch)
+        found: list[str] = []
+        run = kind._run
+
+        def noted(mode: Any, facts: Any, *rest: Any) -> Any:
+            found.append(facts.name)
+            return run(mode, facts, *rest)
+
+        monkeypatch.setattr(kind, "_run", noted)
+        x[0] = x[1]
+        x[2, 2] = 1.5
+        assert not found
+        x[0] = host
+        assert "copy_" in found
+
+
 @pytest.mark.parametrize("compute", COMPUTE)
 def test_races_are_found_in_what_subscripts_write(compute: str) -> None:
     with gpuprobe.virtual_gpu("rtx3090", compute=compute):
@@ -154,14 +178,29 @@ def test_races_are_found_in_what_subscripts_write(compute: str) -> None:
     assert [finding.kind for finding in watch.findings] == ["write-after-write"]
 
 
+@pytest.mark.parametrize("compute", COMPUTE)
+def test_what_subscripts_write_to_the_host_is_watched(compute: str) -> None:
+    with gpuprobe.virtual_gpu("rtx3090", compute=compute):
+        pinned = torch.zeros(4).pin_memory()
+        with gpuprobe.detect_hazards() as watch:
+            there = pinned.to("cuda", non_blocking=True)
+            pinned[1] = 0.5
+        assert there.is_cuda
+    assert [finding.kind for finding in watch.findings] == ["host-race"]
+
+
 def test_what_a_graph_writes_is_unknown_until_it_is_replayed() -> None:
     with gpuprobe.virtual_gpu("rtx3090", compute="shapes"):
-        x = torch.zeros(4, device="cuda")
+        x, y = torch.zeros(4, device="cuda"), torch.zeros(4, device="cuda")
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            x[1] = 0.5
-        with pytest.raises(ValueNeeded):
-            x.tolist()
+        graph.capture_begin()
+        x[1] = 0.5
+        graph.capture_end()
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            y[1] = 0.5
+        for written in (x, y):
+            with pytest.raises(ValueNeeded):
+                written.tolist()
 
 
 VIEWS: list[Any] = [

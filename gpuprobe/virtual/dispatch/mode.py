@@ -105,8 +105,6 @@ class DispatchMode(TorchDispatchMode):
         if types or not args or not machine.unwatched or local.new_place is not None:
             return False
         tensor = args[0]
-        if tensor.dtype.is_complex:
-            return False
         keys = keys_of(tensor)
         if keys in PLAIN_WITHOUT_MEMORY:
             return not (local.paused or local.standing_in)

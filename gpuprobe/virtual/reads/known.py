@@ -72,10 +72,9 @@ def kept_window(tag: Any, tensor: Any) -> Any:
     element by element name the same tensor each time.
     """
     looks = (tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
-    kept = tag.window
-    if kept is None or kept[0] is not tag.values or kept[1] != looks:
-        kept = tag.window = tag.values, looks, window(tensor, tag.values)
-    return kept[2]
+    if tag.window is None or tag.window[0] != looks:
+        tag.window = looks, window(tensor, tag.values)
+    return tag.window[1]
 
 
 def values_of(machine: Machine, tensor: Any) -> Any:
