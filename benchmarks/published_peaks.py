@@ -18,7 +18,9 @@ Nightly distributions are those of ``liger-kernel-nightly``. The ones before 0.5
 then those of the next that has, or what is put into the unpacked folder from the repository's
 commit that first had the row (``git log --reverse -S'2024-11-13 22:08:30' -- benchmark/data``, then
 ``git archive COMMIT benchmark test | tar x -C sources/unpacked/liger_kernel_nightly-...``). Rows of
-Megatron need its package: ``pip install --no-deps megatron-core``.
+Megatron need its package: ``pip install --no-deps megatron-core``; those of its unfused loss the
+repository's ``tensor_parallel/cross_entropy.py`` of commit 00611e6 in place of the package's.
+NVIDIA's compilers need not be installed: `absent_compilers`.
 
 Results are kept in ``benchmarks/published_peaks.json``; what is there is not run again.
 """
@@ -87,6 +89,11 @@ REASONS = {
     ("sparse_multi_token_attention", "torch"): "at the smallest size only: cuDNN's workspaces",
     ("embedding", ""): "12,240 MiB, and 13,770 of the second configuration: modules and gradients "
     "of other rows, kept by torch.compile in the torch of that time; ours is torch 2.13",
+    (
+        "fused_moe",
+        "torch",
+    ): "18 KiB at the largest size, where CUDA's fast sine may decide which of "
+    "two experts a token goes to",
     ("fused_linear_selected_log_probs", ""): "32 MiB of the first row of each provider: cuBLAS's "
     "workspace, which its process did not have yet; 377 KiB of two configurations at one size: the "
     "slack of blocks that are not split",
