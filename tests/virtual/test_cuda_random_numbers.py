@@ -82,9 +82,10 @@ def test_what_is_drawn_otherwise_is_assumed() -> None:
         torch.randperm(8, device="cuda")
         torch.randint(1 << 30, (8,), device="cuda")
         torch.ones(4, 4, device="cuda").t()[:2].normal_()
+        torch.zeros(8, dtype=torch.int64, device="cuda").random_(3, None)
     assert list(session.machine.assumed) == [
         f"random numbers of {name} are those of the host's kernel, not CUDA's"
-        for name in ("randperm", "randint", "normal_")
+        for name in ("randperm", "randint", "normal_", "random_")
     ]
 
 

@@ -88,8 +88,8 @@ def _of_uniform(result: Any, key: Key, model: GpuModel, low: float = 0.0, high: 
     return uniform(result.numel(), key, model) * (high - low) + low
 
 
-def _of_range(result: Any, key: Key, model: GpuModel, low: int, high: int) -> Any:
-    if high - low >= _WIDE:
+def _of_range(result: Any, key: Key, model: GpuModel, low: int, high: int | None = None) -> Any:
+    if high is None or high - low >= _WIDE:
         return None
     count = result.numel()
     return words(count, key, model).flatten()[:count] % (high - low) + low
