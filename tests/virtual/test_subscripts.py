@@ -203,6 +203,20 @@ def test_what_a_graph_writes_is_unknown_until_it_is_replayed() -> None:
                 written.tolist()
 
 
+def test_unknown_values_make_what_they_are_written_to_unknown() -> None:
+    with gpuprobe.virtual_gpu("rtx3090", compute="shapes"):
+        unknown = torch.empty(600, 600, device="cuda").normal_()
+        lost, host = torch.zeros(4, 4), torch.ones(4, 4)
+        lost.copy_(unknown[:4, :4])
+        host[1] = lost[0]
+        lost[2] = 1.0
+        for tensor in (lost, host):
+            with pytest.raises(ValueNeeded):
+                tensor.tolist()
+        with pytest.raises(ValueNeeded):
+            host[unknown[0, 0].long() :]
+
+
 VIEWS: list[Any] = [
     lambda x: x.t() if x.dim() <= 2 else x.transpose(0, 1),
     lambda x: x.flatten(),
