@@ -81,8 +81,8 @@ REASONS = {
     ("fused_linear_simpo_loss", ""): f"2,084 MiB {FIRST_CALL}",
     ("kto_loss", ""): "510 MiB in the first row, 1,265 MiB in all others, of what compiles nothing "
     "too: four weights and a gradient of a call before, kept by the torch of that time",
-    ("sparsemax", "triton"): "the figures are those of torch's rows, at every size: the program "
-    "of that time measured torch's function twice",
+    ("sparsemax", "triton"): "up to 4096 columns the figures are those of torch's rows, as if its "
+    "function had been measured",
     ("multi_token_attention", ""): "cuDNN's workspaces: inside the range that estimates give",
     ("sparse_multi_token_attention", "triton"): f"{BETWEEN_RELEASES}: at every size one tensor of "
     "32-bit numbers and a mask of the scores' shape more, and 16 bytes for each of their rows",
