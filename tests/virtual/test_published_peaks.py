@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import compile_leftovers
 import liger_programs
 import published_peaks
 import pytest
@@ -336,3 +337,12 @@ assert error == cutlass.driver.SUCCESS and int(context)
     folder = str(Path(liger_programs.__file__).parent)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((folder, *sys.path))}
     subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+
+
+def test_tensors_that_wait_for_a_full_collection_are_found() -> None:
+    def program() -> None:
+        held: list[Any] = [torch.ones(3)]
+        held.append(held)
+        torch.ones(4)
+
+    assert compile_leftovers.kept(program) == ["(3,)"]

@@ -37,16 +37,18 @@ def load() -> None:
         trace_rules.clear_lru_cache()
         for cached in (
             functions.TorchInGraphFunctionVariable._get_handlers,
-            functions.get_overridable_functions,
+            getattr(functions, "get_overridable_functions", None),
             kind._id_dispatch,
         ):
+            if cached is None:
+                continue
             getattr(cached, "__func__", cached).cache_clear()
         for name in (
             "constant_fold_functions",
             "constant_fold_functions_need_guards",
             "tracing_state_functions",
         ):
-            table = getattr(functions, name)
+            table = getattr(functions, name, {})
             if hasattr(table, "cache_clear"):  # a function that makes the table, since torch 2.7
                 table.cache_clear()
             else:

@@ -91,6 +91,8 @@ def install(machine: Machine, patches: Patches) -> None:
         "maybe_exchange_device",
         staticmethod(_late(torch.cuda, "_maybe_exchange_device")),
     )
+    for index in range(torch.cuda.device_count()):  # by which torch 2.5 looks it up
+        device_interface.register_interface_for_device(f"cuda:{index}", interface)
     raw = lambda index: 0  # noqa: E731
     patches.set(interface, "get_raw_stream", staticmethod(raw))
     patches.set(torch._C, "_cuda_getCurrentRawStream", raw)
@@ -100,10 +102,10 @@ def install(machine: Machine, patches: Patches) -> None:
     patches.add(compile_watch.start())
     # Answers that were kept from before, and these when they are over.
     create: Any = hints.DeviceProperties.create
-    kept = [found for found in vars(_triton).values() if hasattr(found, "cache_clear")]
-    for cached in (*kept, getattr(create, "__func__", create)):
-        cached.cache_clear()
-        patches.add(cached.cache_clear)
+    for cached in (*vars(_triton).values(), getattr(create, "__func__", create)):
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()
+            patches.add(cached.cache_clear)
     workers = device_interface.caching_worker_device_properties
     workers.pop("cuda", None)
     patches.add(lambda: workers.pop("cuda", None))

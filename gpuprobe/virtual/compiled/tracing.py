@@ -156,7 +156,7 @@ def install(machine: Machine, patches: Patches) -> None:
     patches.add(lambda: handlers.__setitem__(_device_of, before))
     _composite(patches)
     _autocast(patches)
-    patches.set(fake_tensor, "init_gpu_context", lambda device: None)
+    patches.set(fake_tensor, "init_gpu_context", lambda *device: None)
     # Constants are computed with: copies of them to a device are not made while tracing.
     patches.set(fake_tensor.FakeTensorMode, "avoid_device_init", property(lambda mode: True))
 
