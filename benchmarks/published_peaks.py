@@ -104,6 +104,11 @@ REASONS = {
 }
 """Why rows differ or cannot be run, by kernel and whose code it is ("": both)."""
 
+OLDER_THAN_THEIR_DATE = ("kto_loss",)
+"""Kernels with what only a torch before 2.6 leaves allocated, though 2.6 was out by a month."""
+UNPUBLISHED = (("fused_linear_jsd", "triton"), ("sparse_multi_token_attention", "triton"))
+"""Whose code, by kernel and kind, is in no distribution: `BETWEEN_RELEASES`."""
+
 Key = tuple[str, ...]
 
 
@@ -209,6 +214,13 @@ def table_of(rows: list[Row]) -> list[str]:
                 f"{kind}: {exact} of {len(ran)} rows equal to the table's rounding "
                 f"({exact / len(ran):.1%}), {near} within 1%; {len(of_kind) - len(ran)} not run"
             )
+        able = [row for row in ran if _can_be_run(row)]
+        exact = sum(same(row["ours"], row["theirs"]) for row in able)
+        if able and len(able) < len(ran):
+            lines.append(
+                f"{kind}: {exact} of the {len(able)} rows ({exact / len(able):.1%}) that are of a "
+                f"torch from {RELEASES[0][0]} on, and of code that is in a distribution"
+            )
         constant = sum(kind_of(row) == kind for row in shifted)
         if constant:
             lines.append(
@@ -220,6 +232,15 @@ def table_of(rows: list[Row]) -> list[str]:
                 f"{kind}: {within} of the {len(ranges)} rows that are known as a range are in it"
             )
     return lines
+
+
+def _can_be_run(row: Row) -> bool:
+    """Whether gpuprobe supports the torch that measured a row, and its code can be had."""
+    return (
+        row["measured"] >= RELEASES[0][1]
+        and row["kernel"] not in OLDER_THAN_THEIR_DATE
+        and (row["kernel"], kind_of(row)) not in UNPUBLISHED
+    )
 
 
 def _shifted(rows: list[Row]) -> list[Row]:

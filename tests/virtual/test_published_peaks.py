@@ -146,6 +146,26 @@ def test_the_table_counts_what_is_exact_and_says_why_rows_are_missing() -> None:
     assert "torch: 0 of 1 rows equal" in lines
 
 
+def test_rows_of_an_older_torch_and_of_code_that_is_not_published_are_told_apart() -> None:
+    row = {**rows()[0], "measured": "2025-06-01 00:00:00"}
+    found = [
+        row,
+        {**row, "ours": row["theirs"]},
+        {**row, "measured": "2025-01-28 23:59:59"},
+        {**row, "kernel": "kto_loss"},
+        {**row, "kernel": "sparse_multi_token_attention"},
+    ]
+    found = [{"ours": row["theirs"] * 2, **row} for row in found]
+    lines = published_peaks.table_of(found)
+    kind = published_peaks.kind_of(row)
+    assert kind == "triton"
+    assert f"{kind}: 1 of 5 rows equal to the table's rounding (20.0%), 1 within 1%; 0 not run" in (
+        lines
+    )
+    of_now = "of a torch from 2.6 on, and of code that is in a distribution"
+    assert f"{kind}: 1 of the 2 rows (50.0%) that are {of_now}" in lines
+
+
 def test_rows_that_are_known_as_a_range_are_counted_and_reasons_given() -> None:
     found = [
         {**row, "kernel": "multi_token_attention", "ours": row["theirs"] / 2} for row in rows()
