@@ -17,7 +17,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from gpuprobe.analysis.trace.evidence import Marks, Runs, optimizer_steps
+from gpuprobe.analysis.trace.categories import evidence_of
+from gpuprobe.analysis.trace.evidence import optimizer_steps
 from gpuprobe.analysis.trace.frames import Lines, UserFrame, is_user_frame
 from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
 from gpuprobe.model.place import SourceLine
@@ -68,7 +69,7 @@ def step_boundaries(trace: MemoryTrace | Ledger) -> tuple[tuple[int, ...], str] 
     ledger = ledger_of(trace)
     ends = [end for _, end in optimizer_steps(ledger.trace)]
     source = "torch's annotations of Optimizer.step"
-    runs = Runs(ledger, Marks(ledger.trace.stacks))
+    runs = evidence_of(ledger).runs
     if not ends:
         source = "stacks inside an optimizer's step"
         ends = runs.ends_of("optimizer")

@@ -58,7 +58,7 @@ def forensics(site: PeakSite | None, sites: Sequence[PeakSite] = ()) -> Forensic
         if not ledgers:
             missing = Unavailable("no step was traced", ReadStatus.NOT_COLLECTED)
             return Forensics(missing, missing, elsewhere, earlier)
-        ledger = max(ledgers, key=lambda one: high_water(one).allocated)
+        ledger = max(ledgers, key=lambda one: one.allocated_after()[one.peak() + 1])
         return Forensics(
             _fragmentation(site, ledger),
             _leaks(site, ledger),

@@ -34,7 +34,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import compress
+from itertools import chain
 
 from gpuprobe.analysis.trace import evidence
 from gpuprobe.analysis.trace.evidence import Marks, Runs
@@ -59,9 +59,7 @@ def categories(ledger: Ledger, rows: Sequence[int]) -> tuple[int, ...]:
     recorded = ledger.values("category", rows)
     if _UNKNOWN not in recorded:
         return tuple(recorded)
-    if not isinstance(ledger.evidence, Evidence):
-        ledger.evidence = Evidence(ledger)
-    classifier = Classifier(ledger, ledger.evidence)
+    classifier = Classifier(ledger, evidence_of(ledger))
     return tuple(
         known or classifier.category(row) for known, row in zip(recorded, rows, strict=True)
     )
@@ -76,6 +74,13 @@ class Evidence:
         self.parameter_sizes: set[int] | None = None
         self.fates: dict[tuple[int, int], int] | None = None
         self.recomputed_until: array[int] | None = None
+
+
+def evidence_of(ledger: Ledger) -> Evidence:
+    """What is known of a ledger's trace: gathered at the first call."""
+    if not isinstance(ledger.evidence, Evidence):
+        ledger.evidence = Evidence(ledger)
+    return ledger.evidence
 
 
 class Classifier:
@@ -211,13 +216,21 @@ class Classifier:
             and ledger.freed[row] >= ledger.events
         )
         gradients: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        made = ledger.made
-        alike = compress(range(made), map(kept.__contains__, ledger.requested[:made]))
-        for row in alike:
-            if self.category(row) == _GRADIENT:
+        for row in self._perhaps_gradients():
+            if ledger.requested[row] in kept and self.category(row) == _GRADIENT:
                 span = (ledger.start[row], ledger.freed[row])
                 gradients[ledger.requested[row]].append(span)
         return {size for size, spans in gradients.items() if kept[size] <= _most_at_once(spans)}
+
+    def _perhaps_gradients(self) -> Iterable[int]:
+        """Rows that may be gradients: those that were made in a backward, or before any work was
+        seen (`_by_work`), and all where categories were recorded.
+        """
+        ledger = self._ledger
+        if self._has_recorded:
+            return range(ledger.made)
+        parts = (self._runs.rows_of(kind, ledger.start, ledger.made) for kind in ("", "backward"))
+        return chain.from_iterable(chain.from_iterable(parts))
 
 
 def _most_at_once(spans: Iterable[tuple[int, int]]) -> int:

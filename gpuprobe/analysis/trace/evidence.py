@@ -8,7 +8,7 @@ mean two gives none.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, compress, islice
 from operator import ne
 
@@ -229,6 +229,18 @@ class Runs:
     def kind(self, run: int) -> str:
         """``forward``, ``backward``, ``optimizer``, ``data``; ``""`` before the first."""
         return self._kind[run] if run >= 0 else ""
+
+    def rows_of(self, kind: str, starts: Sequence[int], made: int) -> Iterator[range]:
+        """The rows made in stretches of ``kind`` (``""``: before the first), of the ``made`` rows
+        that begin with the events ``starts``.
+        """
+        edges = [bisect_left(starts, event, 0, made) for event in self._start]
+        edges.append(made)
+        if not kind:
+            yield range(edges[0])
+        for found, low, high in zip(self._kind, edges, edges[1:], strict=False):
+            if found == kind:
+                yield range(low, high)
 
     def ends_of(self, kind: str) -> list[int]:
         """The event before which each stretch of ``kind`` gives way to another."""

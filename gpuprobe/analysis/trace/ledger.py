@@ -88,13 +88,16 @@ class Ledger(WeaklyReferable):
     evidence: object = None  # what `categories` has gathered, for the next call
     _allocated: array[int] | None = None
     _peak: int | None = None
+    _alive: tuple[int, list[int]] | None = None  # of the last call: most are of the peak
 
     def __len__(self) -> int:
         return len(self.start)
 
     def alive(self, event: int) -> list[int]:
         """The rows allocated just after ``event``; -1 means before the first one."""
-        return self._ending_after(event, self.freed)
+        if self._alive is None or self._alive[0] != event:
+            self._alive = event, self._ending_after(event, self.freed)
+        return self._alive[1][:]
 
     def active(self, event: int) -> list[int]:
         """The rows active just after ``event``: allocated, or freed with a stream still at it."""
