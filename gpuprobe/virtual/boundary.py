@@ -155,9 +155,24 @@ def _frames(error: BaseException) -> Iterator[TracebackType]:
 
 
 def place_in(error: BaseException) -> str:
-    """The innermost line of the program that an exception came through; of Python's own library
-    only where there is none. (A signal's handler raises wherever the program is.)
+    """The innermost line of the program that an exception came through. Where there is none, of
+    the exception that was being handled: a signal's handler raises wherever the process is, even
+    when the program has failed already. Of Python's own library only where there is neither.
     """
+    standard = ""
+    followed: list[BaseException] = []
+    while error not in followed:
+        followed.append(error)
+        place, inner = _places_in(error)
+        if place:
+            return place
+        standard = standard or inner
+        error = error.__cause__ or error.__context__ or error
+    return standard or "<unknown>"
+
+
+def _places_in(error: BaseException) -> tuple[str, str]:
+    """The innermost line of the program, and that of Python's own library; "" for none."""
     place = standard = ""
     for traceback in _frames(error):
         file = traceback.tb_frame.f_code.co_filename
@@ -165,7 +180,7 @@ def place_in(error: BaseException) -> str:
             standard = place_of(file, traceback.tb_lineno)
         elif not file.startswith((PACKAGE, TORCH, "<frozen")):
             place = place_of(file, traceback.tb_lineno)
-    return place or standard or "<unknown>"
+    return place, standard
 
 
 def _own_fault(error: BaseException) -> str:

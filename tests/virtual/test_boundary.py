@@ -96,6 +96,13 @@ def test_the_place_of_a_failure_is_the_program_s() -> None:
         inner = inner.tb_next
     inside = failed.value.with_traceback(inner)  # of Python's own library alone
     assert boundary.place_in(inside) == f"{json.decoder.__file__}:{inner.tb_lineno}"
+    with pytest.raises(json.JSONDecodeError) as earlier:
+        exec(read, {})
+    inside.__context__ = earlier.value  # the program had failed when the signal came
+    assert boundary.place_in(inside) == "/home/ada/train.py:3"
+    inside.__context__ = alone = ValueError()
+    alone.__context__ = inside
+    assert boundary.place_in(inside) == f"{json.decoder.__file__}:{inner.tb_lineno}"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers that are forked")
