@@ -132,8 +132,7 @@ class TraceInspector:
         self.step = trace.step
         self.complete = trace.complete
         self._lines = Lines(trace.stacks)
-        allocated = self.positions.allocated
-        self.peak = allocated.index(max(allocated))
+        self.peak = self.ledger.peak() + 1
 
     def __len__(self) -> int:
         """The number of positions: one more than there are events."""

@@ -13,6 +13,9 @@ from gpuprobe.errors import InternalError
 from gpuprobe.model.io.files import open_regular
 
 SNAPSHOT_WORKER = "gpuprobe.recording.snapshot.worker"
+_PICKLE = b"\x80"
+"""How pickles of protocol 2 and later begin."""
+
 _PIPE = 1 << 20
 """Bytes that a child can be ahead while what it has sent is being looked at: as many as Linux gives
 everybody, and enough for two stretches of events."""
@@ -56,10 +59,8 @@ def start(stream: IO[bytes], size: int) -> subprocess.Popen[bytes]:
 class Begun:
     """A snapshot that is being read: whoever takes the process, ends it."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.stream = stream
-        self.size = os.fstat(stream.fileno()).st_size
-        self._process: subprocess.Popen[bytes] | None = start(stream, self.size)
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process: subprocess.Popen[bytes] | None = process
 
     def take(self) -> subprocess.Popen[bytes] | None:
         """The process; None where it was taken before."""
@@ -72,30 +73,22 @@ def begun(path: str | os.PathLike[str]) -> Iterator[Begun | None]:
     """Have a file read that begins as torch's snapshots do, while the reader itself is imported.
     None for all else, and where it cannot be: whoever opens it next gets the error.
     """
+    found = None
     try:
-        stream = open_regular(path)
-    except OSError:
-        yield None
-        return
-    with stream:
-        found = None
-        try:
+        with open_regular(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
             # Not by the stream, which would read ahead of the child.
             if sys.executable and os.pread(stream.fileno(), 1, 0) == _PICKLE:
-                found = Begun(stream)
-        except (OSError, InternalError):
-            pass
-        try:
-            yield found
-        finally:
-            process = found.take() if found else None
-            if process is not None:
-                process.kill()
-                process.communicate()
-
-
-_PICKLE = b"\x80"
-"""How pickles of protocol 2 and later begin."""
+                found = Begun(start(stream, size))
+    except (OSError, InternalError):
+        pass
+    try:
+        yield found
+    finally:
+        process = found.take() if found else None
+        if process is not None:
+            process.kill()
+            process.communicate()
 
 
 def limit_process(size: int) -> None:

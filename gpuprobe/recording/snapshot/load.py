@@ -23,7 +23,7 @@ from gpuprobe.model.values import ReadStatus, Unavailable
 from gpuprobe.recording.snapshot.child import Begun
 from gpuprobe.recording.snapshot.decode import Decoded, decode
 from gpuprobe.recording.snapshot.oddities import CONSEQUENCES
-from gpuprobe.recording.snapshot.worker import read_in_child
+from gpuprobe.recording.snapshot.worker import answer_of, read_in_child
 
 _NOT_IN_SNAPSHOT = Unavailable("not in a torch snapshot", ReadStatus.UNSUPPORTED)
 
@@ -40,8 +40,8 @@ def read_snapshot(path: str | os.PathLike[str], begun: Begun | None = None) -> R
     path = Path(path)
     try:
         process = None if begun is None else begun.take()
-        if begun is not None and process is not None:
-            decoded = read_in_child(begun.stream, begun.size, process)
+        if process is not None:
+            decoded = answer_of(process)
         else:
             with open_regular(path) as stream:
                 decoded = read_in_child(stream, os.fstat(stream.fileno()).st_size)

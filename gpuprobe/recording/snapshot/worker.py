@@ -75,19 +75,22 @@ def decode_stream(stream: IO[bytes], size: int, keep: Keep | None = None) -> Dec
 _UNFREED: list[Any] = []
 
 
-def read_in_child(
-    stream: IO[bytes], size: int, child: subprocess.Popen[bytes] | None = None
-) -> Decoded:
-    """Read and decode in a child process, or what one that was started before has read. ``stream``
-    is a real file at its start.
+def read_in_child(stream: IO[bytes], size: int) -> Decoded:
+    """Read and decode in a child process. ``stream`` is a real file at its start.
 
-    Raises SnapshotError for whatever is wrong with the file, also where the child was ended
-    by it; InternalError where the child could not be run.
+    Raises what `answer_of` raises, and InternalError where the child could not be run.
     """
     if not sys.executable:  # an embedded interpreter: there is no program to start
         return decode_stream(stream, size)
-    if child is None:
-        child = start(stream, size)
+    return answer_of(start(stream, size))
+
+
+def answer_of(child: subprocess.Popen[bytes]) -> Decoded:
+    """What a child has read that `start` started.
+
+    Raises SnapshotError for whatever is wrong with the file, also where the child was ended
+    by it; InternalError where the child failed.
+    """
     assert child.stdout is not None
     assert child.stderr is not None
     with child.stdout, child.stderr:

@@ -92,7 +92,9 @@ def install(machine: Machine, patches: Patches) -> None:
         staticmethod(_late(torch.cuda, "_maybe_exchange_device")),
     )
     for index in range(torch.cuda.device_count()):  # by which torch 2.5 looks it up
-        device_interface.register_interface_for_device(f"cuda:{index}", interface)
+        name = f"cuda:{index}"
+        device_interface.register_interface_for_device(name, interface)
+        patches.add(functools.partial(device_interface.device_interfaces.pop, name, None))
     raw = lambda index: 0  # noqa: E731
     patches.set(interface, "get_raw_stream", staticmethod(raw))
     patches.set(torch._C, "_cuda_getCurrentRawStream", raw)
