@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpuprobe.model.bounds import Time
 from gpuprobe.model.memory import Segment, TraceAction
@@ -332,3 +332,5 @@ class MemoryTrace(WeaklyReferable):
     annotations: tuple[Annotation, ...] = ()  # in time order
     lifetimes: object = field(default=None, compare=False, repr=False)
     """What `gpuprobe.analysis.trace.lifetimes` found of the events while they were being read."""
+    accounts: dict[str, Any] | None = field(default=None, init=False, compare=False, repr=False)
+    """What `gpuprobe.analysis.trace.ledger` made of the trace while it was being read."""

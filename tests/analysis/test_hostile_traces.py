@@ -13,7 +13,7 @@ from gpuprobe.analysis.peak.flame import flame_tree
 from gpuprobe.analysis.peak.high_water import by_category, by_line, high_water
 from gpuprobe.analysis.peak.oom import failed_allocations, oom_reports
 from gpuprobe.analysis.reserved.fragmentation import Fragmentation, fragmentation
-from gpuprobe.analysis.trace.ledger import ledger_of
+from gpuprobe.analysis.trace.ledger import ledger_of, prepare
 from gpuprobe.analysis.trace.segments_at import layout_at
 from gpuprobe.analysis.trace.timeline import thin, timeline
 from gpuprobe.errors import DataError
@@ -99,5 +99,6 @@ def test_sizes_beyond_any_device_are_refused(where: str) -> None:
         blocks = (Block(0, huge, 1, BlockState.ALLOCATED),) if where == "blocks" else ()
         size = MIB if where == "blocks" else huge
         trace.segments = (Segment(0, 0, size, 0, "large", blocks=blocks),)
+    prepare(trace)  # while it is read: that it is refused is for whoever analyses it
     with pytest.raises(DataError, match="exceed the memory of any device"):
         ledger_of(trace)

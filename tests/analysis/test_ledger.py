@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import random
 import weakref
+from array import array
+from dataclasses import fields, replace
 
 import pytest
 from analysis_programs import MIB, SETTINGS, Script, cut, layout, recorded
@@ -16,7 +18,7 @@ from shared_files import shared_snapshots
 from gpuprobe import report
 from gpuprobe.analysis.reserved.fragmentation import fragmentation
 from gpuprobe.analysis.trace import ledger as ledger_module
-from gpuprobe.analysis.trace.ledger import Ledger, ledger_of
+from gpuprobe.analysis.trace.ledger import Ledger, ledger_of, prepare
 from gpuprobe.analysis.trace.segments_at import layout_at
 from gpuprobe.analysis.trace.timeline import thin, timeline
 from gpuprobe.model.memory import Category, TraceAction
@@ -194,3 +196,41 @@ def test_a_trace_that_grows_has_a_new_ledger() -> None:
     made.events.append(TraceAction.ALLOC.code, 5000, 10)
     assert ledger_of(made) is not first
     assert ledger_of(first) is first
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**32), steps=st.integers(2, 120), data=st.data())
+def test_accounts_made_while_a_trace_is_read_are_those_of_the_whole(
+    name: str, seed: int, steps: int, data: st.DataObject
+) -> None:
+    whole, marks = recorded(seed, SETTINGS[name], steps)
+    trace = cut(whole, marks[data.draw(st.integers(0, len(marks) - 1))].events)
+    later = {column: getattr(trace.events, column) for column in ("stack", "time_us", "phase")}
+    for column, values in later.items():
+        setattr(trace.events, column, array(values.typecode))
+    prepare(trace)
+    assert trace.accounts is not None
+    for column, values in later.items():
+        setattr(trace.events, column, values)
+    early, late = ledger_of(trace), ledger_of(replace(trace))
+    assert early is not late
+    late.peak()
+    assert list(early.stack) == list(late.stack)
+    for field in fields(Ledger):
+        if field.name != "trace":
+            assert getattr(early, field.name) == getattr(late, field.name), field.name
+
+
+def test_accounts_do_not_outlive_their_trace() -> None:
+    """Nor wait for a garbage collection: a trace takes much memory."""
+    made = trace([("a.py:7", 100, Category.ACTIVATION)])
+    prepare(made)
+    gone = weakref.ref(made)
+    gc.disable()
+    try:
+        ledger_of(made)
+        del made
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -90,7 +90,8 @@ def test_torch_reads_the_export() -> None:
     ]
     with contextlib.redirect_stdout(io.StringIO()):  # it prints what it cannot match
         assert "alloc" in _memory_viz.trace(torch_snapshot.to_snapshot(decode(traced).traces))
-        assert _memory_viz.filter_alloc_free_pairs(snapshot)["segments"]
+        if hasattr(_memory_viz, "filter_alloc_free_pairs"):  # not in torch 2.6
+            assert _memory_viz.filter_alloc_free_pairs(snapshot)["segments"]
 
 
 def test_torchs_own_command_line_reads_the_export(tmp_path: Path) -> None:

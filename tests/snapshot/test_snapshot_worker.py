@@ -17,9 +17,9 @@ import pytest
 from gpuprobe.errors import InternalError
 from gpuprobe.model.trace import COLUMNS
 from gpuprobe.recording.load import load
+from gpuprobe.recording.snapshot.answer import receive
 from gpuprobe.recording.snapshot.child import begun, command_of
 from gpuprobe.recording.snapshot.decode import Decoded, decode
-from gpuprobe.recording.snapshot.worker import receive
 
 _FRAMES = [{"filename": "train.py", "line": 3, "name": "step"}]
 SNAPSHOT: dict[str, Any] = {
@@ -38,16 +38,14 @@ SNAPSHOT: dict[str, Any] = {
         ]
     ],
 }
-TRACE = {
+LAYOUT = {"device": "cuda:0", "pools": [[0, 0]], "settings": None, "segments": []}
+REST = {
     "device": "cuda:0",
     "complete": True,
-    "pools": [[0, 0]],
-    "settings": None,
     "annotations": [],
     "strings": [""],
     "frames": [],
     "stacks": [[]],
-    "segments": [],
 }
 
 
@@ -57,12 +55,20 @@ def record(name: str, count: int, body: bytes) -> bytes:
 
 def sent(columns: dict[str, list[int]]) -> io.BytesIO:
     """What a child would have sent that sends these columns."""
-    parts = [
-        record(name, len(values), array(COLUMNS[name], values).tobytes())
+    parts = {
+        name: record(name, len(values), array(COLUMNS[name], values).tobytes())
         for name, values in columns.items()
-    ]
-    last = json.dumps({"traces": [TRACE], "foreign": {}, "odd": {}}).encode()
-    return io.BytesIO(b"GPSNAP1\n" + b"".join(parts) + record("json", len(last), last))
+    }
+    details = [parts.pop(name) for name in ("stack", "phase") if name in parts]
+    layout = json.dumps(LAYOUT).encode()
+    rest = json.dumps({"traces": [REST], "foreign": {}, "odd": {}}).encode()
+    return io.BytesIO(
+        b"GPSNAP1\n"
+        + b"".join(parts.values())
+        + record("layout", len(layout), layout)
+        + b"".join(details)
+        + record("rest", len(rest), rest)
+    )
 
 
 def test_the_child_sends_what_is_decoded_here() -> None:
@@ -94,6 +100,16 @@ def test_the_child_sends_what_is_decoded_here() -> None:
 def test_columns_that_contradict_one_another_are_refused(columns: dict[str, list[int]]) -> None:
     with pytest.raises(InternalError, match="invalid data"):
         receive(sent(columns))
+
+
+@pytest.mark.parametrize("layouts", [0, 2])
+def test_a_trace_has_one_layout(layouts: int) -> None:
+    whole = sent({"action": [0], "address": [1], "size": [1]}).getvalue()
+    layout = json.dumps(LAYOUT).encode()
+    one = record("layout", len(layout), layout)
+    assert whole.count(one) == 1
+    with pytest.raises(InternalError, match="invalid data"):
+        receive(io.BytesIO(whole.replace(one, one * layouts)))
 
 
 def test_columns_that_agree_are_taken() -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate, compress
 from operator import sub
 from weakref import WeakValueDictionary
@@ -81,17 +81,27 @@ class Ledger(WeaklyReferable):
     done: list[int]
     requested: array[int]
     size: array[int]
-    stack: array[int]
     baseline: LiveColumns  # the trace's, with what else was found to be alive before it
     by_allocator: bool  # the caching allocator's rules were applied
     checks: Checks
     evidence: object = None  # what `categories` has gathered, for the next call
+    _stack: array[int] | None = None
     _allocated: array[int] | None = None
     _peak: int | None = None
     _alive: tuple[int, list[int]] | None = None  # of the last call: most are of the peak
 
     def __len__(self) -> int:
         return len(self.start)
+
+    @property
+    def stack(self) -> array[int]:
+        """The stack of each row: where it was allocated."""
+        if self._stack is None:
+            events = self.trace.events
+            made = selector(events.action, _ALLOC)
+            self._stack = array("I", compress(events.column("stack"), made))
+            self._stack.extend(self.baseline.stack)
+        return self._stack
 
     def alive(self, event: int) -> list[int]:
         """The rows allocated just after ``event``; -1 means before the first one."""
@@ -177,8 +187,25 @@ def ledger_of(trace: MemoryTrace | Ledger) -> Ledger:
         return trace
     found = _in_use.get(id(trace))
     if found is None or found.events != len(trace.events):
-        found = _in_use[id(trace)] = _built(trace)
+        known = trace.accounts
+        found = _built(trace) if known is None else Ledger(trace=trace, **known)
+        _in_use[id(trace)] = found
     return found
+
+
+def prepare(trace: MemoryTrace) -> None:
+    """Make the accounts of a trace that is still being read: of its events the columns up to
+    ``pool`` must be there. A trace that cannot be accounted for is left to `ledger_of`, which
+    says why.
+    """
+    try:
+        ledger = _built(trace)
+    except DataError:
+        return
+    ledger.peak()
+    # Not the ledger itself, which holds the trace: together they would stay until the next
+    # garbage collection.
+    trace.accounts = {f.name: getattr(ledger, f.name) for f in fields(Ledger) if f.name != "trace"}
 
 
 def _built(trace: MemoryTrace) -> Ledger:
@@ -190,7 +217,6 @@ def _built(trace: MemoryTrace) -> Ledger:
     baseline = ledger.baseline
     ledger.start.extend([-1] * len(baseline))
     ledger.requested.extend(baseline.size)
-    ledger.stack.extend(baseline.stack)
     if ledger.by_allocator:
         sizes = BlockSizes(
             trace, ledger.start, ledger.done, ledger.requested, baseline.address, final
@@ -211,7 +237,6 @@ def _with_rows(trace: MemoryTrace, ends: Lifetimes) -> Ledger:
     """The rows of events with their ends, and those of the trace's baseline without."""
     events = trace.events
     count = len(events)
-    is_alloc = selector(events.action, _ALLOC)
     baseline = LiveColumns()
     for name in COLUMNS:
         getattr(baseline, name).extend(trace.baseline.column(name))
@@ -225,7 +250,6 @@ def _with_rows(trace: MemoryTrace, ends: Lifetimes) -> Ledger:
         done=ends.done + [count] * len(baseline),
         requested=requested,
         size=requested,
-        stack=array("I", compress(events.column("stack"), is_alloc)),
         baseline=baseline,
         by_allocator=bool(trace.segments)
         or trace.settings is not None

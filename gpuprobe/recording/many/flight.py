@@ -29,7 +29,8 @@ from gpuprobe.model.record import record
 from gpuprobe.model.run.communication import CollectiveRecord, group_text, wire_bytes
 from gpuprobe.model.trace import Frame
 from gpuprobe.model.values import Bytes, Unavailable
-from gpuprobe.recording.snapshot.child import command_of, limit_process
+from gpuprobe.recording.snapshot.child import command_of
+from gpuprobe.recording.snapshot.limits import limit_process
 from gpuprobe.recording.snapshot.pickles import load_plain
 
 HINT: Final = "a directory with a dump of each rank: see TORCH_NCCL_DUMP_ON_TIMEOUT"

@@ -67,7 +67,11 @@ class InternedColumn:
         table = self._table
         try:
             if self._zeros:
-                if table.keys() >= (set(values) if different is None else different):
+                if different is None:
+                    # Comparing is quicker than hashing, and most often there is but one.
+                    one = values.count(values[0]) == len(values)
+                    different = set(values[:1] if one else values)
+                if table.keys() >= different:
                     return None
                 raise KeyError
             return array("I", map(table.__getitem__, values))

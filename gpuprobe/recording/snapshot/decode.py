@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from gpuprobe.analysis.trace.lifetimes import lifetimes_of
 from gpuprobe.errors import SnapshotError
@@ -55,8 +56,17 @@ _MALFORMED = (
 )
 
 
-Keep = Callable[[int, str, "array[int]"], object]
-"""Takes the next part of a column: device, name, values."""
+class Keep(Protocol):
+    """Takes what is decoded, as it comes."""
+
+    def column(self, device: int, name: str, values: array[int]) -> None:
+        """The next part of a column of events."""
+
+    def layout(self, trace: MemoryTrace) -> None:
+        """A trace of which all is known that its accounts need: of the columns those up to
+        ``pool``; all others, strings and stacks follow.
+        """
+
 
 _STRETCH = 8192
 """So many events at a time: what one column's pass fetched is still in the processor's cache
@@ -102,10 +112,11 @@ def decode(
     """The traces of a snapshot, one per device (or of the device ``only``).
 
     ``keep`` may take the columns of events away, part by part, so that they need not be held
-    here; then `add_baseline` is left to whoever has them. ``limit`` bounds the events and
-    blocks that are looked at: a pickle can refer to one list many times, and so describe more
-    than it holds; ``size``, of its file in bytes, bounds the text of names likewise. Raises
-    SnapshotError for anything that is not a snapshot: what, and where.
+    here, those that accounts are made of first; then `add_baseline` is left to whoever has them.
+    ``limit`` bounds the events and blocks that are looked at: a pickle can refer to one list
+    many times, and so describe more than it holds; ``size``, of its file in bytes, bounds the
+    text of names likewise. Raises SnapshotError for anything that is not a snapshot: what, and
+    where.
     """
     place = _Place()
     try:
@@ -261,12 +272,6 @@ class _Decoder:
         trace = MemoryTrace(device=f"cuda:{device}", settings=settings, annotations=annotations)
         stacks = StackInterner(trace.stacks, self._odd)
         pools: dict[tuple[int, int], int] = {(0, 0): 0}
-        if device < len(self._traces):
-            name = f"device_traces[{device}]"
-            self._place.text = name
-            events = _listed(self._traces[device], name)
-            self._spend(len(events))
-            self._events(events, device, trace, stacks, pools)
         segments = []
         for index, plain in enumerate(self._segments):
             self._place.text = f"segments[{index}]"
@@ -274,31 +279,40 @@ class _Decoder:
                 segments.append(self._segment(plain, device, stacks))
                 pools.setdefault(segments[-1].pool_id, len(pools))
         trace.segments = tuple(segments)
+        parts: list[list[Any]] = []
+        name = f"device_traces[{device}]"
+        put = self._put(device, trace)
+        if device < len(self._traces):
+            self._place.text = name
+            events = _listed(self._traces[device], name)
+            self._spend(len(events))
+            parts = self._accounts(events, name, put, pools)
         trace.pools = list(pools)
+        if self._keep is not None:
+            self._keep.layout(trace)
+        self._details(parts, name, put, trace, stacks)
         return trace
 
-    def _events(
+    def _put(self, device: int, trace: MemoryTrace) -> Callable[[str, array[int]], None]:
+        """Where columns go, part by part."""
+        if self._keep is not None:
+            return partial(self._keep.column, device)
+        return lambda column, values: getattr(trace.events, column).extend(values)
+
+    def _accounts(
         self,
         events: list[Any],
-        device: int,
-        trace: MemoryTrace,
-        stacks: StackInterner,
+        name: str,
+        put: Callable[[str, array[int]], None],
         pools: dict[tuple[int, int], int],
-    ) -> None:
-        columns, name, place = trace.events, self._place.text, self._place
-
-        def append(column: str, values: array[int]) -> None:
-            if self._keep is not None:
-                self._keep(device, column, values)
-            else:
-                getattr(columns, column).extend(values)
-
-        sink = PartSink(append)
+    ) -> list[list[Any]]:
+        """The columns that tell what is allocated when. Returns the events, in stretches, less the
+        unknown ones.
+        """
+        place = self._place
+        sink = PartSink(put)
         pool = InternedColumn("pool_id", lambda value: pools.setdefault(_pool(value), len(pools)))
-        string = trace.stacks.string
-        name_of = self._odd.name
-        phase = InternedColumn("user_metadata", lambda value: string(name_of(parse_tag(value)[0])))
-        module = InternedColumn("user_metadata", lambda value: string(name_of(parse_tag(value)[1])))
+        parts = []
         for start in range(0, len(events), _STRETCH):
             part = events[start : start + _STRETCH]
             try:
@@ -308,6 +322,7 @@ class _Decoder:
                 action = array("B", [_CODES[event["action"]] for event in part])
             if not part:
                 continue
+            parts.append(part)
             sink.begin(len(part))
             sink.put("action", action)
             place.text = f"'addr' in {name}"
@@ -323,18 +338,45 @@ class _Decoder:
             sink.put("size", array("Q", map(itemgetter("size"), part)))
             place.text = f"'stream' in {name}"
             sink.put("stream", column_of("Q", "stream", part))
-            place.text = f"'time_us' in {name}"
-            sink.put("time_us", self._times(part))
             place.text = f"'pool_id' in {name}"
             sink.put("pool", pool.column(part))
+            place.text = name
+        sink.end()
+        return parts
+
+    def _details(
+        self,
+        parts: Iterable[list[Any]],
+        name: str,
+        put: Callable[[str, array[int]], None],
+        trace: MemoryTrace,
+        stacks: StackInterner,
+    ) -> None:
+        """The columns that tell when and where in the program. Whoever takes them is busy with the
+        accounts meanwhile, so each is passed on when it is whole.
+        """
+        place = self._place
+        found: dict[str, array[int]] = {}
+        sink = PartSink(
+            lambda column, values: found.setdefault(column, array(values.typecode)).extend(values)
+        )
+        string = trace.stacks.string
+        name_of = self._odd.name
+        phase = InternedColumn("user_metadata", lambda value: string(name_of(parse_tag(value)[0])))
+        module = InternedColumn("user_metadata", lambda value: string(name_of(parse_tag(value)[1])))
+        for part in parts:
+            sink.begin(len(part))
+            place.text = f"'time_us' in {name}"
+            sink.put("time_us", self._times(part))
             place.text = f"'user_metadata' in {name}"
             tags, different = self._tags(part)
             sink.put("phase", phase.of(tags, different))
             sink.put("module", module.of(tags, different))
             place.text = f"'frames' in {name}"
             sink.put("stack", stacks.column(part))
-            place.text = name
         sink.end()
+        for column, values in found.items():
+            put(column, values)
 
     def _times(self, events: list[Any]) -> array[int] | None:
         try:

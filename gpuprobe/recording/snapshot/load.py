@@ -20,10 +20,10 @@ from gpuprobe.model.run.recording import SCHEMA_VERSION, RankRecording, Recordin
 from gpuprobe.model.run.session import BlindSpot, Environment, Session
 from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import ReadStatus, Unavailable
+from gpuprobe.recording.snapshot.answer import answer_of, read_in_child
 from gpuprobe.recording.snapshot.child import Begun
 from gpuprobe.recording.snapshot.decode import Decoded, decode
 from gpuprobe.recording.snapshot.oddities import CONSEQUENCES
-from gpuprobe.recording.snapshot.worker import answer_of, read_in_child
 
 _NOT_IN_SNAPSHOT = Unavailable("not in a torch snapshot", ReadStatus.UNSUPPORTED)
 

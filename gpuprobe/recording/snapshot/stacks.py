@@ -18,7 +18,7 @@ from gpuprobe.model.trace import StackTable
 from gpuprobe.recording.snapshot.oddities import Oddities
 
 _CROWDED = 8
-"""So many stacks that look alike at three frames are told apart by a key of all frames."""
+"""So many stacks that look alike at two frames are told apart by a key of all frames."""
 
 _SAMPLE = 256
 """So many events tell whether lists are shared. A wrong guess costs time only."""
@@ -34,7 +34,7 @@ class StackInterner:
         self._odd = odd or Oddities(math.inf)
         self._frames: dict[int, int] = {}  # id of a frame's dict -> frame index
         self._lists: dict[int, int] = {}  # id of a list -> stack index
-        # What a list looks like at three frames -> pairs (list, stack index).
+        # What a list looks like at two frames -> pairs (list, stack index).
         self._looks: dict[Any, list[tuple[Any, int]]] = {}
         self._exact: dict[tuple[int, ...], int] = {}
 
@@ -65,9 +65,10 @@ class StackInterner:
 
     def _unshared(self, lists: Iterable[Any]) -> array[int]:
         """Most events have a list of their own."""
-        result = array("I")
+        result: list[int] = []
         append = result.append
         looks, exact = self._looks, self._exact
+        find, identity = looks.get, id
         last: Any = None
         index = 0
         for frames in lists:
@@ -76,12 +77,13 @@ class StackInterner:
                 continue
             last = frames
             count = len(frames)
-            if not count:
+            try:
+                look = (count, identity(frames[count >> 2]), identity(frames[count >> 1]))
+            except IndexError:
                 index = self.one(frames)
                 append(index)
                 continue
-            look = (count, id(frames[0]), id(frames[count >> 2]), id(frames[count >> 1]))
-            alike = looks.get(look)
+            alike = find(look)
             if alike is None:
                 index = self._add(frames)
                 looks[look] = [(frames, index)]
@@ -99,7 +101,7 @@ class StackInterner:
                     index = self._add(frames)
                     alike.append((frames, index))
             append(index)
-        return result
+        return array("I", result)
 
     def _add(self, frames: Any) -> int:
         if not isinstance(frames, (list, tuple)):
