@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.hazard_watch.rows import is_indexed
-from gpuprobe.hazards.rules import ALSO_WRITTEN
+from gpuprobe.hazards.rules import ALSO_WRITTEN, SYNCS
 
 # No kernel runs for these: they make or describe memory.
 _NO_KERNEL: Final = frozenset(
@@ -21,22 +21,6 @@ _NO_KERNEL: Final = frozenset(
 _UNINITIALIZED: Final = frozenset(
     """empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize_""".split()  # noqa: SIM905
 )
-_SYNCS: Final = {
-    "_local_scalar_dense": "item",
-    "nonzero": "nonzero",
-    "masked_select": "mask",
-    "_unique": "unique",
-    "_unique2": "unique",
-    "unique_dim": "unique",
-    "unique_consecutive": "unique",
-    "unique_dim_consecutive": "unique",
-    "equal": "equal",
-    "bincount": "unique",
-    "allclose": "equal",
-    "_linalg_check_errors": "check of a matrix",
-    "_to_sparse": "nonzero",
-    "_coalesce": "unique",
-}
 # The host learns how many there are, and launches the kernel that writes them after that.
 SYNCS_FIRST: Final = frozenset({"nonzero", "mask", "repeat_interleave"})
 
@@ -82,7 +66,7 @@ class Plan:
         # Factories take the shape of their first argument, and read none of its values.
         self.like = self.name.startswith("new_") or self.name.endswith("_like")
         self.results = bool(alias) and all(item is None for item in alias)
-        self.reason = _SYNCS.get(self.name)
+        self.reason = SYNCS.get(self.name)
         if self.name == "repeat_interleave" and func._overloadname == "Tensor":
             self.reason = "repeat_interleave"
         self.indexes = self.name in ("index", "index_put_", "_index_put_impl_", "index_put")

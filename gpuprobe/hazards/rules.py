@@ -159,3 +159,21 @@ ALSO_WRITTEN: Final = {
 """Arguments that an operator writes though its schema does not say so. Source: the operators'
 definitions in ``native_functions.yaml`` (running statistics are updated in training) and
 ``torch/csrc/distributed/c10d/Ops.cpp``."""
+
+SYNCS: Final = {
+    "_local_scalar_dense": "item",
+    "nonzero": "nonzero",
+    "masked_select": "mask",
+    "_unique": "unique",
+    "_unique2": "unique",
+    "unique_dim": "unique",
+    "unique_consecutive": "unique",
+    "unique_dim_consecutive": "unique",
+    "equal": "equal",
+    "bincount": "unique",
+    "allclose": "equal",
+    "_linalg_check_errors": "check of a matrix",
+    "_to_sparse": "nonzero",
+    "_coalesce": "unique",
+}
+"""Operators whose results the host waits for, by name, and what a finding calls them."""

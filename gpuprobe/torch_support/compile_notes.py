@@ -8,6 +8,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from typing import Final
+
+AGAIN: Final = " compiled again: "
+"""Between a function and the reason why it was compiled again."""
+_SHOWN: Final = 2
+"""Reasons that are quoted."""
 
 _counts: Counter[str] = Counter()
 _lock = threading.Lock()
@@ -36,7 +42,24 @@ def since(before: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def worded(counted: Mapping[str, int]) -> tuple[str, ...]:
-    """Texts, with the number of times where that is not one."""
-    return tuple(
-        text if count == 1 else f"{text} ({count} times)" for text, count in counted.items()
-    )
+    """Texts, with the number of times where that is not one; a function that was compiled again for
+    several reasons is one text, with the first of them.
+    """
+    reasons: dict[str, list[str]] = {}
+    for text in counted:
+        function, again, reason = text.partition(AGAIN)
+        if again:
+            reasons.setdefault(function, []).append(reason)
+    texts: dict[str, int] = {}
+    for text, count in counted.items():
+        function, _, reason = text.partition(AGAIN)
+        several = reasons.get(function, ())
+        if len(several) < 2:
+            texts[text] = count
+        elif reason == several[0]:
+            times = sum(counted[function + AGAIN + each] for each in several)
+            shown = "; ".join(several[:_SHOWN])
+            more = len(several) - _SHOWN
+            rest = f"; {more} more reasons" if more > 1 else f"; {several[-1]}" if more else ""
+            texts[f"{function} compiled again {times} times: {shown}{rest}"] = 1
+    return tuple(text if count == 1 else f"{text} ({count} times)" for text, count in texts.items())

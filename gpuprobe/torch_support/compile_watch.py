@@ -8,22 +8,29 @@ that is a note of its own, and the rest is followed.
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import CodeType
 from typing import Any, Final
 
 import torch
 
+from gpuprobe.code_origin import PACKAGE
 from gpuprobe.model.place import program_name
 from gpuprobe.patching import patch, when_imported
 from gpuprobe.torch_support import compile_notes, compiled_lines
 from gpuprobe.torch_support.callers import place_of
 
 _ALLOCATED: Final = re.compile(r" = empty_strided_\w+\(")
+_COMPILATION: Final = re.compile(r"^\d+/\d+: ")
+"""What torch calls the compilation whose guard failed."""
 _CACHES: Final = (("aot_autograd", "autograd_cache_hit"), ("inductor", "fxgraph_cache_hit"))
 """In ``torch._dynamo.utils.counters``."""
+_NOTED_WITHIN: Final = ("should_compile_partial_graph=False", "Should not compile partial graph")
+"""What an inlined function raises, up to torch 2.9, when its graph break has been logged."""
 
 _users = 0
 _undo: list[Callable[[], Any]] = []
@@ -87,31 +94,49 @@ def _safely(work: Callable[[], None], what: str) -> None:
 
 
 def _breaks(module: Any) -> None:
-    translator = module.InstructionTranslatorBase
-    log = translator.log_graph_break
+    # A method that is passed the exception; up to torch 2.9 a function, passed stack and text.
+    owner = module.InstructionTranslatorBase
+    if not hasattr(owner, "log_graph_break"):
+        owner = module
+    log = owner.log_graph_break
+    parameters = inspect.signature(log)
 
-    def log_graph_break(self: Any, code_options: Any, *args: Any, **options: Any) -> None:
-        exc = options["exc"] if "exc" in options else args[-1]
-        if not exc.logged:
-            _safely(lambda: _note_break(code_options, exc), "a graph break")
-        log(self, code_options, *args, **options)
+    def log_graph_break(*args: Any, **options: Any) -> None:
+        told = parameters.bind(*args, **options).arguments
+        _safely(lambda: _note_break(told), "a graph break")
+        log(*args, **options)
 
-    _undo.append(patch(translator, "log_graph_break", log_graph_break))
+    _undo.append(patch(owner, "log_graph_break", log_graph_break))
 
 
-def _note_break(code_options: Any, exc: Any) -> None:
-    stack = getattr(exc, "real_stack", None)
+def _note_break(told: Mapping[str, Any]) -> None:
+    exc = told.get("exc")
+    if exc is not None:
+        if exc.logged:
+            return
+        stack, what = getattr(exc, "real_stack", None), str(exc).strip()
+    else:
+        stack, what = told.get("user_stack"), told["reason"].removeprefix("Unsupported: ")
+        if what.startswith(_NOTED_WITHIN):
+            return
+        if stack is None:
+            stack = torch._guards.TracingContext.extract_stack()
+    # gpuprobe's hooks are inlined in the program's function.
+    stack = [frame for frame in stack or () if not frame.filename.startswith(PACKAGE)]
+    code = told["code_options"]
     file, line = (
         (stack[-1].filename, stack[-1].lineno)
         if stack
-        else (code_options["co_filename"], code_options["co_firstlineno"])
+        else (code["co_filename"], code["co_firstlineno"])
     )
-    what = str(exc).strip().partition("\n")[0]
-    compile_notes.note(f"graph break at {place_of(file, line)}: {what}")
+    compile_notes.note(f"graph break at {place_of(file, line)}: {what.partition(chr(10))[0]}")
 
 
 def _recompilations(module: Any) -> None:
-    reasons_of = module.get_and_maybe_log_recompilation_reasons
+    name = "get_and_maybe_log_recompilation_reasons"
+    if not hasattr(module, name):
+        name = name[:-1]
+    reasons_of = getattr(module, name)
 
     def recompilation(entries: Any, frame: Any, *args: Any, **options: Any) -> Any:
         found = reasons_of(entries, frame, *args, **options)
@@ -119,13 +144,14 @@ def _recompilations(module: Any) -> None:
             _safely(lambda: _note_again(frame.f_code, found), "a recompilation")
         return found
 
-    _undo.append(patch(module, "get_and_maybe_log_recompilation_reasons", recompilation))
+    _undo.append(patch(module, name, recompilation))
 
 
 def _note_again(code: Any, reasons: Any) -> None:
-    reason = reasons[0].partition("\n")[0] if reasons else "no guard is known"
+    known = _COMPILATION.sub("", reasons[0]).strip() if reasons else ""
+    reason = known.partition("\n")[0] or "no guard is known"
     where = place_of(code.co_filename, code.co_firstlineno)
-    compile_notes.note(f"{program_name(code.co_name)} at {where} compiled again: {reason}")
+    compile_notes.note(f"{program_name(code.co_name)} at {where}{compile_notes.AGAIN}{reason}")
 
 
 def _graphs(module: Any) -> None:
@@ -156,7 +182,24 @@ def _note_graph(graph: Any, file: str) -> None:
     compiled_lines.remember(graph, file, source)
 
 
+def _own_frames(module: Any) -> None:
+    """Have Dynamo compile no function of gpuprobe's that a program calls after a graph break, as it
+    compiles none of torch's: compiled, a hook would do nothing, and torch's function that it wraps
+    would be traced as if it were the program's. What is called within a graph is still inlined.
+    """
+    check = module.check
+
+    def skipped(what: Any, is_inlined_call: bool = False, *args: Any, **options: Any) -> Any:
+        own = isinstance(what, CodeType) and what.co_filename.startswith(PACKAGE)
+        if own and not is_inlined_call:
+            return True
+        return check(what, is_inlined_call, *args, **options)
+
+    _undo.append(patch(module, "check", skipped))
+
+
 _FOLLOWED: Final[dict[str, Callable[[Any], None]]] = {
+    "torch._dynamo.trace_rules": _own_frames,
     "torch._dynamo.symbolic_convert": _breaks,
     "torch._dynamo.convert_frame": _recompilations,
     "torch._inductor.graph": _graphs,

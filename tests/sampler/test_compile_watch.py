@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 import torch
 import torch._inductor.config
+import torch.distributed as dist
 from torch import nn
 
 import gpuprobe
@@ -85,6 +86,35 @@ def test_graph_breaks_and_recompilations_of_a_run_on_the_cpu_are_in_its_report(
     (page,) = write_report(load(tmp_path / "run"), tmp_path / "run.html")
     for view in (text.getvalue(), page.read_text()):
         assert f"{name}:{BREAK}" in view
+
+
+def test_hooks_are_not_compiled_where_a_program_calls_them_after_a_graph_break(
+    tmp_path: Path,
+) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+
+        @torch.compile(backend="eager", dynamic=False)
+        def total(x: torch.Tensor) -> torch.Tensor:
+            work = dist.all_reduce(x, async_op=True)  # no graph has it
+            assert work is not None
+            work.wait()
+            return x + 1
+
+        with gpuprobe.record(tmp_path / "run") as recorder:
+            for count in (2, 3, 4):
+                with recorder.step():
+                    total(torch.ones(count))
+    finally:
+        dist.destroy_process_group()
+    recording = load(tmp_path / "run")
+    calls = [step.collectives for step in recording.ranks[0].steps]
+    once = [("all_reduce", 1), ("wait", 1)]
+    assert [[(call.op, call.count) for call in step] for step in calls] == [once] * 3
+    compiled = summary(recording).compiled
+    assert any("compiled again" in text for text in compiled)
+    hooks = Path(gpuprobe.__file__).parent.name + "/sampler"
+    assert not any(hooks in text for text in compiled)
 
 
 def test_what_was_compiled_before_the_recording_is_not_in_it(tmp_path: Path) -> None:
@@ -208,3 +238,26 @@ def test_eager_code_after_compiled_code_that_is_gone_has_modules(tmp_path: Path)
     gc.collect()
     assert not compile_in_use()
     assert named(tmp_path / "after") == expected
+
+
+def test_a_function_that_is_compiled_many_times_is_one_note() -> None:
+    again = compile_notes.AGAIN
+    counted = {
+        "graph break at a.py:1: print": 2,
+        f"f at a.py:3{again}size": 1,
+        f"g at a.py:9{again}no guard is known": 4,
+        f"f at a.py:3{again}type": 2,
+    }
+    assert compile_notes.worded(counted) == (
+        "graph break at a.py:1: print (2 times)",
+        "f at a.py:3 compiled again 3 times: size; type",
+        "g at a.py:9 compiled again: no guard is known (4 times)",
+    )
+    reasons = {f"f at a.py:3{again}reason {index}": 1 for index in range(3)}
+    assert compile_notes.worded(reasons) == (
+        "f at a.py:3 compiled again 3 times: reason 0; reason 1; reason 2",
+    )
+    reasons |= {f"f at a.py:3{again}reason 3": 1}
+    assert compile_notes.worded(reasons) == (
+        "f at a.py:3 compiled again 4 times: reason 0; reason 1; 2 more reasons",
+    )

@@ -282,7 +282,8 @@ def test_on_a_virtual_gpu_the_account_of_the_device_closes() -> None:
     assert device.not_torch == device.used - device.reserved
     assert not isinstance(device.inactive_split, Unavailable)
     assert 0 <= device.inactive_split <= device.reserved
-    assert pinned_memory(sink.rank) is not None
+    if hasattr(torch.cuda, "host_memory_stats"):  # not in torch 2.6
+        assert pinned_memory(sink.rank) is not None
     assert isinstance(sink.steps[1].gpu_ns, Unavailable)  # a virtual GPU takes no time
 
 

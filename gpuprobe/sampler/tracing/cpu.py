@@ -98,7 +98,7 @@ class CpuTrace(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # By default torch wraps __torch_dispatch__ so that dynamo never compiles it: two more
-        # Python frames for every operator. `_keep_from_dynamo` does the same once, in C.
+        # Python frames for every operator. `compile_watch` does the same, for all of gpuprobe.
         return False
 
     @classmethod
@@ -108,7 +108,6 @@ class CpuTrace(TorchDispatchMode):
 
     def __init__(self, path: Callable[[], str], on_fault: Callable[[Exception], None]) -> None:
         super().__init__()
-        _keep_from_dynamo(type(self))
         self.active = False
         self._path = path
         self._on_fault = on_fault
@@ -468,16 +467,6 @@ class CpuTrace(TorchDispatchMode):
         if maker:
             self._made_for[made] = _BY_WHOM[maker]
         return made
-
-
-def _keep_from_dynamo(cls: type) -> None:
-    """Tell dynamo's frame evaluation to run these methods as they are."""
-    skip = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-    if skip is not None and hasattr(skip, "skip_code"):
-        for value in vars(cls).values():
-            code = getattr(value, "__code__", None)
-            if code is not None:
-                skip.skip_code(code)
 
 
 class _TableCopy:

@@ -6,7 +6,7 @@ import functools
 import types
 from typing import Any, Final
 
-from torch.utils._python_dispatch import TorchDispatchMode
+import torch
 
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.patching import Patches, original_of, originals, patch
@@ -105,21 +105,25 @@ def install(machine: Machine, patches: Patches) -> None:
 
 def _guards(machine: Machine, patches: Patches) -> None:
     """Guards of a tensor compare the keys that its operators go by. Older versions compile with all
-    dispatch modes off, but run guards with this device's on, which is one of those keys.
+    dispatch modes off, but run guards with this device's on, which is one of those keys: newer
+    ones tell guards of the modes that are to be left out.
     """
-    if hasattr(TorchDispatchMode, "ignore_compile_internals"):
+    if hasattr(torch._C._dynamo.guards, "set_is_in_mode_without_ignore_compile_internals"):
         return
-    from torch._dynamo.guards import CheckFunctionManager
+    from torch._dynamo import guards
 
-    kind: Any = CheckFunctionManager
-    original = kind.__init__
+    def as_they_run(original: Any) -> Any:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with machine.dispatch:
+                return original(*args, **kwargs)
 
-    @functools.wraps(original)
-    def init(*args: Any, **kwargs: Any) -> None:
-        with machine.dispatch:
-            original(*args, **kwargs)
+        return call
 
-    patches.set(kind, "__init__", init)
+    patches.set(
+        guards.CheckFunctionManager, "__init__", as_they_run(guards.CheckFunctionManager.__init__)
+    )
+    patches.set(guards, "get_guard_fail_reason", as_they_run(guards.get_guard_fail_reason))
 
 
 def _optimizers(machine: Machine, patches: Patches) -> None:

@@ -13,7 +13,8 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -207,7 +208,7 @@ class _Launches:
         before, local.inside = local.inside, True
         self.interpreting = True
         try:
-            with uncharged(self._machine):
+            with uncharged(self._machine), _language_as_it_is():
                 InterpretedFunction(kernel.fn).run(grid=grid, warmup=False, **given)
         except GpuprobeError:
             raise
@@ -229,6 +230,31 @@ class _Launches:
         if key not in self._written:
             self._written[key] = _written_by(kernel, given)
         return self._written[key]
+
+
+@contextmanager
+def _language_as_it_is() -> Iterator[None]:
+    """Puts back what the interpreter replaces in ``triton.language`` and leaves there (Triton 3.2
+    and 3.5, ``_patch_lang`` in ``triton/runtime/interpreter.py``): no kernel could be compiled.
+    """
+    language: Any = sys.modules["triton.language"]
+    core = language.core
+    owners = [language, core, language.math]
+    owners += [
+        kind
+        for kind in vars(core).values()
+        if isinstance(kind, type) and kind.__module__ == core.__name__
+    ]
+    before = [dict(vars(owner)) for owner in owners]
+    try:
+        yield
+    finally:
+        for owner, attributes in zip(owners, before, strict=True):
+            for name, value in list(vars(owner).items()):
+                if name not in attributes:
+                    delattr(owner, name)
+                elif value is not attributes[name]:
+                    setattr(owner, name, attributes[name])
 
 
 def _written_by(kernel: Any, given: dict[str, Any]) -> list[str] | None:

@@ -87,6 +87,9 @@ class Eagerly(torch.fx.Interpreter):
         """
         if getattr(target, "namespace", "") != "prims":
             return super().call_function(target, args, kwargs)
+        if target is torch.ops.prims.inductor_lookup_seed.default:
+            seeds, index = args  # in early versions (2.6) a view, which an operator may not return
+            return seeds[index].clone()
         host = torch.device("meta") if self._machine.shapes else _CPU
         named: list[Any] = []
 

@@ -21,6 +21,9 @@ from gpuprobe.sampler.hooks.distributed.collectives import DDP
 
 pytestmark = pytest.mark.xdist_group("distributed")  # so that one process shares the fixtures
 
+fsdp2 = pytest.mark.skipif(
+    "fully_sharded" not in PROGRAMS, reason="FSDP2 of this torch (2.6) needs a GPU"
+)
 HERE = Path(__file__).resolve().parent
 PARAMETERS = sum(p.nbytes for p in Net().parameters())
 
@@ -100,6 +103,7 @@ def test_the_buckets_of_data_parallelism_have_a_name(folder: Path) -> None:
     assert bytes_of(views, Category.GRADIENT) >= PARAMETERS
 
 
+@fsdp2
 def test_sharded_parameters_are_seen_whole_while_they_are_whole(folder: Path) -> None:
     recording = load(folder, "fully_sharded", "trace")
     (tensors,) = recording.steps[1].tensors
@@ -146,6 +150,7 @@ def test_the_exchange_of_data_parallelism_is_counted(folder: Path) -> None:
     ]
 
 
+@fsdp2
 def test_the_exchange_of_sharded_parameters_is_counted(folder: Path) -> None:
     found = calls(load(folder, "fully_sharded", "counters"))
     gathers = next(found[op] for op in found if op.startswith("all_gather"))
