@@ -89,6 +89,8 @@ STATES: Final = States()
 class Generator(_Real, metaclass=_Kind):
     """``torch.Generator`` that may require to be a CUDA device's."""
 
+    _shared: dict[str, Any]
+
     def __new__(cls, device: Any = "cpu") -> Any:
         wanted = torch.device(device)
         made = super().__new__(cls, device="cpu")
@@ -97,6 +99,7 @@ class Generator(_Real, metaclass=_Kind):
         made._device = wanted
         if wanted.type == "cuda":
             made._seed, made._offset = made.initial_seed(), 0
+            made._shared = {}  # what generators of one state have in common
             _of_devices[made._cdata] = made
         return made
 
@@ -192,6 +195,30 @@ class Generator(_Real, metaclass=_Kind):
         made.set_numbers(self.numbers())
         made._seed, made._offset = self._seed, self._offset
         return made
+
+    def graphsafe_get_state(self) -> Any:
+        """A generator with this one's state, not with a copy: see `graphsafe_set_state`. Source:
+        ``CUDAGeneratorImpl::graphsafe_get_state``.
+        """
+        if not self._on_device:
+            return super().graphsafe_get_state()
+        made = self.clone_state()
+        made._shared = self._shared
+        return made
+
+    def graphsafe_set_state(self, state: Any) -> Any:
+        """Draw from the state of another generator. What this one has drawn from its own until now
+        is kept with that, for when it is set again.
+        """
+        if not self._on_device:
+            return super().graphsafe_set_state(state)
+        other: dict[str, Any] = state._shared
+        if other is not self._shared:
+            self._shared.update(key=self.key, numbers=self.numbers())
+            self._shared = other
+            self.set_numbers(other.get("numbers", state.numbers()))
+            self._seed, self._offset = other.get("key", state.key)
+        return self
 
     def __reduce__(self) -> Any:
         if not self._on_device:

@@ -25,6 +25,7 @@ from gpuprobe.torch_support import compile_notes
 from gpuprobe.torch_support.tensors import is_meta, is_sparse, parts, storage_key
 from gpuprobe.torch_support.version import installed
 from gpuprobe.virtual.catalogue.gpus import GpuModel
+from gpuprobe.virtual.device.host_statistics import HostStatistics
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.device.visible import Use, visible
 from gpuprobe.virtual.generators import Generators
@@ -168,6 +169,7 @@ class Machine:
         self.tags: dict[int, Tag] = {}
         self.untagged: dict[int, Tag] = {}  # values of storages that have no place yet
         self.registered: dict[int, RegisteredMemory] = {}  # by address: see cuda_api.runtime
+        self.pinned = HostStatistics()
         self.generators = Generators(len(models))
         self.cuda_numbers = False  # random numbers are those of CUDA's kernels: `kernels.philox`
         self.observer: Observer | None = None
@@ -189,6 +191,7 @@ class Machine:
         self.waits = False  # what is estimated waits for a process of its own that was stopped
         self.rank = 0  # the one that this process pretends to be
         self.traffic: Any = None  # what is sent, as `virtual.distributed.traffic.Traffic`
+        self.reductions: Any = None  # of a pretended cluster: `virtual.distributed.reductions`
         self.peers: Any = None  # the others, as `virtual.distributed.pretended.PeerRanks`
         self.assumed: dict[str, int] = {}
         self.compiled: dict[str, None] = {}  # names of what torch.compile was asked to compile
@@ -222,6 +225,7 @@ class Machine:
             and self.capture is None
             and self.meter is None
             and not self.many_streams
+            and not self.sync_debug_mode
         )
 
     @property
@@ -331,6 +335,8 @@ class Machine:
         tag.lost = False
         tag.window = None
         self.tags[tag.key] = tag
+        if place == PINNED and registered is None:
+            self.pinned.pinned(nbytes)
         if self.observer is not None:
             self.observer.allocated(tag)
         return tag
@@ -407,6 +413,8 @@ class Machine:
             self.zeros.pop(tag.key, None)
         if self.closed:
             return
+        if tag.place == PINNED and tag.registered is None:
+            self.pinned.freed(tag.nbytes)
         if self.observer is not None and tag.registered is None:
             self.observer.freed(tag)
         if tag.place >= 0:

@@ -20,6 +20,8 @@ _NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Linux's flag for memory that is not counted before it is written; from Python 3.13 on it has a
 name. Source: ``include/uapi/asm-generic/mman-common.h``."""
 
+_PIECE: Final = 1 << 20  # bytes of zeros that are written at once
+
 
 def install(machine: Machine, patches: Patches) -> None:
     """After all else that replaces ``data_ptr``."""
@@ -56,6 +58,39 @@ def _torch_save(machine: Machine, patches: Patches) -> None:
         return original(self, name, data, size, *rest)
 
     patches.set(writer, "write_record", write_record)
+    original_file = torch.UntypedStorage._write_file
+
+    def write_file(storage: Any, file: Any, is_real: bool, save_size: bool, element: int) -> None:
+        """Of the format before torch 1.6, which pickles of tensors still have: the number of
+        elements, then their bytes (``THPStorage_writeFile`` in ``torch/csrc/StorageMethods.cpp``).
+        """
+        host = storage.cpu() if storage.is_cuda else storage
+        if device(host).type != "meta":
+            return original_file(host, file, is_real, save_size, element)
+        machine.assume(f"{where()}: values that were not computed are saved as zeros")
+        size = storage.nbytes()
+        if save_size:
+            file.write((size // element).to_bytes(8, "little"))
+        zeros = bytes(min(size, _PIECE))
+        for at in range(0, size, _PIECE):
+            file.write(zeros[: size - at])
+        file.flush()  # what follows may be written to the descriptor
+        return None
+
+    original_read = torch.UntypedStorage._set_from_file
+
+    def set_from_file(storage: Any, file: Any, offset: Any, is_real: bool, element: int) -> Any:
+        """Storages are put on their device first, and filled then."""
+        tag = machine.tags.get(storage._cdata)
+        if tag is None or device(storage).type != "meta":
+            return original_read(storage, file, offset, is_real, element)
+        host = torch.UntypedStorage(storage.nbytes(), device="cpu")
+        original_read(host, file, offset, is_real, element)
+        tag.values = host if host.nbytes() <= machine.limits.floating else None
+        return storage
+
+    patches.set(torch.UntypedStorage, "_write_file", write_file)
+    patches.set(torch.UntypedStorage, "_set_from_file", set_from_file)
 
 
 def _within_streams(begun: set[int], patches: Patches) -> None:

@@ -21,7 +21,7 @@ from gpuprobe.virtual import boundary, cuda_api, saving
 from gpuprobe.virtual.catalogue.gpus import GpuModel, parse_spec
 from gpuprobe.virtual.compiled import compiler, triton_kernels
 from gpuprobe.virtual.device.visible import NAME, visible
-from gpuprobe.virtual.dispatch.mode import DispatchMode
+from gpuprobe.virtual.dispatch.mode import DispatchMode, take_higher_order
 from gpuprobe.virtual.distributed import children, groups
 from gpuprobe.virtual.kernels import attention, fourier, host, jiterator, nearest, normalization
 from gpuprobe.virtual.lowering import functions, recurrent, rows
@@ -66,6 +66,7 @@ class VirtualSession:
             self._kernels = Kernels()
             self._patches.add(self._kernels.close)
             pass_by(self._patches)
+            take_higher_order(self._patches)
             self.intercept.install(self._kernels)
             functions.install(self.machine, self._kernels, self._patches)
             attention.install(self.machine, self._kernels)

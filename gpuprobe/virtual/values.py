@@ -308,13 +308,14 @@ def efficient_attention_backward(
 
 
 def convolution(image: Any, weight: Any, *args: Any) -> Any:
-    """``convolution``, whose meta kernel makes contiguous memory: channels last where the image or
-    the weight is. Source: ``cudnn_conv_suggest_memory_format`` in
-    ``aten/src/ATen/native/ConvUtils.h``; for one dimension ``_convolution`` in ``Convolution.cpp``.
+    """``convolution``, whose meta kernel makes contiguous memory (of early versions the image's
+    format): channels last where the image or the weight is. Source:
+    ``cudnn_conv_suggest_memory_format`` in ``aten/src/ATen/native/ConvUtils.h``; for one
+    dimension ``_convolution`` in ``Convolution.cpp``.
     """
     made = torch.ops.aten.convolution.default(*without_values((image, weight, *args)))
     if image.dtype is torch.float64 or weight.dtype is torch.float64:
-        return made
+        return torch.empty(made.shape, dtype=made.dtype, device="meta")
     rows = made.dim() == 3
     if rows:
         image = (

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import warm_python
 
 import gpuprobe
 from gpuprobe.api import watch
@@ -26,14 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def command(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """An estimate in a process that may crash, and that may not hang."""
-    return subprocess.run(
-        [sys.executable, "-m", "gpuprobe", "estimate", "--gpu", "t4", *arguments, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    return warm_python.gpuprobe("estimate", "--gpu", "t4", *arguments, script)
 
 
 def test_a_module_on_cuda_is_exported(tmp_path: Path) -> None:

@@ -77,6 +77,10 @@ def test_known_figures() -> None:
     assert h100.cublas_workspace_bytes == 32 * MIB
     assert find("a100").cublas_workspace_bytes == 8_519_680
     assert find("t4").max_threads_per_multi_processor == 1024
+    b300 = find("NVIDIA B300 SXM6 PC")
+    assert b300 is find("b300")
+    assert (b300.capability, b300.multi_processor_count) == ((10, 3), 148)
+    assert f"{b300.total_memory / 2**30:.2f}" == "267.69"
 
 
 @pytest.mark.parametrize(

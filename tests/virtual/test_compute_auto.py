@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm_python
 
 import gpuprobe
 from gpuprobe.cli.parser import dispatch
@@ -165,14 +166,7 @@ for _ in range(2):
 
 
 def estimate(*arguments: Any, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gpuprobe", "estimate", "--gpu", "t4", *map(str, arguments)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return warm_python.gpuprobe("estimate", "--gpu", "t4", *arguments, cwd=cwd)
 
 
 def test_a_script_is_run_again_in_a_process_of_its_own(tmp_path: Path) -> None:

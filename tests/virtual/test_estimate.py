@@ -6,13 +6,13 @@ import dataclasses
 import io
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import warm_python
 
 import gpuprobe
 from gpuprobe.api import watch
@@ -220,14 +220,7 @@ def _linear_step() -> Callable[[], None]:
 
 
 def run(*arguments: Any, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gpuprobe", "estimate", *map(str, arguments)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return warm_python.gpuprobe("estimate", *arguments, cwd=cwd)
 
 
 def test_the_command(tmp_path: Path) -> None:

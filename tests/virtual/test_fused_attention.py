@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import gpuprobe
+from gpuprobe.torch_support.version import installed
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
 
@@ -103,6 +104,8 @@ def test_jagged_sequences(compute: str, dtype: torch.dtype) -> None:
 
 def test_sequences_one_after_the_other(compute: str) -> None:
     """``_flash_attention_forward`` aligns a causal mask at the last query and key."""
+    if compute == "shapes" and installed() < (2, 7):
+        pytest.skip("torch 2.6 has other sums (of the longest sequence) by its rule for shapes")
     lengths = ((2, 5), (4, 4))
     rows, columns = (sum(pair[at] for pair in lengths) for at in range(2))
     query, key = (torch.randn(n, 2, WIDTH, device="cuda").half() for n in (rows, columns))

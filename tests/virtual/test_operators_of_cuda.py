@@ -16,6 +16,7 @@ from torch import nn
 
 import gpuprobe
 import gpuprobe.errors
+from gpuprobe.torch_support.version import installed
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
 
@@ -70,6 +71,8 @@ def _given(dtype: Any) -> Any:
 
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_those_of_the_nearest_dtype(name: str) -> None:
+    if name == "mm" and not hasattr(torch.ops.aten.mm, "dtype"):
+        pytest.skip("mm of this torch (2.6) has no out_dtype")
     function, dtype, nearest = CASES[name]
     given = _given(dtype)
     if name == "nansum":
@@ -103,7 +106,9 @@ def test_results_are_those_of_the_nearest_dtype(name: str) -> None:
 def test_the_host_still_lacks_them() -> None:
     with (
         gpuprobe.virtual_gpu("h100-80gb"),
-        pytest.raises(NotImplementedError, match="histogram_cpu"),
+        pytest.raises(
+            NotImplementedError if installed() >= (2, 7) else RuntimeError, match="histogram_cpu"
+        ),
     ):
         torch.histc(torch.tensor([1, 2]), 2)
 
@@ -210,6 +215,8 @@ LAID_OUT: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
 @pytest.mark.parametrize("compute", ["real", "shapes"])
 @pytest.mark.parametrize("name", LAID_OUT)
 def test_results_are_laid_out_as_by_cudas_kernels(name: str, compute: str) -> None:
+    if (name, compute) == ("nonzero_static", "shapes") and installed() < (2, 7):
+        pytest.skip("torch 2.6 has rows by its rule for shapes")
     make, strides = LAID_OUT[name]
     with gpuprobe.virtual_gpu("a100-80gb", compute):
         assert make().stride() == strides

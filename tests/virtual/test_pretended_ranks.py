@@ -25,6 +25,7 @@ from gpuprobe.planning.peers import Peers
 from gpuprobe.planning.ranks import worst_of
 from gpuprobe.reporters.json.estimate import document, estimate_of
 from gpuprobe.reporters.sections.plans import estimate_sections
+from gpuprobe.torch_support.version import installed
 from gpuprobe.virtual.session import VirtualSession, machine_of
 
 pytestmark = [
@@ -191,7 +192,9 @@ def test_stages_of_a_pipeline_tell_each_other_their_shapes(tmp_path: Path) -> No
     )
     for rank, real in PEAKS.items():
         counted = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert counted["allocated_bytes.all.peak"] == real == rows[rank]["peak_allocated"]
+        assert counted["allocated_bytes.all.peak"] == rows[rank]["peak_allocated"]
+        if installed() >= (2, 9):  # counted with 2.13; 2.6 allocates 16 KiB more
+            assert rows[rank]["peak_allocated"] == real
 
 
 PEAKS = {0: 88147968, 1: 88156160}

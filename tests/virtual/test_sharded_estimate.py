@@ -88,3 +88,14 @@ def test_sharded_state_is_the_closed_form() -> None:
         assert (rows["parameter"], rows["optimizer_state"]) == (share, 2 * share)
         found[ranks] = (rows, one.peak_allocated)
     assert found[1] == found[0]
+
+
+def test_a_mesh_may_be_named_as_an_argument() -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    def step() -> None:
+        dist.init_process_group("nccl")
+        assert DeviceMesh("cuda", mesh=torch.arange(4)).size() == 4
+        torch.ones(1, device="cuda")
+
+    gpuprobe.estimate(step, gpu="t4", ranks=4, steps=1)

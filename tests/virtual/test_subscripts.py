@@ -261,3 +261,18 @@ def test_views_are_what_they_are_where_a_meter_counts(compute: str, inference: b
                 alone = views(seed)
                 machine.meter = lambda *call: None
                 assert alone == views(seed), seed
+
+
+@pytest.mark.parametrize("compute", ["real", "shapes"])
+def test_a_number_put_in_places_that_a_tensor_names_within_vmap(compute: str) -> None:
+    def marked(row: torch.Tensor) -> torch.Tensor:
+        made = row.new_zeros(4)
+        made[row] = 1
+        return made
+
+    rows = [[0, 2], [3, 3]]
+    with gpuprobe.virtual_gpu("t4", compute=compute):
+        found = torch.vmap(marked)(torch.tensor(rows, device="cuda"))
+        assert found.is_cuda
+        if compute == "real":
+            assert found.tolist() == [[1, 0, 1, 0], [0, 0, 0, 1]]

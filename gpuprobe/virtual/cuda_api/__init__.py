@@ -17,6 +17,7 @@ from gpuprobe.virtual.cuda_api import (
     runtime,
     sharing,
     streams,
+    tools,
 )
 from gpuprobe.virtual.machine import Machine
 
@@ -35,5 +36,6 @@ def install(machine: Machine, patches: Patches) -> None:
         parallel,
         sharing,
         runtime,
+        tools,
     ):
         module.install(machine, patches)

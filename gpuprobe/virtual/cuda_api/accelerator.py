@@ -10,6 +10,64 @@ import torch
 from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import Machine
 
+_DTYPES = tuple(
+    {
+        id(value): value
+        for value in vars(torch).values()
+        if isinstance(value, torch.dtype) and not str(value).startswith(("torch.bits", "torch.q"))
+    }.values()
+)
+
+
+class AcceleratorGraph:
+    """``torch.accelerator.Graph``: a `torch.cuda.CUDAGraph` that is a context manager."""
+
+    def __init__(
+        self,
+        keep_graph: bool = False,
+        *,
+        pool: tuple[int, int] | None = None,
+        capture_error_mode: str = "default",
+    ) -> None:
+        self.graph_pool = pool
+        self.capture_error_mode = capture_error_mode
+        self._graph: Any = torch.cuda.CUDAGraph(keep_graph)
+
+    def capture_begin(self) -> None:
+        mode = self.capture_error_mode
+        mode = "global" if mode == "default" else mode
+        self._graph.capture_begin(self.graph_pool, capture_error_mode=mode)
+
+    def capture_end(self) -> None:
+        self._graph.capture_end()
+
+    def instantiate(self) -> None:
+        self._graph.instantiate()
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+    def reset(self) -> None:
+        self._graph.reset()
+
+    def pool(self) -> tuple[int, int]:
+        found: tuple[int, int] = self._graph.pool()
+        return found
+
+    def enable_debug_mode(self) -> None:
+        self._graph.enable_debug_mode()
+
+    def debug_dump(self, path: str) -> None:
+        self._graph.debug_dump(path)
+
+    def __enter__(self) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        self.capture_begin()
+
+    def __exit__(self, *error: object) -> None:
+        self.capture_end()
+
 
 def install(machine: Machine, patches: Patches) -> None:
     patches.set(torch, "Stream", torch.cuda.Stream)
@@ -27,6 +85,16 @@ def install(machine: Machine, patches: Patches) -> None:
     if accelerator is None:  # torch before 2.6
         return
     cuda = torch.cuda
+
+    def capability(device: Any = None) -> dict[str, Any]:
+        """Every type, as where a device names none that it lacks (``deviceCapability`` in
+        ``c10/core/impl/DeviceGuardImplInterface.h``).
+        """
+        index = cuda._utils._get_device_index(device, optional=True)
+        if not 0 <= index < machine.count:
+            raise RuntimeError("invalid device ordinal")
+        return {"supported_dtypes": set(_DTYPES)}
+
     names: dict[str, Any] = {
         "is_available": lambda: True,
         "device_count": lambda: machine.count,
@@ -47,6 +115,9 @@ def install(machine: Machine, patches: Patches) -> None:
         "reset_peak_memory_stats": cuda.reset_peak_memory_stats,
         "reset_accumulated_memory_stats": cuda.reset_accumulated_memory_stats,
         "get_memory_info": cuda.mem_get_info,
+        "get_device_capability": capability,  # torch's own keeps its first answer
+        "empty_host_cache": machine.pinned.empty_cache,
+        "Graph": AcceleratorGraph,
     }
     for name, value in names.items():
         if hasattr(accelerator, name):
@@ -64,5 +135,8 @@ def install(machine: Machine, patches: Patches) -> None:
             "_accelerator_setStream": lambda stream: cuda.set_stream(stream),
             "_accelerator_synchronizeDevice": lambda index: cuda.synchronize(index),
             "_accelerator_isAllocatorInitialized": lambda: True,
+            "_accelerator_emptyCache": cuda.empty_cache,
+            "_accelerator_emptyHostCache": machine.pinned.empty_cache,
+            "_accelerator_getDeviceCapability": capability,
         },
     )

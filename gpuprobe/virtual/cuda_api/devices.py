@@ -20,6 +20,7 @@ CUDNN_VERSION = 91300
 
 NCCL_VERSION = (2 << 32) | (28 << 16) | 3
 """Packed as ``torch._C._nccl_version``: what those wheels bring along."""
+_NCCL_ID = 128  # NCCL_UNIQUE_ID_BYTES in nccl.h
 
 
 class DeviceProperties:
@@ -119,10 +120,13 @@ def install(machine: Machine, patches: Patches) -> None:
             "_cuda_hasPrimaryContext": lambda index: True,
             "_cuda_clearCublasWorkspaces": clear_workspaces,
             "_cuda_getCurrentBlasHandle": lambda: 1 + local.device,
+            "_cuda_getCurrentSolverHandle": lambda: 1 + len(devices) + local.device,
+            "_cuda_lock_mutex": lambda: None,
+            "_cuda_unlock_mutex": lambda: None,
             "_has_cuda": True,
-            "_host_emptyCache": lambda: None,
             "_nccl_version": lambda: NCCL_VERSION,
             "_nccl_version_suffix": lambda: b"",
+            "_nccl_unique_id": lambda: uuid.uuid4().bytes.ljust(_NCCL_ID, b"\0"),
         },
     )
 
@@ -164,8 +168,6 @@ def install(machine: Machine, patches: Patches) -> None:
         if not hasattr(cuda, name):
             continue
         patches.set(cuda, name, _no_sensor(name))
-    for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
-        patches.set(cuda.nvtx, name, lambda *args, **kwargs: 0)
     patches.set(torch.version, "cuda", CUDA_VERSION)
     _backends(machine, patches)
 
@@ -193,6 +195,8 @@ def _backends(machine: Machine, patches: Patches) -> None:
         )
 
     patches.set(backends.cudnn, "is_acceptable", acceptable)
+    for kind in ("linalg", "blas"):
+        _preferred(kind, patches)
     original = torch._C._is_autocast_available
 
     def available(device_type: str) -> bool:
@@ -202,3 +206,17 @@ def _backends(machine: Machine, patches: Patches) -> None:
     for module in (torch.cuda.amp, torch.cuda.amp.common):
         if hasattr(module, "amp_definitely_not_available"):
             patches.set(module, "amp_definitely_not_available", lambda: False)
+
+
+def _preferred(kind: str, patches: Patches) -> None:
+    """``torch.backends.cuda.preferred_…_library``: C++ code refuses libraries of CUDA's, and keeps
+    a choice that is not this virtual GPU's.
+    """
+    setter, getter = f"_set_{kind}_preferred_backend", f"_get_{kind}_preferred_backend"
+    chosen = getattr(torch._C, getter)()
+
+    def choose(library: Any) -> None:
+        nonlocal chosen
+        chosen = library
+
+    patches.set_each(torch._C, {setter: choose, getter: lambda: chosen})

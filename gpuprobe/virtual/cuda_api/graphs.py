@@ -170,9 +170,11 @@ class CUDAGraph:
     _pool: tuple[int, int] | None = None
     _index = 0
     _open = False
+    _keep = False
 
     def __init__(self, keep_graph: bool = False) -> None:
         """``keep_graph``: as torch has it; there is no graph of CUDA's to keep."""
+        self._keep = bool(keep_graph)
 
     def capture_begin(
         self, pool: Any = None, capture_error_mode: str = "global", **kwargs: Any
@@ -202,6 +204,28 @@ class CUDAGraph:
 
     def instantiate(self) -> None:
         return None
+
+    def raw_cuda_graph(self) -> int:
+        """A handle, which no other library can use. Raises RuntimeError as torch does."""
+        if not self._keep:
+            raise RuntimeError(
+                "You cannot access the raw cudaGraph_t instance unless CUDAGraph was initialized "
+                "with keep_graph=true"
+            )
+        if self._capture is None or self._open:
+            raise RuntimeError(
+                "You cannot access the raw cudaGraph_t instance until capture_end() has been called"
+            )
+        return id(self._capture)
+
+    def raw_cuda_graph_exec(self) -> int:
+        """A handle, which no other library can use. Raises RuntimeError as torch does."""
+        if self._capture is None or self._open:
+            raise RuntimeError(
+                "You cannot access the raw cudaGraphExec_t instance until instantiate() has been "
+                "called"
+            )
+        return id(self)
 
     def replay(self) -> None:
         if self._capture is None or self._open:

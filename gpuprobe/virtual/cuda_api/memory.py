@@ -12,7 +12,7 @@ from gpuprobe.patching import Patches
 from gpuprobe.virtual import unknown
 from gpuprobe.virtual.catalogue.gpu_model import cublas_workspace
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
-from gpuprobe.virtual.machine import PINNED, Machine
+from gpuprobe.virtual.machine import Machine
 
 
 class _Memory:
@@ -52,12 +52,18 @@ class _Memory:
         index, block = self._raw.pop(address)
         self.devices[index].free(block)
 
+    def numbered(self, index: int) -> VirtualDevice:
+        """Raises RuntimeError for a device that there is not, as torch does."""
+        if not 0 <= index < self.machine.count:
+            raise RuntimeError(f"Invalid device argument {index}: did you call init?")
+        return self.devices[index]
+
     def set_fraction(self, fraction: float, device: int) -> None:
-        found = self.devices[device]
+        found = self.numbered(device)
         found.sim.allowed_maximum = int(fraction * found.total) if fraction < 1.0 else None
 
     def get_fraction(self, device: int) -> float:
-        found = self.devices[device]
+        found = self.numbered(device)
         allowed = found.sim.allowed_maximum
         return 1.0 if allowed is None else allowed / found.total
 
@@ -114,15 +120,6 @@ class _Memory:
         used = (found.context + found.sim.reserved) / (1 << 20)
         return f"GPU:{found.index}\nprocess {'':>6} uses {used:>12.3f} MB GPU memory"
 
-    def host_statistics(self) -> dict[str, int]:
-        tags = list(self.machine.tags.values())
-        sizes = [tag.nbytes for tag in tags if tag.place == PINNED and tag.registered is None]
-        return {
-            "allocated_bytes.current": sum(sizes),
-            "active_bytes.current": sum(sizes),
-            "allocations.current": len(sizes),
-        }
-
 
 class MemPool:
     """``torch.cuda.MemPool``: a private pool of the program's own."""
@@ -159,10 +156,10 @@ def install(machine: Machine, patches: Patches) -> None:
     memory, devices = _Memory(machine), machine.devices
     pool = type("MemPool", (MemPool,), {"_machine": machine})
     below: dict[str, Any] = {
-        "_cuda_memoryStats": lambda index: devices[index].statistics.nested(),
-        "_cuda_resetPeakMemoryStats": lambda index: devices[index].statistics.reset_peaks(),
+        "_cuda_memoryStats": lambda index: memory.numbered(index).statistics.nested(),
+        "_cuda_resetPeakMemoryStats": lambda index: memory.numbered(index).statistics.reset_peaks(),
         "_cuda_resetAccumulatedMemoryStats": (
-            lambda index: devices[index].statistics.reset_accumulated()
+            lambda index: memory.numbered(index).statistics.reset_accumulated()
         ),
         "_cuda_emptyCache": memory.empty_cache,
         "_cuda_setMemoryFraction": memory.set_fraction,
@@ -186,6 +183,10 @@ def install(machine: Machine, patches: Patches) -> None:
             memory.current.model.capability, machine.torch
         ),
         "_MemPool": pool,
+        "_cuda_hostMemoryStats": machine.pinned.nested,
+        "_cuda_resetPeakHostMemoryStats": machine.pinned.reset_peaks,
+        "_cuda_resetAccumulatedHostMemoryStats": machine.pinned.reset_accumulated,
+        "_host_emptyCache": machine.pinned.empty_cache,
     }
     patches.set_each(torch._C, below)
     patches.set(torch.cuda.memory, "_set_allocator_settings", memory.set_settings)
@@ -193,8 +194,6 @@ def install(machine: Machine, patches: Patches) -> None:
     names: dict[str, Any] = {
         "mem_get_info": memory.mem_get_info,
         "list_gpu_processes": memory.processes,
-        "host_memory_stats": memory.host_statistics,
-        "host_memory_stats_as_nested_dict": memory.host_statistics,
         "MemPool": pool,
     }
     for module in (torch.cuda, torch.cuda.memory):

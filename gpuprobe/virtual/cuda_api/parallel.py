@@ -48,6 +48,25 @@ def install(machine: Machine, patches: Patches) -> None:
             device = on(destination)
         return torch.cat([tensor.to(device) for tensor in tensors], dim)
 
+    def broadcast_out(tensor: Any, out: Any) -> list[Any]:
+        for target in out:
+            if target.data_ptr() != tensor.data_ptr():
+                target.copy_(tensor)
+        return list(out)
+
+    def scatter_out(tensor: Any, out: Any, dim: int, streams: Any = None) -> list[Any]:
+        chunks = tensor.split([target.size(dim) for target in out], dim)
+        for chunk, target in zip(chunks, out, strict=True):
+            target.copy_(chunk)
+        return list(out)
+
+    def gather_out(tensors: Any, out: Any, dim: int) -> Any:
+        for tensor, part in zip(
+            tensors, out.split([t.size(dim) for t in tensors], dim), strict=True
+        ):
+            part.copy_(tensor)
+        return out
+
     _nccl(machine, patches)
     patches.set_each(
         torch._C,
@@ -56,6 +75,9 @@ def install(machine: Machine, patches: Patches) -> None:
             "_broadcast_coalesced": broadcast_coalesced,
             "_scatter": scatter,
             "_gather": gather,
+            "_broadcast_out": broadcast_out,
+            "_scatter_out": scatter_out,
+            "_gather_out": gather_out,
         },
     )
 

@@ -20,13 +20,23 @@ _FIRST_HANDLE: Final = 1 << 40  # beyond the numbers of torch's own streams
 
 
 class CudaError(enum.IntEnum):
-    """``cudaError_t``, as far as these functions return it."""
+    """``cudaError_t``, as far as these functions return it. Other numbers are errors too, without
+    a name here.
+    """
 
     success = 0
     invalid_value = 1
     host_memory_already_registered = 712
     host_memory_not_registered = 713
     invalid_resource_handle = 400
+
+    @classmethod
+    def _missing_(cls, value: object) -> CudaError | None:
+        if not isinstance(value, int):
+            return None
+        made = int.__new__(cls, value)
+        made._name_, made._value_ = f"error_{value}", value
+        return made
 
 
 _TEXTS: Final = {

@@ -19,7 +19,9 @@ from gpuprobe.virtual.machine import Machine
 POOL: Final = 32
 """Streams per priority and device; the next ones are these again, in turn. Source:
 ``kStreamsPerPool`` in ``c10/cuda/CUDAStream.cpp``."""
-_LOW, _HIGH = 0, -1
+PRIORITIES: Final = 4
+"""Priorities that have pools: 0, the lowest, to -3. CUDA has more, down to -5 on every GPU of the
+catalogue. Source: ``max_compile_time_stream_priorities`` in ``c10/cuda/CUDAStream.h``."""
 _DEVICE_TYPE: Final = 1  # c10::DeviceType::CUDA
 
 
@@ -36,7 +38,7 @@ class Stream:
         if number is None:
             if isinstance(device, Stream):
                 device = device.device
-            index = _index_of(device)
+            index = cls._api._device(device)
             number = cls._api.next_of_pool(index, priority)
         else:
             index = kwargs.get("device_index", cls._api.local.device)
@@ -56,6 +58,7 @@ class Stream:
         return self.number
 
     cuda_stream = stream_id
+    native_handle = stream_id
     _cdata = stream_id
 
     def __cuda_stream__(self) -> tuple[int, int]:
@@ -68,7 +71,9 @@ class Stream:
 
     @property
     def priority(self) -> int:
-        return _HIGH if POOL < self.number <= 2 * POOL else _LOW
+        if not 0 < self.number <= PRIORITIES * POOL:
+            return 0
+        return -((self.number - 1) // POOL)
 
     @property
     def _as_parameter_(self) -> Any:
@@ -78,7 +83,8 @@ class Stream:
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        return _LOW, _HIGH
+        """The lowest and the highest."""
+        return 0, 1 - PRIORITIES
 
     def query(self) -> bool:
         self._api.notify("stream_synchronize", self.device_index, self.number)
@@ -173,6 +179,12 @@ class AnyEvent:
     cuda_event = event_id
 
     @property
+    def _as_parameter_(self) -> Any:
+        import ctypes
+
+        return ctypes.c_void_p(self.number)
+
+    @property
     def device(self) -> Any:
         return None if self._where is None else torch.device("cuda", self._where[0])
 
@@ -254,10 +266,14 @@ class Streams:
             getattr(self.machine.observer, event)(*args)
 
     def next_of_pool(self, index: int, priority: int) -> int:
-        """The number of a new stream."""
-        high = priority < 0
-        turns = self._turns.setdefault((index, high), itertools.cycle(range(POOL)))
-        return 1 + next(turns) + (POOL if high else 0)
+        """The number of a new stream. Raises RuntimeError for a priority below the lowest."""
+        if priority > 0:
+            raise RuntimeError(
+                "Expected cuda stream priority to be less than or equal to 0, got " + str(priority)
+            )
+        pool = min(-priority, PRIORITIES - 1)
+        turns = self._turns.setdefault((index, pool), itertools.cycle(range(POOL)))
+        return 1 + next(turns) + pool * POOL
 
     def number_of(self, handle: int) -> int:
         """The number of a stream that other code made; low handles are those of our own."""
@@ -267,14 +283,25 @@ class Streams:
 
     def _end(self) -> int:
         """The number that follows all others."""
-        return 2 * POOL + 1 + len(self._external)
+        return PRIORITIES * POOL + 1 + len(self._external)
+
+    def _device(self, device: Any) -> int:
+        """The index of a device that the program has. Raises RuntimeError for another
+        (``check_gpu`` in ``c10/cuda/CUDAStream.cpp``).
+        """
+        index = _index_of(device)
+        if not 0 <= index < self.machine.count:
+            raise RuntimeError(
+                f"Device index value {index} is out of index range [0, {self.machine.count})"
+            )
+        return index
 
     def current_stream(self, device: Any = None) -> Any:
-        index = _index_of(device)
+        index = self._device(device)
         return self.Stream(stream_id=self.machine.stream(index), device_index=index)
 
     def default_stream(self, device: Any = None) -> Any:
-        return self.Stream(stream_id=0, device_index=_index_of(device))
+        return self.Stream(stream_id=0, device_index=self._device(device))
 
     def set_stream(self, stream: Any) -> None:
         if stream is not None:
@@ -288,7 +315,7 @@ class Streams:
         return self.machine.stream(index), index, _DEVICE_TYPE
 
     def synchronize(self, device: Any = None) -> None:
-        index = _index_of(device)
+        index = self._device(device)
         for number in range(self._end()):
             self.machine.devices[index].finish(number)
         self.notify("device_synchronize", index)

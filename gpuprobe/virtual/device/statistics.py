@@ -25,7 +25,7 @@ _SMALL_SEGMENT: Final = 2 << 20
 _POOLS = ("all", "small_pool", "large_pool")
 
 
-class _Stat:
+class MemoryCounter:
     """One counter: now, the most, and what went in and out."""
 
     __slots__ = ("allocated", "current", "freed", "peak")
@@ -58,7 +58,7 @@ class _Kind:
     __slots__ = ("all", "large", "small")
 
     def __init__(self) -> None:
-        self.all, self.small, self.large = _Stat(), _Stat(), _Stat()
+        self.all, self.small, self.large = MemoryCounter(), MemoryCounter(), MemoryCounter()
 
     def grow(self, small: bool, amount: int) -> None:
         self.all.grow(amount)
@@ -72,7 +72,7 @@ class _Kind:
         stats = (self.all, self.small, self.large)
         return {name: stat.as_dict() for name, stat in zip(_POOLS, stats, strict=True)}
 
-    def each(self) -> tuple[_Stat, ...]:
+    def each(self) -> tuple[MemoryCounter, ...]:
         return (self.all, self.small, self.large)
 
 
@@ -147,7 +147,7 @@ class Statistics:
         }
         result.update((name, kind.as_dict()) for name, kind in self._kinds.items())
         for name in ("oversize_allocations", "oversize_segments"):
-            result[name] = _Stat().as_dict()
+            result[name] = MemoryCounter().as_dict()
         return result
 
     def _count_splits(self) -> None:

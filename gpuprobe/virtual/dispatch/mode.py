@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import (
     PLAIN_ON_HOST,
     PLAIN_WITHOUT_MEMORY,
@@ -24,7 +25,7 @@ from gpuprobe.torch_support.tensors import (
     tensors_in,
 )
 from gpuprobe.virtual import boundary, frames, unknown
-from gpuprobe.virtual.dispatch import available
+from gpuprobe.virtual.dispatch import available, waits
 from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 from gpuprobe.virtual.dispatch.facts import OperatorFacts, facts_of, on_sparse
 from gpuprobe.virtual.dispatch.refusals import two_places
@@ -90,12 +91,23 @@ class DispatchMode(TorchDispatchMode):
             return NotImplemented  # its parts come back here
         if kwargs and not local.inside and _names_device(kwargs) and keys.passed_by():
             return self._above(func, args, kwargs)
-        if facts.collective and machine.traffic is not None:
+        if facts.collective:
+            return self._collective(facts, func, args, kwargs)
+        return self._run(facts, func, args, kwargs)
+
+    def _collective(
+        self, facts: OperatorFacts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        machine = self.machine
+        if machine.reductions is None:
             result = self._run(facts, func, args, kwargs)
+        else:
+            with machine.reductions.functional(func, args, kwargs):
+                result = self._run(facts, func, args, kwargs)
+        if machine.traffic is not None:
             apart = machine.stream(machine.local.device) != 0
             machine.traffic.note(func, args, kwargs, result, apart)
-            return result
-        return self._run(facts, func, args, kwargs)
+        return result
 
     def _is_only_view(self, args: tuple[Any, ...], types: Any) -> bool:
         """Whether a view of an argument is all that there is to be made: it takes no memory, lies
@@ -255,6 +267,8 @@ class DispatchMode(TorchDispatchMode):
             capture.note(func, args, kwargs, result)
         if machine.observer is not None and not facts.declares_accesses:
             machine.observer.device_op(func, args, kwargs, result, index)
+        if machine.sync_debug_mode:
+            waits.report(machine, func, args, kwargs, result)
         return result
 
     def _made(
@@ -541,6 +555,25 @@ class DispatchMode(TorchDispatchMode):
             machine.track(storage, place, instead=instead, charged=not tensor._is_zerotensor())
         elif known.nbytes != storage.nbytes():
             machine.resized(known, storage)
+
+
+def take_higher_order(patches: Patches) -> None:
+    """Have higher-order operators call the mode, which early versions (2.6) do of modes alone that
+    each of them knows.
+    """
+    if hasattr(TorchDispatchMode, "supports_higher_order_operators"):
+        return
+    kind = torch._ops.HigherOrderOperator
+    original = kind.dispatch
+
+    def dispatch(operator: Any, /, key: Any, *args: Any, **kwargs: Any) -> Any:
+        if DispatchMode not in operator.python_key_table:
+            operator.python_key_table[DispatchMode] = lambda mode, *args, **kwargs: (
+                mode.__torch_dispatch__(operator, (), args, kwargs)
+            )
+        return original(operator, key, *args, **kwargs)
+
+    patches.set(kind, "dispatch", dispatch)
 
 
 def _names_device(kwargs: dict[str, Any]) -> bool:

@@ -12,7 +12,7 @@ import torch
 from gpuprobe.errors import NotModelled
 from gpuprobe.torch_support.tensors import is_sparse, tensors_in
 from gpuprobe.virtual import unknown, values
-from gpuprobe.virtual.dispatch import layout
+from gpuprobe.virtual.dispatch import layout, waits
 from gpuprobe.virtual.dispatch.facts import OperatorFacts, on_sparse
 from gpuprobe.virtual.dispatch.shape_cache import ShapeCache
 from gpuprobe.virtual.generators import drawn_by
@@ -125,6 +125,8 @@ class OnShapes:
             if found is not _NOTHING:
                 if machine.observer is not None and device >= 0:
                     machine.observer.device_op(func, args, kwargs, found, device)
+                if machine.sync_debug_mode and device >= 0:
+                    waits.report(machine, func, args, kwargs, found)
                 return found
             make = functools.partial(self._shaped, facts, func, args, kwargs, some_unknown, index)
         if machine.local.paused:
@@ -206,6 +208,9 @@ class OnShapes:
 
         def run() -> Any:
             named = {name: values.without_values(value) for name, value in kwargs.items()}
+            # Meta kernels that are decompositions refuse any generator.
+            if isinstance(named.get("generator"), torch._C.Generator):
+                named["generator"] = None
             if facts.by_shape is not None:
                 return facts.by_shape(*args, **named)
             given = _without_memory(facts, args)

@@ -23,7 +23,7 @@ class Checkpoints:
         if self._installed or _MODULE not in sys.modules:
             return
         self._installed = True
-        from torch.distributed.checkpoint import default_planner, utils
+        from torch.distributed.checkpoint import default_planner, metadata, utils
 
         wrapper: Any = utils._DistWrapper
         original = wrapper.__init__
@@ -33,5 +33,7 @@ class Checkpoints:
             original(this, group, False, coordinator_rank)
 
         self._patches.set(wrapper, "__init__", init)
-        # The plan of one rank does not cover what is sharded.
-        self._patches.set(default_planner, "_validate_global_plan", lambda plan, metadata: [])
+        # The plan of one rank does not cover what is sharded. What is wrong with a plan is a list,
+        # of nothing for one that is fine; in early versions True is the answer for that.
+        fine = default_planner._validate_global_plan([], metadata.Metadata({}))
+        self._patches.set(default_planner, "_validate_global_plan", lambda plan, about: fine)

@@ -15,8 +15,10 @@ import torch
 
 from gpuprobe.errors import NotModelled
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support.version import installed
 from gpuprobe.virtual.distributed.checkpoints import Checkpoints
 from gpuprobe.virtual.distributed.dtensor import DistributedTensors
+from gpuprobe.virtual.distributed.reductions import Reductions
 from gpuprobe.virtual.frames import where
 from gpuprobe.virtual.machine import Machine, is_meta
 from gpuprobe.virtual.torch_patches.keys import schemas
@@ -157,10 +159,10 @@ def _meshes(late: Sequence[Any], patches: Patches) -> None:
     original: Any = DeviceMesh.__init__
 
     @functools.wraps(original)
-    def init(mesh: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, /, *args: Any, **kwargs: Any) -> None:  # of which one is called `mesh`
         for part in late:
             part.install()
-        original(mesh, *args, **kwargs)
+        original(self, *args, **kwargs)
 
     patches.set(DeviceMesh, "__init__", init)
 
@@ -185,6 +187,11 @@ def _kernels(machine: Machine, patches: Patches) -> None:
         c10d = dist.distributed_c10d
         carriers = {name: objects.carrying(getattr(c10d, name)) for name in _OF_OBJECTS}
         patches.set_all(c10d, carriers, "torch.distributed")
+    if machine.ranks > 1:
+        if installed() < (2, 9):
+            _coalescing(patches)
+        machine.reductions = Reductions(patches)
+        patches.add(lambda: setattr(machine, "reductions", None))
     library = torch.library.Library("c10d", "IMPL")
     patches.add(library._destroy)
     for schema in schemas("c10d"):
@@ -196,7 +203,7 @@ def _kernels(machine: Machine, patches: Patches) -> None:
         name = schema.name.removeprefix("c10d::")
         if machine.ranks > 1:
             names = [argument.name for argument in schema.arguments]
-            kernel = _answered(name, names.index("process_group"), len(returns), objects)
+            kernel = _answered(name, names, len(returns), objects, machine.reductions)
             library.impl(name, kernel, "Meta")
             with warnings.catch_warnings():  # C++ code tells of the first one, allowed or not
                 warnings.filterwarnings("ignore", "Warning only once for all operators")
@@ -205,8 +212,26 @@ def _kernels(machine: Machine, patches: Patches) -> None:
             library.impl(name, _done(len(returns)), "Meta")
 
 
+def _coalescing(patches: Patches) -> None:
+    """What is sent and received at once (``batch_isend_irecv``) is done already: early versions of
+    torch's fake group (2.6) do not answer.
+    """
+    from torch.distributed import ProcessGroup
+
+    def start(group: Any, device: Any = None) -> None:
+        pass
+
+    def end(group: Any, device: Any = None) -> Any:
+        future: Any = torch.futures.Future()
+        future.set_result(None)
+        return torch._C._distributed_c10d._create_work_from_future(future)
+
+    patches.set(ProcessGroup, "_start_coalescing", start)
+    patches.set(ProcessGroup, "_end_coalescing", end)
+
+
 def _answered(
-    name: str, group_at: int, returns: int, objects: Objects | None
+    name: str, names: list[str], returns: int, objects: Objects | None, reductions: Reductions
 ) -> Callable[..., Any]:
     """The kernel of a pretended rank. On tensors without values nothing is to be done."""
     from torch._C._distributed_c10d import ProcessGroup
@@ -214,6 +239,8 @@ def _answered(
     from gpuprobe.virtual.distributed.pretended import ANSWERS
 
     answer, done = ANSWERS[name], _done(returns)
+    group_at = names.index("process_group")
+    reduction_at = names.index("reduce_op") if "reduce_op" in names else None
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         tensors = _flat(args[:group_at])
@@ -222,7 +249,10 @@ def _answered(
             given = (*args[:group_at], *args[group_at + 1 :])
             with torch.no_grad():
                 if objects is None or not objects.carry(name, group, given):
-                    answer(group, *args)
+                    told = list(args)
+                    if reduction_at is not None:
+                        told[reduction_at] = reductions.kind(args[reduction_at])
+                    answer(group, *told)
         return done(*args, **kwargs)
 
     return kernel

@@ -30,10 +30,9 @@ def _ops() -> tuple[Any, Any]:
     return (op.SUM, op.PREMUL_SUM), op.PRODUCT
 
 
-def _reduce(tensor: torch.Tensor, reduce_op: Any, ranks: int) -> None:
+def _reduce(tensor: torch.Tensor, kind: Any, ranks: int) -> None:
     """In place, what ``ranks`` ranks with this very tensor come to."""
     sums, product = _ops()
-    kind = reduce_op.op()
     if any(kind == op for op in sums):
         tensor.mul_(ranks)
     elif kind == product:
@@ -57,14 +56,14 @@ def _gathered(output: torch.Tensor, source: torch.Tensor) -> None:
         output.view(-1, source.numel()).copy_(_apart(source, output).reshape(1, -1))
 
 
-def _all_reduce(group: Any, tensors: _Tensors, _: Any, reduce_op: Any, *rest: Any) -> None:
+def _all_reduce(group: Any, tensors: _Tensors, _: Any, kind: Any, *rest: Any) -> None:
     for tensor in tensors:
-        _reduce(tensor, reduce_op, group.size())
+        _reduce(tensor, kind, group.size())
 
 
-def _reduced(group: Any, tensors: _Tensors, _: Any, reduce_op: Any, root: int, *rest: Any) -> None:
+def _reduced(group: Any, tensors: _Tensors, _: Any, kind: Any, root: int, *rest: Any) -> None:
     if root == group.rank():
-        _all_reduce(group, tensors, _, reduce_op)
+        _all_reduce(group, tensors, _, kind)
 
 
 def _all_gather(group: Any, outputs: list[_Tensors], inputs: _Tensors, *rest: Any) -> None:
@@ -90,27 +89,27 @@ def _all_gather_coalesced(
 
 
 def _scatter_sum(
-    group: Any, outputs: _Tensors, inputs: list[_Tensors], _: Any, reduce_op: Any, *rest: Any
+    group: Any, outputs: _Tensors, inputs: list[_Tensors], _: Any, kind: Any, *rest: Any
 ) -> None:
     for output, parts in zip(outputs, inputs, strict=True):
         output.copy_(parts[group.rank()].view(output.shape))
-        _reduce(output, reduce_op, group.size())
+        _reduce(output, kind, group.size())
 
 
 def _scatter_sum_base(
-    group: Any, output: torch.Tensor, source: torch.Tensor, _: Any, reduce_op: Any, *rest: Any
+    group: Any, output: torch.Tensor, source: torch.Tensor, _: Any, kind: Any, *rest: Any
 ) -> None:
     if output.numel():
         source = _apart(source, output)
         output.view(-1).copy_(source.reshape(-1, output.numel())[group.rank()])
-        _reduce(output, reduce_op, group.size())
+        _reduce(output, kind, group.size())
 
 
 def _scatter_sum_tensors(
-    group: Any, outputs: _Tensors, inputs: _Tensors, _: Any, reduce_op: Any, *rest: Any
+    group: Any, outputs: _Tensors, inputs: _Tensors, _: Any, kind: Any, *rest: Any
 ) -> None:
     for output, source in zip(outputs, inputs, strict=True):
-        _scatter_sum_base(group, output, source, _, reduce_op)
+        _scatter_sum_base(group, output, source, _, kind)
 
 
 def _all_to_all(group: Any, outputs: _Tensors, inputs: _Tensors, *rest: Any) -> None:
@@ -258,4 +257,5 @@ ANSWERS: Final[dict[str, Callable[..., None]]] = {
     "send": _nothing,
 }
 """What each operator of ``c10d`` leaves in its tensors; it is given the group first, and then its
-own tensors and what follows them. Schemas: ``torch/csrc/distributed/c10d/Ops.cpp``."""
+own arguments, with the ``RedOpType`` of a reduction. Schemas:
+``torch/csrc/distributed/c10d/Ops.cpp``."""

@@ -4,9 +4,13 @@ functional collective, as the dispatch mode sees it (in the backward pass too).
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Final
+
+import torch.distributed as dist
 
 from gpuprobe.model.place import Place
 from gpuprobe.model.run.communication import CollectiveRecord, wire_bytes
@@ -102,7 +106,7 @@ class Traffic:
         self._sequence[label] += 1
         if label not in self.members:
             self.members[label] = ranks_of(group)
-        if apart or _asynchronous(func._schema, given):
+        if apart or _asynchronous(op, func._schema, given):
             self.overlaps.add(len(self.records))
         if op in _TO_ONE:
             self.differences.sent(group)
@@ -138,9 +142,21 @@ def _group(given: dict[str, Any]) -> Any:
     return _resolve_process_group(named) if isinstance(named, str) else named
 
 
-def _asynchronous(schema: Any, given: dict[str, Any]) -> bool:
+def _asynchronous(op: str, schema: Any, given: dict[str, Any]) -> bool:
     """Whether the caller does not wait; the dispatcher leaves out arguments with their defaults."""
-    return any(
-        argument.name == "async_op" and given.get(argument.name, argument.default_value)
-        for argument in schema.arguments
-    )
+    for argument in schema.arguments:
+        if argument.name in ("async_op", "asyncOp"):
+            return bool(given.get(argument.name, argument.default_value))
+    return op not in _TO_ONE and schema.name.startswith("c10d::") and not _waited_for()
+
+
+def _waited_for() -> bool:
+    """The same of an early torch (2.6), whose operators are not told: whether a function of
+    torch.distributed waits that was called without ``async_op``. C++ code does not: DDP's reducer.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == dist.distributed_c10d.__file__:
+            return not frame.f_locals.get("async_op", True)
+        frame = frame.f_back
+    return False

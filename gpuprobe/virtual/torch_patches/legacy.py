@@ -46,15 +46,29 @@ def _types(machine: Machine, patches: Patches) -> None:
                     and machine.place_of(value) >= 0
                 )
 
-            def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            def __call__(cls, *args: Any, device: Any = "cuda", **kwargs: Any) -> Any:
+                make = {"dtype": cls._dtype, "device": device}
                 if len(args) == 1 and isinstance(args[0], torch.Size):
                     args = tuple(args[0])
+                if args and isinstance(args[0], torch.Tensor):
+                    return _same_kind(args[0], machine, **make)
+                if args and isinstance(args[0], (torch.UntypedStorage, torch.TypedStorage)):
+                    return torch.empty(0, **make).set_(args[0])
                 if args and not isinstance(args[0], int):
-                    return torch.tensor(*args, dtype=cls._dtype, device="cuda")
-                return torch.empty(args or (0,), dtype=cls._dtype, device="cuda")
+                    return torch.tensor(*args, **make)
+                return torch.empty(args or (0,), **make)
 
         made = Kind(name, (), {"__module__": "torch.cuda", "dtype": dtype, "is_cuda": True})
         patches.set(torch.cuda, name, made)
+
+
+def _same_kind(tensor: Any, machine: Machine, *, dtype: torch.dtype, device: Any) -> Any:
+    """The constructor of a tensor type, given a tensor: an alias. Raises TypeError for one of
+    another type (``legacy_tensor_generic_ctor_new`` in ``torch/csrc/utils/tensor_new.cpp``).
+    """
+    if tensor.dtype != dtype or machine.place_of(tensor) < 0:
+        raise TypeError(f"expected a CUDA tensor of {dtype} (got {tensor.type()})")
+    return tensor.detach()
 
 
 def _default_type(patches: Patches) -> None:

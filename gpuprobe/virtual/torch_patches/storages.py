@@ -70,6 +70,14 @@ def _attributes(machine: Machine, patches: Patches) -> None:
 
     patches.set(Storage, "is_cuda", property(is_cuda))
 
+    original_shared = Storage.is_shared
+
+    def is_shared(storage: Any) -> bool:
+        """Memory of a device always is (``Tensor.is_shared``)."""
+        return is_cuda(storage) or bool(original_shared(storage))
+
+    patches.set(Storage, "is_shared", is_shared)
+
     def data_ptr(storage: Any) -> int:
         tag = tag_of(storage)
         if tag is None or tag.block is None:

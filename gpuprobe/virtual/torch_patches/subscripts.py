@@ -78,6 +78,10 @@ def install(machine: Machine, patches: Patches) -> None:
             and unwatched()
             and assigned(tensor, key, value)
         ):
+            if type(value) in _NUMBERS and _transform() is not None and not _is_basic(key):
+                # C++ code makes a tensor of the number, like this one. A transform (`vmap`) has
+                # made another of it by the time that it is assigned.
+                value = torch.full((), value, dtype=tensor.dtype, device=tensor.device)
             original_set(tensor, key, value)
 
     def assigned(tensor: Any, key: Any, value: Any) -> bool:
