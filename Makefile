@@ -11,12 +11,13 @@ unexport PYTHONDONTWRITEBYTECODE
 STAMP_DEMO := $(VENV)/.stamp-demo
 STAMP_DEV  := $(VENV)/.stamp-dev
 
-.PHONY: help demo test venv lint types contracts unit fix coverage properties test-gpu bench-gpu test-pycuda mutants clean
+.PHONY: help demo test venv lint types contracts unit fix coverage properties test-torch test-gpu bench-gpu test-pycuda mutants clean
 
 help:
 	@echo "make demo       record an example training run and print its report"
 	@echo "make test       lint, types, import contracts and tests (installs the dev extra)"
 	@echo "make fix        format and auto-fix"
+	@echo "make test-torch TORCH=2.6.0  the tests with another version of torch"
 	@echo "make test-pycuda  pycuda's real code against a fake driver (builds it; two minutes)"
 	@echo "make mutants    how many small faults the tests notice, on a sample (an hour)"
 	@echo "make test-gpu   only the tests that need a CUDA device"
@@ -59,6 +60,15 @@ unit: $(STAMP_DEV)
 	$(PY) -m pytest $(PYTEST_ARGS)
 
 test: lint types contracts unit
+
+# In an environment of its own, in which the version of torch is that of TORCH.
+TORCH ?= 2.6.0
+VENV_TORCH = .venv-torch-$(TORCH)
+
+test-torch:
+	$(PYTHON) -m venv $(VENV_TORCH)
+	$(VENV_TORCH)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test]' torch==$(TORCH)
+	$(VENV_TORCH)/bin/python -m pytest $(PYTEST_ARGS)
 
 # Builds pycuda from source, and runs its real code against a fake driver.
 test-pycuda: $(STAMP_DEV)

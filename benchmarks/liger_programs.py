@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.metadata
+import itertools
 import json
 import math
 import multiprocessing
@@ -25,7 +26,7 @@ ROUTED = {"fused_moe": 16 << 20}
 """Kernels whose sizes depend on random numbers, and the bytes up to which those are known."""
 UNPROBED = ("fused_linear_selected_log_probs",)
 """Kernels whose program fails where it finds out which sizes fit: their rows were measured by
-another one, with its functions."""
+another one, with its functions, in the order that the table's timestamps tell."""
 
 Row = dict[str, Any]
 Version = tuple[int, ...]
@@ -53,21 +54,27 @@ def options_of(row: Row) -> tuple[str, ...]:
     if row["kernel"] != "fused_linear_selected_log_probs":
         return ()
     config = json.loads(row["config"])
-    alone = row["provider"] == "torch"  # its rows are by number of tokens, too
     native = "fallback" if "B300" in row["gpu"] else "cutedsl-sm90"
-    entropy = ["--return-entropy"] if config["return_entropy"] else []
+    first = ("torch",) if measured_by_size(row) else ()
     given = {
         "--selected-tokens": config["selected_tokens"],
-        "--selection-mode": config["selection_mode"],
-        "--label-stride": config["label_stride"],
+        "--selection-mode": "native" if measured_by_size(row) else config["selection_mode"],
         "--temperature": config["temperature"],
         "--hidden": config["hidden_size"],
         "--vocab": config["vocab_size"],
     }
     options = [str(part) for option in given.items() for part in option]
-    providers = ["torch"] if alone else [native, "cutile"]
-    tokens = [row["x"]] if alone else ["4096", "16384"]
-    return (*options, *entropy, "--providers", *providers, "--tokens", *tokens)
+    entropy = ["--return-entropy"] if config["return_entropy"] else []
+    providers = ["--providers", *first, "cutile", native]
+    return (*options, *entropy, *providers, "--tokens", "4096", "16384")
+
+
+def measured_by_size(row: Row) -> bool:
+    """Whether times and memory were measured in turn, for each size, configuration and mode, and
+    not all times before: the table's timestamps of selected log probabilities show it, but for
+    those of ``identity``, which come first, in a process of their own.
+    """
+    return row["kernel"] in UNPROBED and json.loads(row["config"])["selection_mode"] != "identity"
 
 
 # -- the programs
@@ -218,7 +225,7 @@ def work(
         try:
             import utils
 
-            utils.run_benchmarks = lambda **options: _measured(utils, rows, wanted, most, **options)
+            utils.run_benchmarks = _Measuring(utils, rows, wanted, most)
             utils.update_benchmark_data_csv = lambda **given: rows.extend(_written(**given))
             torch.multiprocessing.spawn = _spawned
             if kernel in UNPROBED:
@@ -307,58 +314,84 @@ def _tune() -> None:
     Autotuner.run = tuned_run
 
 
-def _measured(
-    utils: Any,
-    rows: list[Row],
-    wanted: list[Row],
-    most: list[int],
-    *,
-    bench_test_fn: Any,
-    kernel_name: str,
-    metric_name: str,
-    x_name: str,
-    x_values: Any,
-    kernel_providers: Any,
-    kernel_operation_modes: Any = (None,),
-    extra_benchmark_configs: Any = None,
-    **rest: Any,
-) -> None:
+class _Measuring:
     """``run_benchmarks``: the same calls in the same order, of the table's sizes. One that fails
     costs its own row.
     """
-    table = [row for row in wanted if (row["kernel"], row["x_name"]) == (kernel_name, x_name)]
-    if table:
-        sizes = dict.fromkeys(row["x"] for row in table)
-        x_values = [_number(x) for x in sizes] if _numbers(x_values) else x_values
-        configs = dict.fromkeys(row["config"] for row in table)
-        extra_benchmark_configs = [_with_types(json.loads(config)) for config in configs]
-    for config in extra_benchmark_configs:
-        for mode in kernel_operation_modes:
-            for provider in kernel_providers:
-                for x in x_values:
-                    given = utils.SingleBenchmarkRunInput(
-                        x=x,
-                        kernel_provider=provider,
-                        kernel_operation_mode=mode,
-                        extra_benchmark_config=config,
-                    )
-                    row = {
-                        "kernel": kernel_name,
-                        "provider": provider,
-                        "mode": mode or "",
-                        "x": x,
-                        "config": config_of(json.dumps(config, cls=utils.CustomEncoder)),
-                    }
-                    try:
-                        row["ours"] = bench_test_fn(given).y_50
-                        if most and max(most) > row["ours"] * 2**20:
-                            row["most"] = max(most) / 2**20
-                    except Exception as error:  # noqa: BLE001 - its row has the reason
-                        line = str(error).strip().partition("\n")[0]
-                        line = re.sub(r"(?<!\S)/\S*/", "", line)  # folders of this machine
-                        row["why"] = f"{type(error).__name__}: {line}"
-                    if metric_name == "memory":
-                        rows.append(row)
+
+    def __init__(self, utils: Any, rows: list[Row], wanted: list[Row], most: list[int]) -> None:
+        self.utils, self.rows, self.wanted, self.most = utils, rows, wanted, most
+        self.speed: Any = None
+        """What measures times, where those of each size come just before its memory."""
+
+    def __call__(
+        self,
+        *,
+        bench_test_fn: Any,
+        kernel_name: str,
+        metric_name: str,
+        x_name: str,
+        x_values: Any,
+        kernel_providers: Any,
+        kernel_operation_modes: Any = (None,),
+        extra_benchmark_configs: Any = None,
+        **rest: Any,
+    ) -> None:
+        of_kernel = [row for row in self.wanted if row["kernel"] == kernel_name]
+        table = [row for row in of_kernel if row["x_name"] == x_name or kernel_name in UNPROBED]
+        if table:
+            sizes = dict.fromkeys(row["x"] for row in table)
+            x_values = [_number(x) for x in sizes] if _numbers(x_values) else x_values
+            configs = dict.fromkeys(row["config"] for row in table)
+            extra_benchmark_configs = [_with_types(json.loads(config)) for config in configs]
+        modes = itertools.product(extra_benchmark_configs, kernel_operation_modes)
+        if not (table and measured_by_size(table[0])):
+            for config, mode in modes:
+                self.start(kernel_name)
+                for provider, x in itertools.product(kernel_providers, x_values):
+                    self.call(bench_test_fn, kernel_name, metric_name, x, provider, mode, config)
+        elif metric_name == "speed":
+            self.speed = bench_test_fn
+        else:
+            for x, (config, mode) in itertools.product(x_values, list(modes)):
+                self.start(kernel_name)
+                for name, measure in (("speed", self.speed), (metric_name, bench_test_fn)):
+                    for provider in kernel_providers:
+                        self.call(measure, kernel_name, name, x, provider, mode, config)
+
+    def start(self, kernel: str) -> None:
+        """What is done before each configuration and mode."""
+        if kernel in UNPROBED:  # the figures of a B300 show it, those of an H100 are the same
+            import torch
+
+            torch.cuda.empty_cache()
+
+    def call(
+        self, measure: Any, kernel: str, metric: str, x: Any, provider: str, mode: Any, config: Any
+    ) -> None:
+        given = self.utils.SingleBenchmarkRunInput(
+            x=x,
+            kernel_provider=provider,
+            kernel_operation_mode=mode,
+            extra_benchmark_config=config,
+        )
+        row = {
+            "kernel": kernel,
+            "provider": provider,
+            "mode": mode or "",
+            "x": x,
+            "config": config_of(json.dumps(config, cls=self.utils.CustomEncoder)),
+        }
+        try:
+            row["ours"] = measure(given).y_50
+            if self.most and max(self.most) > row["ours"] * 2**20:
+                row["most"] = max(self.most) / 2**20
+        except Exception as error:  # noqa: BLE001 - its row has the reason
+            line = str(error).strip().partition("\n")[0]
+            line = re.sub(r"(?<!\S)/\S*/", "", line)  # folders of this machine
+            row["why"] = f"{type(error).__name__}: {line}"
+        if metric == "memory":
+            self.rows.append(row)
 
 
 def _spawned(fn: Any, args: Any = (), nprocs: int = 1, **rest: Any) -> None:

@@ -20,7 +20,10 @@ commit that first had the row (``git log --reverse -S'2024-11-13 22:08:30' -- be
 ``git archive COMMIT benchmark test | tar x -C sources/unpacked/liger_kernel_nightly-...``). Rows of
 Megatron need its package: ``pip install --no-deps megatron-core``; those of its unfused loss the
 repository's ``tensor_parallel/cross_entropy.py`` of commit 00611e6 in place of the package's.
-NVIDIA's compilers need not be installed: `absent_compilers`.
+Rows of sparsemax were measured four weeks before their first distribution, with
+``ops/sparsemax.py`` as pull request 687 of linkedin/Liger-Kernel had it before its review: in place
+of the one in the unpacked folder of 0.5.10. NVIDIA's compilers need not be installed:
+`absent_compilers`.
 
 Programs that compile code with torch 2.5 or older run with a Python that has torch 2.5, the oldest
 that works here: what that leaves in reference cycles (``compile_leftovers.py``) belongs to their
@@ -59,6 +62,7 @@ GPUS = {
     "NVIDIA H100 80GB HBM3": "h100-80gb",
     "NVIDIA H100 PCIe": "h100-pcie-80gb",
     "NVIDIA B200": "b200-180gb",
+    "NVIDIA B300 SXM6 PC": "b300-288gb",
     "NVIDIA GeForce RTX 3090": "rtx3090",
     "NVIDIA GeForce RTX 4090": "rtx4090",
 }
@@ -84,8 +88,6 @@ REASONS = {
     ("fused_linear_cpo_loss", ""): f"1 MiB at some sizes, of 2,084: {WAITING}",
     ("fused_linear_simpo_loss", ""): f"2,084 MiB at every size: {WAITING}",
     ("kto_loss", ""): f"0.5 MiB or less, of 1,265 MiB: {WAITING}",
-    ("sparsemax", "triton"): "up to 4096 columns the figures are those of torch's rows, as if its "
-    "function had been measured",
     ("multi_token_attention", ""): "cuDNN's workspaces: inside the range that estimates give",
     ("sparse_multi_token_attention", "triton"): f"{BETWEEN_RELEASES}: at every size one tensor of "
     "32-bit numbers and a mask of the scores' shape more, and 16 bytes for each of their rows",
@@ -98,16 +100,15 @@ REASONS = {
         "torch",
     ): "18 KiB at the largest size, where CUDA's fast sine may decide which of "
     "two experts a token goes to",
-    ("fused_linear_selected_log_probs", ""): "32 MiB of the first row of each provider: cuBLAS's "
-    "workspace, which its process did not have yet; 377 KiB of two configurations at one size: the "
-    "slack of blocks that are not split",
+    ("fused_linear_selected_log_probs", ""): "1 MiB of 3,050 at the largest size of one provider: "
+    "the slack of blocks that are not split",
 }
 """Why rows differ or cannot be run, by kernel and whose code it is ("": both)."""
 
 OLDER_THAN_THEIR_DATE = ("kto_loss",)
 """Kernels with what only a torch before 2.6 leaves allocated, though 2.6 was out by a month."""
 UNPUBLISHED = (("fused_linear_jsd", "triton"), ("sparse_multi_token_attention", "triton"))
-"""Whose code, by kernel and kind, is in no distribution: `BETWEEN_RELEASES`."""
+"""Whose code, by kernel and kind, is not published: `BETWEEN_RELEASES`."""
 
 Key = tuple[str, ...]
 
@@ -219,7 +220,7 @@ def table_of(rows: list[Row]) -> list[str]:
         if able and len(able) < len(ran):
             lines.append(
                 f"{kind}: {exact} of the {len(able)} rows ({exact / len(able):.1%}) that are of a "
-                f"torch from {RELEASES[0][0]} on, and of code that is in a distribution"
+                f"torch from {RELEASES[0][0]} on, and of code that is published"
             )
         constant = sum(kind_of(row) == kind for row in shifted)
         if constant:

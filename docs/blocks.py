@@ -158,8 +158,10 @@ class Runner:
     its files are copied into the directory of the next page that asks for it.
     """
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, commands: Path | None = None) -> None:
+        """``commands``: the folder of ``python`` and ``gpuprobe``, of this interpreter if None."""
         self.base = base
+        self.commands = Path(sys.executable).parent if commands is None else commands
         self._made: dict[str, tuple[Result, Path]] = {}
 
     def scratch(self, name: str) -> Path:
@@ -212,7 +214,7 @@ class Runner:
     def python(self, source: str, cwd: Path) -> Result:
         """Run a Python block as a script of its own."""
         (cwd / "block.py").write_text(source, encoding="utf-8")
-        return self._call([sys.executable, "block.py"], cwd)
+        return self._call([str(self.commands / "python"), "block.py"], cwd)
 
     def _call(self, argv: list[str], cwd: Path) -> Result:
         env = {
@@ -220,7 +222,9 @@ class Runner:
             **{
                 k: v for k, v in os.environ.items() if not k.startswith(("COV_", "PYTEST_", "GIT_"))
             },
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PATH": os.pathsep.join(
+                [str(self.commands), str(Path(sys.executable).parent), os.environ["PATH"]]
+            ),
             "COLUMNS": "100",
             "NO_COLOR": "1",
             "PYTHONWARNINGS": "ignore:Failed to initialize NumPy",

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Of this process and of those that tests start, before any of them imports torch: its threads wait
+# by spinning, so that on a machine with as many workers as cores a program takes two to four times
+# the processor time with two threads each.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Properties are judged by what they find, never by how long a busy machine takes to find it. The
 # same examples in each run: a change fails by its own doing. `make properties` draws new ones.

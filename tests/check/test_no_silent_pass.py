@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm_python
 
 from gpuprobe.api.check import measure
 from gpuprobe.errors import ProgramFailed
@@ -41,7 +42,7 @@ def gpuprobe(
     folder: Path, *arguments: str, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gpuprobe", *arguments],
+        [warm_python.shared().python, "-m", "gpuprobe", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm_python
 
 from gpuprobe.recording.reader import read_recording
 
@@ -17,16 +18,17 @@ GPT = ROOT / "examples" / "train_gpt.py"
 
 
 def gpuprobe(
-    *args: object, cwd: Path, env: dict[str, str] | None = None
+    *args: object, cwd: Path, env: dict[str, str] | None = None, fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    return run_python("-m", "gpuprobe", *args, cwd=cwd, env=env)
+    return run_python("-m", "gpuprobe", *args, cwd=cwd, env=env, fresh=fresh)
 
 
 def run_python(
-    *args: object, cwd: Path, env: dict[str, str] | None = None
+    *args: object, cwd: Path, env: dict[str, str] | None = None, fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
+    """``fresh``: in an interpreter that has not imported torch."""
     return subprocess.run(
-        [sys.executable, *map(str, args)],
+        [sys.executable if fresh else warm_python.shared().python, *map(str, args)],
         cwd=cwd,
         env={**os.environ, **(env or {})},
         capture_output=True,
@@ -103,10 +105,9 @@ print(sys.modules["__main__"] is __main__, __builtins__)
 def test_a_script_sees_what_python_would_show_it(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     script(tmp_path / "sub", INTROSPECTION)
-    plain = run_python("sub/script.py", "--level", "x", "-m", "--", "a b", cwd=tmp_path)
-    watched = gpuprobe(
-        "run", "-q", "sub/script.py", "--level", "x", "-m", "--", "a b", cwd=tmp_path
-    )
+    words = ("sub/script.py", "--level", "x", "-m", "--", "a b")
+    plain = run_python(*words, cwd=tmp_path, fresh=True)
+    watched = gpuprobe("run", "-q", *words, cwd=tmp_path, fresh=True)
     assert plain.returncode == 0, plain.stderr
     assert watched.stdout == plain.stdout
 
@@ -119,8 +120,8 @@ def test_a_module_sees_what_python_would_show_it(tmp_path: Path) -> None:
     script(package, text + "\nprint(sys.path[0], other.X)", "__main__.py")
     script(package, "X = 5", "other.py")
     for name in ("pack", "pack.other"):
-        plain = run_python("-m", name, "--flag", cwd=tmp_path)
-        watched = gpuprobe("run", "-q", "-m", name, "--flag", cwd=tmp_path)
+        plain = run_python("-m", name, "--flag", cwd=tmp_path, fresh=True)
+        watched = gpuprobe("run", "-q", "-m", name, "--flag", cwd=tmp_path, fresh=True)
         assert (watched.returncode, watched.stdout) == (plain.returncode, plain.stdout)
         assert plain.returncode == 0, plain.stderr
 
@@ -140,8 +141,8 @@ def test_a_module_sees_what_python_would_show_it(tmp_path: Path) -> None:
 )
 def test_the_exit_code_is_the_scripts(tmp_path: Path, ending: str, code: int) -> None:
     script(tmp_path, f"import sys\nprint('here')\n{ending}\n")
-    plain = run_python("script.py", cwd=tmp_path)
-    watched = gpuprobe("run", "-q", "script.py", cwd=tmp_path)
+    plain = run_python("script.py", cwd=tmp_path, fresh=True)
+    watched = gpuprobe("run", "-q", "script.py", cwd=tmp_path, fresh=True)
     assert plain.returncode == code
     assert (watched.returncode, watched.stdout) == (plain.returncode, plain.stdout)
     assert watched.stderr == plain.stderr
@@ -149,8 +150,8 @@ def test_the_exit_code_is_the_scripts(tmp_path: Path, ending: str, code: int) ->
 
 def test_an_exception_keeps_its_own_traceback_and_exits_5(tmp_path: Path) -> None:
     script(tmp_path, TINY + "\ndef deep():\n    raise KeyError('mine')\n\ndeep()\n")
-    plain = run_python("script.py", cwd=tmp_path)
-    watched = gpuprobe("run", "-q", "script.py", cwd=tmp_path)
+    plain = run_python("script.py", cwd=tmp_path, fresh=True)
+    watched = gpuprobe("run", "-q", "script.py", cwd=tmp_path, fresh=True)
     assert plain.returncode == 1
     assert watched.returncode == 5
     trace = plain.stderr[plain.stderr.index("Traceback") :]
@@ -221,13 +222,13 @@ assert type(torch.__loader__).__module__.startswith(("_frozen", "importlib", "<f
 print("fine")
 """
     script(tmp_path, text)
-    watched = gpuprobe("run", "-q", "script.py", cwd=tmp_path)
+    watched = gpuprobe("run", "-q", "script.py", cwd=tmp_path, fresh=True)
     assert (watched.returncode, watched.stdout) == (0, "fine\n"), watched.stderr
 
 
 def test_a_script_without_torch_is_recorded_as_such(tmp_path: Path) -> None:
     script(tmp_path, "print('plain')")
-    watched = gpuprobe("run", "script.py", cwd=tmp_path)
+    watched = gpuprobe("run", "script.py", cwd=tmp_path, fresh=True)
     assert (watched.returncode, watched.stdout) == (0, "plain\n")
     assert "torch" in watched.stderr
     assert read_recording(tmp_path / "script.gpuprobe").steps == ()

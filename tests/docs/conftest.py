@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import blocks
 import pytest
+import warm_python
 
 
 @pytest.fixture(scope="session")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> blocks.Runner:
     """Remembers what ``gpuprobe run`` recorded, for the next page that begins with it."""
-    return blocks.Runner(tmp_path_factory.mktemp("docs"))
+    return blocks.Runner(tmp_path_factory.mktemp("docs"), warm_python.shared().folder)

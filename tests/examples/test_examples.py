@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm_python
 
 import gpuprobe
 
@@ -20,7 +21,7 @@ SMALL_CNN = ("train_cnn.py", "--steps", "8", "--batch-size", "16", "--channels",
 def run(script: str, *args: str, cwd: Path | None = None) -> str:
     """The script's stdout. It must end with exit code 0."""
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / script), *args],
+        [warm_python.shared().python, str(EXAMPLES / script), *args],
         capture_output=True,
         text=True,
         cwd=cwd,

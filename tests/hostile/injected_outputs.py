@@ -83,6 +83,31 @@ def _perfetto(texts: list[str], folder: Path) -> int:
     return _shown(gzip.decompress((folder / "p.json.gz").read_bytes()).decode(), harmless_json)
 
 
+def _snapshot(texts: list[str], folder: Path) -> int:
+    """For torch's viewer: a pickle of plain values, in which names are strings and no more."""
+    import pickletools
+
+    ended = commands.run(["report", _recording(list(texts), folder), "--snapshot", "s.pickle"])
+    assert ended.code == 0, ended.talk
+    harmless_text(ended.talk)
+    found = 0
+    for opcode, value, _ in pickletools.genops((folder / "s.pickle").read_bytes()):
+        assert opcode.name not in ("GLOBAL", "STACK_GLOBAL", "REDUCE", "INST", "OBJ", "NEWOBJ")
+        found += str(value).count(MARK) if isinstance(value, str) else 0
+    return found
+
+
+def _notebook(texts: list[str], folder: Path) -> int:
+    """What a notebook shows of a recording and of its report; and a page of both, for a browser."""
+    import gpuprobe
+
+    recording = gpuprobe.load(_recording(list(texts), folder))
+    drawn = [shown._repr_html_() or "" for shown in (recording, gpuprobe.report(recording))]
+    page = f"<!DOCTYPE html><html><body>{''.join(drawn)}</body></html>"
+    (folder / "n.html").write_text(page, "utf-8")
+    return _shown(page, harmless_html)
+
+
 # -- of the machine
 
 
@@ -324,6 +349,10 @@ OUTPUTS: dict[str, Output] = {
         ["report", "X", "--flamegraph", "f.html"], harmless_html, "f.html"
     ),
     "report --perfetto": _perfetto,
+    "report --snapshot": _snapshot,
+    "in a notebook": _notebook,
+    "scale": _of_recording(["scale", "GOOD", "X"], harmless_text),
+    "scale --json": _of_recording(["scale", "GOOD", "X", "--json"], harmless_printed_json),
     "view --once": _of_recording(["view", "X", "--once"], harmless_text),
     "view, on the screen": _screen(_view, ("5", "4", "3", "2", "1", "t", "enter", "question_mark")),
     "replay": _of_recording(["replay", "X"], harmless_text),
@@ -370,6 +399,7 @@ PAGES = {
     "diff --html": "d.html",
     "check --html": "c.html",
     "hazards, HTML": "h.html",
+    "in a notebook": "n.html",
 }
 """The pages among them, and where each is."""
 

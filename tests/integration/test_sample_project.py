@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import warm_python
 
 from gpuprobe.analysis.baseline import CheckResult, dumps
 from gpuprobe.api.check import compare_as_planned, measure_as_planned, read_baseline
@@ -290,7 +291,7 @@ def test_a_harmless_change_passes(name: str, checked) -> None:  # type: ignore[n
 
 def gpuprobe(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gpuprobe", *arguments],
+        [warm_python.shared().python, "-m", "gpuprobe", *arguments],
         cwd=project,
         env={**os.environ, "OMP_NUM_THREADS": "1", "GITHUB_ACTIONS": ""},
         capture_output=True,

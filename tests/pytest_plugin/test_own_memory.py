@@ -6,10 +6,10 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm_python
 
 from gpuprobe.pytest_plugin.summary import dumps, lines
 
@@ -83,7 +83,7 @@ def test_fails():
 def run(folder: Path, *options: str) -> str:
     done = subprocess.run(
         [
-            sys.executable,
+            warm_python.shared().python,
             "-m",
             "pytest",
             "-p",

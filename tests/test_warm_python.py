@@ -1,0 +1,100 @@
+"""``tests/support/warm_python.py``: its commands end and print as an interpreter does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import warm_python
+
+SEEN = """
+import json, os, sys, warnings
+print(json.dumps([sys.argv, os.getcwd(), sys.path[0], __name__, os.environ["MARK"],
+                  sys.stdin.read(), vars().get("__file__"), os.isatty(1)]))
+print("to stderr", file=sys.stderr)
+warnings.warn("shown", UserWarning)
+"""
+
+
+def run(python: str, *words: str, cwd: Path, **changes: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [python, *words],
+        cwd=cwd,
+        env={**os.environ, "MARK": "here", **changes},
+        input="typed\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+ENDS = {
+    "sees": SEEN,
+    "returns a code": "import sys; sys.exit(7)",
+    "exits at once": "import os; print('lost'); os._exit(3)",
+    "is killed": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "is interrupted": "import os, signal; os.kill(os.getpid(), signal.SIGINT)",
+    "raises": "def f():\n    raise KeyError('x')\nf()",
+    "registers": "import atexit; atexit.register(print, 'at the end')",
+    "is replaced": "import os; os.execv('/bin/sh', ['sh', '-c', 'echo $0; exit 5'])",
+}
+
+
+@pytest.mark.parametrize("program", ENDS.values(), ids=ENDS)
+def test_it_is_as_with_an_interpreter(program: str, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "script.py").write_text(program)
+    warm = warm_python.shared().python
+    for words in (("sub/script.py", "a b", "-x"), ("-c", program, "--", "c")):
+        expected = run(sys.executable, *words, cwd=tmp_path)
+        found = run(warm, *words, cwd=tmp_path)
+        assert found[:2] == expected[:2]
+        assert found[2] == expected[2]
+
+
+def test_it_has_imported_torch_already_and_other_settings_start_an_interpreter(
+    tmp_path: Path,
+) -> None:
+    if warm_python.shared().python == sys.executable:
+        pytest.skip("this system has no file descriptors of processes")
+    program = "import sys; print('torch' in sys.modules)"
+    warm = warm_python.shared().python
+    assert run(warm, "-c", program, cwd=tmp_path)[1] == "True\n"
+    assert run(warm, "-c", program, cwd=tmp_path, PYTHONHASHSEED="5")[1] == "False\n"
+    assert run(warm, "-W", "ignore", "-c", program, cwd=tmp_path)[1] == "False\n"
+
+
+def test_a_command_that_is_gone_ends_its_program(tmp_path: Path) -> None:
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    with subprocess.Popen(
+        [warm_python.shared().python, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        number = int(process.stdout.readline())
+        process.kill()
+        assert process.stdout.read() == ""  # the program had the stream, too
+    assert process.returncode == -signal.SIGKILL
+    status = Path(f"/proc/{number}/stat")
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_children_of_the_tests_leave_it_as_it_is(tmp_path: Path) -> None:
+    program = f"""
+import os, subprocess, sys
+sys.path.insert(0, {str(Path(warm_python.__file__).parent)!r})
+import warm_python
+warm = warm_python.shared().python
+if not os.fork():
+    sys.exit()  # as a test's own child that ends in the usual way
+os.wait()
+done = subprocess.run([warm, "-c", "print('still there')"], capture_output=True, text=True)
+print(done.stdout)
+"""
+    code, out, _ = run(sys.executable, "-c", program, cwd=tmp_path)
+    assert (code, out.strip()) == (0, "still there")
