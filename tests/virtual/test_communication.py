@@ -25,10 +25,7 @@ from gpuprobe.reporters.sections.parts import Table
 from gpuprobe.reporters.sections.plans import estimate_sections
 from gpuprobe.torch_support.version import installed
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.usefixtures("no_group_is_left"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore")
 WIDTH, LAYERS, BATCH, RANKS = 64, 3, 8, 4
 PARAMETERS = LAYERS * (2 * 4 * WIDTH * WIDTH + 5 * WIDTH)
 

@@ -89,8 +89,6 @@ def rank_2_of_4() -> Iterator[Traffic]:
     try:
         yield machine.traffic
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
         session.stop()
 
 

@@ -14,10 +14,7 @@ from gpuprobe.reporters.sections.parts import Table
 from gpuprobe.reporters.sections.plans import estimate_sections
 from gpuprobe.virtual.distributed.nccl import Communicator, buffers
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.usefixtures("no_group_is_left"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore")
 MIB = 2**20
 CONNECTION = 14 * MIB
 
@@ -87,7 +84,6 @@ def test_what_fits_fits_with_nccl() -> None:
         torch.empty(device.total_memory - 2**31, dtype=torch.uint8, device="cuda")
 
     assert gpuprobe.estimate(full, "t4", ranks=4, steps=1).verdict == "within the margin"
-    dist.destroy_process_group()
 
     def alone() -> None:
         device = torch.cuda.get_device_properties(0)

@@ -28,10 +28,7 @@ from gpuprobe.reporters.sections.plans import estimate_sections
 from gpuprobe.torch_support.version import installed
 from gpuprobe.virtual.session import VirtualSession, machine_of
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.usefixtures("no_group_is_left"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore")
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "support" / "rank_programs.py"
 WIDTH = 64
@@ -42,8 +39,6 @@ def both(step: Callable[[], Any], ranks: int = 4) -> tuple[int, int]:
     found = []
     for compute in ("shapes", "real"):
         found.append(gpuprobe.estimate(step, ranks=ranks, compute=compute, steps=1))
-        if dist.is_initialized():
-            dist.destroy_process_group()
     shapes, real = ((one.peak_allocated, one.peak_reserved) for one in found)
     assert shapes == real
     return shapes
@@ -165,8 +160,6 @@ def test_what_the_others_send_is_what_this_rank_has(compute: str) -> None:
         dist.all_reduce(mine, group=group)
         assert mine.tolist() == [0, 2, 4, 6]
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
         session.stop()
 
 

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(autouse=True)
-def no_setting_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_setting_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(NAME, raising=False)
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 # -- CUDA_VISIBLE_DEVICES

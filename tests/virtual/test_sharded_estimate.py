@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import gpuprobe
+from gpuprobe.errors import ProgramFailed
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BLOCK = 4 * (512 * 2048 * 2 + 2048 + 512)  # bytes of one block's parameters
@@ -38,10 +40,7 @@ def build() -> Callable[[], None]:
 
 @pytest.mark.parametrize("compute", ["shapes", "real"])
 def test_fully_sharded(compute: str) -> None:
-    try:
-        found = gpuprobe.estimate(build, gpu="t4", ranks=8, compute=compute)
-    finally:
-        dist.destroy_process_group()
+    found = gpuprobe.estimate(build, gpu="t4", ranks=8, compute=compute)
     assert found.ranks == 8
     shard = 8 * BLOCK // 8
     # Parameters, gradients and two moments of an eighth; and whole blocks while they compute.
@@ -81,7 +80,7 @@ def test_sharded_state_is_the_closed_form() -> None:
     found = {}
     for ranks in (0, 1, 2, 8):
         one = gpuprobe.estimate(layers(ranks), gpu="t4", ranks=max(1, ranks))
-        if dist.is_initialized():
+        if ranks == 1:
             dist.destroy_process_group()
         rows = {row.name: row.bytes for row in one.by_category}
         share = parameters // max(1, ranks)
@@ -99,3 +98,35 @@ def test_a_mesh_may_be_named_as_an_argument() -> None:
         torch.ones(1, device="cuda")
 
     gpuprobe.estimate(step, gpu="t4", ranks=4, steps=1)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_pretended_job_ends_with_its_estimate(fails: bool) -> None:
+    """Whether or not the program ends it: the next one may be another rank of another job."""
+
+    def step() -> None:
+        dist.init_process_group("nccl")
+        torch.ones(1, device="cuda")
+        if fails:
+            raise ValueError("of the program")
+
+    for rank in (1, 3):
+        with contextlib.suppress(ProgramFailed, ValueError):
+            gpuprobe.estimate(step, gpu="t4", ranks=4, rank=rank, steps=1)
+        assert not dist.is_initialized()
+
+
+def test_a_job_of_the_callers_own_goes_on() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    gpuprobe.estimate(lambda: torch.ones(1, device="cuda"), gpu="t4", ranks=4, steps=1)
+    assert dist.get_world_size() == 1
+
+
+def test_a_second_attempt_with_values_begins_the_job_again() -> None:
+    def step() -> None:
+        dist.init_process_group("nccl")
+        if torch.ones(1024, 1024, device="cuda").exp().sum() > 0:
+            torch.ones(1 << 22, device="cuda")
+
+    found = gpuprobe.estimate(step, gpu="t4", ranks=4, steps=1)
+    assert (found.compute, found.peak_allocated >> 20) == ("real", 16)

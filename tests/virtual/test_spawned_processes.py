@@ -20,10 +20,7 @@ import gpuprobe
 from gpuprobe.api import watch
 from gpuprobe.errors import NotModelled
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.usefixtures("no_group_is_left"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def worker(rank: int, folder: str, queue: Any = None) -> None:

@@ -32,10 +32,7 @@ from gpuprobe.planning.processes import ENDED, waiting
 from gpuprobe.recording.writer import RecordingWriter
 from gpuprobe.torch_support import first_use
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.usefixtures("no_group_is_left"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore")
 FORK = multiprocessing.get_context("fork")
 
 

@@ -72,6 +72,7 @@ def install(machine: Machine, patches: Patches) -> None:
                 "are assumed to hold the same data"
             )
             original("fake", store=FakeStore(), rank=machine.rank, world_size=ranks, **kwargs)
+            patches.add(functools.partial(_end, c10d, c10d._get_default_group()))
             if nccl:
                 over_nccl.add(c10d._get_default_group().group_name)
             return
@@ -119,6 +120,14 @@ def install(machine: Machine, patches: Patches) -> None:
     patches.set(c10d, "_new_process_group_helper", new_group)
     barrier = _barrier(machine, c10d, over_nccl)
     patches.set_all(c10d, {"barrier": barrier}, "torch.distributed")
+
+
+def _end(c10d: Any, group: Any) -> None:
+    """A pretended job ends with its session, also where the program has failed before it ended the
+    job itself: whoever comes next in this process may be another rank of another one.
+    """
+    if c10d.is_initialized() and c10d._get_default_group() is group:
+        c10d.destroy_process_group()
 
 
 def _barrier(machine: Machine, c10d: Any, over_nccl: set[str]) -> Callable[..., Any]:
