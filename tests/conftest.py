@@ -21,13 +21,29 @@ settings.register_profile("default-seed", settings.get_profile("explore"), deran
 settings.load_profile("default-seed")
 
 
+_BY_LIBRARIES = ("PYTEST_", "TORCHINDUCTOR_")
+"""Beginnings of the names of settings that others make in this process's environment."""
+
+
+def _settings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(_BY_LIBRARIES)}
+
+
 @pytest.fixture(autouse=True)
-def no_process_group_is_left() -> Iterator[None]:
-    """A test that fails in a job does not have the next one of its process find itself in it."""
+def nothing_is_left() -> Iterator[None]:
+    """What a test leaves does not decide what the next one of its process finds: a process group
+    is ended, and settings in the environment are put back, and are an error.
+    """
+    before = _settings()
     yield
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+    after = _settings()
+    for name in after.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+    assert after == before
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -200,7 +200,7 @@ def estimate_program(
     from gpuprobe.planning.processes.waiting import Stalled, not_forever
     from gpuprobe.sampler.hooks.processes.children import following
     from gpuprobe.sampler.hooks.step_limit import Enough, limit
-    from gpuprobe.sampler.program import put_back_if_it_fails
+    from gpuprobe.sampler.program import put_back_if_it_fails, signals_put_back
     from gpuprobe.virtual.boundary import explained, place_in, unwrapped
     from gpuprobe.virtual.budget import TooLarge, of_host_memory
 
@@ -209,7 +209,8 @@ def estimate_program(
         with put_back_if_it_fails(), limit(steps) as count, scratch_recording() as scratch:
             folder = scratch.parent
             try:
-                with not_forever(folder), following(needs.Needs(folder, steps)):
+                started = following(needs.Needs(folder, steps))
+                with not_forever(folder), started, signals_put_back():
                     program.run()
             except Enough as enough:
                 where = f"after step {count()} (--steps)"

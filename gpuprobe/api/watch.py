@@ -262,6 +262,7 @@ def run(
             )
             return result._replace(assumed=tuple(session.machine.assumed))
     from gpuprobe.patching import when_imported
+    from gpuprobe.sampler.program import signals_put_back
 
     notes: Path | None = None
     where = output.absolute()  # the program may go to another directory
@@ -324,7 +325,8 @@ def run(
         recorder.set_argv(loaded.argv)
         when_imported("torch", start)
         try:
-            loaded.run()
+            with signals_put_back(until_exit=True):
+                loaded.run()
         except SystemExit as exit_:
             code, error = _exit_code(exit_)
         except BaseException as raised:  # noqa: BLE001 - handed to the caller, not swallowed

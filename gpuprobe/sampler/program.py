@@ -13,16 +13,24 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import GpuprobeError, ProgramFailed, UsageError
+
+_MEANT_FOR_US: Final = {
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGCHLD")
+    if hasattr(signal, name)
+}
+"""Signals that end a process because somebody wants that, and one that by default does nothing."""
 
 
 class Program:
@@ -94,6 +102,37 @@ def put_back_if_it_fails() -> Iterator[None]:
         sys.modules["__main__"] = main
         sys.argv[:], sys.path[:] = argv, path
         raise
+
+
+@contextlib.contextmanager
+def signals_put_back(*, until_exit: bool = False) -> Iterator[None]:
+    """Around `Program.run`, for a caller that goes on: what the program has set for signals cannot
+    interrupt the caller, nor end it: a timer that is still running is ignored. torch's loaders of
+    data have a handler that raises once a worker is reported dead, which may be after the program
+    has failed for that. ``until_exit``: what it has set holds again when the interpreter ends, and
+    waits for the program's threads.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # neither could the program set any
+        return
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    found = {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            own = signal.getsignal(number)
+            if own != handler and own is not None and handler is not None:
+                found[number] = own
+                ends = handler == signal.SIG_DFL and number not in _MEANT_FOR_US
+                signal.signal(number, signal.SIG_IGN if ends else handler)
+        if until_exit and found:
+            threading._register_atexit(_set_signals, found)  # type: ignore[attr-defined]
+
+
+def _set_signals(handlers: Mapping[int, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def _end_child(error: BaseException | None) -> NoReturn:

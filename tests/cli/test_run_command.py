@@ -174,6 +174,43 @@ def test_ctrl_c_exits_130_and_keeps_the_recording(tmp_path: Path) -> None:
     assert len(read_recording(tmp_path / "script.gpuprobe").ranks[0].steps) >= 3
 
 
+AFTER_ITS_END = """
+import os, signal, threading, time
+
+def handle(number, frame):
+    print("handled", flush=True)
+
+def later():
+    for installed in (False, True):
+        while (signal.getsignal(signal.SIGUSR1) is handle) is not installed:
+            time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+def ring(number, frame):
+    while frame is not None and frame.f_code.co_filename != __file__:
+        frame = frame.f_back
+    if frame is None:
+        raise TimeoutError("too late")
+
+signal.signal(signal.SIGUSR1, handle)
+threading.Thread(target=later).start()
+signal.signal(signal.SIGALRM, ring)
+signal.setitimer(signal.ITIMER_REAL, 0.01)
+raise ValueError("of the program")
+"""
+
+
+def test_signals_of_the_program_do_not_interrupt_what_comes_after_it(tmp_path: Path) -> None:
+    """They are the program's again where Python waits for its threads."""
+    done = gpuprobe("run", "-o", "r.gpuprobe", script(tmp_path, AFTER_ITS_END), cwd=tmp_path)
+    assert done.returncode == 5, done.stderr
+    assert "ValueError: of the program" in done.stderr
+    assert "internal error" not in done.stderr
+    assert "handled" in done.stdout
+    (rank,) = read_recording(tmp_path / "r.gpuprobe").ranks
+    assert rank.end is not None
+
+
 def test_a_killed_script_leaves_its_steps(tmp_path: Path) -> None:
     # Records are on their way to the disk for a moment: the script is killed when they are there.
     end = """

@@ -42,6 +42,10 @@ _ANY = (
 """Of these, the ones that may differ: `_begin` applies them, or they are read at each use."""
 
 
+_BEGAN_WITH = dict(os.environ)
+"""Not what the test that is the first to ask for a process has set for itself."""
+
+
 @functools.cache
 def shared() -> WarmPython:
     """The one of this process, until its end."""
@@ -90,7 +94,7 @@ class WarmPython:
         self.folder = base / "bin"
         self.folder.mkdir()
         address = base / "socket"
-        settings = _settings(dict(os.environ))
+        settings = _settings(_BEGAN_WITH)
         for name in ("python", "gpuprobe"):
             command = self.folder / name
             command.write_text(
@@ -106,6 +110,7 @@ class WarmPython:
         listening.listen(16)
         self._server = subprocess.Popen(
             [sys.executable, __file__, str(listening.fileno())],
+            env=_BEGAN_WITH,
             pass_fds=[listening.fileno()],
             stdin=subprocess.PIPE,  # its end is the server's
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from gpuprobe.api import watch
 from gpuprobe.api.virtual import estimate_program
 from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import NotModelled, ProgramFailed, ValueNeeded
+from gpuprobe.sampler.program import signals_put_back
 from gpuprobe.virtual import boundary
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -116,6 +118,45 @@ def test_a_worker_that_dies_or_needs_a_value_is_one_error(tmp_path: Path) -> Non
     error, hint = done.stderr.splitlines()[-2:]
     assert error.startswith(f"gpuprobe: error: {script}:14 needs the value of a tensor")
     assert f"--assume {script}:14=false" in hint
+
+
+INTERRUPTED = """\
+import signal
+import torch
+
+def ring(number, frame):
+    raise TimeoutError("too late")
+
+signal.signal(signal.SIGALRM, ring)
+torch.ones(1, device="cuda")
+signal.setitimer(signal.ITIMER_REAL, 0.05, 0.01)
+{end}
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no such timers")
+def test_a_timer_of_the_program_does_not_interrupt_what_comes_after_it(tmp_path: Path) -> None:
+    script = tmp_path / "timer.py"
+    for end in ("", "raise ValueError"):
+        script.write_text(INTERRUPTED.format(end=end))
+        done = command(script)
+        # On a machine that is very busy the timer may ring before the program has ended.
+        assert done.returncode == 5 or (done.returncode == 0 and not end), done.stderr
+        assert ("the program failed at" in done.stderr) == (done.returncode == 5)
+
+
+def test_signals_are_put_back() -> None:
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        with signals_put_back():
+            for number in numbers:
+                signal.signal(number, lambda number, frame: None)
+        after = [signal.getsignal(number) for number in numbers]
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    assert after == [before[0], signal.SIG_IGN, before[2]]
 
 
 def fails(tmp_path: Path, text: str, kind: type[Exception]) -> Any:
