@@ -6,6 +6,7 @@ calls) and ``c10/cuda/CUDAAllocatorConfig.h`` (the keys that only CUDA knows).
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -42,6 +43,11 @@ KEYS = _SIMULATED + _IGNORED
 _MIN_LARGE_SEGMENT_MB = 10  # large_segment_size_mb must exceed kMinLargeAlloc
 
 _FRACTION = "per_process_memory_fraction"
+
+
+def in_environment() -> str:
+    """What the environment asks for: ``PYTORCH_ALLOC_CONF``, or its older name."""
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
 
 
 def parse_conf(text: str, base: AllocatorSettings | None = None) -> AllocatorSettings:

@@ -42,26 +42,12 @@ class AllocatorState:
         tie_by_address: bool = True,
         listener: Listener | None = None,
     ) -> None:
-        self.settings = settings if settings is not None else AllocatorSettings()
         self.driver: Driver = driver if driver is not None else SimulatedDriver()
         self.listener = listener
         self.tie_by_address = tie_by_address
         self.device_memory = device_memory if device_memory is not None else _UNKNOWN_DEVICE
-        fraction = memory_fraction(self.settings)
-        self.allowed_maximum: int | None = None
-        if fraction < 1.0 and device_memory is not None:
-            self.allowed_maximum = int(fraction * device_memory)
-        self.gc_enabled = (
-            self.allowed_maximum is not None and self.settings.garbage_collection_threshold > 0
-        )
-        self.max_split = limit(self.settings.max_split_size)
-        self.plain_rounding = not any(self.settings.roundup_power2_divisions.values())
-        # The short search serves while nothing but size and tie decides.
-        self.plain_search = (
-            not self.settings.expandable_segments
-            and self.max_split == NO_LIMIT
-            and not self.gc_enabled
-        )
+        self._fraction_of = device_memory
+        self.configure(settings if settings is not None else AllocatorSettings())
         self.pools: dict[int, PrivatePool] = {0: PrivatePool(0, tie_by_address)}
         self.live: dict[int, PoolBlock] = {}
         self.orders = 0
@@ -85,6 +71,25 @@ class AllocatorState:
         self.device_frees = 0
         self.retries = 0
         self.ooms = 0
+
+    def configure(self, settings: AllocatorSettings) -> None:
+        """Go by these settings from now on."""
+        self.settings = settings
+        fraction = memory_fraction(settings)
+        self.allowed_maximum: int | None = None
+        if fraction < 1.0 and self._fraction_of is not None:
+            self.allowed_maximum = int(fraction * self._fraction_of)
+        self.gc_enabled = (
+            self.allowed_maximum is not None and self.settings.garbage_collection_threshold > 0
+        )
+        self.max_split = limit(self.settings.max_split_size)
+        self.plain_rounding = not any(self.settings.roundup_power2_divisions.values())
+        # The short search serves while nothing but size and tie decides.
+        self.plain_search = (
+            not self.settings.expandable_segments
+            and self.max_split == NO_LIMIT
+            and not self.gc_enabled
+        )
 
     def grow(self, size: int) -> None:
         """Count ``size`` more reserved bytes."""

@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.allocator.blocks import PoolBlock
+from gpuprobe.allocator.settings import in_environment, parse_conf
 from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.trace import AllocatorSettings
@@ -161,10 +162,12 @@ class Machine:
             for index, model in enumerate(models)
         ]
         self.settings = settings
+        self.conf_is_given = True  # else it is that of the environment
         self._all = list(self.devices)
         self.count = len(models)  # of the devices that the program has, which come first
         self.use = Use()
         self.use.select = self.select
+        self.use.begin = self._read_environment
         self.local = Local()
         self.tags: dict[int, Tag] = {}
         self.untagged: dict[int, Tag] = {}  # values of storages that have no place yet
@@ -191,6 +194,7 @@ class Machine:
         self.waits = False  # what is estimated waits for a process of its own that was stopped
         self.rank = 0  # the one that this process pretends to be
         self.traffic: Any = None  # what is sent, as `virtual.distributed.traffic.Traffic`
+        self.in_flight: Any = None  # what is sent and kept: `virtual.distributed.in_flight`
         self.reductions: Any = None  # of a pretended cluster: `virtual.distributed.reductions`
         self.peers: Any = None  # the others, as `virtual.distributed.pretended.PeerRanks`
         self.assumed: dict[str, int] = {}
@@ -208,6 +212,21 @@ class Machine:
         self.devices[:] = [*chosen, *(one for one in self._all if one not in chosen)]
         for index, device in enumerate(self.devices):
             device.number(index)
+
+    def configure(self, settings: AllocatorSettings) -> None:
+        """Have all allocators go by these settings from now on."""
+        self.settings = settings
+        for device in self._all:
+            device.configure(settings)
+
+    def _read_environment(self) -> None:
+        """What the program has set for the allocator counts if it has done so before it first uses
+        a GPU, as for torch: ``CUDAAllocatorConfig::instance`` in
+        ``c10/cuda/CUDAAllocatorConfig.h``. Raises ConfigError for settings that torch refuses.
+        """
+        conf = self.settings.conf if self.conf_is_given else in_environment().strip()
+        if conf != self.settings.conf:
+            self.configure(parse_conf(conf))
 
     def physical(self, device: VirtualDevice) -> int:
         """The number of a device among all of the machine, whatever the process may see."""

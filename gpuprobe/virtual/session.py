@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from gpuprobe.allocator.settings import parse_conf
+from gpuprobe.allocator.settings import in_environment, parse_conf
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.trace import AllocatorSettings
@@ -176,16 +176,16 @@ def machine_of(
     ``FILE:LINE=VALUE``.
 
     ``conf`` is an allocator setting in the form of ``PYTORCH_CUDA_ALLOC_CONF``; None reads that
-    variable, as torch does. ``torch_version`` is the one whose CUDA kernels are simulated (see
-    `gpuprobe.torch_support.version.simulated`). Raises ConfigError for an unknown GPU or setting,
-    UsageError for an unknown ``compute``, a bad assumption, and such a version.
+    variable, and again when the program first uses a GPU, as torch does. ``torch_version`` is the
+    one whose CUDA kernels are simulated (see `gpuprobe.torch_support.version.simulated`). Raises
+    ConfigError for an unknown GPU or setting, UsageError for an unknown ``compute``, a bad
+    assumption, and such a version.
     """
     if compute not in COMPUTE:
         raise UsageError(f"unknown compute {compute!r}", hint=f"one of: {', '.join(COMPUTE)}")
     models = parse_spec(spec) if isinstance(spec, str) else tuple(spec)
-    if conf is None:
-        conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-    settings = parse_conf(conf) if conf else AllocatorSettings()
+    text = in_environment() if conf is None else conf
+    settings = parse_conf(text) if text else AllocatorSettings()
     machine = Machine(
         models,
         compute,
@@ -194,6 +194,7 @@ def machine_of(
         endless=endless,
         torch_version=simulated(torch_version),
     )
+    machine.conf_is_given = conf is not None
     machine.assumptions = Assumptions(assume)
     if machine.torch != installed():
         machine.assume(OTHER_TORCH)
@@ -207,7 +208,7 @@ def machine_of(
 def start_as_parent(
     gpus: Sequence[GpuModel],
     compute: str,
-    conf: str,
+    conf: str | None,
     torch_version: str = "",
     endless: bool = False,
 ) -> None:

@@ -112,8 +112,11 @@ class _Memory:
             device.history.metadata = text
 
     def set_settings(self, conf: str) -> None:
-        """Torch allows a change of settings before the first allocation only in part."""
-        self.machine.settings = parse_conf(conf, self.machine.settings)
+        """They count for what is allocated from now on, as those of
+        ``CUDAAllocatorConfig::parseArgs`` do.
+        """
+        self.machine.use.use()
+        self.machine.configure(parse_conf(conf, self.machine.settings))
 
     def processes(self, device: Any = None) -> str:
         found = self._named(device)

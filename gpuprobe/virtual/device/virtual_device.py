@@ -67,6 +67,11 @@ class VirtualDevice:
         self.index = index
         self.history.device = index
 
+    def configure(self, settings: AllocatorSettings) -> None:
+        """Have the allocator go by these settings from now on."""
+        self.settings = settings
+        self.sim.configure(settings)
+
     def _on_event(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
         for listener in self.listeners:
             listener(action, address, size, stream, pool)

@@ -44,6 +44,7 @@ class Use:
         self._setting = os.environ.get(NAME)
         self._pid: int | None = None
         self.select: Callable[[str | None], Any] = lambda setting: None
+        self.begin: Callable[[], Any] = lambda: None  # called at the first use
 
     def ask(self) -> None:
         """The program asks which GPUs there are."""
@@ -59,6 +60,7 @@ class Use:
         self.ask()
         if self._pid is None:
             self._pid = os.getpid()
+            self.begin()
             used()
         elif self.after_fork():
             raise RuntimeError(_IN_A_FORK)

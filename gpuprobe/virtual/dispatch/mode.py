@@ -99,11 +99,12 @@ class DispatchMode(TorchDispatchMode):
         self, facts: OperatorFacts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         machine = self.machine
-        if machine.reductions is None:
-            result = self._run(facts, func, args, kwargs)
-        else:
+        run = functools.partial(self._run, facts, func, args, kwargs)
+        if machine.reductions is not None:
             with machine.reductions.functional(func, args, kwargs):
-                result = self._run(facts, func, args, kwargs)
+                result = machine.in_flight.run(func, args, kwargs, run)
+        else:
+            result = machine.in_flight.run(func, args, kwargs, run)
         if machine.traffic is not None:
             apart = machine.stream(machine.local.device) != 0
             machine.traffic.note(func, args, kwargs, result, apart)
@@ -267,7 +268,7 @@ class DispatchMode(TorchDispatchMode):
             capture.note(func, args, kwargs, result)
         if machine.observer is not None and not facts.declares_accesses:
             machine.observer.device_op(func, args, kwargs, result, index)
-        if machine.sync_debug_mode:
+        if machine.sync_debug_mode or machine.in_flight:
             waits.report(machine, func, args, kwargs, result)
         return result
 

@@ -1,4 +1,4 @@
-"""``torch.cuda.set_sync_debug_mode``: operators that the host waits for warn, or fail.
+"""Operators that the host waits for. With ``torch.cuda.set_sync_debug_mode`` they warn, or fail.
 
 Source: ``warn_or_error_on_sync`` in ``c10/cuda/CUDAFunctions.cpp``, which waiting for a stream and
 copies that are waited for call. Synchronizing explicitly does not count.
@@ -22,6 +22,10 @@ def report(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: Any, resu
     """After an operator of a device. Raises RuntimeError in mode "error", and warns in "warn"."""
     name = func._schema.name.rpartition("::")[2]
     if name not in SYNCS and not _waits(machine, name, args, kwargs, result):
+        return
+    if machine.in_flight:
+        machine.in_flight.host_has_waited()
+    if machine.sync_debug_mode < _WARN:
         return
     if machine.sync_debug_mode > _WARN:
         raise RuntimeError(_TEXT)

@@ -37,7 +37,8 @@ def install(machine: Machine, patches: Patches, start: Callable[..., None]) -> N
     gpus = tuple(device.model for device in machine.devices[: machine.count])
     compute = "shapes" if machine.shapes else "real"
     version = f"{machine.torch[0]}.{machine.torch[1]}"
-    arrival = Arrival(start, gpus, compute, machine.settings.conf, version, machine.endless)
+    conf = machine.settings.conf if machine.conf_is_given else None
+    arrival = Arrival(start, gpus, compute, conf, version, machine.endless)
     starting = _Starting()
     prepare = spawn.get_preparation_data
 

@@ -18,6 +18,7 @@ from gpuprobe.patching import Patches
 from gpuprobe.torch_support.version import installed
 from gpuprobe.virtual.distributed.checkpoints import Checkpoints
 from gpuprobe.virtual.distributed.dtensor import DistributedTensors
+from gpuprobe.virtual.distributed.in_flight import InFlight
 from gpuprobe.virtual.distributed.reductions import Reductions
 from gpuprobe.virtual.frames import where
 from gpuprobe.virtual.machine import Machine, is_meta
@@ -56,6 +57,7 @@ def install(machine: Machine, patches: Patches) -> None:
     c10d = dist.distributed_c10d
     original = dist.init_process_group
     over_nccl: set[str] = set()  # names of groups
+    InFlight(machine, over_nccl, patches)
 
     @functools.wraps(original)
     def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -108,11 +110,14 @@ def install(machine: Machine, patches: Patches) -> None:
                 machine.traffic.differences.groups[tuple(args[_RANKS_AT])] = None
             if str(backend).lower() == "gloo":
                 machine.traffic.through_host.add(str(args[_NAME_AT]))
-        if pretended:
-            backend = "fake"
-        elif backend is None or "nccl" in str(backend).lower():
+        kind = str(backend).lower()
+        if kind == "fake" and c10d.is_initialized():  # that of the default group
+            kind = "nccl" if c10d._get_default_group().group_name in over_nccl else "gloo"
+        if backend is None or "nccl" in kind:
             over_nccl.add(str(args[_NAME_AT]))
             backend = "gloo"
+        if pretended:
+            backend = "fake"
         kwargs["device_id"] = None
         kwargs["backend_options"] = None
         return helper(*before, backend, *rest, **kwargs)

@@ -93,20 +93,16 @@ class Traffic:
         if known is None:
             return
         op, where = known
-        given = {
-            argument.name: value
-            for argument, value in zip(func._schema.arguments, args, strict=False)
-        }
-        given.update(kwargs)
+        given = given_to(func._schema, args, kwargs)
         tensors = list(tensors_in(result if where == "=" else given.get(where, ())))
         payload = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        group = _group(given)
+        group = group_of(given)
         ranks = group.size()
         label = str(group.group_name)
         self._sequence[label] += 1
         if label not in self.members:
             self.members[label] = ranks_of(group)
-        if apart or _asynchronous(op, func._schema, given):
+        if apart or asynchronous(func._schema, given):
             self.overlaps.add(len(self.records))
         if op in _TO_ONE:
             self.differences.sent(group)
@@ -131,7 +127,14 @@ class Traffic:
         )
 
 
-def _group(given: dict[str, Any]) -> Any:
+def given_to(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of an operator by their names, without those that have their defaults."""
+    named = {item.name: value for item, value in zip(schema.arguments, args, strict=False)}
+    return {**named, **kwargs}
+
+
+def group_of(given: dict[str, Any]) -> Any:
+    """The process group among the arguments of a collective."""
     if "process_group" in given:
         from torch._C._distributed_c10d import ProcessGroup
 
@@ -142,12 +145,15 @@ def _group(given: dict[str, Any]) -> Any:
     return _resolve_process_group(named) if isinstance(named, str) else named
 
 
-def _asynchronous(op: str, schema: Any, given: dict[str, Any]) -> bool:
-    """Whether the caller does not wait; the dispatcher leaves out arguments with their defaults."""
+def asynchronous(schema: Any, given: dict[str, Any]) -> bool:
+    """Whether the caller of a collective does not wait. The dispatcher leaves out arguments that
+    have their defaults.
+    """
     for argument in schema.arguments:
         if argument.name in ("async_op", "asyncOp"):
             return bool(given.get(argument.name, argument.default_value))
-    return op not in _TO_ONE and schema.name.startswith("c10d::") and not _waited_for()
+    space, _, name = schema.name.partition("::")
+    return space == "c10d" and _C10D[name][0] not in _TO_ONE and not _waited_for()
 
 
 def _waited_for() -> bool:

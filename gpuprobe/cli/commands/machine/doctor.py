@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from gpuprobe.cli import exit_codes, stderr
 from gpuprobe.errors import UsageError
@@ -52,15 +54,30 @@ def run(args: argparse.Namespace) -> int:
 def _run_ranks(args: argparse.Namespace) -> int:
     from gpuprobe.api.doctor import diagnose_ranks, print_diagnosis
 
-    # Torch writes C++ stacks about every time-out; the report says the same in one line.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    diagnosis = diagnose_ranks(args.timeout)
+    with _quiet_torch():
+        diagnosis = diagnose_ranks(args.timeout)
     if diagnosis.speaks:
         # The report is rank 0's; another rank that speaks only says why there is none.
         first = diagnosis.rank == 0
         stream = sys.stdout if first else sys.stderr
         print_diagnosis(diagnosis, stream, as_json=args.json and first)
     return exit_codes.OK if diagnosis.healthy else exit_codes.FINDINGS
+
+
+@contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """Torch writes C++ stacks about every time-out; the report says the same in one line. It reads
+    this where it is first imported.
+    """
+    name = "TORCH_CPP_LOG_LEVEL"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "FATAL"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def _seconds(text: str) -> float:
