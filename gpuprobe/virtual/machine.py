@@ -194,7 +194,8 @@ class Machine:
         self.waits = False  # what is estimated waits for a process of its own that was stopped
         self.rank = 0  # the one that this process pretends to be
         self.traffic: Any = None  # what is sent, as `virtual.distributed.traffic.Traffic`
-        self.in_flight: Any = None  # what is sent and kept: `virtual.distributed.in_flight`
+        self.in_flight: Any = None  # what is sent, as `virtual.distributed.in_flight.InFlight`
+        self.unwaited: dict[int, Any] = {}  # of that, what nobody has waited for
         self.reductions: Any = None  # of a pretended cluster: `virtual.distributed.reductions`
         self.peers: Any = None  # the others, as `virtual.distributed.pretended.PeerRanks`
         self.assumed: dict[str, int] = {}

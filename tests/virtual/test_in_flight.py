@@ -114,6 +114,21 @@ def test_what_the_host_waits_for_is_done(wait: str) -> None:
     assert measured(steps) == {"kept": 0}
 
 
+def test_what_a_group_keeps_ends_with_it() -> None:
+    def steps(mine: torch.Tensor, found: Measured) -> None:
+        before = allocated()
+        group = dist.new_group(range(RANKS))
+        for one in (group, None):
+            dist.all_reduce(torch.ones_like(mine), async_op=True, group=one)
+        found["both"] = allocated() - before
+        dist.destroy_process_group(group)
+        found["one"] = allocated() - before
+        dist.destroy_process_group()
+        found["none"] = allocated() - before
+
+    assert measured(steps) == {"both": 2, "one": 1, "none": 0}
+
+
 def test_groups_over_gloo_keep_nothing() -> None:
     def steps(mine: torch.Tensor, found: Measured) -> None:
         host = dist.new_group(range(RANKS), backend="gloo")
@@ -159,3 +174,25 @@ def test_gradients_that_an_optimizer_has_sent_are_there_in_the_next_step() -> No
         return round(measured(steps, **options)["peak"])
 
     assert (rounded(), rounded(torch="2.7")) == (12, 8)
+
+
+def test_the_estimate_says_what_keeps_them_and_what_lets_go() -> None:
+    def run(wait: bool) -> str:
+        def steps() -> None:
+            dist.init_process_group("nccl")
+            for _ in range(2):
+                work = dist.all_reduce(torch.ones(MIB, device="cuda"), async_op=True)
+                assert work is not None
+                work.wait() if wait else work.get_future().wait()
+                del work
+                torch.cuda.synchronize()
+
+        found = gpuprobe.estimate(steps, "t4", ranks=RANKS, steps=1)
+        (line,) = [text for text in found.assumed if "collectives" in text] or [""]
+        return line
+
+    assert not run(wait=True)
+    said = run(wait=False)
+    assert said.startswith("4.0 MiB at most are kept by collectives")
+    assert f"{Path(__file__).name}:" in said
+    assert "Work.wait() lets go" in said

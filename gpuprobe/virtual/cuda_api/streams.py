@@ -262,7 +262,7 @@ class Streams:
 
     def notify(self, event: str, *args: Any) -> None:
         """Report something to whoever observes the machine."""
-        if self.machine.in_flight and event.endswith("_synchronize"):
+        if self.machine.unwaited and event.endswith("_synchronize"):
             self.machine.in_flight.host_has_waited()
         if self.machine.observer is not None:
             getattr(self.machine.observer, event)(*args)

@@ -268,7 +268,7 @@ class DispatchMode(TorchDispatchMode):
             capture.note(func, args, kwargs, result)
         if machine.observer is not None and not facts.declares_accesses:
             machine.observer.device_op(func, args, kwargs, result, index)
-        if machine.sync_debug_mode or machine.in_flight:
+        if machine.sync_debug_mode or machine.unwaited:
             waits.report(machine, func, args, kwargs, result)
         return result
 

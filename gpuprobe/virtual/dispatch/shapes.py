@@ -125,7 +125,7 @@ class OnShapes:
             if found is not _NOTHING:
                 if machine.observer is not None and device >= 0:
                     machine.observer.device_op(func, args, kwargs, found, device)
-                if (machine.sync_debug_mode or machine.in_flight) and device >= 0:
+                if (machine.sync_debug_mode or machine.unwaited) and device >= 0:
                     waits.report(machine, func, args, kwargs, found)
                 return found
             make = functools.partial(self._shaped, facts, func, args, kwargs, some_unknown, index)

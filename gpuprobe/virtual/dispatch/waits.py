@@ -23,7 +23,7 @@ def report(machine: Machine, func: Any, args: tuple[Any, ...], kwargs: Any, resu
     name = func._schema.name.rpartition("::")[2]
     if name not in SYNCS and not _waits(machine, name, args, kwargs, result):
         return
-    if machine.in_flight:
+    if machine.unwaited:
         machine.in_flight.host_has_waited()
     if machine.sync_debug_mode < _WARN:
         return

@@ -17,11 +17,15 @@ instead (pull request 150398), and counted as free as soon as they were.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
 from gpuprobe.model.memory import TraceAction
+from gpuprobe.model.place import Place
+from gpuprobe.model.text import human_bytes
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support.callers import program_line
 from gpuprobe.torch_support.tensors import tensors_in
 from gpuprobe.virtual.distributed.traffic import asynchronous, given_to, group_of
 from gpuprobe.virtual.machine import Machine
@@ -40,6 +44,7 @@ class _Kept:
     """
 
     def __init__(self, group: str, work: Any, tensors: list[Any], free: Callable[[], None]) -> None:
+        self.place = str(Place(*program_line()))
         self.group = group
         self.work = work
         self.tensors = tensors
@@ -49,26 +54,29 @@ class _Kept:
 
 
 class InFlight:
-    """The operations that nobody has waited for. False where there are none. ``over_nccl``: names
-    of groups.
+    """The operations that nobody has waited for: the values of ``Machine.unwaited``. ``over_nccl``:
+    names of groups.
     """
 
     def __init__(self, machine: Machine, over_nccl: set[str], patches: Patches) -> None:
+        import torch.distributed as dist
         from torch._C._distributed_c10d import Work
 
         self._machine = machine
         self._over_nccl = over_nccl
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, _Kept] = machine.unwaited
         self._unbox: Callable[[Any], Any] = Work.unbox
         self._listens: list[Any] = []
         self._allocations = 0
+        self._most = 0  # bytes that were freed at one operation, and a line that had sent them
+        self._sent_at = ""
         for name in ("wait", "synchronize"):
             patches.set(Work, name, self._then_released(getattr(Work, name)))
+        c10d = dist.distributed_c10d
+        destroy = self._with_group(c10d.destroy_process_group)
+        patches.set_all(c10d, {"destroy_process_group": destroy}, "torch.distributed")
         machine.in_flight = self
         patches.add(self._end)
-
-    def __bool__(self) -> bool:
-        return bool(self._kept)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: Any, do: Callable[[], Any]) -> Any:
         """An operator of ``c10d``, which ``do`` executes."""
@@ -117,9 +125,21 @@ class InFlight:
 
     def _release(self, group: str) -> None:
         """What the watchdog has seen done, at another operation of the group."""
-        for key, kept in list(self._kept.items()):
-            if kept.group == group and (kept.is_done or self._allocations >= kept.done_at):
-                self._let_go(key)
+        done = [
+            key
+            for key, kept in self._kept.items()
+            if kept.group == group and (kept.is_done or self._allocations >= kept.done_at)
+        ]
+        freed: Counter[str] = Counter()
+        for key in done:
+            place, before = self._kept[key].place, self._allocated()
+            self._let_go(key)
+            freed[place] += before - self._allocated()
+        if freed.total() > self._most:
+            self._most, self._sent_at = freed.total(), max(freed, key=freed.__getitem__)
+
+    def _allocated(self) -> int:
+        return sum(device.sim.allocated for device in self._machine.devices)
 
     def _let_go(self, key: int) -> None:
         kept = self._kept.pop(key, None)
@@ -136,6 +156,20 @@ class InFlight:
             return result
 
         return waited
+
+    def _with_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A process group lets go of what it keeps when it ends; all do if none is named."""
+
+        @functools.wraps(original)
+        def destroyed(group: Any = None) -> Any:
+            name = None if group is None else str(getattr(group, "group_name", ""))
+            result = original(group)
+            for key, kept in list(self._kept.items()):
+                if name in (None, kept.group):
+                    self._let_go(key)
+            return result
+
+        return destroyed
 
     def _listen(self) -> None:
         """Count allocations as long as there is something to be released."""
@@ -155,6 +189,13 @@ class InFlight:
         for key in list(self._kept):
             self._let_go(key)
         self._machine.in_flight = None
+        if self._most:
+            self._machine.assume(
+                f"{human_bytes(self._most)} at most are kept by collectives that were sent with "
+                f"async_op=True (such as at {self._sent_at}), and that the program does not wait "
+                "for, until the first one of the group after they are done: Work.wait() lets go of "
+                "their tensors, waiting for Work.get_future() does not"
+            )
 
 
 def _nothing() -> None:
