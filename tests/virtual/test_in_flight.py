@@ -176,6 +176,19 @@ def test_gradients_that_an_optimizer_has_sent_are_there_in_the_next_step() -> No
     assert (rounded(), rounded(torch="2.7")) == (12, 8)
 
 
+def test_what_distributed_data_parallel_broadcasts_is_waited_for() -> None:
+    """By C++ code: as much is allocated as before torch 2.8."""
+
+    def steps(mine: torch.Tensor, found: Measured) -> None:
+        before = allocated()
+        net = torch.nn.Linear(512, 512, bias=False).cuda()
+        ddp = torch.nn.parallel.DistributedDataParallel(net)
+        found["net and bucket"] = allocated() - before
+        ddp(torch.ones(1, 512, device="cuda")).sum().backward()
+
+    assert measured(steps) == measured(steps, torch="2.7") == {"net and bucket": 2}
+
+
 def test_the_estimate_says_what_keeps_them_and_what_lets_go() -> None:
     def run(wait: bool) -> str:
         def steps() -> None:

@@ -17,10 +17,16 @@ instead (pull request 150398), and counted as free as soon as they were.
 from __future__ import annotations
 
 import functools
+import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
+import torch
+
+from gpuprobe.code_origin import PACKAGE
 from gpuprobe.model.memory import TraceAction
 from gpuprobe.model.place import Place
 from gpuprobe.model.text import human_bytes
@@ -35,6 +41,8 @@ _ALLOC: Final = TraceAction.ALLOC.code
 _QUEUED: Final = 1024
 """Launches that CUDA queues, after which the host waits for the first of them: an operation is done
 once so many blocks were allocated after it, where the host has waited for nothing before."""
+_TORCH: Final = str(Path(torch.__file__).parent)
+_FUNCTIONS: Final = "distributed_c10d.py"
 _LISTS: Final = {"allgather_": "output_tensors", "reduce_scatter_": "input_tensors"}
 
 
@@ -96,13 +104,14 @@ class InFlight:
             raise
         self._release(group)
         work = result[-1] if isinstance(result, tuple) else result
-        if machine.torch < _KEEPS_TENSORS or not asynchronous(func._schema, given):
+        kept = machine.torch >= _KEEPS_TENSORS and asynchronous(func._schema, given)
+        if not kept or _called_by_torch():
             free()
         else:
             work = self._unbox(work)
-            kept = _Kept(group, work, list(tensors_in((args, kwargs))), free)
-            kept.done_at = self._allocations + _QUEUED
-            self._kept[id(work)] = kept
+            one = _Kept(group, work, list(tensors_in((args, kwargs))), free)
+            one.done_at = self._allocations + _QUEUED
+            self._kept[id(work)] = one
             self._listen()
         return result
 
@@ -196,6 +205,19 @@ class InFlight:
                 "for, until the first one of the group after they are done: Work.wait() lets go of "
                 "their tensors, waiting for Work.get_future() does not"
             )
+
+
+def _called_by_torch() -> bool:
+    """Whether C++ code of torch's sends something, which waits for the ``Work`` itself: what
+    DistributedDataParallel broadcasts and compares at its start (``c10d/comm.cpp``,
+    ``c10d/reducer.cpp``). What its reducer sends are buckets, which it keeps anyway, but for those
+    of the first step.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    file = "" if frame is None else frame.f_code.co_filename
+    return frame is None or (file.startswith(_TORCH) and not file.endswith(_FUNCTIONS))
 
 
 def _nothing() -> None:
