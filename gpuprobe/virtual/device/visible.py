@@ -59,8 +59,8 @@ class Use:
         """
         self.ask()
         if self._pid is None:
-            self._pid = os.getpid()
             self.begin()
+            self._pid = os.getpid()
             used()
         elif self.after_fork():
             raise RuntimeError(_IN_A_FORK)
