@@ -73,7 +73,7 @@ class InFlight:
         self._machine = machine
         self._over_nccl = over_nccl
         self._kept: dict[int, _Kept] = machine.unwaited
-        self._unbox: Callable[[Any], Any] = Work.unbox
+        self._works: Any = Work
         self._listens: list[Any] = []
         self._allocations = 0
         self._most = 0  # bytes that were freed at one operation, and a line that had sent them
@@ -108,7 +108,7 @@ class InFlight:
         if not kept or _called_by_torch():
             free()
         else:
-            work = self._unbox(work)
+            work = self._works.unbox(work)
             one = _Kept(group, work, list(tensors_in((args, kwargs))), free)
             one.done_at = self._allocations + _QUEUED
             self._kept[id(work)] = one
