@@ -130,3 +130,19 @@ def test_a_second_attempt_with_values_begins_the_job_again() -> None:
 
     found = gpuprobe.estimate(step, gpu="t4", ranks=4, steps=1)
     assert (found.compute, found.peak_allocated >> 20) == ("real", 16)
+
+
+def test_an_operator_that_is_given_the_device_makes_tensors_there() -> None:
+    """As FSDP2's copies are made up to torch 2.8."""
+    with torch.library._scoped_library("gpuprobe_made", "FRAGMENT") as library:
+        library.define("there(Tensor x, int size, Device device) -> Tensor")
+
+        def there(x: torch.Tensor, size: int, device: torch.device) -> torch.Tensor:
+            return torch.ones(size, device=device) * x
+
+        library.impl("there", there, "CPU")
+        with gpuprobe.virtual_gpu("2xt4"):
+            x = torch.full((1,), 3.0, device="cuda:1")
+            found = torch.ops.gpuprobe_made.there(x, 512, torch.device("cuda:1"))
+            assert (found.device.index, found.tolist()) == (1, 512 * [3.0])
+            assert torch.cuda.memory_allocated(1) == 512 + 2048

@@ -140,6 +140,9 @@ class OperatorFacts:
     parts: Callable[..., Any] | None
     """What it is made of, where that takes memory of its own (`kernels.parts`)."""
     collective: bool
+    devices: tuple[int, ...]
+    """Positions of devices among the arguments of an operator that is not torch's own ``aten``, and
+    whose kernel makes tensors there."""
     needs_values: bool
     host_results: tuple[int, ...]
     extension: Extension | None
@@ -187,6 +190,11 @@ def facts_of(func: Any, rows: Mapping[str, OperatorRow]) -> OperatorFacts:
         by_shape=values.BY_SHAPE.get(name),
         parts=None if schema.overload_name else PARTS.get(name),  # not with ``out=`` or names
         collective=schema.name.startswith(("c10d::", "_c10d_functional::")),
+        devices=()
+        if schema.name.startswith("aten::")
+        else tuple(
+            at for at, argument in enumerate(schema.arguments) if str(argument.type) == "Device"
+        ),
         needs_values=name in values.NEED_VALUES,
         host_results=_HOST_RESULTS.get(name, ()),
         extension=extension_of(func),

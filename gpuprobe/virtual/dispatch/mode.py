@@ -141,6 +141,11 @@ class DispatchMode(TorchDispatchMode):
 
         device, host, *kinds = self._places(args, kwargs)
         place = local.new_place
+        if facts.devices and not machine.shapes:  # those of FSDP up to torch 2.8
+            args = tuple(
+                torch.device("cpu") if at in facts.devices else given
+                for at, given in enumerate(args)
+            )
         if device >= 0 and facts.parts is not None:
             result = self._above(facts.parts, args, kwargs)
             if result is not NotImplemented:
