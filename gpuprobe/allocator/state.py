@@ -47,6 +47,8 @@ class AllocatorState:
         self.tie_by_address = tie_by_address
         self.device_memory = device_memory if device_memory is not None else _UNKNOWN_DEVICE
         self._fraction_of = device_memory
+        self._fraction = 1.0
+        self.allowed_maximum: int | None = None
         self.configure(settings if settings is not None else AllocatorSettings())
         self.pools: dict[int, PrivatePool] = {0: PrivatePool(0, tie_by_address)}
         self.live: dict[int, PoolBlock] = {}
@@ -73,22 +75,24 @@ class AllocatorState:
         self.ooms = 0
 
     def configure(self, settings: AllocatorSettings) -> None:
-        """Go by these settings from now on."""
-        self.settings = settings
+        """Go by these settings from now on. A limit that was set by itself stays, unless they name
+        another one than before.
+        """
         fraction = memory_fraction(settings)
-        self.allowed_maximum: int | None = None
-        if fraction < 1.0 and self._fraction_of is not None:
-            self.allowed_maximum = int(fraction * self._fraction_of)
+        if fraction != self._fraction:
+            self._fraction = fraction
+            self.allowed_maximum = None
+            if fraction < 1.0 and self._fraction_of is not None:
+                self.allowed_maximum = int(fraction * self._fraction_of)
+        self.settings = settings
         self.gc_enabled = (
-            self.allowed_maximum is not None and self.settings.garbage_collection_threshold > 0
+            self.allowed_maximum is not None and settings.garbage_collection_threshold > 0
         )
-        self.max_split = limit(self.settings.max_split_size)
-        self.plain_rounding = not any(self.settings.roundup_power2_divisions.values())
+        self.max_split = limit(settings.max_split_size)
+        self.plain_rounding = not any(settings.roundup_power2_divisions.values())
         # The short search serves while nothing but size and tie decides.
         self.plain_search = (
-            not self.settings.expandable_segments
-            and self.max_split == NO_LIMIT
-            and not self.gc_enabled
+            not settings.expandable_segments and self.max_split == NO_LIMIT and not self.gc_enabled
         )
 
     def grow(self, size: int) -> None:

@@ -76,3 +76,10 @@ def test_a_call_changes_them_at_any_time() -> None:
         kinds = {segment["is_expandable"] for segment in torch.cuda.memory_snapshot()}
     assert kinds == {False, True}
     assert not any(name in os.environ for name in NAMES)
+
+
+def test_a_call_leaves_a_limit_that_was_set_by_itself() -> None:
+    with gpuprobe.virtual_gpu("t4"):
+        torch.cuda.set_per_process_memory_fraction(0.5)
+        torch.cuda.memory._set_allocator_settings(GROWING)
+        assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(0.5)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -100,10 +100,8 @@ class DispatchMode(TorchDispatchMode):
     ) -> Any:
         machine = self.machine
         run = functools.partial(self._run, facts, func, args, kwargs)
-        if machine.reductions is not None:
-            with machine.reductions.functional(func, args, kwargs):
-                result = machine.in_flight.run(func, args, kwargs, run)
-        else:
+        known = machine.reductions
+        with nullcontext() if known is None else known.functional(func, args, kwargs):
             result = machine.in_flight.run(func, args, kwargs, run)
         if machine.traffic is not None:
             apart = machine.stream(machine.local.device) != 0
