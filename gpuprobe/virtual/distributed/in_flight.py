@@ -17,23 +17,17 @@ instead (pull request 150398), and counted as free as soon as they were.
 from __future__ import annotations
 
 import functools
-import sys
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
-import torch
-
-from gpuprobe.code_origin import PACKAGE
 from gpuprobe.model.memory import TraceAction
-from gpuprobe.model.place import Place
 from gpuprobe.model.text import human_bytes
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support.callers import program_line
+from gpuprobe.torch_support.callers import TORCH
 from gpuprobe.torch_support.tensors import tensors_in
 from gpuprobe.virtual.distributed.traffic import asynchronous, given_to, group_of
+from gpuprobe.virtual.frames import caller, where
 from gpuprobe.virtual.machine import Machine
 
 _KEEPS_TENSORS: Final = (2, 8)
@@ -41,8 +35,6 @@ _ALLOC: Final = TraceAction.ALLOC.code
 _QUEUED: Final = 1024
 """Launches that CUDA queues, after which the host waits for the first of them: an operation is done
 once so many blocks were allocated after it, where the host has waited for nothing before."""
-_TORCH: Final = str(Path(torch.__file__).parent)
-_FUNCTIONS: Final = "distributed_c10d.py"
 _LISTS: Final = {"allgather_": "output_tensors", "reduce_scatter_": "input_tensors"}
 
 
@@ -52,7 +44,7 @@ class _Kept:
     """
 
     def __init__(self, group: str, work: Any, tensors: list[Any], free: Callable[[], None]) -> None:
-        self.place = str(Place(*program_line()))
+        self.place = where()
         self.group = group
         self.work = work
         self.tensors = tensors
@@ -213,11 +205,11 @@ def _called_by_torch() -> bool:
     ``c10d/reducer.cpp``). What its reducer sends are buckets, which it keeps anyway, but for those
     of the first step.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
-        frame = frame.f_back
-    file = "" if frame is None else frame.f_code.co_filename
-    return frame is None or (file.startswith(_TORCH) and not file.endswith(_FUNCTIONS))
+    from torch.distributed import distributed_c10d
+
+    frame = caller()
+    file = TORCH if frame is None else frame.f_code.co_filename
+    return file.startswith(TORCH) and file != distributed_c10d.__file__
 
 
 def _nothing() -> None:

@@ -73,26 +73,11 @@ def isinf(given: Any) -> Any:
     return given.abs() == math.inf if given.is_floating_point() else NotImplemented
 
 
-def all_gather_copy_in(inputs: Sequence[Any], *args: Any) -> Any:
-    """Of torch before 2.9, where it makes what it copies to: ``all_gather_copy_in_cuda`` in
-    ``torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py``.
-    """
-    if not isinstance(args[-1], torch.device):
-        return NotImplemented
-    sizes, numel, world_size, rank, dtype, device = args
-    gathered = torch.empty((numel * world_size,), dtype=dtype, device=device)
-    mine = gathered.narrow(0, numel * rank, numel)
-    with torch.no_grad():
-        torch._foreach_copy_(torch.split(mine, sizes), inputs)
-    return mine, gathered
-
-
 PARTS: Final[dict[str, Callable[..., Any]]] = {
     "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
     "logsumexp": logsumexp,
     "_euclidean_dist": euclidean_distances,
     "isinf": isinf,
     "roll": roll,
-    "fsdp::all_gather_copy_in": all_gather_copy_in,
 }
 """Called with the arguments of the operator; NotImplemented: it is run as a whole."""
