@@ -238,7 +238,7 @@ def _estimate(program: Callable[[], None], gpu: str, compute: str) -> Estimated:
 
 def gpu_name(truth: Truth) -> str:
     """The catalogue's name of the GPU of a truth file. Raises ConfigError for an unknown one."""
-    from gpuprobe.virtual.catalogue.gpus import find
+    from gpuprobe.catalogue.gpus import find
 
     return find(getattr(truth.gpu, "title", "")).name
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from gpuprobe.model.text import human_bytes
 from gpuprobe.model.values import Unavailable
-from gpuprobe.virtual.catalogue.file import built_in
-from gpuprobe.virtual.catalogue.gpu_model import GpuModel
+from gpuprobe.catalogue.file import built_in
+from gpuprobe.catalogue.gpu_model import GpuModel
 
 Table = Callable[[Sequence[str], Sequence[Sequence[str]]], str]
 

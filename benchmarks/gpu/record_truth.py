@@ -256,7 +256,7 @@ def used_now(uuid: str) -> int:
 def destination(title: str) -> Path:
     """``tests/recorded/GPU``, by the catalogue's name of the GPU where it has one."""
     from gpuprobe.errors import ConfigError
-    from gpuprobe.virtual.catalogue.gpus import find
+    from gpuprobe.catalogue.gpus import find
 
     try:
         name = find(title).name

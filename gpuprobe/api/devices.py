@@ -9,7 +9,7 @@ from gpuprobe.model.machine.devices import Device, Inventory
 
 if TYPE_CHECKING:
     from gpuprobe.probes.base import Detail
-    from gpuprobe.virtual.catalogue.gpu_model import GpuModel
+    from gpuprobe.catalogue.gpu_model import GpuModel
 
 
 def devices() -> list[Device]:
@@ -26,7 +26,7 @@ def known_gpus() -> tuple[GpuModel, ...]:
 
     Raises ConfigError for such a file that cannot be used.
     """
-    from gpuprobe.virtual.catalogue.gpus import all_models
+    from gpuprobe.catalogue.gpus import all_models
 
     return all_models()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def check_gpu(name: str) -> None:
     """Raises ConfigError where the catalogue has no such GPU (``h100-80gb``, ``2xa100-40gb``)."""
-    from gpuprobe.virtual.catalogue.gpus import parse_spec
+    from gpuprobe.catalogue.gpus import parse_spec
 
     parse_spec(name)
 
@@ -288,7 +288,7 @@ def _links(link: str, gpu: str, ranks: int, per_node: int) -> tuple[Links | None
     links that cannot connect them.
     """
     from gpuprobe.model.plans.links import parse_links
-    from gpuprobe.virtual.catalogue.gpus import parse_spec
+    from gpuprobe.catalogue.gpus import parse_spec
 
     per_node = per_node or len(parse_spec(gpu))
     if not link:

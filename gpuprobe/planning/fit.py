@@ -14,7 +14,7 @@ from gpuprobe.model.values import Bytes
 from gpuprobe.planning.argument import Way, way
 from gpuprobe.planning.search import check_bounds, fit_of, search
 from gpuprobe.planning.warm import Estimates
-from gpuprobe.virtual.catalogue.gpus import parse_spec
+from gpuprobe.catalogue.gpus import parse_spec
 
 
 class _Case(NamedTuple):

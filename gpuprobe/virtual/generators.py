@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 
 from gpuprobe.torch_support.tensors import is_meta, tensors_in
-from gpuprobe.virtual.catalogue.gpus import GpuModel
+from gpuprobe.catalogue.gpus import GpuModel
 
 _Real: Any = torch._C.Generator
 _lock = threading.RLock()

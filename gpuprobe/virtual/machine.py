@@ -25,7 +25,7 @@ from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.torch_support import compile_notes
 from gpuprobe.torch_support.tensors import is_meta, is_sparse, parts, storage_key
 from gpuprobe.torch_support.version import installed
-from gpuprobe.virtual.catalogue.gpus import GpuModel
+from gpuprobe.catalogue.gpus import GpuModel
 from gpuprobe.virtual.device.host_statistics import HostStatistics
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.device.visible import Use, visible

@@ -18,7 +18,7 @@ from gpuprobe.torch_support import assumptions
 from gpuprobe.torch_support.compile_notes import worded
 from gpuprobe.torch_support.version import installed, simulated
 from gpuprobe.virtual import boundary, cuda_api, saving
-from gpuprobe.virtual.catalogue.gpus import GpuModel, parse_spec
+from gpuprobe.catalogue.gpus import GpuModel, parse_spec
 from gpuprobe.virtual.compiled import compiler, triton_kernels
 from gpuprobe.virtual.device.visible import NAME, visible
 from gpuprobe.virtual.dispatch.mode import DispatchMode, take_higher_order

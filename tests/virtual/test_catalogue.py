@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gpuprobe.errors import ConfigError, DriverUnavailable
 from gpuprobe.model.values import Unavailable
-from gpuprobe.virtual.catalogue import gpus as catalogue
-from gpuprobe.virtual.catalogue.file import NUMBERS, key_of
-from gpuprobe.virtual.catalogue.gpus import (
+from gpuprobe.catalogue import gpus as catalogue
+from gpuprobe.catalogue.file import NUMBERS, key_of
+from gpuprobe.catalogue.gpus import (
     GpuModel,
     all_models,
     cublas_workspace,

@@ -7,7 +7,7 @@ import torch
 
 import gpuprobe
 from gpuprobe.errors import UsageError
-from gpuprobe.virtual.catalogue.gpus import parse_spec
+from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.virtual.kernels import philox
 
 H100 = parse_spec("h100-80gb")[0]

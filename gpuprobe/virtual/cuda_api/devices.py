@@ -9,8 +9,8 @@ import torch
 
 from gpuprobe.model.values import Unavailable
 from gpuprobe.patching import Patches
-from gpuprobe.virtual.catalogue.file import NUMBERS
-from gpuprobe.virtual.catalogue.gpus import GpuModel
+from gpuprobe.catalogue.file import NUMBERS
+from gpuprobe.catalogue.gpus import GpuModel
 from gpuprobe.virtual.machine import Machine
 
 CUDA_VERSION = "13.0"

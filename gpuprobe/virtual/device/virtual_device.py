@@ -16,7 +16,7 @@ from gpuprobe.allocator.settings import memory_fraction
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.allocator.state import Listener
 from gpuprobe.model.trace import AllocatorSettings
-from gpuprobe.virtual.catalogue.gpus import GpuModel
+from gpuprobe.catalogue.gpus import GpuModel
 from gpuprobe.virtual.device.history import History
 from gpuprobe.virtual.device.statistics import Statistics
 

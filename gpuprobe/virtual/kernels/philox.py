@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.virtual.catalogue.gpus import GpuModel
+from gpuprobe.catalogue.gpus import GpuModel
 from gpuprobe.virtual.generators import WORDS, Key, threads
 from gpuprobe.virtual.machine import Machine
 

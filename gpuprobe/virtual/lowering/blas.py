@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from gpuprobe.virtual.catalogue.gpu_model import cublas_workspace
+from gpuprobe.catalogue.gpu_model import cublas_workspace
 from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 
 _SOURCE: Final = "aten/src/ATen/cuda/CublasHandlePool.cpp: getCurrentCUDABlasHandle"

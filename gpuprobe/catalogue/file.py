@@ -15,7 +15,7 @@ from gpuprobe.model.bounds import Bounds
 from gpuprobe.model.io.codec import Parsed, closed, from_plain
 from gpuprobe.model.io.files import read_text
 from gpuprobe.model.text import visible
-from gpuprobe.virtual.catalogue.gpu_model import GpuModel
+from gpuprobe.catalogue.gpu_model import GpuModel
 
 PRESENT: Final = "present"
 """The name of the GPU that this machine really has: no entry may take it."""

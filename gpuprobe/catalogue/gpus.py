@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from gpuprobe.errors import ConfigError, DriverUnavailable, MissingExtra
 from gpuprobe.model.text import visible
-from gpuprobe.virtual.catalogue.file import (
+from gpuprobe.catalogue.file import (
     ARCHITECTURES_SOURCE,
     NUMBERS,
     PRESENT,
@@ -37,7 +37,7 @@ from gpuprobe.virtual.catalogue.file import (
     load_user_catalogue,
     with_context,
 )
-from gpuprobe.virtual.catalogue.gpu_model import GpuModel, cublas_workspace
+from gpuprobe.catalogue.gpu_model import GpuModel, cublas_workspace
 
 __all__ = [
     "ENVIRONMENT",

@@ -1,0 +1,1 @@
+"""A CUDA runtime that computes nothing: CUDA builds of torch run without a GPU."""

@@ -1,0 +1,348 @@
+"""The shared libraries that take the place of CUDA's, for the torch that is installed.
+
+Two parts: the runtime, a library compiled from the C sources in ``runtime/`` (a wheel carries it
+compiled; otherwise any C compiler makes it, once), and one library for each of NVIDIA's that torch
+and its extensions link to, written by `gpuprobe.native.elf`. Both are cached.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from gpuprobe.errors import DataError, EnvironmentUnavailable
+from gpuprobe.native.answers import export_of, stem_of, vendor_of
+from gpuprobe.native.elf import MACHINES, Export, Library, Needed, library_bytes, read_library
+
+SOURCES: Final = Path(__file__).parent / "runtime"
+CORE: Final = "libgpuprobe-cuda.so"
+"""The runtime's file name and soname."""
+PRELOAD: Final = "libgpuprobe-preload.so"
+"""A library without functions that needs all others: what ``LD_PRELOAD`` names."""
+_ALWAYS: Final = ("libcuda.so.1", "libnvidia-ml.so.1")
+"""Opened by name, so no library needs them."""
+SUPPORTED_MAJORS: Final = (12, 13)
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """The installed torch, as its files describe it: torch is not imported.
+
+    ``cuda`` is the version of CUDA that it was built for, such as ``"13.0"``, ``""`` for a build
+    without CUDA. ``libraries`` holds the versions of NVIDIA's packages that it requires, by the
+    package's name without ``nvidia-`` and ``-cu12``: ``{"cudnn": "9.20.0.48"}``.
+    """
+
+    folder: Path
+    version: str
+    cuda: str
+    libraries: dict[str, str]
+
+    @property
+    def major(self) -> int:
+        return int(self.cuda.partition(".")[0] or 0)
+
+    @property
+    def cuda_number(self) -> int:
+        """As `cudaRuntimeGetVersion` has it: 13000 for ``"13.0"``."""
+        major, _, minor = self.cuda.partition(".")
+        return int(major) * 1000 + int(minor or 0) * 10
+
+
+def torch_build(folder: Path | None = None) -> TorchBuild | None:
+    """The torch that ``import torch`` would find, or the one in ``folder``; None without one."""
+    if folder is None:
+        spec = find_spec("torch")
+        if spec is None or not spec.submodule_search_locations:
+            return None
+        folder = Path(next(iter(spec.submodule_search_locations)))
+    try:
+        text = (folder / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+
+    def value(name: str) -> str:
+        found = re.search(rf"^{name}(?::[^=]*)?\s*=\s*['\"]([^'\"]*)['\"]", text, re.MULTILINE)
+        return found[1] if found else ""
+
+    version = value("__version__")
+    return TorchBuild(folder, version, value("cuda"), _requirements(folder.parent, version))
+
+
+def _requirements(site: Path, version: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for info in site.glob("torch-*.dist-info/METADATA"):
+        own = info.parent.name.removeprefix("torch-").removesuffix(".dist-info")
+        if own.partition("+")[0] != version.partition("+")[0]:
+            continue
+        for name, number in re.findall(
+            r"^Requires-Dist: nvidia-([\w-]+?)(?:-cu\d+)? ?\(?==([\d.]+)",
+            info.read_text(encoding="utf-8", errors="replace"),
+            re.MULTILINE,
+        ):
+            found[name] = number
+    return found
+
+
+def cache_folder() -> Path:
+    """Where libraries are kept: ``$XDG_CACHE_HOME/gpuprobe/native``, or a private folder for
+    temporary files where that cannot be written.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = Path(base) / "gpuprobe" / "native"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    if writable and not set(" :") & set(str(folder)):  # LD_PRELOAD is separated by them
+        return folder
+    folder = Path(tempfile.gettempdir()) / f"gpuprobe-native-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        mine = folder.stat()
+    except OSError as error:
+        raise EnvironmentUnavailable(
+            f"the native engine has no folder for its libraries: {error}",
+            hint="set XDG_CACHE_HOME to a folder that can be written",
+        ) from None
+    if mine.st_uid != os.getuid() or mine.st_mode & 0o022:
+        raise EnvironmentUnavailable(
+            f"{folder} can be written by others",
+            hint="set XDG_CACHE_HOME to a folder of your own",
+        )
+    return folder
+
+
+def core() -> Path:
+    """The compiled runtime. Raises EnvironmentUnavailable where there is none and no compiler."""
+    machine = platform.machine()
+    if sys.platform != "linux" or machine not in MACHINES:
+        raise EnvironmentUnavailable(
+            f"the native engine runs on Linux, on x86-64 and aarch64 (this is {sys.platform}, "
+            f"{machine})",
+            hint="use the virtual GPU: --engine virtual",
+        )
+    carried = SOURCES / f"libgpuprobe-cuda-{machine}.so"
+    if carried.exists():
+        return carried
+    sources = sorted(SOURCES.glob("*.c"))
+    digest = hashlib.sha256(machine.encode())
+    for file in [*sources, *sorted(SOURCES.glob("*.h")), SOURCES / "runtime.map"]:
+        digest.update(file.read_bytes())
+    folder = cache_folder() / f"runtime-{digest.hexdigest()[:16]}"
+    target = folder / CORE
+    if not target.exists():
+        compile_core(sources, target)
+    return target
+
+
+def compile_core(sources: Sequence[Path], target: Path) -> None:
+    """Compile the runtime. Raises EnvironmentUnavailable without a C compiler, and with the first
+    line that the compiler printed if it failed.
+    """
+    compiler = next(filter(None, map(shutil.which, [os.environ.get("CC") or "cc", "gcc", "clang"])), None)
+    if compiler is None:
+        raise EnvironmentUnavailable(
+            "the native engine was installed from source and there is no C compiler",
+            hint="install one (Debian and Ubuntu: apt install gcc), or a wheel of gpuprobe",
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _replaced(target) as partial:
+        done = subprocess.run(
+            [compiler, "-std=gnu11", "-O2", "-shared", "-fPIC", "-pthread", "-w"]
+            + ["-o", partial, *map(str, sources), f"-Wl,-soname,{CORE}"]
+            + [f"-Wl,--version-script={SOURCES / 'runtime.map'}", "-ldl"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if "error" in line.lower()]
+            first = (lines or done.stderr.splitlines() or ["no output"])[0]
+            raise EnvironmentUnavailable(
+                f"{compiler} cannot compile the native engine: {first}",
+                hint="try another compiler: CC=gcc, CC=clang",
+            )
+
+
+class _replaced:
+    """A file that appears under its name when it is complete: processes may make it at once."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._partial = target.with_name(f".{target.name}.{os.getpid()}")
+
+    def __enter__(self) -> str:
+        return str(self._partial)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._partial.replace(self._target)
+        else:
+            self._partial.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Libraries:
+    """The libraries for one torch: ``core`` first, then the others, and the one to preload."""
+
+    core: Path
+    others: tuple[Path, ...]
+    preload: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.preload.parent
+
+
+def libraries_for(build: TorchBuild) -> Libraries:
+    """The libraries for a torch with CUDA, made if they are not in the cache.
+
+    Raises EnvironmentUnavailable for a torch without CUDA or of a major version that is not
+    supported, and what `core` raises.
+    """
+    if not build.cuda:
+        raise EnvironmentUnavailable(
+            f"torch {build.version} is a build without CUDA, which the native engine needs",
+            hint="gpuprobe native install puts one beside it, or use --engine virtual",
+        )
+    if build.major not in SUPPORTED_MAJORS:
+        raise EnvironmentUnavailable(
+            f"torch {build.version} is built for CUDA {build.cuda}; the native engine knows CUDA "
+            f"{' and '.join(map(str, SUPPORTED_MAJORS))}",
+            hint="use the virtual GPU: --engine virtual",
+        )
+    runtime = core()
+    site = build.folder.parent
+    digest = hashlib.sha256(f"{runtime}\n{runtime.stat().st_mtime_ns}\n{build}".encode())
+    for name in sorted(entry for entry in os.listdir(site) if entry.endswith((".dist-info", ".pth"))):
+        digest.update(f"{name}\n".encode())
+    digest.update((Path(__file__).parent / "answers.py").read_bytes())
+    digest.update((Path(__file__).parent / "elf.py").read_bytes())
+    folder = cache_folder() / f"cuda{build.major}-{digest.hexdigest()[:16]}"
+    listing = folder / "libraries.txt"
+    if not listing.exists():
+        _write_libraries(folder, runtime, build)
+    names = listing.read_text(encoding="utf-8").split()
+    return Libraries(folder / CORE, tuple(folder / name for name in names), folder / PRELOAD)
+
+
+def _write_libraries(folder: Path, runtime: Path, build: TorchBuild) -> None:
+    machine = platform.machine()
+    answered = frozenset(
+        name.removeprefix("gpn_")
+        for name in read_library(runtime).exported
+        if name.startswith("gpn_")
+    )
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        shutil.copy2(runtime, partial / CORE)
+        names = []
+        for soname, exports in exports_of(needs_of(build), answered, build.major).items():
+            data = library_bytes(soname, exports, [CORE], machine)
+            (partial / soname).write_bytes(data)
+            names.append(soname)
+        # Linkers look for libcuda.so: Triton compiles launchers that link to it.
+        (partial / "libcuda.so").symlink_to("libcuda.so.1")
+        (partial / PRELOAD).write_bytes(
+            library_bytes(PRELOAD, (), [str(folder / name) for name in [CORE, *names]], machine)
+        )
+        (partial / "libraries.txt").write_text("\n".join(names), encoding="utf-8")
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not (folder / "libraries.txt").exists():
+                raise
+            shutil.rmtree(partial)  # another process was first
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise EnvironmentUnavailable(
+            f"the native engine cannot write its libraries: {error}",
+            hint="set XDG_CACHE_HOME to a folder that can be written",
+        ) from None
+
+
+def needs_of(build: TorchBuild) -> list[Library]:
+    """What torch's libraries, and those of the packages next to it, need of NVIDIA's."""
+    found = []
+    for path in [*sorted((build.folder / "lib").glob("*.so*")), *_extensions(build.folder.parent)]:
+        try:
+            library = read_library(path)
+        except (DataError, OSError):
+            continue  # a linker script, a damaged or unreadable file: no process can load it either
+        if path.parent.name == "lib" or any(stem_of(name) for name in library.libraries):
+            found.append(library)
+    return found
+
+
+_NOT_EXTENSIONS: Final = ("torch", "nvidia", "numpy", "scipy", "pandas", "pyarrow", "triton")
+
+
+def _extensions(site: Path) -> Iterator[Path]:
+    """The shared libraries of packages next to torch, such as flash-attn's, in no deeper folder
+    than packages put them.
+    """
+    for top in sorted(os.scandir(site), key=lambda entry: entry.name):
+        if top.is_dir() and top.name.endswith((".libs", ".dist-info", "__pycache__")):
+            continue
+        if top.name in _NOT_EXTENSIONS:
+            continue
+        if top.is_file() and top.name.endswith(".so"):
+            yield Path(top.path)
+        elif top.is_dir():
+            for folder, _, files in os.walk(top.path):
+                yield from (
+                    Path(folder, name) for name in sorted(files) if re.search(r"\.so(\.\d+)*$", name)
+                )
+
+
+def exports_of(
+    libraries: Iterable[Library], answered: frozenset[str], major: int
+) -> dict[str, list[Export]]:
+    """The functions to export, by the soname of the library that exports them."""
+    libraries = list(libraries)
+    by_stem: dict[str, str] = {}
+    wanted: dict[str, dict[tuple[str, str], Needed]] = {}
+    for soname in (*_ALWAYS, *(name for one in libraries for name in one.libraries)):
+        stem = stem_of(soname)
+        if stem is not None:
+            by_stem.setdefault(stem, soname)
+            wanted.setdefault(soname, {})
+    versions: dict[str, str] = {}
+    for library in libraries:
+        for needed in library.needed:
+            vendor = vendor_of(needed.name)
+            soname = needed.library or (vendor and by_stem.get(vendor.stem)) or ""
+            if soname in wanted:
+                wanted[soname][needed.name, needed.version] = needed
+                if needed.version:
+                    versions.setdefault(soname, needed.version)
+    # Programs open libraries by name too and look up functions that no library needs.
+    own = {re.sub(r"__1[123]$", "", name) for name in answered}
+    for name in sorted(own):
+        vendor = vendor_of(name)
+        soname = (vendor and by_stem.get(vendor.stem)) or ""
+        version = versions.get(soname, "")
+        if soname and (name, version) not in wanted[soname]:
+            candidate = Needed(name, soname, version)
+            if export_of(candidate, answered, major).target in (f"gpn_{name}", f"gpn_{name}__{major}"):
+                wanted[soname][name, version] = candidate
+    return {
+        soname: [export_of(needed, answered, major) for needed in needs.values()]
+        for soname, needs in sorted(wanted.items())
+    }

@@ -1,0 +1,265 @@
+"""The native engine in a process: its settings, the libraries loaded, and what they count."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from gpuprobe.catalogue.gpu_model import GpuModel
+from gpuprobe.errors import EnvironmentUnavailable, UsageError
+from gpuprobe.model.values import Unavailable
+from gpuprobe.native.libraries import Libraries, TorchBuild, libraries_for, torch_build
+
+SETTINGS: Final = "GPUPROBE_NATIVE"
+"""The environment variable that holds the settings, which children inherit."""
+
+_BLOCKS: Final = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24, (12, 0): 24}
+"""Resident blocks of a multiprocessor where it is not 32. Source: CUDA C++ Programming Guide,
+technical specifications per compute capability.
+"""
+
+
+def settings_text(gpus: Sequence[GpuModel], build: TorchBuild) -> str:
+    """The settings of a process whose machine has ``gpus``, as `gpuprobe/native/runtime/device.c`
+    reads them.
+    """
+    parts = [f"cuda={build.cuda_number}"]
+    for name, places in (("cudnn", (10000, 100, 1)), ("nccl", (10000, 100, 1))):
+        version = build.libraries.get(name, "")
+        if version:
+            numbers = [int(part) for part in version.split(".")[:3]]
+            parts.append(f"{name}={sum(a * b for a, b in zip(numbers, places, strict=False))}")
+    for gpu in gpus:
+        values = {
+            "device": gpu.title.replace(";", " "),
+            "total_memory": gpu.total_memory,
+            "context_bytes": gpu.context_bytes,
+            "major": gpu.major,
+            "minor": gpu.minor,
+            "multiprocessors": gpu.multi_processor_count,
+            "threads_per_multiprocessor": gpu.max_threads_per_multi_processor,
+            "blocks_per_multiprocessor": _BLOCKS.get(gpu.capability, 32),
+            "registers_per_multiprocessor": gpu.regs_per_multiprocessor,
+            "threads_per_block": gpu.max_threads_per_block,
+            "warp_size": gpu.warp_size,
+            "shared_per_multiprocessor": gpu.shared_memory_per_multiprocessor,
+            "shared_per_block": gpu.shared_memory_per_block,
+            "shared_per_block_optin": gpu.shared_memory_per_block_optin,
+            "l2_bytes": gpu.L2_cache_size,
+            "clock_khz": gpu.clock_rate,
+            "memory_clock_khz": gpu.memory_clock_rate,
+            "bus_bits": gpu.memory_bus_width,
+        }
+        parts += [
+            f"{key}={value}"
+            for key, value in values.items()
+            if not isinstance(value, Unavailable)
+        ]
+    return ";".join(parts)
+
+
+def add_to_environment(
+    environment: MutableMapping[str, str], libraries: Libraries, settings: str
+) -> None:
+    """Make programs that are started with ``environment`` run on the native engine.
+
+    What ``LD_PRELOAD`` and ``LD_LIBRARY_PATH`` name already stays in place.
+    """
+    environment[SETTINGS] = settings
+    preload = str(libraries.preload)
+    before = environment.get("LD_PRELOAD", "")
+    if preload not in before.replace(":", " ").split():
+        environment["LD_PRELOAD"] = f"{preload} {before}".strip()
+    # Triton links its launchers to libcuda, which it would search for on the machine.
+    environment["TRITON_LIBCUDA_PATH"] = str(libraries.folder)
+
+
+class LogKind(IntEnum):
+    """Calls that the runtime logs: ``enum log_kind`` in `gpuprobe/native/runtime/native.h`."""
+
+    LAUNCH = 0
+    LIBRARY = 1
+    MALLOC = 2
+    FREE = 3
+    HOST_ALLOC = 4
+    HOST_FREE = 5
+    MEMCPY = 6
+    MEMSET = 7
+    EVENT_RECORD = 8
+    EVENT_WAIT = 9
+    EVENT_SYNC = 10
+    EVENT_QUERY = 11
+    STREAM_CREATE = 12
+    STREAM_DESTROY = 13
+    STREAM_SYNC = 14
+    STREAM_QUERY = 15
+    DEVICE_SYNC = 16
+    HOST_FUNCTION = 17
+    CAPTURE_BEGIN = 18
+    CAPTURE_END = 19
+    GRAPH_LAUNCH = 20
+    COLLECTIVE = 21
+    UNANSWERED = 22
+    MAP = 23
+    UNMAP = 24
+
+
+class _Entry(ctypes.Structure):
+    _fields_ = (
+        ("time_ns", ctypes.c_uint64),
+        ("stream", ctypes.c_uint64),
+        ("a", ctypes.c_uint64),
+        ("b", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("name", ctypes.c_char_p),
+        ("kind", ctypes.c_uint32),
+        ("thread", ctypes.c_uint32),
+        ("device", ctypes.c_int32),
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("shared", ctypes.c_uint32),
+    )
+
+
+@dataclass(frozen=True)
+class Call:
+    """One logged call. ``stream`` numbers streams from 2 on in the order of their creation; 0 is the
+    default stream, 1 the per-thread one. ``a`` and ``b``: addresses (target and source of a copy),
+    or the number of an event and the stream that it was recorded on. ``name``: a kernel's mangled
+    name, or a library function's.
+    """
+
+    kind: LogKind
+    device: int
+    stream: int
+    a: int
+    b: int
+    bytes: int
+    name: str
+    thread: int
+    time_ns: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+
+
+class Runtime:
+    """The runtime of this process."""
+
+    def __init__(self, core: ctypes.CDLL, libraries: Libraries, settings: str) -> None:
+        self.libraries = libraries
+        self.settings = settings
+        self._core = core
+        core.gpn_used.restype = ctypes.c_ulonglong
+        core.gpn_unanswered_count.restype = ctypes.c_size_t
+        core.gpn_unanswered_name.restype = ctypes.c_char_p
+        core.gpn_unanswered_name.argtypes = (ctypes.c_size_t,)
+        core.gpn_log_take.restype = ctypes.c_size_t
+        core.gpn_log_take.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+        core.gpn_log_count.restype = ctypes.c_size_t
+        core.gpn_log_start.argtypes = (ctypes.c_size_t,)
+        core.gpn_log_entry_size.restype = ctypes.c_size_t
+        core.gpn_log_dropped.restype = ctypes.c_ulonglong
+        if core.gpn_log_entry_size() != ctypes.sizeof(_Entry):
+            raise EnvironmentUnavailable("the native engine's library is of another gpuprobe")
+
+    def used(self, index: int) -> int:
+        """Bytes that this process holds on a device of the machine, its context included."""
+        return int(self._core.gpn_used(index))
+
+    def refused(self) -> tuple[str, ...]:
+        """The functions that were called and are not answered, each once."""
+        count = self._core.gpn_unanswered_count()
+        return tuple(self._core.gpn_unanswered_name(i).decode() for i in range(count))
+
+    def start_log(self, most: int = 1_000_000) -> None:
+        """Log calls from now on; at most ``most`` are kept until they are taken."""
+        self._core.gpn_log_start(most)
+
+    def stop_log(self) -> None:
+        """Log no more calls."""
+        self._core.gpn_log_stop()
+
+    def dropped(self) -> int:
+        """Calls that were not kept since the log was started."""
+        return int(self._core.gpn_log_dropped())
+
+    def take_log(self) -> Iterator[Call]:
+        """The logged calls, oldest first, which are then forgotten."""
+        buffer = (_Entry * 4096)()
+        while True:
+            count = self._core.gpn_log_take(ctypes.byref(buffer), len(buffer))
+            for entry in buffer[:count]:
+                yield Call(
+                    LogKind(entry.kind),
+                    entry.device,
+                    entry.stream,
+                    entry.a,
+                    entry.b,
+                    entry.bytes,
+                    (entry.name or b"").decode(errors="replace"),
+                    entry.thread,
+                    entry.time_ns,
+                    (entry.grid[0], entry.grid[1], entry.grid[2]),
+                    (entry.block[0], entry.block[1], entry.block[2]),
+                    entry.shared,
+                )
+            if count < len(buffer):
+                return
+
+
+_loaded: Runtime | None = None
+
+
+def loaded() -> Runtime | None:
+    """The runtime of this process, or None. A child of a process that has it finds it too."""
+    global _loaded
+    settings = os.environ.get(SETTINGS)
+    if _loaded is None and settings is not None and "libgpuprobe-preload" in os.environ.get("LD_PRELOAD", ""):
+        build = torch_build()
+        if build is not None and build.cuda:
+            _loaded = _open(libraries_for(build), settings)
+    return _loaded
+
+
+def load(gpus: Sequence[GpuModel]) -> Runtime:
+    """Load the native engine into this process, before torch, and into the programs it starts.
+
+    Raises UsageError if torch is imported already, or if this process has other GPUs;
+    EnvironmentUnavailable where torch or the machine does not allow it.
+    """
+    global _loaded
+    build = torch_build()
+    if build is None:
+        raise EnvironmentUnavailable("torch is not installed", hint="pip install torch")
+    settings = settings_text(gpus, build)
+    runtime = loaded()
+    if runtime is not None:
+        if runtime.settings != settings:
+            raise UsageError(
+                "this process has other GPUs already: with the native engine a process keeps those "
+                "that it started with",
+                hint="use one process for each GPU",
+            )
+        return runtime
+    libraries = libraries_for(build)
+    if "torch" in sys.modules:
+        raise UsageError(
+            "torch is imported already; the native engine must be loaded before it",
+            hint="call gpuprobe.virtual_gpu() before `import torch`, or use engine='virtual'",
+        )
+    add_to_environment(os.environ, libraries, settings)
+    _loaded = _open(libraries, settings)
+    return _loaded
+
+
+def _open(libraries: Libraries, settings: str) -> Runtime:
+    core = ctypes.CDLL(str(libraries.core), mode=ctypes.RTLD_GLOBAL)
+    for path in libraries.others:
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    return Runtime(core, libraries, settings)

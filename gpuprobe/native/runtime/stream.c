@@ -1,0 +1,316 @@
+// Streams, events, and graphs. Every operation is complete when its call returns.
+#include "native.h"
+#include <time.h>
+
+static capture *capture_by_id(unsigned long long id);
+
+#define STREAM_MAGIC 0x73747265u
+#define EVENT_MAGIC 0x65766e74u
+
+struct graph { uint32_t magic; graph_node *nodes; size_t count, room; _Atomic int references; };
+typedef struct event {
+  uint32_t magic;
+  unsigned flags;
+  uint64_t number, stream;
+  bool recorded;
+  struct timespec when;
+  unsigned long long capture_id;   // of the capture in which it was recorded last, 0 outside one
+} event;
+
+static stream defaults[MAX_DEVICES][2];   // legacy and per-thread
+static _Atomic uint64_t stream_numbers = 2, event_numbers = 0;
+static _Atomic unsigned long long capture_ids = 0;
+static _Atomic int global_captures = 0;   // in progress in global mode
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static __thread int capture_mode = 0;     // cudaThreadExchangeStreamCaptureMode
+
+stream *stream_of(void *handle, int device_now) {
+  if ((uintptr_t)handle <= 2) {
+    stream *s = &defaults[device_now < 0 ? 0 : device_now % MAX_DEVICES][(uintptr_t)handle == 2];
+    s->magic = STREAM_MAGIC; s->device = device_now; s->number = (uintptr_t)handle == 2 ? 1 : 0;
+    return s;
+  }
+  stream *s = handle;
+  return s->magic == STREAM_MAGIC ? s : NULL;
+}
+uint64_t stream_number(void *handle) { stream *s = stream_of(handle, current_device()); return s ? s->number : 0; }
+// A stream that joined a capture belongs to it until the capture ends.
+capture *capture_of(void *handle) {
+  stream *s = stream_of(handle, current_device());
+  if (s && s->capturing && !s->capturing->graph) s->capturing = NULL;
+  return s ? s->capturing : NULL;
+}
+
+int may_synchronize(void *handle) {
+  if ((uintptr_t)handle > 2 || handle == (void *)2) {
+    capture *c = capture_of(handle);
+    if (c) { c->invalid = true; return CAPTURE_UNSUPPORTED; }
+    return SUCCESS;
+  }
+  // The legacy stream waits for all blocking streams, also those that capture in global mode.
+  return atomic_load(&global_captures) && capture_mode == 0 ? CAPTURE_UNSUPPORTED : SUCCESS;
+}
+
+static int make_stream(void **out, unsigned flags, int priority) {
+  int result = ensure_context(current_device());
+  if (result) return fail(result);
+  stream *s = calloc(1, sizeof *s);
+  if (!s) return fail(OUT_OF_MEMORY);
+  if (priority > 0) priority = 0;
+  if (priority < -5) priority = -5;
+  *s = (stream){STREAM_MAGIC, current_device(), priority, flags, atomic_fetch_add(&stream_numbers, 1), NULL};
+  *out = s;
+  LOG(.kind = LOG_STREAM_CREATE, .device = s->device, .stream = s->number);
+  return SUCCESS;
+}
+int FN(cudaStreamCreate)(void **out) { return make_stream(out, 0, 0); }
+int FN(cudaStreamCreateWithFlags)(void **out, unsigned flags) { return make_stream(out, flags, 0); }
+int FN(cudaStreamCreateWithPriority)(void **out, unsigned flags, int priority) { return make_stream(out, flags, priority); }
+int FN(cudaStreamDestroy)(void *handle) {
+  stream *s = (uintptr_t)handle > 2 ? stream_of(handle, 0) : NULL;
+  if (!s) return fail(INVALID_HANDLE);
+  LOG(.kind = LOG_STREAM_DESTROY, .device = s->device, .stream = s->number);
+  s->magic = 0;
+  free(s);
+  return SUCCESS;
+}
+int FN(cudaStreamGetPriority)(void *handle, int *priority) { stream *s = stream_of(handle, current_device()); if (!s) return fail(INVALID_HANDLE); *priority = s->priority; return SUCCESS; }
+int FN(cudaStreamGetFlags)(void *handle, unsigned *flags) { stream *s = stream_of(handle, current_device()); if (!s) return fail(INVALID_HANDLE); *flags = s->flags; return SUCCESS; }
+int FN(cudaStreamGetId)(void *handle, unsigned long long *id) { stream *s = stream_of(handle, current_device()); if (!s) return fail(INVALID_HANDLE); *id = s->number; return SUCCESS; }
+int FN(cudaStreamGetDevice)(void *handle, int *ordinal) { stream *s = stream_of(handle, current_device()); if (!s) return fail(INVALID_HANDLE); *ordinal = s->device; return SUCCESS; }
+int FN(cudaStreamGetAttribute)(void *handle, int attribute, void *value) { memset(value, 0, 64); return SUCCESS; }
+int FN(cudaStreamSetAttribute)(void *handle, int attribute, const void *value) { return SUCCESS; }
+int FN(cudaStreamQuery)(void *handle) {
+  stream *s = stream_of(handle, current_device());
+  if (!s) return fail(INVALID_HANDLE);
+  LOG(.kind = LOG_STREAM_QUERY, .device = s->device, .stream = s->number);
+  return fail(may_synchronize(handle));
+}
+int FN(cudaStreamSynchronize)(void *handle) {
+  stream *s = stream_of(handle, current_device());
+  if (!s) return fail(INVALID_HANDLE);
+  LOG(.kind = LOG_STREAM_SYNC, .device = s->device, .stream = s->number);
+  return fail(may_synchronize(handle));
+}
+int FN(cudaDeviceSynchronize)(void) {
+  int result = ensure_context(current_device());
+  LOG(.kind = LOG_DEVICE_SYNC, .device = current_device());
+  return fail(result ? result : may_synchronize(NULL));
+}
+int FN(cudaCtxResetPersistingL2Cache)(void) { return SUCCESS; }
+
+// --- events
+static event *event_of(void *handle) { event *e = handle; return e && e->magic == EVENT_MAGIC ? e : NULL; }
+int FN(cudaEventCreateWithFlags)(void **out, unsigned flags) {
+  int result = ensure_context(current_device());
+  if (result) return fail(result);
+  event *e = calloc(1, sizeof *e);
+  if (!e) return fail(OUT_OF_MEMORY);
+  e->magic = EVENT_MAGIC; e->flags = flags; e->number = atomic_fetch_add(&event_numbers, 1) + 1;
+  *out = e;
+  return SUCCESS;
+}
+int FN(cudaEventCreate)(void **out) { return FN(cudaEventCreateWithFlags)(out, 0); }
+int FN(cudaEventDestroy)(void *handle) {
+  event *e = event_of(handle);
+  if (!e) return fail(INVALID_HANDLE);
+  e->magic = 0;
+  free(e);
+  return SUCCESS;
+}
+int FN(cudaEventRecordWithFlags)(void *handle, void *on, unsigned flags) {
+  event *e = event_of(handle);
+  stream *s = stream_of(on, current_device());
+  if (!e || !s) return fail(INVALID_HANDLE);
+  clock_gettime(CLOCK_MONOTONIC, &e->when);
+  e->recorded = true;
+  e->stream = s->number;
+  capture *c = flags & 1 ? NULL : capture_of(on);   // 1: cudaEventRecordExternal
+  e->capture_id = c ? c->id : 0;
+  LOG(.kind = LOG_EVENT_RECORD, .device = s->device, .stream = s->number, .a = e->number);
+  return SUCCESS;
+}
+int FN(cudaEventRecord)(void *handle, void *on) { return FN(cudaEventRecordWithFlags)(handle, on, 0); }
+int FN(cudaEventQuery)(void *handle) {
+  event *e = event_of(handle);
+  if (!e) return fail(INVALID_HANDLE);
+  LOG(.kind = LOG_EVENT_QUERY, .device = current_device(), .stream = e->stream, .a = e->number);
+  return e->capture_id ? fail(CAPTURE_UNSUPPORTED) : SUCCESS;
+}
+int FN(cudaEventSynchronize)(void *handle) {
+  event *e = event_of(handle);
+  if (!e) return fail(INVALID_HANDLE);
+  LOG(.kind = LOG_EVENT_SYNC, .device = current_device(), .stream = e->stream, .a = e->number);
+  return e->capture_id ? fail(CAPTURE_UNSUPPORTED) : SUCCESS;
+}
+int FN(cudaEventElapsedTime)(float *ms, void *from, void *to) {
+  event *a = event_of(from), *b = event_of(to);
+  if (!a || !b || !a->recorded || !b->recorded || (a->flags | b->flags) & 2) return fail(INVALID_HANDLE);   // 2: cudaEventDisableTiming
+  *ms = (float)((double)(b->when.tv_sec - a->when.tv_sec) * 1e3 + (double)(b->when.tv_nsec - a->when.tv_nsec) * 1e-6);
+  return SUCCESS;
+}
+int FN(cudaEventElapsedTime_v2)(float *ms, void *from, void *to) { return FN(cudaEventElapsedTime)(ms, from, to); }
+int FN(cudaStreamWaitEvent)(void *on, void *handle, unsigned flags) {
+  event *e = event_of(handle);
+  stream *s = stream_of(on, current_device());
+  if (!e || !s) return fail(INVALID_HANDLE);
+  LOG(.kind = LOG_EVENT_WAIT, .device = s->device, .stream = s->number, .a = e->number, .b = e->stream);
+  if (e->capture_id && !capture_of(on)) {   // the stream joins the capture that the event belongs to
+    pthread_mutex_lock(&lock);
+    capture *c = capture_by_id(e->capture_id);
+    if (c) { s->capturing = c; c->streams++; }
+    pthread_mutex_unlock(&lock);
+    if (!c) return fail(INVALID_VALUE);
+  }
+  return SUCCESS;
+}
+typedef struct { uint64_t magic; char rest[56]; } ipc_event;
+int FN(cudaIpcGetEventHandle)(ipc_event *out, void *handle) {
+  event *e = event_of(handle);
+  if (!e || !(e->flags & 4)) return fail(INVALID_HANDLE);   // 4: cudaEventInterprocess
+  memset(out, 0, sizeof *out);
+  out->magic = EVENT_MAGIC;
+  return SUCCESS;
+}
+// What the other process has recorded is complete: a new event that is, too.
+static int open_event(void **out, ipc_event h) {
+  if (h.magic != EVENT_MAGIC) return fail(INVALID_VALUE);
+  return FN(cudaEventCreateWithFlags)(out, 2 | 4);
+}
+int FN(cudaIpcOpenEventHandle)(void **out, ipc_event h) { return open_event(out, h); }
+
+// --- host functions
+int FN(cudaLaunchHostFunc)(void *on, void (*call)(void *), void *data) {
+  LOG(.kind = LOG_HOST_FUNCTION, .device = current_device(), .stream = stream_number(on));
+  if (capture_node(on, (graph_node){HOST_NODE, .call = call, .to = data})) return SUCCESS;
+  call(data);
+  return SUCCESS;
+}
+int FN(cudaStreamAddCallback)(void *on, void (*call)(void *, int, void *), void *data, unsigned flags) {
+  LOG(.kind = LOG_HOST_FUNCTION, .device = current_device(), .stream = stream_number(on));
+  if (capture_of(on)) return fail(CAPTURE_UNSUPPORTED);
+  call(on, SUCCESS, data);
+  return SUCCESS;
+}
+
+// --- capture
+#define MAX_CAPTURES 64
+static capture *captures[MAX_CAPTURES];
+static capture *capture_by_id(unsigned long long id) {
+  for (int i = 0; i < MAX_CAPTURES; i++) if (captures[i] && captures[i]->id == id) return captures[i];
+  return NULL;
+}
+static graph *new_graph(void) { graph *g = calloc(1, sizeof *g); g->magic = 0x67726170; g->references = 1; return g; }
+static void drop_graph(graph *g) { if (atomic_fetch_sub(&g->references, 1) == 1) { g->magic = 0; free(g->nodes); free(g); } }
+static void add_node(graph *g, graph_node node) {
+  if (g->count == g->room) { g->room = g->room ? g->room * 2 : 64; g->nodes = realloc(g->nodes, g->room * sizeof *g->nodes); }
+  g->nodes[g->count++] = node;
+}
+bool capture_node(void *on, graph_node node) {
+  capture *c = capture_of(on);
+  if (!c) return false;
+  pthread_mutex_lock(&lock);
+  add_node(c->graph, node);
+  pthread_mutex_unlock(&lock);
+  return true;
+}
+static int begin(void *on, int mode, graph *into) {
+  stream *s = stream_of(on, current_device());
+  if (!s) return fail(INVALID_HANDLE);
+  if (capture_of(on)) return fail(ILLEGAL_STATE);
+  if ((uintptr_t)on < 2) return fail(CAPTURE_UNSUPPORTED);   // the legacy stream
+  pthread_mutex_lock(&lock);
+  int slot = 0;
+  while (slot < MAX_CAPTURES && captures[slot]) slot++;
+  if (slot == MAX_CAPTURES) { pthread_mutex_unlock(&lock); return fail(OUT_OF_MEMORY); }
+  capture *c = calloc(1, sizeof *c);
+  *c = (capture){atomic_fetch_add(&capture_ids, 1) + 1, mode, 1, false, pthread_self(), into ? into : new_graph()};
+  if (into) atomic_fetch_add(&into->references, 1);
+  captures[slot] = c;
+  s->capturing = c;
+  if (mode == 0) atomic_fetch_add(&global_captures, 1);
+  pthread_mutex_unlock(&lock);
+  LOG(.kind = LOG_CAPTURE_BEGIN, .device = s->device, .stream = s->number, .a = c->id);
+  return SUCCESS;
+}
+int FN(cudaStreamBeginCapture)(void *on, int mode) { return begin(on, mode, NULL); }
+int FN(cudaStreamBeginCaptureToGraph)(void *on, graph *into, const void *dependencies, const void *edges, size_t count, int mode) { return begin(on, mode, into); }
+
+int FN(cudaStreamEndCapture)(void *on, graph **out) {
+  stream *s = stream_of(on, current_device());
+  capture *c = capture_of(on);
+  if (out) *out = NULL;
+  if (!c) return fail(ILLEGAL_STATE);
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < MAX_CAPTURES; i++) if (captures[i] == c) captures[i] = NULL;
+  if (c->mode == 0) atomic_fetch_sub(&global_captures, 1);
+  s->capturing = NULL;
+  pthread_mutex_unlock(&lock);
+  LOG(.kind = LOG_CAPTURE_END, .device = s->device, .stream = s->number, .a = c->id, .b = c->graph->count);
+  bool invalid = c->invalid;
+  if (invalid) drop_graph(c->graph); else if (out) *out = c->graph;
+  c->graph = NULL;   // streams that joined it see that it has ended: see capture_of
+  return invalid ? fail(CAPTURE_INVALIDATED) : SUCCESS;
+}
+int FN(cudaStreamIsCapturing)(void *on, int *status) { capture *c = capture_of(on); *status = c ? (c->invalid ? 2 : 1) : 0; return SUCCESS; }
+static int capture_info(void *on, int *status, unsigned long long *id, graph **g, const void **dependencies, const void **edges, size_t *count) {
+  capture *c = capture_of(on);
+  if (status) *status = c ? (c->invalid ? 2 : 1) : 0;
+  if (id) *id = c ? c->id : 0;
+  if (g) *g = c ? c->graph : NULL;
+  if (dependencies) *dependencies = NULL;
+  if (edges) *edges = NULL;
+  if (count) *count = 0;
+  return SUCCESS;
+}
+int FN13(cudaStreamGetCaptureInfo)(void *on, int *status, unsigned long long *id, graph **g, const void **dependencies, const void **edges, size_t *count) { return capture_info(on, status, id, g, dependencies, edges, count); }
+int FN(cudaStreamGetCaptureInfo_v3)(void *on, int *status, unsigned long long *id, graph **g, const void **dependencies, const void **edges, size_t *count) { return capture_info(on, status, id, g, dependencies, edges, count); }
+int FN(cudaStreamGetCaptureInfo_v2)(void *on, int *status, unsigned long long *id, graph **g, const void **dependencies, size_t *count) { return capture_info(on, status, id, g, dependencies, NULL, count); }
+int FN12(cudaStreamGetCaptureInfo)(void *on, int *status, unsigned long long *id) { return capture_info(on, status, id, NULL, NULL, NULL, NULL); }
+int FN12(cudaStreamUpdateCaptureDependencies)(void *on, void *dependencies, size_t count, unsigned flags) { return SUCCESS; }
+int FN13(cudaStreamUpdateCaptureDependencies)(void *on, void *dependencies, const void *edges, size_t count, unsigned flags) { return SUCCESS; }
+int FN(cudaThreadExchangeStreamCaptureMode)(int *mode) { int before = capture_mode; capture_mode = *mode; *mode = before; return SUCCESS; }
+
+// --- graphs
+int FN(cudaGraphCreate)(graph **out, unsigned flags) { *out = new_graph(); return SUCCESS; }
+int FN(cudaGraphDestroy)(graph *g) { if (!g || g->magic != 0x67726170) return fail(INVALID_VALUE); drop_graph(g); return SUCCESS; }
+static int instantiate(graph **out, graph *g) {
+  if (!g || g->magic != 0x67726170) return fail(INVALID_VALUE);
+  graph *x = new_graph();
+  x->nodes = malloc((g->count ? g->count : 1) * sizeof *x->nodes);
+  memcpy(x->nodes, g->nodes, g->count * sizeof *x->nodes);
+  x->count = x->room = g->count;
+  *out = x;
+  return SUCCESS;
+}
+int FN(cudaGraphInstantiateWithFlags)(graph **out, graph *g, unsigned long long flags) { return instantiate(out, g); }
+int FN(cudaGraphInstantiate)(graph **out, graph *g, unsigned long long flags) { return instantiate(out, g); }
+int FN(cudaGraphExecDestroy)(graph *x) { return FN(cudaGraphDestroy)(x); }
+int FN(cudaGraphUpload)(graph *x, void *on) { return SUCCESS; }
+int FN(cudaGraphLaunch)(graph *x, void *on) {
+  if (!x || x->magic != 0x67726170) return fail(INVALID_VALUE);
+  LOG(.kind = LOG_GRAPH_LAUNCH, .device = current_device(), .stream = stream_number(on), .a = (uint64_t)x, .b = x->count);
+  for (size_t i = 0; i < x->count; i++) {
+    graph_node *n = &x->nodes[i];
+    if (n->kind == MEMCPY_NODE) copy_bytes(n->to, n->from, n->bytes);
+    else if (n->kind == MEMSET_NODE) set_bytes(n->to, n->value, n->width, n->count);
+    else if (n->kind == HOST_NODE) n->call(n->to);
+  }
+  return SUCCESS;
+}
+int FN(cudaGraphGetNodes)(graph *g, void **nodes, size_t *count) {
+  if (!g || g->magic != 0x67726170) return fail(INVALID_VALUE);
+  size_t room = nodes ? *count : 0;
+  *count = g->count;
+  for (size_t i = 0; nodes && i < room && i < g->count; i++) nodes[i] = &g->nodes[i];
+  return SUCCESS;
+}
+int FN(cudaGraphDebugDotPrint)(graph *g, const char *path, unsigned flags) {
+  FILE *file = fopen(path, "w");
+  if (!file) return fail(UNKNOWN_ERROR);
+  fprintf(file, "digraph dot {\n");
+  for (size_t i = 0; i < g->count; i++) fprintf(file, "  node_%zu [label=\"%s\"];\n", i, g->nodes[i].name ? g->nodes[i].name : "node");
+  fprintf(file, "}\n");
+  fclose(file);
+  return SUCCESS;
+}
