@@ -51,15 +51,33 @@ class CudaTrace:
     def __init__(self, convert: Convert) -> None:
         self._convert = convert
         self._on = False
+        self._waits = False
         self._before = Before({}, {})
         self.notes = ModuleCalls()
 
     def begin(self) -> bool:
-        """Start the history of a step. False where the program records its own."""
+        """Start the history of a step. False where the program records its own.
+
+        Where the program has not used a GPU yet it starts when CUDA is initialised: what a program
+        allocates first, its model, is in the trace then.
+        """
         if not torch.cuda.is_initialized():
+            if not self._waits:
+                self._waits = True
+                torch.cuda._lazy_call(self._begin_late)
             return True
         if not self._on and torch._C._cuda_isHistoryEnabled():
             return False
+        self._record()
+        return True
+
+    def _begin_late(self) -> None:
+        """CUDA is being initialised by the program: torch calls what it had queued until then."""
+        if self._waits and not torch._C._cuda_isHistoryEnabled():
+            self._record()
+        self._waits = False
+
+    def _record(self) -> None:
         record = torch.cuda.memory._record_memory_history
         options: dict[str, Any] = {"stacks": "python", "max_entries": MAX_ENTRIES}
         if "clear_history" in inspect.signature(record).parameters:  # since torch 2.7
@@ -67,7 +85,6 @@ class CudaTrace:
         record("all", **options)
         self._on = True
         self.notes.begin()
-        return True
 
     def collect(self, step: int, known: Iterable[Known]) -> list[MemoryTrace]:
         """The traces of the step that ends now."""
@@ -89,6 +106,7 @@ class CudaTrace:
 
     def stop(self) -> None:
         """Switch the history off, if it is ours."""
+        self._waits = False
         if self._on:
             torch.cuda.memory._record_memory_history(None)
             self._on = False
