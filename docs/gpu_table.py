@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gpuprobe.model.text import human_bytes
-from gpuprobe.model.values import Unavailable
 from gpuprobe.catalogue.file import built_in
 from gpuprobe.catalogue.gpu_model import GpuModel
+from gpuprobe.model.text import human_bytes
+from gpuprobe.model.values import Unavailable
 
 Table = Callable[[Sequence[str], Sequence[Sequence[str]]], str]
 

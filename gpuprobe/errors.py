@@ -35,6 +35,7 @@ __all__ = [
     "NotModelled",
     "ProgramFailed",
     "SnapshotError",
+    "TooLarge",
     "UnsupportedSchema",
     "UsageError",
     "ValueNeeded",
@@ -111,6 +112,12 @@ class ValueNeeded(ProgramFailed, RuntimeError):
 
 class NotModelled(ProgramFailed, RuntimeError):
     """A program asks a virtual device for what it cannot imitate (a custom kernel, NCCL, …)."""
+
+
+class TooLarge(BaseException):
+    """A run that computes values which nobody requested is too large for this machine. Not an
+    Exception: a program that catches those must not continue.
+    """
 
 
 class InternalError(GpuprobeError):

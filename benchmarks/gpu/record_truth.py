@@ -255,8 +255,8 @@ def used_now(uuid: str) -> int:
 
 def destination(title: str) -> Path:
     """``tests/recorded/GPU``, by the catalogue's name of the GPU where it has one."""
-    from gpuprobe.errors import ConfigError
     from gpuprobe.catalogue.gpus import find
+    from gpuprobe.errors import ConfigError
 
     try:
         name = find(title).name

@@ -133,6 +133,7 @@ def measure(
     steps: int | None = None,
     root: str = "",
     compute: str = "real",
+    engine: str = "auto",
 ) -> Baseline:
     """What a recording, or a program that is run here, stands for.
 
@@ -141,7 +142,7 @@ def measure(
     on a virtual GPU where ``virtual`` names one. ``hazards`` also counts races and implicit
     synchronisations (on a virtual GPU). ``steps``: the program is ended after so many optimizer
     steps. ``root``: the project's folder, which file names are relative to; default the
-    working directory. ``compute``: what the virtual GPU does, as for `virtual_gpu`.
+    working directory. ``compute`` and ``engine`` are as for `virtual_gpu`.
 
     Raises ProgramFailed where the program does not end well; KeyboardInterrupt goes through.
     """
@@ -170,6 +171,7 @@ def measure(
                 level="trace",
                 virtual=virtual,
                 compute=compute,
+                engine=engine,
                 hazards=hazards,
                 trace_steps="all",
             )
@@ -199,6 +201,8 @@ def measure(
         )
         if compute != "real":
             found = replace(found, environment={**found.environment, "compute": compute})
+        if result.engine == "native":
+            found = replace(found, environment={**found.environment, "engine": result.engine})
         return replace(found, stopped_after=steps)
 
 
@@ -309,6 +313,7 @@ def measure_as_planned(plan: CheckPlan) -> Baseline:
             steps=plan.steps,
             root=plan.root,
             compute=plan.compute,
+            engine=plan.engine,
         )
     finally:
         os.chdir(here)
@@ -360,6 +365,8 @@ def measure_apart(plan: CheckPlan, *, shown: bool = False) -> Baseline:
             options += ["--gpu", plan.gpu]
         if plan.compute != "real":
             options += ["--compute", plan.compute]
+        if plan.engine != "auto":
+            options += ["--engine", plan.engine]
         if plan.steps is not None:
             options += ["--stop-after", str(plan.steps)]
         program = ["-m", plan.target] if plan.module else [plan.target]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TextIO
 from gpuprobe.model.machine.devices import Device, Inventory
 
 if TYPE_CHECKING:
-    from gpuprobe.probes.base import Detail
     from gpuprobe.catalogue.gpu_model import GpuModel
+    from gpuprobe.probes.base import Detail
 
 
 def devices() -> list[Device]:

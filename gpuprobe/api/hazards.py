@@ -86,18 +86,19 @@ def detect_hazards(gpu: str | None = None) -> Iterator[Hazards]:
 
 
 def _event_source(gpu: str | None, stack: ExitStack) -> EventSource:
-    from gpuprobe.virtual.session import current, virtual_gpu
+    from gpuprobe.engines.base import Order
+    from gpuprobe.engines.choice import current, session
 
-    session = current()
-    if session is None and gpu is None and _has_cuda():
+    found: Any = current()
+    if found is None and (gpu is not None or not _has_cuda()):
+        found = stack.enter_context(session("auto", Order(gpu or DEFAULT_GPU)))
+    if found is None or found.engine == "native":
         from gpuprobe.hazard_watch.cuda import CudaSource
 
         return CudaSource()
-    if session is None:
-        session = stack.enter_context(virtual_gpu(gpu or DEFAULT_GPU))
     from gpuprobe.hazard_watch.source import EventSource
 
-    return EventSource(session.machine)
+    return EventSource(found.machine)
 
 
 def _has_cuda() -> bool:

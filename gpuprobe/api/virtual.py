@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from gpuprobe.errors import GpuprobeError, MissingExtra, ProgramFailed, UsageError, ValueNeeded
+from gpuprobe.errors import (
+    GpuprobeError,
+    MissingExtra,
+    ProgramFailed,
+    TooLarge,
+    UsageError,
+    ValueNeeded,
+)
 
 if TYPE_CHECKING:
+    from gpuprobe.engines.base import Measurement, Order, Session
     from gpuprobe.model.plans.estimate import Estimate
     from gpuprobe.model.plans.fit import Fit
     from gpuprobe.model.plans.links import Links
     from gpuprobe.planning.job import Job
+    from gpuprobe.planning.processes.needs import Other
     from gpuprobe.sampler.program import Program
-    from gpuprobe.virtual.machine import Machine
-    from gpuprobe.virtual.session import VirtualSession
 
 
 def check_gpu(name: str) -> None:
@@ -39,8 +46,9 @@ def virtual_gpu(
     assume: Sequence[str] = (),
     torch: str = "",
     random: str = "host",
-) -> Iterator[VirtualSession]:
-    """Simulate a CUDA device for torch inside this context.
+    engine: str = "auto",
+) -> Iterator[Session]:
+    """Give torch a CUDA device that this machine does not have, inside this context.
 
     ::
 
@@ -59,16 +67,22 @@ def virtual_gpu(
     uniform and whole random numbers on the device are those that the GPU draws with the same seed,
     with ``"host"`` those of the CPU.
 
+    ``engine``: ``"native"`` runs torch's own CUDA code over a runtime that computes nothing, and
+    needs a build of torch with CUDA that is not imported yet; the process keeps that GPU to its
+    end. ``"virtual"`` models that code, for builds without CUDA; on exit torch is restored.
+    ``"auto"`` is native where that is possible. The session that this yields has the ``engine``.
+
     Raises MissingExtra without torch, ConfigError for an unknown GPU and for invalid settings,
     UsageError inside another virtual GPU, for an invalid assumption, an unknown ``random`` and for
-    a version of torch that cannot be simulated. On exit torch is restored.
+    a version of torch that cannot be simulated; EnvironmentUnavailable if the native engine is
+    requested and not possible.
     """
     _require_torch("required for the virtual GPU")
-    from gpuprobe.virtual import session
+    from gpuprobe.engines.base import Order
+    from gpuprobe.engines.choice import session
 
-    with session.virtual_gpu(
-        gpu, compute, conf=conf, assume=assume, torch_version=torch, random=random
-    ) as found:
+    order = Order(gpu, compute, conf, tuple(assume), torch, random)
+    with session(engine, order) as found:
         yield found
 
 
@@ -85,6 +99,7 @@ def estimate(
     link: str = "",
     per_node: int = 0,
     torch: str = "",
+    engine: str = "auto",
 ) -> Estimate:
     """Estimate the memory of ``step`` on a GPU, without that GPU.
 
@@ -113,12 +128,16 @@ def estimate(
     ``ranks``: simulate one of this many processes; ``rank``: which one, from 0. ``link``: the links
     between them, such as ``"nvlink:h100,ib:ndr"``, for a model of the time of communication, with
     ``per_node`` ranks on each node (default: the number of GPUs). ``torch``: the version to
-    estimate for, such as ``"2.6"``, at most the installed one, which is the default.
+    estimate for, such as ``"2.6"``, at most the installed one, which is the default. ``engine`` is
+    as in `virtual_gpu`.
 
     Raises what `virtual_gpu` raises, UsageError if nothing was allocated on the device, and
     what ``step`` raises; `ValueNeeded` if it needs a value that was not computed.
     """
     _require_torch("an estimate runs the training step")
+    from gpuprobe.engines.choice import prepare
+
+    engine = prepare(engine, _endless(gpu, "real", conf, assume, torch), ranks=ranks)
     from gpuprobe.planning.auto import estimate_with
     from gpuprobe.planning.job import Job
 
@@ -127,7 +146,7 @@ def estimate(
     Job(rank, ranks)
     links = _links(link, gpu, ranks, per_node)
 
-    def run(session: VirtualSession, recorder: Any) -> int:
+    def run(measured: Measurement, recorder: Any) -> int:
         done = 0
         current = step
         while done < steps:
@@ -144,9 +163,8 @@ def estimate(
     unused = "build the model inside the function, on the device: Model().cuda()"
 
     def attempt(how: str, why: str, *, bounded: bool = False) -> tuple[Estimate, str]:
-        job = Job(rank, ranks)
-        machine = _machine(gpu, how, conf, assume, torch)
-        return _estimate(run, machine, why, job, unused, bounded, *links)
+        order = _endless(gpu, how, conf, assume, torch)
+        return _estimate(run, order, engine, why, Job(rank, ranks), unused, bounded, *links)
 
     def again(why: str) -> Estimate:
         return attempt("real", why, bounded=True)[0]
@@ -171,6 +189,7 @@ def estimate_program(
     output: str = "",
     recorded: Sequence[int] = (),
     torch: str = "",
+    engine: str = "auto",
     notify: Callable[[str], None] = lambda text: None,
 ) -> Estimate:
     """As `estimate`, for a whole program: it is stopped after ``steps`` optimizer steps, and the
@@ -185,14 +204,17 @@ def estimate_program(
     most, with a row for each (`Estimate.by_rank`). ``rank="distinct"`` estimates one rank for each
     group of ranks that behave alike: each stage of a pipeline, each shape of shards. ``meeting`` is
     for the process of another rank: where the ranks meet (`gpuprobe.planning.peers`). ``link``,
-    ``per_node`` and ``torch`` are as in `estimate`. ``output`` keeps the recording that the
-    estimate is made of, with every rank that is estimated. ``recorded`` is for the process of
+    ``per_node``, ``torch`` and ``engine`` are as in `estimate`. ``output`` keeps the recording that
+    the estimate is made of, with every rank that is estimated. ``recorded`` is for the process of
     another rank: which ranks are kept, if not all.
     """
     if steps < 1:
         raise UsageError("at least one step is needed")
 
     _require_torch("an estimate runs the training step")
+    from gpuprobe.engines.choice import prepare
+
+    engine = prepare(engine, _endless(gpu, "real", conf, assume, torch), ranks=ranks)
     from gpuprobe.api.recordings import scratch_recording
     from gpuprobe.planning.auto import Start, estimate_with
     from gpuprobe.planning.job import Job
@@ -201,11 +223,14 @@ def estimate_program(
     from gpuprobe.sampler.hooks.processes.children import following
     from gpuprobe.sampler.hooks.step_limit import Enough, limit
     from gpuprobe.sampler.program import put_back_if_it_fails, signals_put_back
-    from gpuprobe.virtual.boundary import explained, place_in, unwrapped
-    from gpuprobe.virtual.budget import TooLarge, of_host_memory
+    from gpuprobe.torch_support.error_places import of_host_memory, place_in
 
-    def run(session: VirtualSession, recorder: Any) -> int:
-        session.machine.unknown_as_nan = True
+    others: dict[int, Other] = {}
+    waits = False  # for a process of its own that was stopped
+
+    def run(measured: Measurement, recorder: Any) -> int:
+        nonlocal waits, others
+        measured.session.read_unknown_as_nan()
         with put_back_if_it_fails(), limit(steps) as count, scratch_recording() as scratch:
             folder = scratch.parent
             try:
@@ -214,36 +239,37 @@ def estimate_program(
                     program.run()
             except Enough as enough:
                 where = f"after step {count()} (--steps)"
-                session.machine.waits = isinstance(enough, Stalled)
-                if session.machine.waits:
+                waits = isinstance(enough, Stalled)
+                if waits:
                     where = (
                         "where the program waited for a process that it had started, which was "
                         f"stopped after step {steps} (--steps)"
                     )
-                session.machine.assume(
+                measured.assume(
                     f"stopped {where}: later code, such as an evaluation "
                     "or a checkpoint, was not run and may need more"
                 )
             except SystemExit as exit_:
                 if exit_.code not in (None, 0):
                     text = f"the program ended with exit code {exit_.code}"
-                    raise _failed(session, text) from None
+                    raise _failed(measured, text) from None
             except GpuprobeError as error:
-                raise unwrapped(error) from None
+                raise measured.unwrapped(error) from None
             except Exception as error:
                 if within and of_host_memory(error):
                     raise TooLarge(
                         "this machine does not have enough memory for its tensors"
                     ) from None
-                known = explained(error)
+                known = measured.explained(error)
                 if known is not None:
                     raise known from None
                 reason = str(error).strip().partition("\n")[0]
-                text = f"the program failed at {place_in(error)}: {type(error).__name__}: {reason}"
-                raise _failed(session, text) from error
-            processes, session.machine.others = needs.other_processes(folder, session.machine)
+                place = place_in(error)
+                text = f"the program failed at {place}: {type(error).__name__}: {reason}"
+                raise _failed(measured, text) from error
+            processes, others = needs.other_processes(folder, measured.models())
             if processes:
-                session.machine.assume(needs.sentence(processes))
+                measured.assume(needs.sentence(processes))
         return count()
 
     unused = (
@@ -253,7 +279,7 @@ def estimate_program(
     start = Start(program)
     links = _links(link, gpu, ranks, per_node)
     order = {"gpu": gpu, "steps": steps, "conf": conf, "ranks": ranks, "assume": [*assume]}
-    order.update(link=link, per_node=per_node, torch=torch)
+    order.update(link=link, per_node=per_node, torch=torch, engine=engine)
     kept = str(Path(output).absolute()) if output else ""
     if kept and Path(kept).exists() and not (meeting or within):
         raise UsageError(
@@ -273,8 +299,19 @@ def estimate_program(
         job = Job(rank, ranks, peers)
         with job:
             words = within or why
-            machine = _machine(gpu, how, conf, assume, torch)
-            return _estimate(run, machine, words, job, unused, bool(within), *links, kept)
+            asked = _endless(gpu, how, conf, assume, torch)
+            return _estimate(
+                run,
+                asked,
+                engine,
+                words,
+                job,
+                unused,
+                bool(within),
+                *links,
+                kept,
+                lambda: (others, waits),
+            )
 
     def again(why: str) -> Estimate:
         notify(f"running the program a second time: {why}")
@@ -287,8 +324,8 @@ def _links(link: str, gpu: str, ranks: int, per_node: int) -> tuple[Links | None
     """The links that are described, and how many ranks are on each node. Raises UsageError for
     links that cannot connect them.
     """
-    from gpuprobe.model.plans.links import parse_links
     from gpuprobe.catalogue.gpus import parse_spec
+    from gpuprobe.model.plans.links import parse_links
 
     per_node = per_node or len(parse_spec(gpu))
     if not link:
@@ -302,13 +339,13 @@ def _links(link: str, gpu: str, ranks: int, per_node: int) -> tuple[Links | None
     return found, per_node
 
 
-def _failed(session: VirtualSession, text: str) -> ProgramFailed:
+def _failed(measured: Measurement, text: str) -> ProgramFailed:
     """The error for a program that ended with one of its own, which NaN may have led it to."""
-    machine = session.machine
-    given = machine.given_nan or machine.bounded
+    given_nan, bounded = measured.unknown_read()
+    given = given_nan or bounded
     if not given:
         return ProgramFailed(text)
-    what = "NaN for a value" if machine.given_nan else "the largest size for one"
+    what = "NaN for a value" if given_nan else "the largest size for one"
     return ValueNeeded(
         f"{text}; it was given {what} that was not computed ({given}), which it may need",
         hint="compute the values: --compute real, compute='real'",
@@ -316,18 +353,17 @@ def _failed(session: VirtualSession, text: str) -> ProgramFailed:
     )
 
 
-def _machine(
-    gpu: str, compute: str, conf: str | None, assume: Sequence[str], torch: str
-) -> Machine:
-    """One without an end of its memory."""
-    from gpuprobe.virtual.session import machine_of
+def _endless(gpu: str, compute: str, conf: str | None, assume: Sequence[str], torch: str) -> Order:
+    """GPUs that never run out of memory."""
+    from gpuprobe.engines.base import Order
 
-    return machine_of(gpu, compute, conf, endless=True, assume=assume, torch_version=torch)
+    return Order(gpu, compute, conf, tuple(assume), torch, endless=True)
 
 
 def _estimate(
-    run: Callable[[VirtualSession, Any], int],
-    machine: Machine,
+    run: Callable[[Measurement, Any], int],
+    order: Order,
+    engine: str,
     why: str,
     job: Job,
     unused: str,
@@ -335,88 +371,68 @@ def _estimate(
     links: Links | None,
     per_node: int,
     output: str = "",
+    started: Callable[[], tuple[Mapping[int, Other], bool]] = lambda: ({}, False),
 ) -> tuple[Estimate, str]:
-    """An estimate of what runs on ``machine``, and `Machine.bounded`. ``why`` it computes what it
-    does. ``unused``: what to do where nothing was allocated on the device. ``bounded``: raise
-    `TooLarge` beyond what a run may compute that nobody asked for. ``output``: where the recording
-    is kept.
+    """An estimate of what runs on the GPUs of ``order``, and the first line whose size depends on
+    values and was the largest possible, if any. ``why``: why the engine computes what it does.
+    ``unused``: what to do where nothing was allocated on the device. ``bounded``: raise `TooLarge`
+    beyond what ``--compute auto`` may compute. ``output``: where the recording is kept.
+    ``started``: what processes need that the program started, by the GPU's number in the machine,
+    and whether it waited for one that was stopped.
     """
-    from gpuprobe.allocator.recorder import TraceRecorder
     from gpuprobe.api.recordings import load, scratch_recording, summary
     from gpuprobe.api.watch import record
+    from gpuprobe.engines.choice import measurement
     from gpuprobe.planning.figures import device_fit, device_rows, estimate_of, fullest
     from gpuprobe.planning.processes.needs import NOTHING
     from gpuprobe.sampler.environment import as_rank
-    from gpuprobe.virtual.boundary import explained
-    from gpuprobe.virtual.budget import Budget
-    from gpuprobe.virtual.distributed.traffic import Traffic
-    from gpuprobe.virtual.session import VirtualSession
 
-    count = len(machine.devices)
-    machine.estimated = True
-    machine.ranks, machine.rank, machine.peers = job.ranks, job.rank, job.peers
-    if bounded:
-        Budget(machine)
-    taps = {}
-    for device in machine.devices:
-        taps[device] = tap = TraceRecorder(device.sim, listen=False)
-        device.listeners.append(tap.on_event)
-        device.possible = tap.on_request
-    rank = (job.rank, job.rank % count, job.ranks, job.environment(count))
+    measured = measurement(engine, order, job, bounded=bounded)
+    rank = (job.rank, job.rank % measured.count, job.ranks, job.environment(measured.count))
     with nullcontext(Path(output)) if output else scratch_recording() as path:
         with as_rank(*rank):  # a second run replaces what the first has recorded
             recorder = record(
                 path, level="trace", warn=lambda text: None, trace_steps="all", force=bounded
             )
-        if job.ranks > 1:
-            machine.traffic = Traffic(recorder.now_ns)
-        session = VirtualSession(machine)
-        session.keep_stacks()
-        session.start()
+        measured.recorded(recorder.now_ns)
+        measured.session.keep_stacks()
+        measured.session.start()
         try:
             with as_rank(*rank), recorder:
-                steps = run(session, recorder)
+                steps = run(measured, recorder)
         except Exception as error:
-            known = explained(error)
+            known = measured.explained(error)
             if known is None:
                 raise
             raise known from error
         finally:
-            session.stop()
-        if job.peers is not None:
-            job.peers.post_differences(machine.traffic.differences.document())
-        if not machine.count:
-            raise UsageError("the program hides all GPUs", hint="it sets CUDA_VISIBLE_DEVICES")
-        used = [device for device in machine.devices if device.sim.peak_allocated]
-        others = machine.others
-        if not used and others:
-            raise UsageError(
-                "only processes that the program starts use the GPU, not the program itself"
-                + (" before it waits for one that was stopped (--steps)" if machine.waits else ""),
-                hint="estimate what one of them runs, as a script; of a job with --ranks N"
-                + ("; or more --steps than they make" if machine.waits else ""),
-            )
-        if not used:
-            raise UsageError("nothing was allocated on the GPU", hint=unused)
-        fits = {
-            device: device_fit(
-                machine,
-                device,
-                taps[device].trace(),
-                taps[device].requests,
-                others.get(machine.physical(device), NOTHING),
-            )
-            for device in used
-        }
-        worst = fullest(fits)
+            measured.session.stop()
+        others, waits = started()
         recording = load(path)  # others may be writing their part of it
         ranks = tuple(one for one in recording.ranks if one.session.rank == job.rank)
         mine = replace(recording, ranks=ranks)
-        about = f"cuda:{worst.index}" if len(used) > 1 else ""
+        ran = measured.run(mine)
+        if not ran.count:
+            raise UsageError("the program hides all GPUs", hint="it sets CUDA_VISIBLE_DEVICES")
+        if not ran.devices and others:
+            raise UsageError(
+                "only processes that the program starts use the GPU, not the program itself"
+                + (" before it waits for one that was stopped (--steps)" if waits else ""),
+                hint="estimate what one of them runs, as a script; of a job with --ranks N"
+                + ("; or more --steps than they make" if waits else ""),
+            )
+        if not ran.devices:
+            raise UsageError("nothing was allocated on the GPU", hint=unused)
+        fits = {
+            device.index: device_fit(ran, device, others.get(device.number, NOTHING))
+            for device in ran.devices
+        }
+        worst = fullest(ran, fits)
+        about = f"cuda:{worst.index}" if len(ran.devices) > 1 else ""
         report = summary(mine, top=1_000_000, device=about)
-        rows = device_rows(fits, mine)
-    found = estimate_of(machine, worst, fits[worst], report, steps, why, rows, links, per_node)
-    return found, machine.bounded
+        rows = device_rows(ran, fits, mine)
+    found = estimate_of(ran, worst, fits[worst.index], report, steps, why, rows, links, per_node)
+    return found, measured.unknown_read()[1]
 
 
 def fit_program(
@@ -435,6 +451,7 @@ def fit_program(
     assume: Sequence[str] = (),
     suggest: bool = True,
     torch: str = "",
+    engine: str = "auto",
     notify: Callable[[str], None] = lambda text: None,
 ) -> Fit:
     """Search for the largest value of ``argument`` with which the script fits.
@@ -444,7 +461,8 @@ def fit_program(
     are computed, unless the program needs one: then all are. ``suggest`` estimates changes to the
     run as well. ``gpu`` may name several, separated by commas, and ``ranks`` may be several: each
     combination is searched, and the result is that of the one where most fits on all ranks
-    (`Fit.choices`). ``rank`` and ``torch`` are as in `estimate_program`. ``notify`` gets a line
+    (`Fit.choices`). ``rank``, ``torch`` and ``engine`` are as in
+    `estimate_program`. ``notify`` gets a line
     about every estimate. Ctrl-C ends the search: the result has what was found until then, and is
     ``interrupted``. Raises what `estimate_program` raises.
     """
@@ -466,6 +484,7 @@ def fit_program(
         assume=assume,
         suggest=suggest,
         torch=torch,
+        engine=engine,
         notify=notify,
     )
 
@@ -481,6 +500,7 @@ def fit(
     conf: str | None = None,
     assume: Sequence[str] = (),
     torch: str = "",
+    engine: str = "auto",
 ) -> Fit:
     """Like ``gpuprobe fit``, for a function: ``build(value)`` builds a model for that value on the
     device and returns the function for one step (see `estimate`). Runs in this process, without
@@ -502,6 +522,7 @@ def fit(
             conf=conf,
             assume=assume,
             torch=torch,
+            engine=engine,
         )
         of_gpu.update(gpu=found.gpu, capacity=found.capacity)
         return Trial(
@@ -535,15 +556,25 @@ def trial() -> None:
 
 def serve_trials() -> None:
     """The estimates of `fit_program`, a process for each: see `gpuprobe.planning.warm`."""
+    from gpuprobe.engines.base import Order
+    from gpuprobe.engines.choice import choose
     from gpuprobe.planning.trial import answer
     from gpuprobe.planning.warm import serve
+
+    def load() -> None:  # CUDA is initialised in the children: no process forks it
+        from gpuprobe.catalogue.gpus import parse_spec
+        from gpuprobe.native import process
+
+        process.load(parse_spec(Order.gpu), endless=True)
+        import torch  # noqa: F401 - for the children
 
     def step() -> None:  # it draws no random number: a child has the generator of a fresh process
         import torch
 
         torch.zeros(8, device="cuda") + 1
 
-    warm_up = functools.partial(estimate, step, steps=1, compute="shapes")
+    virtual = functools.partial(estimate, step, steps=1, compute="shapes", engine="virtual")
+    warm_up = load if choose(sys.argv[1], Order()) == "native" else virtual
     serve(warm_up, functools.partial(answer, estimate=estimate_program))
 
 

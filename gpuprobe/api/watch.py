@@ -162,7 +162,8 @@ class RunResult(NamedTuple):
     where that was asked for; ``assumed``: what a virtual GPU took for granted; ``spawned``: the
     recordings of jobs that it started (``torch.multiprocessing.spawn``, or processes that joined a
     process group); ``children``: how many processes that it started used a GPU, without those of
-    ``torch.multiprocessing.spawn``.
+    ``torch.multiprocessing.spawn``; ``engine``: what it ran on, ``"hardware"``, ``"native"`` or
+    ``"virtual"``.
     """
 
     exit_code: int
@@ -171,6 +172,7 @@ class RunResult(NamedTuple):
     assumed: tuple[str, ...] = ()
     spawned: tuple[Path, ...] = ()
     children: int = 0
+    engine: str = "hardware"
 
 
 def default_output(name: str) -> Path:
@@ -232,22 +234,24 @@ def run(
     hazards: bool = False,
     trace_steps: str = "",
     on_step: Callable[[Step], None] | None = None,
+    engine: str = "auto",
 ) -> RunResult:
     """Run a program in this process and record it into ``output``.
 
     torch is imported when the program imports it, and watching begins there. ``virtual`` names
-    the GPU that the program is to find (``"h100-80gb"``, ``"2xa100-40gb"``), ``compute`` what
-    `virtual_gpu` does. ``hazards`` looks for races between streams too: there, else on
-    CUDA, else on a virtual H100. ``on_step``: as for `record`. Raises what `record` and
+    the GPU that the program is to find (``"h100-80gb"``, ``"2xa100-40gb"``), ``compute`` and
+    ``engine`` what `virtual_gpu` does. ``hazards`` looks for races between streams too: there,
+    else on CUDA, else on a virtual H100. ``on_step``: as for `record`. Raises what `record` and
     `virtual_gpu` raise; what the program raises is in the result.
     """
     if virtual is not None:
         if find_spec("torch") is None:
             raise MissingExtra("torch", "torch", why="required for the virtual GPU")
-        from gpuprobe.virtual.session import virtual_gpu
+        from gpuprobe.engines.base import Order
+        from gpuprobe.engines.choice import session as session_of
 
-        with virtual_gpu(virtual, compute) as session:
-            session.machine.unknown_as_nan = True  # of which the result tells
+        with session_of(engine, Order(virtual, compute)) as session:
+            session.read_unknown_as_nan()  # the result reports it
             if level == "trace" or trace_steps:
                 session.keep_stacks()  # of what is allocated before the first step, too
             result = run(
@@ -260,7 +264,7 @@ def run(
                 trace_steps=trace_steps,
                 on_step=on_step,
             )
-            return result._replace(assumed=tuple(session.machine.assumed))
+            return result._replace(assumed=tuple(session.assumed), engine=session.engine)
     from gpuprobe.patching import when_imported
     from gpuprobe.sampler.program import signals_put_back
 
@@ -393,10 +397,7 @@ def _with_findings(
 
 def _explained(error: BaseException) -> BaseException:
     """The error that a program ended with, in other words where a virtual GPU is its reason."""
-    session = sys.modules.get("gpuprobe.virtual.session")
-    if session is None or session.current() is None:
-        return error
-    from gpuprobe.virtual.boundary import explained
+    from gpuprobe.engines.choice import explained
 
     known = explained(error)
     if known is None:

@@ -10,12 +10,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.errors import ConfigError
 from gpuprobe.model.bounds import Bounds
 from gpuprobe.model.io.codec import Parsed, closed, from_plain
 from gpuprobe.model.io.files import read_text
 from gpuprobe.model.text import visible
-from gpuprobe.catalogue.gpu_model import GpuModel
 
 PRESENT: Final = "present"
 """The name of the GPU that this machine really has: no entry may take it."""

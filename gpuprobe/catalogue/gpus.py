@@ -24,8 +24,6 @@ import re
 from difflib import get_close_matches
 from typing import Any, Final
 
-from gpuprobe.errors import ConfigError, DriverUnavailable, MissingExtra
-from gpuprobe.model.text import visible
 from gpuprobe.catalogue.file import (
     ARCHITECTURES_SOURCE,
     NUMBERS,
@@ -38,6 +36,8 @@ from gpuprobe.catalogue.file import (
     with_context,
 )
 from gpuprobe.catalogue.gpu_model import GpuModel, cublas_workspace
+from gpuprobe.errors import ConfigError, DriverUnavailable, MissingExtra
+from gpuprobe.model.text import visible
 
 __all__ = [
     "ENVIRONMENT",

@@ -108,6 +108,17 @@ def add_gpu(parser: argparse.ArgumentParser, text: str, *, default: str | None =
     parser.add_argument(*names, dest="gpu", default=default, metavar="GPU", action=_Gpu, help=text)
 
 
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """``--engine``: what a program that names a GPU runs on."""
+    parser.add_argument(
+        "--engine",
+        choices=("auto", "native", "virtual"),
+        default="auto",
+        help="native: torch's own CUDA code without a GPU (needs a build of torch with CUDA); "
+        "virtual: a model of it; auto (default): native if possible",
+    )
+
+
 def add_virtual_run(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """How a script is run on a GPU that is not here: ``--gpu``, ``--steps``, ``--compute``,
     ``--assume``, ``--conf``, ``--torch``, ``--ranks``, ``--rank``. ``several``: GPUs and numbers of
@@ -140,6 +151,7 @@ def add_virtual_run(parser: argparse.ArgumentParser, *, several: bool = False) -
     parser.add_argument(
         "--conf", metavar="CONF", help="allocator settings, as in PYTORCH_CUDA_ALLOC_CONF"
     )
+    add_engine(parser)
     parser.add_argument(
         "--torch",
         default="",

@@ -52,7 +52,8 @@ class CheckPlan:
     project; empty of a recording.
     ``name``: of the run, where there are several.
     ``accept_environment``: another environment is a caution. ``repeat``: how often the program is
-    run; None: once, and again where memory grew. ``compute``: what a virtual GPU does.
+    run; None: once, and again where memory grew. ``compute``: what a virtual GPU does; ``engine``:
+    what it is.
     """
 
     target: str
@@ -69,6 +70,7 @@ class CheckPlan:
     accept_environment: bool = False
     repeat: int | None = None
     compute: str = "real"
+    engine: str = "auto"
     name: str = ""
 
 
@@ -122,6 +124,7 @@ def plan(
     steps: int | None = None,
     hazards: bool | None = None,
     compute: str | None = None,
+    engine: str | None = None,
     accepted: Mapping[str, Tolerance] | None = None,
     before: Baseline | None = None,
     project: ProjectSettings | None = None,
@@ -170,6 +173,7 @@ def plan(
         "steps": first("steps", steps, project.steps, None),
         "hazards": first("hazards", hazards, project.hazards, False),
         "compute": first("compute", compute, project.compute, "real"),
+        "engine": first("engine", engine, project.engine, "auto"),
     }
     if not recorded:
         words = {
@@ -179,6 +183,8 @@ def plan(
         }
         if chosen["compute"].value != "real":
             words["compute"] = str(chosen["compute"].value)
+        if chosen["engine"].value != "auto":
+            words["engine"] = str(chosen["engine"].value)
         settings += [Setting(name, words[name], chosen[name].source) for name in words]
     return CheckPlan(
         target=target,
@@ -188,6 +194,7 @@ def plan(
         steps=chosen["steps"].value,
         hazards=bool(chosen["hazards"].value),
         compute=str(chosen["compute"].value),
+        engine=str(chosen["engine"].value),
         tolerances=_tolerances(accepted or {}, before, project),
         settings=tuple(settings),
         root=project.root,
@@ -247,6 +254,7 @@ def _of_baseline(before: Baseline | None) -> dict[str, Any]:
         "steps": before.stopped_after,
         "hazards": True if counted else None,
         "compute": before.environment.get("compute"),
+        "engine": before.environment.get("engine"),
     }
 
 

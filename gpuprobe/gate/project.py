@@ -9,6 +9,7 @@
     baseline = "memory.json"      # relative to this file
     hazards = true                # also count races and implicit synchronisations
     compute = "shapes"            # on the virtual GPU: sizes alone, without the arithmetic
+    engine = "native"             # torch's own CUDA code, or "virtual": a model of it
 
     [tool.gpuprobe.tolerance]
     peak_allocated = "2%"
@@ -47,7 +48,17 @@ from gpuprobe.model.io.files import read_text
 if TYPE_CHECKING:
     from gpuprobe.analysis.baseline import Tolerance
 
-KEYS: Final = ("baseline", "compute", "gpu", "hazards", "run", "runs", "steps", "tolerance")
+KEYS: Final = (
+    "baseline",
+    "compute",
+    "engine",
+    "gpu",
+    "hazards",
+    "run",
+    "runs",
+    "steps",
+    "tolerance",
+)
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
@@ -75,6 +86,7 @@ class ProjectSettings:
     baseline: Path | None = None
     hazards: bool | None = None
     compute: str | None = None
+    engine: str | None = None
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     runs: Mapping[str, ProjectSettings] = field(default_factory=dict)
 
@@ -127,6 +139,7 @@ def _settings(table: _RunTable, path: Path, where: str) -> ProjectSettings:
         baseline=None if table.baseline is None else path.parent / table.baseline,
         hazards=table.hazards,
         compute=table.compute,
+        engine=table.engine,
         tolerances=_tolerances(table.tolerance, where),
     )
 
@@ -211,6 +224,12 @@ def _compute(value: str) -> str:
     return value
 
 
+def _engine(value: str) -> str:
+    if value not in ("auto", "native", "virtual"):
+        raise Malformed(f"expected auto, native or virtual, found {value!r:.80}")
+    return value
+
+
 _Text = Annotated[str, Parsed(str, _text)]
 
 
@@ -225,6 +244,7 @@ class _RunTable:
     baseline: _Text | None = None
     hazards: bool | None = None
     compute: Annotated[str, Parsed(str, _compute)] | None = None
+    engine: Annotated[str, Parsed(str, _engine)] | None = None
     tolerance: dict[str, Any] = field(default_factory=dict)
 
 

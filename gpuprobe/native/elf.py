@@ -77,7 +77,8 @@ def read_library(path: Path) -> Library:
     """The undefined symbols and the needed libraries of a shared library.
 
     Only headers and the dynamic symbol table are read: some milliseconds for a file of 500 MB.
-    Raises DataError for a file that is no 64-bit little-endian ELF file or is truncated, and OSError.
+    Raises DataError for a file that is truncated or is not a 64-bit little-endian ELF file, and
+    OSError.
     """
     with path.open("rb") as file:
         head = file.read(64)
@@ -334,9 +335,7 @@ def library_bytes(
     section(".dynamic", _SHT_DYNAMIC, 3, dynamic_at, 16 * len(tags), 3, 0, 16)
     label = labels.add(".shstrtab")
     label_bytes = bytes(labels.bytes)
-    sections.append(
-        struct.pack("<IIQQQQIIQQ", label, 3, 0, 0, end, len(label_bytes), 0, 0, 1, 0)
-    )
+    sections.append(struct.pack("<IIQQQQIIQQ", label, 3, 0, 0, end, len(label_bytes), 0, 0, 1, 0))
     section_table = -(-(end + len(label_bytes)) // 8) * 8
 
     out = bytearray(section_table + 64 * len(sections))

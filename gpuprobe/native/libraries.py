@@ -99,8 +99,8 @@ def cache_folder() -> Path:
     """Where libraries are kept: ``$XDG_CACHE_HOME/gpuprobe/native``, or a private folder for
     temporary files where that cannot be written.
     """
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(base) / "gpuprobe" / "native"
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(base) if base else Path.home() / ".cache") / "gpuprobe" / "native"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         writable = os.access(folder, os.W_OK)
@@ -152,7 +152,9 @@ def compile_core(sources: Sequence[Path], target: Path) -> None:
     """Compile the runtime. Raises EnvironmentUnavailable without a C compiler, and with the first
     line that the compiler printed if it failed.
     """
-    compiler = next(filter(None, map(shutil.which, [os.environ.get("CC") or "cc", "gcc", "clang"])), None)
+    compiler = next(
+        filter(None, map(shutil.which, [os.environ.get("CC") or "cc", "gcc", "clang"])), None
+    )
     if compiler is None:
         raise EnvironmentUnavailable(
             "the native engine was installed from source and there is no C compiler",
@@ -161,9 +163,11 @@ def compile_core(sources: Sequence[Path], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with _replaced(target) as partial:
         done = subprocess.run(
-            [compiler, "-std=gnu11", "-O2", "-shared", "-fPIC", "-pthread", "-w"]
-            + ["-o", partial, *map(str, sources), f"-Wl,-soname,{CORE}"]
-            + [f"-Wl,--version-script={SOURCES / 'runtime.map'}", "-ldl"],
+            [
+                *(compiler, "-std=gnu11", "-O2", "-shared", "-fPIC", "-pthread", "-w"),
+                *("-o", partial, *map(str, sources), f"-Wl,-soname,{CORE}"),
+                *(f"-Wl,--version-script={SOURCES / 'runtime.map'}", "-ldl"),
+            ],
             capture_output=True,
             text=True,
             errors="replace",
@@ -228,7 +232,9 @@ def libraries_for(build: TorchBuild) -> Libraries:
     runtime = core()
     site = build.folder.parent
     digest = hashlib.sha256(f"{runtime}\n{runtime.stat().st_mtime_ns}\n{build}".encode())
-    for name in sorted(entry for entry in os.listdir(site) if entry.endswith((".dist-info", ".pth"))):
+    for name in sorted(
+        entry.name for entry in os.scandir(site) if entry.name.endswith((".dist-info", ".pth"))
+    ):
         digest.update(f"{name}\n".encode())
     digest.update((Path(__file__).parent / "answers.py").read_bytes())
     digest.update((Path(__file__).parent / "elf.py").read_bytes())
@@ -307,7 +313,9 @@ def _extensions(site: Path) -> Iterator[Path]:
         elif top.is_dir():
             for folder, _, files in os.walk(top.path):
                 yield from (
-                    Path(folder, name) for name in sorted(files) if re.search(r"\.so(\.\d+)*$", name)
+                    Path(folder, name)
+                    for name in sorted(files)
+                    if re.search(r"\.so(\.\d+)*$", name)
                 )
 
 
@@ -340,7 +348,10 @@ def exports_of(
         version = versions.get(soname, "")
         if soname and (name, version) not in wanted[soname]:
             candidate = Needed(name, soname, version)
-            if export_of(candidate, answered, major).target in (f"gpn_{name}", f"gpn_{name}__{major}"):
+            if export_of(candidate, answered, major).target in (
+                f"gpn_{name}",
+                f"gpn_{name}__{major}",
+            ):
                 wanted[soname][name, version] = candidate
     return {
         soname: [export_of(needed, answered, major) for needed in needs.values()]

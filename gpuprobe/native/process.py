@@ -24,11 +24,11 @@ technical specifications per compute capability.
 """
 
 
-def settings_text(gpus: Sequence[GpuModel], build: TorchBuild) -> str:
+def settings_text(gpus: Sequence[GpuModel], build: TorchBuild, *, endless: bool = False) -> str:
     """The settings of a process whose machine has ``gpus``, as `gpuprobe/native/runtime/device.c`
-    reads them.
+    reads them. ``endless``: GPUs never run out of memory, whatever size they report.
     """
-    parts = [f"cuda={build.cuda_number}"]
+    parts = [f"cuda={build.cuda_number}", *(["endless=1"] if endless else [])]
     for name, places in (("cudnn", (10000, 100, 1)), ("nccl", (10000, 100, 1))):
         version = build.libraries.get(name, "")
         if version:
@@ -56,9 +56,7 @@ def settings_text(gpus: Sequence[GpuModel], build: TorchBuild) -> str:
             "bus_bits": gpu.memory_bus_width,
         }
         parts += [
-            f"{key}={value}"
-            for key, value in values.items()
-            if not isinstance(value, Unavailable)
+            f"{key}={value}" for key, value in values.items() if not isinstance(value, Unavailable)
         ]
     return ";".join(parts)
 
@@ -128,9 +126,9 @@ class _Entry(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Call:
-    """One logged call. ``stream`` numbers streams from 2 on in the order of their creation; 0 is the
-    default stream, 1 the per-thread one. ``a`` and ``b``: addresses (target and source of a copy),
-    or the number of an event and the stream that it was recorded on. ``name``: a kernel's mangled
+    """One logged call. ``stream`` numbers streams from 2 on in the order of their creation; 0 is
+    the default stream, 1 the per-thread one. ``a`` and ``b``: target and source of a copy, or the
+    number of an event and the stream that it was recorded on. ``name``: a kernel's mangled
     name, or a library function's.
     """
 
@@ -220,15 +218,20 @@ def loaded() -> Runtime | None:
     """The runtime of this process, or None. A child of a process that has it finds it too."""
     global _loaded
     settings = os.environ.get(SETTINGS)
-    if _loaded is None and settings is not None and "libgpuprobe-preload" in os.environ.get("LD_PRELOAD", ""):
+    if (
+        _loaded is None
+        and settings is not None
+        and "libgpuprobe-preload" in os.environ.get("LD_PRELOAD", "")
+    ):
         build = torch_build()
         if build is not None and build.cuda:
             _loaded = _open(libraries_for(build), settings)
     return _loaded
 
 
-def load(gpus: Sequence[GpuModel]) -> Runtime:
+def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
     """Load the native engine into this process, before torch, and into the programs it starts.
+    ``endless``: its GPUs never run out of memory.
 
     Raises UsageError if torch is imported already, or if this process has other GPUs;
     EnvironmentUnavailable where torch or the machine does not allow it.
@@ -237,7 +240,7 @@ def load(gpus: Sequence[GpuModel]) -> Runtime:
     build = torch_build()
     if build is None:
         raise EnvironmentUnavailable("torch is not installed", hint="pip install torch")
-    settings = settings_text(gpus, build)
+    settings = settings_text(gpus, build, endless=endless)
     runtime = loaded()
     if runtime is not None:
         if runtime.settings != settings:

@@ -11,12 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from gpuprobe.errors import ProgramFailed, UsageError, ValueNeeded
+from gpuprobe.errors import ProgramFailed, TooLarge, UsageError, ValueNeeded
 from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.planning.peers import TRIAL, Peers
 from gpuprobe.reporters.json.estimate import estimate_of
 from gpuprobe.sampler.program import Program
-from gpuprobe.virtual.budget import TooLarge
 
 COMPUTE: Final = ("auto", "shapes", "real")
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from gpuprobe.allocator.replays.replay import replay_trace
-from gpuprobe.allocator.replays.requests import Request, with_requests
+from gpuprobe.allocator.replays.requests import with_requests
 from gpuprobe.allocator.replays.whatif import WhatIfOutcome, what_if
 from gpuprobe.analysis.communication import transfers
 from gpuprobe.analysis.summary import device_categories
+from gpuprobe.engines.base import DeviceRun, Evidence, Run
 from gpuprobe.model.plans.estimate import (
     FITS,
     NOT,
@@ -27,19 +28,14 @@ from gpuprobe.model.report import Report, ShareTable
 from gpuprobe.model.run.communication import CollectiveRecord
 from gpuprobe.model.run.recording import Recording
 from gpuprobe.model.text import human_bytes
-from gpuprobe.model.trace import MemoryTrace
 from gpuprobe.model.values import Bytes, Unavailable, available
 from gpuprobe.planning.processes.needs import NOTHING, Other
-from gpuprobe.torch_support.compile_notes import worded
-from gpuprobe.torch_support.version import installed
-from gpuprobe.virtual.device.virtual_device import VirtualDevice
-from gpuprobe.virtual.distributed.nccl import buffers
-from gpuprobe.virtual.machine import Machine
 
-_NOT_MODELLED = (
-    "memory that CUDA extensions allocate, unless it is declared",
-    "other programs on the same GPU",
-)
+_OTHER_PROGRAMS = "other programs on the same GPU"
+_NOT_MODELLED = {
+    "virtual": ("memory that CUDA extensions allocate, unless it is declared", _OTHER_PROGRAMS),
+    "native": ("memory that libraries allocate without torch", _OTHER_PROGRAMS),
+}
 
 MARGIN: Final = 0.02
 """Of the reserved memory: what the estimate may be off by where nothing else is known. Twice the
@@ -71,34 +67,24 @@ class DeviceFit(NamedTuple):
     why: str
 
 
-def device_fit(
-    machine: Machine,
-    device: VirtualDevice,
-    trace: MemoryTrace,
-    requests: Sequence[Request] = (),
-    others: Other = NOTHING,
-) -> DeviceFit:
-    """Whether the run whose ``trace`` on a device this is fits there. ``requests``: what libraries
-    may have requested besides; ``others``: what processes need that it starts.
-    """
-    model = device.model
+def device_fit(run: Run, device: DeviceRun, others: Other = NOTHING) -> DeviceFit:
+    """Whether the run fits on a device, next to what processes need that it starts (``others``)."""
+    model, trace, peak = device.model, device.trace, device.peak_allocated
     recorded = replay_trace(trace)
-    free = what_if(trace, recorded, machine.settings)
-    low = min(free.peak_reserved.least, device.sim.peak_reserved)
-    high = max(free.peak_reserved.most, device.sim.peak_reserved)
-    peak = device.sim.peak_allocated
-    widest = with_requests(trace, recorded, requests) if requests else (trace, recorded)
-    if requests:
-        most = what_if(*widest, machine.settings)
+    low = high = device.peak_reserved
+    if run.evidence is Evidence.VIRTUAL:
+        free = what_if(trace, recorded, run.settings)
+        low = min(free.peak_reserved.least, low)
+        high = max(free.peak_reserved.most, high)
+    widest = (
+        with_requests(trace, recorded, device.requests) if device.requests else (trace, recorded)
+    )
+    if device.requests:
+        most = what_if(*widest, run.settings)
         high = max(high, most.peak_reserved.most)
         peak = max(peak, most.peak_allocated.most)
     simulated = high
-    nccl_low, nccl_high = (
-        (Bytes(0), Bytes(0))
-        if machine.traffic is None
-        else buffers(machine.traffic.communicators.values())
-    )
-    if machine.ranks > 1:
+    if run.ranks > 1:
         low, high = int(low * (1 - _OF_JOBS)), int(high * (1 + _OF_JOBS))
     need = Need(
         model.total_memory,
@@ -106,32 +92,31 @@ def device_fit(
         simulated,
         low,
         high,
-        model.context_low + nccl_low + others.low,
-        model.context_high + nccl_high + others.high,
+        model.context_low + run.nccl_low + others.low,
+        model.context_high + run.nccl_high + others.high,
     )
     verdict, why = verdict_of(
         need,
-        lambda capacity: what_if(*widest, machine.settings, capacity=capacity),
-        lambda capacity: what_if(trace, recorded, machine.settings, capacity=capacity),
+        lambda capacity: what_if(*widest, run.settings, capacity=capacity),
+        lambda capacity: what_if(trace, recorded, run.settings, capacity=capacity),
     )
-    workspace = max((request.size for request in requests), default=0)
-    return DeviceFit(low, high, peak, workspace, nccl_low, nccl_high, others, verdict, why)
+    workspace = max((request.size for request in device.requests), default=0)
+    return DeviceFit(low, high, peak, workspace, run.nccl_low, run.nccl_high, others, verdict, why)
 
 
-def fullest(fits: Mapping[VirtualDevice, DeviceFit]) -> VirtualDevice:
-    """The device with the least room."""
-    return max(
-        fits,
-        key=lambda one: (
-            SEVERITY.get(fits[one].verdict, 1),
-            (fits[one].high + one.model.context_high + fits[one].others.high)
-            / one.model.total_memory,
-        ),
-    )
+def fullest(run: Run, fits: Mapping[int, DeviceFit]) -> DeviceRun:
+    """The device with the least room. ``fits`` are by the program's index of the device."""
+
+    def need(device: DeviceRun) -> tuple[int, float]:
+        fit, model = fits[device.index], device.model
+        total = fit.high + model.context_high + fit.others.high
+        return SEVERITY.get(fit.verdict, 1), total / model.total_memory
+
+    return max(run.devices, key=need)
 
 
 def device_rows(
-    fits: Mapping[VirtualDevice, DeviceFit], recording: Recording
+    run: Run, fits: Mapping[int, DeviceFit], recording: Recording
 ) -> tuple[DeviceEstimate, ...]:
     """A row for each device; none if there is one."""
     if len(fits) < 2:
@@ -143,20 +128,21 @@ def device_rows(
             device=f"cuda:{device.index}",
             gpu=device.model.name,
             verdict=fit.verdict,
-            peak_allocated=Bytes(device.sim.peak_allocated),
-            peak_reserved=Bytes(device.sim.peak_reserved),
+            peak_allocated=Bytes(device.peak_allocated),
+            peak_reserved=Bytes(device.peak_reserved),
             total_low=fit.low + device.model.context_low + fit.nccl_low + fit.others.low,
             total_high=fit.high + device.model.context_high + fit.nccl_high + fit.others.high,
             capacity=Bytes(device.model.total_memory),
             by_category=_shares(tables.get(f"cuda:{device.index}", nothing)),
         )
-        for device, fit in sorted(fits.items(), key=lambda item: item[0].index)
+        for device in run.devices
+        for fit in (fits[device.index],)
     )
 
 
 def estimate_of(
-    machine: Machine,
-    device: VirtualDevice,
+    run: Run,
+    device: DeviceRun,
     fit: DeviceFit,
     report: Report,
     steps: int,
@@ -165,39 +151,39 @@ def estimate_of(
     links: Links | None = None,
     per_node: int = 1,
 ) -> Estimate:
-    """What a run needs, from the virtual device with the least room, whether it fits there, and
-    the report of its recording about that device. ``why`` the machine computes what it does.
+    """What a run needs, from the device with the least room, whether it fits there, and the report
+    of its recording about that device. ``why`` the engine computes what it does.
     ``links``: over which the ranks communicate, ``per_node`` on each node.
     """
     model = device.model
     low, high, peak, workspace, nccl_low, nccl_high, others, verdict, verdict_why = fit
     if workspace:
-        machine.assume(_workspaces(workspace))
+        run.assume(_workspaces(workspace))
     outside_high = model.context_high + nccl_high + others.high
     growing = _growing(report, f"cuda:{device.index}")
     if growing and verdict != NOT:
         taken = peak + outside_high
         left = max(0, model.total_memory - taken) // growing
-        machine.assume(
+        run.assume(
             f"that memory stops growing: the last step left {human_bytes(growing)} more "
             f"behind than it found; if every step does, the GPU is full in about {left + 1} more"
         )
-    if machine.ranks > 1:
-        machine.assume(
+    if run.ranks > 1:
+        run.assume(
             f"reserved memory is given with {_OF_JOBS:.0%} to both sides: of sharded training it "
             "is divided among several streams, and which blocks one of them can reuse depends on "
             "the versions of torch and its libraries"
         )
-    for text in machine.assumptions.unused:
-        machine.assume(f"--assume {text} was not used: that line needs no value")
-    sent = _sent(machine, report)
+    for text in run.unused_assumptions:
+        run.assume(f"--assume {text} was not used: that line needs no value")
+    sent = _sent(run, report)
     return Estimate(
         gpu=model.name,
-        devices=machine.count,
+        devices=run.count,
         steps=steps,
-        peak_allocated=Bytes(device.sim.peak_allocated),
+        peak_allocated=Bytes(device.peak_allocated),
         allocated_high=Bytes(peak),
-        peak_reserved=Bytes(device.sim.peak_reserved),
+        peak_reserved=Bytes(device.peak_reserved),
         reserved_low=Bytes(low),
         reserved_high=Bytes(high),
         context_low=Bytes(model.context_low),
@@ -210,14 +196,14 @@ def estimate_of(
         by_category=_shares(report.categories),
         by_module=_shares(report.top_modules),
         by_line=_shares(report.top_lines),
-        assumed=worded(machine.assumed),
-        not_modelled=_NOT_MODELLED,
-        settings=machine.settings.conf,
-        ranks=machine.ranks,
-        rank=machine.rank,
-        compute="shapes" if machine.shapes else "real",
+        assumed=tuple(run.assumed),
+        not_modelled=_NOT_MODELLED[run.engine],
+        settings=run.settings.conf,
+        ranks=run.ranks,
+        rank=run.rank,
+        compute=run.compute,
         compute_why=why,
-        compiled=worded(machine.compiler_notes),
+        compiled=run.compiled,
         communication=transfers(sent.values()),
         nccl_low=nccl_low,
         nccl_high=nccl_high,
@@ -226,9 +212,10 @@ def estimate_of(
         processes_high=others.high,
         link=links.text if links is not None else "",
         per_node=per_node if links is not None else 0,
-        communication_time=_times(machine.traffic, sent, links, per_node),
+        communication_time=_times(run.traffic, sent, links, per_node),
         torch=str(torch.__version__),
-        simulated_torch="" if machine.torch == installed() else "{}.{}".format(*machine.torch),
+        simulated_torch="" if run.simulated is None else "{}.{}".format(*run.simulated),
+        engine=run.engine,
     )
 
 
@@ -306,11 +293,11 @@ def verdict_of(
     return FITS, ""
 
 
-def _sent(machine: Machine, report: Report) -> dict[int, CollectiveRecord]:
+def _sent(run: Run, report: Report) -> dict[int, CollectiveRecord]:
     """What the rank sends in the last whole step, by number: the first ones also set things up."""
-    if machine.traffic is None:
+    if run.traffic is None:
         return {}
-    records = dict(enumerate(machine.traffic.records))
+    records = dict(enumerate(run.traffic.records))
     whole = [row.step for row in report.steps.rows if row.step.ended_by != "end"]
     if not whole:
         return records

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
+from gpuprobe.catalogue.gpus import parse_spec
 from gpuprobe.errors import ProgramFailed
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.plans.fit import Fit, FitChoice, FitSuggestion, Trial
@@ -14,7 +15,6 @@ from gpuprobe.model.values import Bytes
 from gpuprobe.planning.argument import Way, way
 from gpuprobe.planning.search import check_bounds, fit_of, search
 from gpuprobe.planning.warm import Estimates
-from gpuprobe.catalogue.gpus import parse_spec
 
 
 class _Case(NamedTuple):
@@ -32,6 +32,7 @@ class _Case(NamedTuple):
     rank: int | Sequence[int] | str = 0
     change: str = ""
     torch: str = ""
+    engine: str = "auto"
 
     @property
     def label(self) -> str:
@@ -54,6 +55,7 @@ def fit_script(
     assume: Sequence[str],
     suggest: bool,
     torch: str,
+    engine: str,
     notify: Callable[[str], None],
 ) -> Fit:
     """See `gpuprobe.api.virtual.fit_program`."""
@@ -76,11 +78,12 @@ def fit_script(
             chosen,
             rank,
             torch=torch,
+            engine=engine,
         )
         for name in gpus
         for count in ranks
     ]
-    with Estimates() as estimate:
+    with Estimates(engine) as estimate:
         found: list[_Searched] = []
         start = chosen.value
         for case in cases:

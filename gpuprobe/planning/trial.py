@@ -14,14 +14,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from gpuprobe.errors import GpuprobeError, ProgramFailed, ValueNeeded
+from gpuprobe.errors import GpuprobeError, ProgramFailed, TooLarge, ValueNeeded
 from gpuprobe.model.plans.estimate import Estimate
 from gpuprobe.planning.argument import with_constant, with_option
 from gpuprobe.reporters.json import estimate as estimate_json
 from gpuprobe.sampler.program import Program, load_module, load_script, own_traceback
-from gpuprobe.virtual.budget import TooLarge
 
-_OPTIONAL: Final = ("rank", "meeting", "link", "per_node", "output", "recorded", "torch")
+_OPTIONAL: Final = (
+    "rank",
+    "meeting",
+    "link",
+    "per_node",
+    "output",
+    "recorded",
+    "torch",
+    "engine",
+)
 
 
 def answer(order: dict[str, Any], estimate: Callable[..., Estimate]) -> None:
@@ -41,7 +49,7 @@ def _estimate(order: dict[str, Any], estimate: Callable[..., Estimate]) -> dict[
     program = program_of(order)
     change = order.get("change", "")
     if change not in ("", "expandable"):
-        from gpuprobe.virtual.changes import apply
+        from gpuprobe.planning.changes import apply
 
         apply(change)
     try:

@@ -30,10 +30,12 @@ _MOST_WORDS: Final = 1 << 16  # bytes kept of what a run prints
 
 class Estimates:
     """Makes estimates of orders (`gpuprobe.planning.trial`), one after the other. A context: on the
-    way out the process is ended, and an estimate that it is making.
+    way out the process is ended, and an estimate that it is making. ``engine``: on which they are
+    made, as in ``--engine``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str = "auto") -> None:
+        self._engine = engine
         self._server: subprocess.Popen[bytes] | None = None
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed on exit
 
@@ -66,7 +68,7 @@ class Estimates:
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-c", SERVE],
+            [sys.executable, "-c", SERVE, self._engine],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._words,

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import dis
 import re
-from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, Final
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gpuprobe.code_origin import PACKAGE, is_standard_library
+from gpuprobe.code_origin import PACKAGE
 from gpuprobe.errors import GpuprobeError, NotModelled, ValueNeeded
 from gpuprobe.patching import Patches
-from gpuprobe.torch_support.callers import TORCH, place_of
+from gpuprobe.torch_support.callers import place_of
+from gpuprobe.torch_support.error_places import frames_of, place_in
 from gpuprobe.virtual.frames import where
 from gpuprobe.virtual.machine import Machine
 from gpuprobe.virtual.unknown import hint_of
@@ -147,48 +146,12 @@ def install(machine: Machine, patches: Patches) -> None:
     patches.set(FakeTensorMode, "from_tensor", checked)
 
 
-def _frames(error: BaseException) -> Iterator[TracebackType]:
-    traceback = error.__traceback__
-    while traceback is not None:
-        yield traceback
-        traceback = traceback.tb_next
-
-
-def place_in(error: BaseException) -> str:
-    """The innermost line of the program that an exception came through. Where there is none, of
-    the exception that was being handled: a signal's handler raises wherever the process is, even
-    when the program has failed already. Of Python's own library only where there is neither.
-    """
-    standard = ""
-    followed: list[BaseException] = []
-    while error not in followed:
-        followed.append(error)
-        place, inner = _places_in(error)
-        if place:
-            return place
-        standard = standard or inner
-        error = error.__cause__ or error.__context__ or error
-    return standard or "<unknown>"
-
-
-def _places_in(error: BaseException) -> tuple[str, str]:
-    """The innermost line of the program, and that of Python's own library; "" for none."""
-    place = standard = ""
-    for traceback in _frames(error):
-        file = traceback.tb_frame.f_code.co_filename
-        if is_standard_library(file):
-            standard = place_of(file, traceback.tb_lineno)
-        elif not file.startswith((PACKAGE, TORCH, "<frozen")):
-            place = place_of(file, traceback.tb_lineno)
-    return place, standard
-
-
 def _own_fault(error: BaseException) -> str:
     """Where gpuprobe's own code failed, "" where it only passed on what torch raised, or raised
     on purpose what torch does.
     """
     last = None
-    for last in _frames(error):  # noqa: B007 - the last one
+    for last in frames_of(error):  # noqa: B007 - the last one
         pass
     if last is None or not isinstance(error, _OUR_FAULTS):
         return ""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 import psutil
-import torch
 from torch.utils import flop_counter
 
+from gpuprobe.errors import TooLarge
 from gpuprobe.model.text import human_bytes
 from gpuprobe.torch_support.tensors import tensors_in
 from gpuprobe.virtual.machine import Machine
@@ -23,10 +23,6 @@ billion a second that fp32 matrix products reach there."""
 _OF_ONE_ELEMENT: Final = 10
 """Operations that an element of a result stands for where no formula is known: element-wise
 kernels are bound by memory, and take about as long as so many."""
-
-
-class TooLarge(BaseException):
-    """Ends a run that is too large. Not an Exception: programs that catch those must not go on."""
 
 
 class Budget:
@@ -57,12 +53,3 @@ class Budget:
             self._done += formula(*args, **kwargs, out_val=result)
         if self._done > self._operations:
             raise TooLarge(f"it needs more than {self._operations:.0e} floating-point operations")
-
-
-def of_host_memory(error: BaseException) -> bool:
-    """Whether the host had no more memory for a tensor: ``alloc_cpu.cpp`` in ``c10/core``."""
-    return (
-        isinstance(error, (RuntimeError, MemoryError))
-        and not isinstance(error, torch.OutOfMemoryError)
-        and (isinstance(error, MemoryError) or "you tried to allocate" in str(error))
-    )

@@ -22,8 +22,8 @@ from typing import Any, Final
 
 import torch
 
-from gpuprobe.torch_support.tensors import is_meta, tensors_in
 from gpuprobe.catalogue.gpus import GpuModel
+from gpuprobe.torch_support.tensors import is_meta, tensors_in
 
 _Real: Any = torch._C.Generator
 _lock = threading.RLock()

@@ -19,13 +19,13 @@ import torch
 
 from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.settings import in_environment, parse_conf
+from gpuprobe.catalogue.gpus import GpuModel
 from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.torch_support import compile_notes
 from gpuprobe.torch_support.tensors import is_meta, is_sparse, parts, storage_key
 from gpuprobe.torch_support.version import installed
-from gpuprobe.catalogue.gpus import GpuModel
 from gpuprobe.virtual.device.host_statistics import HostStatistics
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.device.visible import Use, visible

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from gpuprobe.allocator.settings import in_environment, parse_conf
+from gpuprobe.catalogue.gpus import GpuModel, parse_spec
 from gpuprobe.errors import UsageError
 from gpuprobe.model.plans.assumptions import Assumptions
 from gpuprobe.model.trace import AllocatorSettings
@@ -18,7 +19,6 @@ from gpuprobe.torch_support import assumptions
 from gpuprobe.torch_support.compile_notes import worded
 from gpuprobe.torch_support.version import installed, simulated
 from gpuprobe.virtual import boundary, cuda_api, saving
-from gpuprobe.catalogue.gpus import GpuModel, parse_spec
 from gpuprobe.virtual.compiled import compiler, triton_kernels
 from gpuprobe.virtual.device.visible import NAME, visible
 from gpuprobe.virtual.dispatch.mode import DispatchMode, take_higher_order
@@ -45,6 +45,8 @@ def current() -> VirtualSession | None:
 
 class VirtualSession:
     """A virtual machine that torch uses between `start` and `stop`."""
+
+    engine = "virtual"
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -109,6 +111,23 @@ class VirtualSession:
             self.leave_thread()
         finally:
             self._patches.undo()
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What the simulation takes for granted, a sentence each."""
+        return worded(self.machine.assumed)
+
+    def read_unknown_as_nan(self) -> None:
+        """Numbers that the program reads and that were not computed are NaN from now on."""
+        self.machine.unknown_as_nan = True
+
+    def peaks(self) -> dict[int, tuple[int, int]]:
+        """Peaks allocated and reserved of each device in use, in bytes, by its physical number."""
+        return {
+            self.machine.physical(device): (device.sim.peak_allocated, device.sim.peak_reserved)
+            for device in self.machine.devices
+            if device.sim.peak_allocated
+        }
 
     def keep_stacks(self) -> None:
         """Record the allocation stack of every live block from now on."""

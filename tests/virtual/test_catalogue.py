@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprobe.errors import ConfigError, DriverUnavailable
-from gpuprobe.model.values import Unavailable
 from gpuprobe.catalogue import gpus as catalogue
 from gpuprobe.catalogue.file import NUMBERS, key_of
 from gpuprobe.catalogue.gpus import (
@@ -23,6 +21,8 @@ from gpuprobe.catalogue.gpus import (
     load_user_catalogue,
     parse_spec,
 )
+from gpuprobe.errors import ConfigError, DriverUnavailable
+from gpuprobe.model.values import Unavailable
 
 MIB = 1 << 20
 BUILT_IN = {model.name: model for model in all_models()}

@@ -17,12 +17,12 @@ import warm_python
 
 import gpuprobe
 from gpuprobe.cli.parser import dispatch
-from gpuprobe.errors import ProgramFailed, UsageError, ValueNeeded
+from gpuprobe.errors import ProgramFailed, TooLarge, UsageError, ValueNeeded
 from gpuprobe.model.plans.assumptions import Assumptions, parse
 from gpuprobe.reporters.json.estimate import document, estimate_of
 from gpuprobe.reporters.sections.plans import estimate_sections
 from gpuprobe.reporters.text import draw
-from gpuprobe.virtual.budget import MEMORY, Budget, TooLarge
+from gpuprobe.virtual.budget import MEMORY, Budget
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import gpuprobe
-from gpuprobe.errors import UsageError
 from gpuprobe.catalogue.gpus import parse_spec
+from gpuprobe.errors import UsageError
 from gpuprobe.virtual.kernels import philox
 
 H100 = parse_spec("h100-80gb")[0]

@@ -62,7 +62,7 @@ class RankEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Estimate(Displayed):
-    """The memory of a training run on a virtual GPU. Unit: bytes.
+    """The memory of a training run on a GPU that is not here. Unit: bytes.
 
     ``peak_allocated`` and ``peak_reserved`` are of the caching allocator, over the whole run;
     ``allocated_high`` includes workspaces of cuDNN that are known as a range only. The reserved
@@ -92,7 +92,8 @@ class Estimate(Displayed):
     ``communication_time`` is how long the operations of the last step take over ``link`` with
     ``per_node`` ranks on each node: a model, nothing is measured. ``torch`` is the installed
     version, which the estimate is for, unless ``simulated_torch`` names another one: each may
-    allocate differently.
+    allocate differently. ``engine`` is ``"native"`` if torch's own CUDA code ran, ``"virtual"`` if
+    a model of it did.
     """
 
     gpu: str
@@ -133,6 +134,7 @@ class Estimate(Displayed):
     processes: int = 0
     processes_low: Bytes = _NOTHING
     processes_high: Bytes = _NOTHING
+    engine: str = "virtual"
 
     def __repr__(self) -> str:
         several = f"{self.devices}x" if self.devices > 1 else ""

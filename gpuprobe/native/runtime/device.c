@@ -5,6 +5,7 @@
 
 int cuda_version = 13000, driver_version = 13000;
 static device devices[MAX_DEVICES];
+static bool endless;
 static int n_devices, visible[MAX_DEVICES], n_visible;
 static _Atomic size_t used[MAX_DEVICES];   // by index in the machine: memory of this process, its context included
 static atomic_bool contexts[MAX_DEVICES];
@@ -59,6 +60,7 @@ static void read_settings(void) {
   char text[64];
   if (find_text("cuda", text, sizeof text)) cuda_version = atoi(text);
   driver_version = cuda_version;
+  endless = find_text("endless", text, sizeof text) && atoi(text);
   if (find_text("driver", text, sizeof text)) driver_version = atoi(text);
   for (const char *at = settings; *at;) {
     const char *end = strchrnul(at, ';');
@@ -158,7 +160,8 @@ bool take_memory(int ordinal, size_t bytes) {
   int i = visible_index(ordinal);
   bool fits = false;
   pthread_mutex_lock(&lock);
-  if (i >= 0 && bytes <= devices[i].total_memory && whole(bytes) + atomic_load(&used[i]) <= devices[i].total_memory) {
+  // Endless devices (settings): an estimate finds out how much a program would need.
+  if (i >= 0 && (endless || (bytes <= devices[i].total_memory && whole(bytes) + atomic_load(&used[i]) <= devices[i].total_memory))) {
     atomic_fetch_add(&used[i], whole(bytes));
     fits = true;
   }
@@ -170,7 +173,8 @@ void give_memory(int ordinal, size_t bytes) { int i = visible_index(ordinal); if
 size_t used_memory(int index) { return index >= 0 && index < MAX_DEVICES ? atomic_load(&used[index]) : 0; }
 size_t free_memory(int ordinal) {
   int i = visible_index(ordinal);
-  return i < 0 ? 0 : devices[i].total_memory - atomic_load(&used[i]);
+  size_t taken = i < 0 ? 0 : atomic_load(&used[i]);
+  return i < 0 || taken > devices[i].total_memory ? 0 : devices[i].total_memory - taken;
 }
 
 // --- the runtime's functions about devices

@@ -11,13 +11,17 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gpuprobe.model.io.files import atomic_write
 from gpuprobe.model.values import Bytes
 from gpuprobe.planning.processes import ENDED
+
+if TYPE_CHECKING:
+    from gpuprobe.catalogue.gpu_model import GpuModel
+    from gpuprobe.engines.base import Session
 
 _OF_PROCESSES: Final = 0.02
 """Of their reserved memory, to both sides, as for the ranks of a job: which blocks are reused
@@ -33,14 +37,14 @@ class Needs(NamedTuple):
     steps: int
 
     def __call__(self, since: float) -> _Process | None:
+        from gpuprobe.engines.choice import current
         from gpuprobe.sampler.hooks.step_limit import exit_after
-        from gpuprobe.virtual.session import current
 
         session = current()
         if session is None:
             return None
         exit_after(self.steps, self._ended)
-        return _Process(session.machine, self.folder, since)
+        return _Process(session, self.folder, since)
 
     def _ended(self) -> None:
         with contextlib.suppress(OSError):  # as in `_Process`
@@ -48,8 +52,8 @@ class Needs(NamedTuple):
 
 
 class _Process:
-    def __init__(self, machine: Any, folder: Path, since: float) -> None:
-        self._machine = machine
+    def __init__(self, session: Session, folder: Path, since: float) -> None:
+        self._session = session
         self._file = folder / f"{os.getpid()}.json"
         self._since = since
         self._written: dict[int, list[int]] = {}
@@ -63,12 +67,7 @@ class _Process:
         self._write(self._peaks(), time.monotonic())
 
     def _peaks(self) -> dict[int, list[int]]:
-        return {
-            number: [device.sim.peak_allocated, device.sim.peak_reserved]
-            for device in self._machine.devices
-            if device.sim.peak_allocated
-            for number in (self._machine.physical(device),)
-        }
+        return {number: [*peaks] for number, peaks in self._session.peaks().items()}
 
     def _write(self, peaks: dict[int, list[int]], until: float | None) -> None:
         self._written = peaks
@@ -97,8 +96,8 @@ class _Use(NamedTuple):
     reserved: int
 
 
-def other_processes(folder: Path, machine: Any) -> tuple[int, dict[int, Other]]:
-    """How many processes used a GPU, and what they need, by `Machine.physical`."""
+def other_processes(folder: Path, models: Mapping[int, GpuModel]) -> tuple[int, dict[int, Other]]:
+    """How many processes used a GPU, and what they need, by the GPU's number in the machine."""
     uses: dict[int, list[_Use]] = {}
     processes = 0
     for file in sorted(folder.glob("*.json")):
@@ -107,7 +106,6 @@ def other_processes(folder: Path, machine: Any) -> tuple[int, dict[int, Other]]:
         processes += bool(found["devices"])
         for number, (_, reserved) in found["devices"].items():
             uses.setdefault(int(number), []).append(_Use(found["since"], until, reserved))
-    models = {machine.physical(device): device.model for device in machine.devices}
     needs = {}
     for number, found in uses.items():
         together = _most_at_once(found)

@@ -15,7 +15,7 @@ from gpuprobe.model.values import Bytes
 from gpuprobe.reporters.json import fields_of
 
 SCHEMA: Final = "gpuprobe.estimate"
-VERSION: Final = (2, 6)
+VERSION: Final = (2, 7)
 """(major, minor); a minor version only adds keys.
 
 History:
@@ -29,6 +29,7 @@ History:
   memory; ``by_device``.
 * 2.5: ``torch``; ``allocated``, a range.
 * 2.6: ``simulated_torch``; ``processes``, which ``total`` includes.
+* 2.7: ``engine``.
 """
 
 
@@ -42,7 +43,7 @@ def document(estimate: Estimate) -> dict[str, Any]:
     return {
         **header(SCHEMA, VERSION),
         **fields_of(estimate, "gpu devices ranks rank steps settings compute compute_why"),
-        **fields_of(estimate, "torch simulated_torch"),
+        **fields_of(estimate, "engine torch simulated_torch"),
         **fields_of(estimate, "verdict verdict_why fits capacity peak_allocated peak_reserved"),
         "allocated": {"at_least": estimate.peak_allocated, "at_most": estimate.allocated_high},
         "reserved": {"at_least": estimate.reserved_low, "at_most": estimate.reserved_high},
@@ -113,6 +114,7 @@ def estimate_of(document: Mapping[str, Any]) -> Estimate:
         compute_why=document["compute_why"],
         torch=document["torch"],
         simulated_torch=document["simulated_torch"],
+        engine=document["engine"],
         compiled=tuple(document["compiled"]),
         communication=tuple(
             Transfer(

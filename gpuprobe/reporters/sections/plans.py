@@ -25,6 +25,11 @@ from gpuprobe.reporters.sections.parts import (
 )
 from gpuprobe.reporters.sections.report.communication import communication_section
 
+_ENGINES: Final = {
+    "native": "engine: native (torch's own CUDA code ran, without a GPU)",
+    "virtual": "engine: virtual (a model of torch's CUDA code)",
+}
+
 
 def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
     """The estimate; ``top`` bounds each table, the rest of which is summed."""
@@ -78,7 +83,7 @@ def estimate_sections(estimate: Estimate, top: int = 8) -> list[Section]:
         )
     if estimate.settings:
         notes.append(estimate.settings)
-    lines = [Line(", ".join(notes))]
+    lines = [Line(", ".join(notes)), Line(_ENGINES[estimate.engine])]
     if estimate.verdict_why:
         lines.insert(0, Line(f"{estimate.verdict}: {estimate.verdict_why}"))
     if estimate.compute_why:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from gpuprobe.model.values import Unavailable
-from gpuprobe.patching import Patches
 from gpuprobe.catalogue.file import NUMBERS
 from gpuprobe.catalogue.gpus import GpuModel
+from gpuprobe.model.values import Unavailable
+from gpuprobe.patching import Patches
 from gpuprobe.virtual.machine import Machine
 
 CUDA_VERSION = "13.0"

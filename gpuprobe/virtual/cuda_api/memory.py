@@ -8,9 +8,9 @@ import torch
 
 from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.settings import parse_conf
+from gpuprobe.catalogue.gpu_model import cublas_workspace
 from gpuprobe.patching import Patches
 from gpuprobe.virtual import unknown
-from gpuprobe.catalogue.gpu_model import cublas_workspace
 from gpuprobe.virtual.device.virtual_device import VirtualDevice
 from gpuprobe.virtual.machine import Machine
 

@@ -15,8 +15,8 @@ from gpuprobe.allocator.driver import SimulatedDriver
 from gpuprobe.allocator.settings import memory_fraction
 from gpuprobe.allocator.simulator import Simulator
 from gpuprobe.allocator.state import Listener
-from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.catalogue.gpus import GpuModel
+from gpuprobe.model.trace import AllocatorSettings
 from gpuprobe.virtual.device.history import History
 from gpuprobe.virtual.device.statistics import Statistics
 

@@ -65,6 +65,12 @@ def add_target(parser: argparse.ArgumentParser) -> None:
         "models",
     )
     parser.add_argument(
+        "--engine",
+        choices=("auto", "native", "virtual"),
+        help="with --gpu: torch's own CUDA code without a GPU (native) or a model of it (virtual); "
+        "auto: native if possible",
+    )
+    parser.add_argument(
         "--stop-after",
         type=positive,
         metavar="N",
@@ -116,6 +122,7 @@ def planned(args: argparse.Namespace, *, before: Any, project: Any, **more: Any)
         steps=args.stop_after,
         hazards=args.hazards,
         compute=args.compute,
+        engine=args.engine,
         before=before,
         project=project,
         **more,

@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe estimate (SCRIPT | -m MODULE) [--gpu GPU] [--steps N] "
         "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] [--torch VERSION] "
+        "[--engine auto|native|virtual] "
         "[--ranks N [--rank R,...|distinct] [--link LINKS [--per-node N]]] [-o NAME.gpuprobe] "
         "[--json] [--] [ARGS ...]"
     )
@@ -69,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
             compute=args.compute,
             conf=args.conf,
             torch=args.torch,
+            engine=args.engine,
             ranks=args.ranks,
             rank=rank_of(args),
             assume=args.assume,

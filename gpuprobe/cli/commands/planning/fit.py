@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe fit SCRIPT --arg NAME [--gpu GPU,...] [--min N] [--max N] [--steps N] "
         "[--compute auto|shapes|real] [--assume FILE:LINE=VALUE] [--conf CONF] [--torch VERSION] "
+        "[--engine auto|native|virtual] "
         "[--ranks N,... [--rank R,...|distinct]] [--no-suggestions] [--json] [--] [ARGS ...]"
     )
     parser.add_argument(
@@ -65,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
         compute=args.compute,
         conf=args.conf,
         torch=args.torch,
+        engine=args.engine,
         ranks=args.ranks,
         rank=rank_of(args),
         assume=args.assume,

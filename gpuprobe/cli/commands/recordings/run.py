@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprobe.cli import annotate, exit_codes, stderr
-from gpuprobe.cli.options import add_gpu, add_program, program_of
+from gpuprobe.cli.options import add_engine, add_gpu, add_program, program_of
 from gpuprobe.cli.output import flush_stdout
 from gpuprobe.cli.status_line import StatusLine
 from gpuprobe.errors import GpuprobeError, UsageError
@@ -29,7 +29,8 @@ _FILES = ("hazards_json", "hazards_sarif", "hazards_junit", "hazards_baseline")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "gpuprobe run [--level counters|trace] [--trace-steps STEPS] "
-        "[--gpu GPU [--compute real|shapes]] [--hazards] [-o DIR] [--force] [--quiet] "
+        "[--gpu GPU [--compute real|shapes] [--engine auto|native|virtual]] [--hazards] "
+        "[-o DIR] [--force] [--quiet] "
         "(SCRIPT | -m MODULE) [ARGS ...]"
     )
     parser.add_argument(
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="real",
         help="with --gpu: compute values on the CPU (default), or only shapes and memory",
     )
+    add_engine(parser)
     parser.add_argument(
         "--hazards",
         action="store_true",
@@ -122,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
         warn=stderr.warning,
         virtual=args.gpu,
         compute=args.compute,
+        engine=args.engine,
         hazards=hazards,
         trace_steps=args.trace_steps,
         on_step=None if silent else StatusLine().step,

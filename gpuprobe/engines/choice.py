@@ -1,0 +1,107 @@
+"""Which engine a program runs on."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager
+from typing import Any
+
+from gpuprobe.engines.base import ENGINES, Job, Measurement, Order, Session
+from gpuprobe.errors import EnvironmentUnavailable, GpuprobeError, UsageError
+
+
+def choose(engine: str, order: Order, *, ranks: int = 1) -> str:
+    """``"native"`` or ``"virtual"``, for what ``--engine`` names.
+
+    ``auto`` is native where torch is a build with CUDA that is not imported yet, and the order has
+    nothing that only the virtual GPU does. Raises UsageError for an unknown engine.
+    """
+    if engine not in ENGINES:
+        raise UsageError(f"unknown engine {engine!r}", hint=f"one of: {', '.join(ENGINES)}")
+    if engine != "auto":
+        return engine
+    return "virtual" if why_not_native(order, ranks=ranks) else "native"
+
+
+def why_not_native(order: Order, *, ranks: int = 1) -> str:
+    """Why ``auto`` takes the virtual GPU; ``""`` where it takes the native engine."""
+    from gpuprobe.native import process
+    from gpuprobe.native.libraries import SUPPORTED_MAJORS, core, torch_build
+
+    if order.torch:
+        return "another version of torch is simulated"
+    if order.random != "host":
+        return "the GPU's random numbers are simulated"
+    if ranks > 1:
+        return "one rank of several is simulated"
+    build = torch_build()
+    if build is None or not build.cuda:
+        return "torch is a build without CUDA"
+    if build.major not in SUPPORTED_MAJORS:
+        return f"torch is built for CUDA {build.cuda}"
+    if process.loaded() is None and "torch" in sys.modules:
+        return "torch was imported before"
+    try:
+        core()
+    except EnvironmentUnavailable as error:
+        return str(error)
+    return ""
+
+
+def current() -> Session | None:
+    """The session that this process is in, None outside."""
+    virtual = sys.modules.get("gpuprobe.virtual.session")
+    found: Session | None = None if virtual is None else virtual.current()
+    if found is None:
+        from gpuprobe.native.process import loaded
+
+        if loaded() is not None:
+            from gpuprobe.engines import native
+
+            found = native.current()
+    return found
+
+
+def session(engine: str, order: Order) -> AbstractContextManager[Any]:
+    """A process that has the GPUs of ``order``, as a context manager; see the engines' modules."""
+    if choose(engine, order) == "native":
+        from gpuprobe.engines import native
+
+        return native.session(order)
+    from gpuprobe.engines import virtual
+
+    return virtual.session(order)
+
+
+def prepare(engine: str, order: Order, *, ranks: int = 1) -> str:
+    """`choose`, and make this process ready before anything imports torch."""
+    chosen = choose(engine, order, ranks=ranks)
+    if chosen == "native":
+        from gpuprobe.catalogue.gpus import parse_spec
+        from gpuprobe.engines.native import refuse
+        from gpuprobe.native import process
+
+        refuse(order, ranks=ranks)
+        process.load(parse_spec(order.gpu), endless=order.endless)
+    return chosen
+
+
+def measurement(engine: str, order: Order, job: Job, *, bounded: bool = False) -> Measurement:
+    """An estimated run, on the engine that `prepare` returned."""
+    if engine == "native":
+        from gpuprobe.engines.native import NativeMeasurement
+
+        return NativeMeasurement(order, job, bounded=bounded)
+    from gpuprobe.engines.virtual import VirtualMeasurement
+
+    return VirtualMeasurement(order, job, bounded=bounded)
+
+
+def explained(error: BaseException) -> GpuprobeError | None:
+    """The error in gpuprobe's words where the engine of this process is its reason, else None."""
+    virtual = sys.modules.get("gpuprobe.virtual.session")
+    if virtual is None or virtual.current() is None:
+        return None
+    from gpuprobe.engines.virtual import explained as of_virtual
+
+    return of_virtual(error)

@@ -1,0 +1,220 @@
+"""The native engine: torch's own CUDA code, over a runtime that computes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from gpuprobe.allocator.settings import in_environment, parse_conf
+from gpuprobe.catalogue.gpu_model import GpuModel
+from gpuprobe.catalogue.gpus import parse_spec
+from gpuprobe.engines.base import DeviceRun, Evidence, Job, Order, Run
+from gpuprobe.errors import GpuprobeError, UsageError
+from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
+from gpuprobe.native import process
+
+_CONF: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+WORKSPACES: Final = (
+    "that cuBLASLt and cuDNN need no workspaces beyond those that torch allocates in advance: "
+    "NVIDIA does not document which kernel they pick"
+)
+
+_session: NativeSession | None = None
+
+
+def current() -> NativeSession | None:
+    """The session of this process, None outside. A child of a process on the native engine is in
+    one from its start.
+    """
+    global _session
+    if _session is None and process.loaded() is not None:
+        _session = NativeSession(Order(), ())
+        _session.start()
+    return _session
+
+
+class NativeSession:
+    """GPUs of the native engine in this process. It keeps them to its end: `stop` ends only the
+    computing of values.
+    """
+
+    engine = "native"
+
+    def __init__(self, order: Order, gpus: Sequence[GpuModel]) -> None:
+        self._order = order
+        self.gpus = tuple(gpus)
+        self._assumed: list[str] = []
+        self.runtime: process.Runtime | None = None
+
+    @property
+    def assumed(self) -> Sequence[str]:
+        refused = self.runtime.refused() if self.runtime is not None else ()
+        return (
+            *self._assumed,
+            *(f"{name} was called, which the native engine does not answer" for name in refused),
+        )
+
+    def assume(self, text: str) -> None:
+        """Note what the figures take for granted, once."""
+        if text not in self._assumed:
+            self._assumed.append(text)
+
+    def start(self) -> None:
+        """Load the engine, before torch. Raises what `gpuprobe.native.process.load` raises."""
+        global _session
+        if self.gpus:
+            if self._order.conf is not None:
+                for name in _CONF:
+                    os.environ[name] = self._order.conf
+            self.runtime = process.load(self.gpus, endless=self._order.endless)
+        else:
+            self.runtime = process.loaded()
+        _session = self
+
+    def pause(self) -> None:
+        """Nothing: the GPUs stay."""
+
+    def stop(self) -> None:
+        """End the session. The GPUs stay to the end of the process."""
+        global _session
+        if _session is self:
+            _session = None
+
+    def keep_stacks(self) -> None:
+        """Nothing: recordings at level ``trace`` begin with the first use of a GPU."""
+
+    def read_unknown_as_nan(self) -> None:
+        """Nothing so far."""
+
+    def peaks(self) -> Mapping[int, tuple[int, int]]:
+        import torch
+
+        return {
+            index: (
+                torch.cuda.max_memory_allocated(index),
+                torch.cuda.max_memory_reserved(index),
+            )
+            for index in range(torch.cuda.device_count())
+            if torch.cuda.max_memory_allocated(index)
+        }
+
+
+@contextmanager
+def session(order: Order) -> Iterator[NativeSession]:
+    """A process with GPUs of the native engine. Raises ConfigError for an unknown GPU, UsageError
+    for what only the virtual GPU does, and what `gpuprobe.native.process.load` raises.
+    """
+    refuse(order)
+    found = NativeSession(order, parse_spec(order.gpu))
+    found.start()
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+def refuse(order: Order, *, ranks: int = 1) -> None:
+    """Raise UsageError for what only the virtual GPU does."""
+    if ranks > 1:
+        raise UsageError(
+            "one rank of several is simulated on the virtual GPU only", hint="--engine virtual"
+        )
+    if order.torch:
+        raise UsageError(
+            "the native engine runs the torch that is installed",
+            hint=f"install torch {order.torch}, or use --engine virtual",
+        )
+    if order.random != "host":
+        raise UsageError("random='cuda' needs the virtual GPU", hint="engine='virtual'")
+
+
+class NativeMeasurement:
+    """An estimated run on GPUs of the native engine that never run out of memory."""
+
+    def __init__(self, order: Order, job: Job, *, bounded: bool = False) -> None:
+        refuse(order, ranks=job.ranks)
+        self._order = order
+        self._job = job
+        self._gpus = parse_spec(order.gpu)
+        self._session = NativeSession(order, self._gpus)
+        text = in_environment() if order.conf is None else order.conf
+        self._settings = parse_conf(text) if text else AllocatorSettings()
+
+    @property
+    def session(self) -> NativeSession:
+        return self._session
+
+    @property
+    def count(self) -> int:
+        """GPUs of one process."""
+        return len(self._gpus)
+
+    def models(self) -> Mapping[int, GpuModel]:
+        return dict(enumerate(self._gpus))
+
+    def assume(self, text: str) -> None:
+        self._session.assume(text)
+
+    def recorded(self, now_ns: Callable[[], int]) -> None:
+        """Nothing: collectives are not timed."""
+
+    def explained(self, error: Exception) -> GpuprobeError | None:
+        return None
+
+    def unwrapped(self, error: GpuprobeError) -> GpuprobeError:
+        return error
+
+    def unknown_read(self) -> tuple[str, str]:
+        return "", ""
+
+    def run(self, recording: Any) -> Run:
+        peaks = self._session.peaks()
+        traces: dict[str, MemoryTrace] = {}
+        for rank in recording.ranks:
+            for trace in rank.load_traces():
+                earlier = traces.get(trace.device)
+                traces[trace.device] = trace if earlier is None else joined(earlier, trace)
+        self.assume(WORKSPACES)
+        return Run(
+            engine="native",
+            evidence=Evidence.NATIVE,
+            count=len(self._gpus),
+            devices=[
+                # A GPU that is used has been traced: recordings begin with its first use.
+                DeviceRun(index, index, self._gpus[index], *peaks[index], traces[f"cuda:{index}"])
+                for index in sorted(peaks)
+            ],
+            settings=self._settings,
+            compute=self._order.compute,
+            ranks=self._job.ranks,
+            rank=self._job.rank,
+            assumed=list(self._session.assumed),
+        )
+
+
+def joined(first: MemoryTrace, second: MemoryTrace) -> MemoryTrace:
+    """Two traces of one device, of which the second begins where the first ends: their events, and
+    the layout at the end. What only attribution needs is left out.
+    """
+    pools = [*first.pools, *(pool for pool in second.pools if pool not in first.pools)]
+    number = {index: pools.index(pool) for index, pool in enumerate(second.pools)}
+    events = EventColumns()
+    for name in ("action", "address", "size", "stream", "device_free"):
+        column = getattr(events, name)
+        column.extend(first.events.column(name))
+        column.extend(second.events.column(name))
+    events.pool.extend(first.events.column("pool"))
+    events.pool.extend(number[index] for index in second.events.column("pool"))
+    return MemoryTrace(
+        device=first.device,
+        events=events,
+        baseline=first.baseline,
+        stacks=first.stacks,
+        pools=pools,
+        segments=second.segments,
+        settings=second.settings,
+        complete=first.complete and second.complete,
+    )
