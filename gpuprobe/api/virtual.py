@@ -37,6 +37,19 @@ def check_gpu(name: str) -> None:
     parse_spec(name)
 
 
+def load_native(gpu: str = "h100-80gb") -> None:
+    """Give this process, to its end, GPUs of the native engine (see `virtual_gpu`). Before torch is
+    imported, and before anything that imports it.
+
+    Raises ConfigError for an unknown GPU, UsageError if torch is imported already, and
+    EnvironmentUnavailable where torch or the machine does not allow it.
+    """
+    from gpuprobe.engines.base import Order
+    from gpuprobe.engines.choice import prepare
+
+    prepare("native", Order(gpu))
+
+
 @contextmanager
 def virtual_gpu(
     gpu: str = "h100-80gb",
