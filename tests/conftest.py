@@ -57,6 +57,15 @@ def nothing_is_left() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if any(item.get_closest_marker("native") for item in items):
+        from gpuprobe.native.libraries import torch_build
+
+        build = torch_build()
+        if build is None or not build.cuda:
+            skipped = pytest.mark.skip(reason="torch is a build without CUDA (make test-native)")
+            for item in items:
+                if item.get_closest_marker("native"):
+                    item.add_marker(skipped)
     if not any(item.get_closest_marker("gpu") for item in items):
         return
     try:

@@ -13,7 +13,13 @@ from typing import Final
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.errors import EnvironmentUnavailable, UsageError
 from gpuprobe.model.values import Unavailable
-from gpuprobe.native.libraries import Libraries, TorchBuild, libraries_for, torch_build
+from gpuprobe.native.libraries import (
+    Libraries,
+    TorchBuild,
+    cache_folder,
+    libraries_for,
+    torch_build,
+)
 
 SETTINGS: Final = "GPUPROBE_NATIVE"
 """The environment variable that holds the settings, which children inherit."""
@@ -62,7 +68,7 @@ def settings_text(gpus: Sequence[GpuModel], build: TorchBuild, *, endless: bool 
 
 
 def add_to_environment(
-    environment: MutableMapping[str, str], libraries: Libraries, settings: str
+    environment: MutableMapping[str, str], libraries: Libraries, settings: str, build: TorchBuild
 ) -> None:
     """Make programs that are started with ``environment`` run on the native engine.
 
@@ -75,6 +81,12 @@ def add_to_environment(
         environment["LD_PRELOAD"] = f"{preload} {before}".strip()
     # Triton links its launchers to libcuda, which it would search for on the machine.
     environment["TRITON_LIBCUDA_PATH"] = str(libraries.folder)
+    if build.folder.parent.is_relative_to(cache_folder()):  # of `gpuprobe native install`
+        paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+        if str(build.folder.parent) not in paths:
+            environment["PYTHONPATH"] = os.pathsep.join(
+                [str(build.folder.parent), *filter(None, paths)]
+            )
 
 
 class LogKind(IntEnum):
@@ -229,6 +241,18 @@ def loaded() -> Runtime | None:
     return _loaded
 
 
+def build_to_run() -> TorchBuild | None:
+    """The torch that programs of this process run on the native engine: its own, or the one that
+    ``gpuprobe native install`` installed if its own has no CUDA; None without torch.
+    """
+    build = torch_build()
+    if build is not None and not build.cuda and "torch" not in sys.modules:
+        from gpuprobe.native.install import activate
+
+        return activate() or build
+    return build
+
+
 def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
     """Load the native engine into this process, before torch, and into the programs it starts.
     ``endless``: its GPUs never run out of memory.
@@ -237,7 +261,7 @@ def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
     EnvironmentUnavailable where torch or the machine does not allow it.
     """
     global _loaded
-    build = torch_build()
+    build = build_to_run()
     if build is None:
         raise EnvironmentUnavailable("torch is not installed", hint="pip install torch")
     settings = settings_text(gpus, build, endless=endless)
@@ -256,7 +280,7 @@ def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
             "torch is imported already; the native engine must be loaded before it",
             hint="call gpuprobe.virtual_gpu() before `import torch`, or use engine='virtual'",
         )
-    add_to_environment(os.environ, libraries, settings)
+    add_to_environment(os.environ, libraries, settings, build)
     _loaded = _open(libraries, settings)
     return _loaded
 
