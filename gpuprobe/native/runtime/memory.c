@@ -261,6 +261,10 @@ void set_bytes(void *to, int value, size_t width, size_t count) {
   else for (size_t i = 0; i < count; i++) ((uint32_t *)to)[i] = (uint32_t)value;
 }
 
+void set_output(void *stream, void *to, size_t width, size_t count) {
+  if (to && !capture_node(stream, (graph_node){MEMSET_NODE, .to = to, .width = width, .count = count})) set_bytes(to, 0, width, count);
+}
+
 static int copied(void *to, const void *from, size_t bytes, void *stream, bool waits) {
   int result = ensure_context(current_device());
   if (result) return fail(result);

@@ -87,6 +87,7 @@ typedef struct {
 bool range_of(const void *address, range *found);
 void copy_bytes(void *to, const void *from, size_t bytes);
 void set_bytes(void *to, int value, size_t width, size_t count);
+void set_output(void *stream, void *to, size_t width, size_t count);   // zeros, in the stream's order; NULL is ignored
 
 // --- stream.c
 typedef struct graph graph;
