@@ -54,16 +54,17 @@ class Aliases:
     def _without_data(self, tensor: Any) -> Any:
         layout = tensor.layout
         if layout is torch.sparse_coo:
-            return torch._sparse_coo_tensor_unsafe(
+            return torch.sparse_coo_tensor(
                 self.of(tensor._indices()),
                 self.of(tensor._values()),
                 tensor.size(),
                 device=CPU,
+                check_invariants=False,
                 is_coalesced=tensor.is_coalesced(),
             )
         if layout in COMPRESSED:
             outer, inner = compressed_indices(tensor)
-            return torch._sparse_compressed_tensor_unsafe(
+            return torch.sparse_compressed_tensor(
                 self.of(outer),
                 self.of(inner),
                 self.of(tensor.values()),
@@ -71,6 +72,7 @@ class Aliases:
                 dtype=tensor.dtype,
                 layout=layout,
                 device=CPU,
+                check_invariants=False,
             )
         raise NotImplementedError(f"a tensor of layout {layout}")
 

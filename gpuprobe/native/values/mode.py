@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes as _disabled
 
 from gpuprobe.errors import NotModelled
 from gpuprobe.native.values.aliases import CPU, Aliases, parts_of
@@ -128,6 +129,12 @@ class ComputingMode(TorchDispatchMode):
             return func(*args, **kwargs)
         return run(plan, func, args, kwargs)
 
+    @contextmanager
+    def below(self) -> Iterator[None]:
+        """Plain tensors: without this mode, autograd, autocasting and the program's own modes."""
+        with _disabled(), _Plain(), _Exclude(_ABOVE), torch.no_grad():
+            yield
+
     # --- arguments
 
     def _lower(self, value: Any) -> tuple[Any, bool]:
@@ -244,7 +251,7 @@ class ComputingMode(TorchDispatchMode):
             return None
         if item.layout is not torch.strided:
             return item
-        return self.aliases.of(item)
+        return self.aliases.of(item) if item.device.type in ("cuda", "cpu") else None
 
     def compute(self, call: Call, out: Any = None) -> Any:
         """Run the CPU's kernel of a call and put its results where the operator's are."""
@@ -278,8 +285,8 @@ class ComputingMode(TorchDispatchMode):
         if target.shape != value.shape:
             if target.numel() == value.numel():
                 value = value.reshape(target.shape)
-            elif not target.numel():
-                return None
+            elif not target.numel() or (not value.numel() and plan.how is How.COUNTS):
+                return None  # a result that was not wanted
             else:
                 raise NotModelled(
                     f"{plan.func}: a result of shape {tuple(target.shape)} on CUDA has shape "
@@ -301,8 +308,12 @@ class ComputingMode(TorchDispatchMode):
                 part = torch.empty(item.shape, dtype=item.dtype, device=target.device)
                 self.aliases.of(part).copy_(item)
                 made.append(part)
-            return torch._sparse_coo_tensor_unsafe(
-                *made, value.size(), device=target.device, is_coalesced=value.is_coalesced()
+            return torch.sparse_coo_tensor(
+                *made,
+                value.size(),
+                device=target.device,
+                check_invariants=False,
+                is_coalesced=value.is_coalesced(),
             )
         if len(parts) == len(values) and all(
             a.shape == b.shape for a, b in zip(parts, values, strict=True)

@@ -10,7 +10,7 @@ import torch
 
 from gpuprobe.errors import UsageError
 from gpuprobe.native.process import loaded
-from gpuprobe.native.values import graphs, threads
+from gpuprobe.native.values import collectives, graphs, threads
 from gpuprobe.native.values.mode import ComputingMode
 from gpuprobe.native.values.skipping import Skipping
 from gpuprobe.patching import Patches
@@ -32,6 +32,7 @@ class Values:
         self._patches = Patches()
         self._patches.add(threads.join(self.mode))
         graphs.follow(self.mode, self._patches)
+        collectives.follow(self.mode, self._patches)
         self._follow_printing(self._patches)
         torch._C._push_on_torch_dispatch_stack(self.mode)
         return self
