@@ -270,6 +270,7 @@ static int copied(void *to, const void *from, size_t bytes, void *stream, bool w
   if (result) return fail(result);
   if (waits && (result = may_synchronize(stream))) return fail(result);
   LOG(.kind = LOG_MEMCPY, .device = current_device(), .stream = stream_number(stream), .a = (uint64_t)to, .b = (uint64_t)from, .bytes = bytes, .name = waits ? "sync" : "async");
+  if (is_computed() && computed_copy(to, from, bytes)) { capture_node(stream, (graph_node){.kind = OTHER_NODE}); return SUCCESS; }
   if (capture_node(stream, (graph_node){MEMCPY_NODE, .to = to, .from = from, .bytes = bytes})) return SUCCESS;
   copy_bytes(to, from, bytes);
   return SUCCESS;
@@ -291,6 +292,7 @@ static int filled(void *to, int value, size_t width, size_t count, void *stream)
   int result = ensure_context(current_device());
   if (result) return fail(result);
   LOG(.kind = LOG_MEMSET, .device = current_device(), .stream = stream_number(stream), .a = (uint64_t)to, .bytes = width * count);
+  if (computed_fill()) { capture_node(stream, (graph_node){.kind = OTHER_NODE}); return SUCCESS; }
   if (capture_node(stream, (graph_node){MEMSET_NODE, .to = to, .value = value, .width = width, .count = count})) return SUCCESS;
   set_bytes(to, value, width, count);
   return SUCCESS;

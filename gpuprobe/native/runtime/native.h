@@ -120,6 +120,11 @@ typedef struct {
 } graph_node;
 bool capture_node(void *stream, graph_node node);   // false where the stream is not capturing
 
+// --- computed.c: operators whose values something else computes
+bool is_computed(void);                                            // in this thread, now
+bool computed_copy(void *to, const void *from, size_t bytes);      // whether a copy is done with
+bool computed_fill(void);                                          // the same of a memset
+
 // --- log.c
 enum log_kind {
   LOG_LAUNCH, LOG_LIBRARY, LOG_MALLOC, LOG_FREE, LOG_HOST_ALLOC, LOG_HOST_FREE, LOG_MEMCPY, LOG_MEMSET,

@@ -1,0 +1,64 @@
+"""Computing values around a program: ``with Values(): ...``."""
+
+from __future__ import annotations
+
+import functools
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from gpuprobe.errors import UsageError
+from gpuprobe.native.process import loaded
+from gpuprobe.native.values import collectives, graphs, threads
+from gpuprobe.native.values.mode import ComputingMode
+from gpuprobe.native.values.skipping import Skipping
+from gpuprobe.patching import Patches
+
+
+class Values:
+    """Computes the values of tensors on the devices of the native engine while it is entered."""
+
+    def __init__(self, compute: Literal["real"] = "real") -> None:
+        runtime = loaded()
+        if runtime is None:
+            raise UsageError("values are computed on the native engine, which is not loaded")
+        self.mode: Any = ComputingMode(Skipping(runtime.libraries.core))
+        self._patches: Patches | None = None
+
+    def __enter__(self) -> Values:
+        if self._patches is not None:
+            raise UsageError("Values is entered already")
+        self._patches = Patches()
+        self._patches.add(threads.join(self.mode))
+        graphs.follow(self.mode, self._patches)
+        collectives.follow(self.mode, self._patches)
+        self._follow_printing(self._patches)
+        torch._C._push_on_torch_dispatch_stack(self.mode)
+        return self
+
+    def _follow_printing(self, patches: Patches) -> None:
+        """`repr` disables all modes, and computes what it prints."""
+        before = torch._tensor_str._str_intern
+        mode = self.mode
+
+        @functools.wraps(before)
+        def computed(*args: Any, **kwargs: Any) -> Any:
+            torch._C._push_on_torch_dispatch_stack(mode)
+            try:
+                return before(*args, **kwargs)
+            finally:
+                torch._C._pop_torch_dispatch_stack(None)
+
+        patches.set(torch._tensor_str, "_str_intern", computed)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        torch._C._pop_torch_dispatch_stack(None)
+        patches, self._patches = self._patches, None
+        if patches is not None:
+            patches.undo()
