@@ -14,6 +14,7 @@ from gpuprobe.engines.base import DeviceRun, Evidence, Job, Order, Run
 from gpuprobe.errors import GpuprobeError, UsageError
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 from gpuprobe.native import process
+from gpuprobe.patching import when_imported
 
 _CONF: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
@@ -47,6 +48,8 @@ class NativeSession:
         self._order = order
         self.gpus = tuple(gpus)
         self._assumed: list[str] = []
+        self._values: Any = None  # a `gpuprobe.native.values.Values`, while values are computed
+        self._ended = False
         self.runtime: process.Runtime | None = None
 
     @property
@@ -73,6 +76,17 @@ class NativeSession:
         else:
             self.runtime = process.loaded()
         _session = self
+        self._ended = False
+        when_imported("torch", self._compute)
+
+    def _compute(self) -> None:
+        """Compute values from now on. torch was imported."""
+        if self._ended or self._values is not None or self._order.compute != "real":
+            return
+        from gpuprobe.native.values import Values
+
+        self._values = Values("real")
+        self._values.__enter__()
 
     def pause(self) -> None:
         """Nothing: the GPUs stay."""
@@ -80,6 +94,10 @@ class NativeSession:
     def stop(self) -> None:
         """End the session. The GPUs stay to the end of the process."""
         global _session
+        self._ended = True
+        values, self._values = self._values, None
+        if values is not None:
+            values.__exit__(None, None, None)
         if _session is self:
             _session = None
 
