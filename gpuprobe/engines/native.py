@@ -10,7 +10,7 @@ from typing import Any, Final
 from gpuprobe.allocator.settings import in_environment, parse_conf
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.catalogue.gpus import parse_spec
-from gpuprobe.engines.base import DeviceRun, Evidence, Job, Order, Run
+from gpuprobe.engines.base import DeviceRun, EngineRun, EvidenceGrade, Order, SimulatedRank
 from gpuprobe.errors import GpuprobeError, UsageError
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 from gpuprobe.native import process
@@ -152,7 +152,7 @@ def refuse(order: Order, *, ranks: int = 1) -> None:
 class NativeMeasurement:
     """An estimated run on GPUs of the native engine that never run out of memory."""
 
-    def __init__(self, order: Order, job: Job, *, bounded: bool = False) -> None:
+    def __init__(self, order: Order, job: SimulatedRank, *, bounded: bool = False) -> None:
         refuse(order, ranks=job.ranks)
         self._order = order
         self._job = job
@@ -188,7 +188,7 @@ class NativeMeasurement:
     def unknown_read(self) -> tuple[str, str]:
         return "", ""
 
-    def run(self, recording: Any) -> Run:
+    def run(self, recording: Any) -> EngineRun:
         peaks = self._session.peaks()
         traces: dict[str, MemoryTrace] = {}
         for rank in recording.ranks:
@@ -196,9 +196,9 @@ class NativeMeasurement:
                 earlier = traces.get(trace.device)
                 traces[trace.device] = trace if earlier is None else joined(earlier, trace)
         self.assume(WORKSPACES)
-        return Run(
+        return EngineRun(
             engine="native",
-            evidence=Evidence.NATIVE,
+            evidence=EvidenceGrade.NATIVE,
             count=len(self._gpus),
             devices=[
                 # A GPU that is used has been traced: recordings begin with its first use.

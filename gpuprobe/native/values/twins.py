@@ -74,17 +74,13 @@ def _depthwise(
     x: Any, weight: Any, kernel: Any, bias: Any, stride: Any, padding: Any, dilation: Any
 ) -> Any:
     none = [0] * len(padding)
-    return _aten.convolution(
-        x, weight, bias, stride, padding, dilation, False, none, x.size(1)
-    )
+    return _aten.convolution(x, weight, bias, stride, padding, dilation, False, none, x.size(1))
 
 
 def _cudnn_batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, factor: float, eps: float
 ) -> Any:
-    out, save_mean, save_invstd = _batch_norm(
-        x, weight, bias, mean, var, training, factor, eps
-    )
+    out, save_mean, save_invstd = _batch_norm(x, weight, bias, mean, var, training, factor, eps)
     if not training:
         save_mean = save_invstd = None
     return out, save_mean, save_invstd, None
@@ -93,9 +89,7 @@ def _cudnn_batch_norm(
 def _batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
 ) -> Any:
-    return _aten.native_batch_norm.default(
-        x, weight, bias, mean, var, training, momentum, eps
-    )
+    return _aten.native_batch_norm.default(x, weight, bias, mean, var, training, momentum, eps)
 
 
 def _cudnn_batch_norm_backward(
@@ -127,9 +121,7 @@ def _channels(x: Any, item: Any) -> Any:
     return item.view(1, -1, *[1] * (x.dim() - 2))
 
 
-def _batch_norm_elemt(
-    x: Any, weight: Any, bias: Any, mean: Any, invstd: Any, eps: float
-) -> Any:
+def _batch_norm_elemt(x: Any, weight: Any, bias: Any, mean: Any, invstd: Any, eps: float) -> Any:
     made = (x - _channels(x, mean)) * _channels(x, invstd)
     if weight is not None:
         made = made * _channels(x, weight)
@@ -183,9 +175,7 @@ def _rms_norm(x: Any, shape: Any, weight: Any, eps: float | None) -> Any:
     return (made if weight is None else made * weight).to(x.dtype), rstd
 
 
-def _rms_norm_backward(
-    grad: Any, x: Any, shape: Any, rstd: Any, weight: Any, mask: Any
-) -> Any:
+def _rms_norm_backward(grad: Any, x: Any, shape: Any, rstd: Any, weight: Any, mask: Any) -> Any:
     wide, g = x.to(rstd.dtype), grad.to(rstd.dtype)
     dims = tuple(range(-len(shape), 0))
     normal = wide * rstd
