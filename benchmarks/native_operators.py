@@ -43,6 +43,8 @@ VALUE_DECIDES: Final = (
     r"has a value of zero|division by zero|Integers? to negative|lengths? .* (sum|greater|at least)",
     r"cannot convert float|a Tensor with 0 elements|Boolean value of Tensor|target_lengths?",
     r"[Ii]nvalid (offsets|lengths)|offsets\[|expected .*offsets|must be (strictly )?monoton",
+    r"should not contain infs or NaNs|weights cannot be negative|normal expects all elements of std",
+    r"Index to scalar can have only 1 value|index -1 is out of bounds|expected a non-empty list of Tens",
     r"input_lengths|bins must|min .* max|values? .* (sum|add up) to",
 )
 """Messages of errors that depend on what a tensor holds. What is not listed counts as an error."""

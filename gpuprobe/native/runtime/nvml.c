@@ -64,6 +64,10 @@ int FN(nvmlDeviceGetPciInfo_v3)(device *d, pci *out) {
   return NVML_SUCCESS;
 }
 int FN(nvmlDeviceGetP2PStatus)(device *a, device *b, int kind, int *status) { *status = 0; return NVML_SUCCESS; }
+// Links: how many a GPU has, and to what, is not in the catalogue.
+int FN(nvmlDeviceGetNvLinkState)(device *d, unsigned link, unsigned *on) { return NVML_NOT_SUPPORTED; }
+int FN(nvmlDeviceGetNvLinkRemoteDeviceType)(device *d, unsigned link, int *type) { return NVML_NOT_SUPPORTED; }
+int FN(nvmlDeviceGetNvLinkRemotePciInfo_v2)(device *d, unsigned link, pci *out) { return NVML_NOT_SUPPORTED; }
 int FN(nvmlDeviceGetMigMode)(device *d, unsigned *now, unsigned *pending) { return NVML_NOT_SUPPORTED; }
 int FN(nvmlDeviceGetMaxMigDeviceCount)(device *d, unsigned *out) { *out = 0; return NVML_SUCCESS; }
 int FN(nvmlDeviceGetNumGpuCores)(device *d, unsigned *out) { *out = (unsigned)d->multiprocessors * 128; return NVML_SUCCESS; }
