@@ -14,7 +14,7 @@ from gpuprobe.native.values.aliases import CPU, Aliases, parts_of
 from gpuprobe.native.values.attention import KEYED
 from gpuprobe.native.values.counts import COUNTS
 from gpuprobe.native.values.draws import Apart, Key, generator_of, key_of
-from gpuprobe.native.values.plans import How, Plan, masked, plan_of
+from gpuprobe.native.values.plans import MASKED, How, Plan, masked, plan_of
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
 from gpuprobe.native.values.twins import TWINS
 
@@ -48,7 +48,7 @@ _NARROW: Final = frozenset(
     if (dtype := getattr(torch, name, None)) is not None
 )  # fmt: skip
 _NO_KERNEL: Final = ("not implemented for", "not supported", "Unsupported", "unsupported", "expected")
-_LAUNCH_ONLY: Final = frozenset({"mode", "embedding_renorm_", "linalg_lstsq"})
+_LAUNCH_ONLY: Final = frozenset({"mode", "embedding_renorm_"})
 """What these read decides how kernels are launched, and nothing else."""
 
 
@@ -98,6 +98,7 @@ class ComputingMode(TorchDispatchMode):
             How.COUNTS: self._counting,
             How.COPY: self._copying,
             How.ANSWER: self._answering,
+            How.FLATTEN: self._flattening,
         }
 
     def __torch_dispatch__(
@@ -199,6 +200,14 @@ class ComputingMode(TorchDispatchMode):
             return None
         return key_of(generator, device)
 
+    @staticmethod
+    def may_read(plan: Plan) -> bool:
+        """Whether the zeros that the host reads are right, or decide no result: linear algebra
+        reads that it succeeded.
+        """
+        name = plan.name
+        return name in _LAUNCH_ONLY or name.startswith(("linalg_", "_linalg_"))
+
     # --- ways
 
     def _whole(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
@@ -215,7 +224,7 @@ class ComputingMode(TorchDispatchMode):
             self._set(before)
         if (
             self._reads() != reads
-            and plan.name not in _LAUNCH_ONLY
+            and not self.may_read(plan)
             and _keys(args, kwargs) is _CUDA  # of sparse ones the sizes are compared: see _put
         ):
             raise NotModelled(
@@ -396,9 +405,7 @@ class ComputingMode(TorchDispatchMode):
             _pop(None)
 
     def _reading(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
-        from gpuprobe.native.values.plans import _MASKED
-
-        if plan.name in _MASKED and not masked(args):
+        if plan.name in MASKED and not masked(args):
             return self._whole(plan, func, args, kwargs)
         call = self.lower(plan, args, kwargs)
         if call is None:
@@ -465,6 +472,20 @@ class ComputingMode(TorchDispatchMode):
         finally:
             self._set(before)
         return self.finish(call, out)
+
+    def _flattening(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        """The weights become views of the result."""
+        with _Plain(), _Exclude(_ABOVE):
+            values = [self.aliases.of(weight).clone() for weight in args[0]]
+        before = self._set(INSIDE)
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self._set(before)
+        with _Plain(), _Exclude(_ABOVE):
+            for weight, value in zip(args[0], values, strict=True):
+                self.aliases.of(weight).copy_(value)
+        return out
 
     def _answering(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
         call = self.lower(plan, args, kwargs)

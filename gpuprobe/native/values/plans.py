@@ -28,6 +28,8 @@ class How(Enum):
     """It reads one element."""
     ANSWER = "answer"
     """Its result is no tensor, and depends on values."""
+    FLATTEN = "flatten"
+    """It moves the weights of a recurrent network into one buffer, whose layout is cuDNN's."""
 
 
 @dataclass
@@ -84,7 +86,7 @@ _READS: Final = frozenset(
     _sparse_mask_projection sparse_mask nanmedian
     """.split()  # noqa: SIM905
 )
-_MASKED: Final = frozenset(
+MASKED: Final = frozenset(
     {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 )
 """Of these only with masks among the indices."""
@@ -152,6 +154,8 @@ def plan_of(func: Any) -> Plan:
 def _how(func: Any, space: str, name: str, returns: Any) -> How:
     if name == "_local_scalar_dense":
         return How.SCALAR
+    if name == "_cudnn_rnn_flatten_weight":
+        return How.FLATTEN
     if name in _ANSWERS:
         return How.ANSWER
     if space in _PASSED or name in _ONLY:
