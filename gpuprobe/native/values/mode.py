@@ -104,12 +104,17 @@ class ComputingMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        plan = self._plans.get(func)
-        if plan is None:
-            plan = self._plans[func] = plan_of(func)
+        plan = self._plans.get(func) or self.plan(func)
         if types and any(self._foreign(kind) for kind in types):
             return NotImplemented  # its own __torch_dispatch__ comes back with plain tensors
         return self.operate(plan, func, args, kwargs or {})
+
+    def plan(self, func: Any) -> Plan:
+        """The plan for an operator, made once."""
+        found = self._plans.get(func)
+        if found is None:
+            found = self._plans[func] = plan_of(func)
+        return found
 
     def _foreign(self, kind: type) -> bool:
         found = self._own.get(kind)

@@ -11,7 +11,7 @@ import torch
 
 from gpuprobe.errors import UsageError
 from gpuprobe.native.process import loaded
-from gpuprobe.native.values import collectives, graphs, threads
+from gpuprobe.native.values import collectives, compiled, graphs, threads
 from gpuprobe.native.values.mode import ComputingMode
 from gpuprobe.native.values.reads import ARRAY, Decide, Reads, fill
 from gpuprobe.native.values.shapes import ShapesMode
@@ -51,6 +51,10 @@ class Values:
         self._patches.add(threads.join(self.mode))
         graphs.follow(self.mode, self._patches)
         collectives.follow(self.mode, self._patches)
+        shapes = isinstance(self.mode, ShapesMode)
+        compiled.follow(
+            self.mode, self._patches, self.mode.knowledge.forget if shapes else None
+        )
         self._follow_printing(self._patches)
         if isinstance(self.mode, ShapesMode):
             self._follow_arrays(self.mode, self._patches)
