@@ -196,6 +196,10 @@ class ShapesMode(ComputingMode):
             outs = out if isinstance(out, (tuple, list)) else (out,)
             for item in (*tensors_in(outs), *self._written(plan, args, kwargs)):
                 self.knowledge.forget(item)
+        elif plan.overwrites and self.knowledge._host:
+            for item in self._written(plan, args, kwargs):
+                if _covers(item):
+                    self.knowledge.learn(item)
         return out
 
     def _inside(self, how: int, run: Callable[[], Any]) -> Any:
