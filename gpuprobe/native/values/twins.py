@@ -10,7 +10,9 @@ import torch
 
 _aten: Final = torch.ops.aten
 _HALF: Final = (torch.float16, torch.bfloat16)
-_NO_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
+_INCLUDED: Final = torch._C._dispatch_tls_local_include_set()
+_EXCLUDED: Final = torch._C._dispatch_tls_local_exclude_set()
+"""Of a thread that is in no operator and no mode, as the import is."""
 
 
 @contextmanager
@@ -19,7 +21,7 @@ def differentiable() -> Iterator[None]:
     with the backward pass of their forward.
     """
     with (
-        torch._C._ForceDispatchKeyGuard(_NO_KEYS, _NO_KEYS),
+        torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED),
         torch.inference_mode(False),
         torch.enable_grad(),
         torch.autograd.set_multithreading_enabled(False),
