@@ -26,6 +26,9 @@ from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import storage_key
 
+_PRIORITIES: Final = 4
+_POOL: Final = 32
+"""Streams that torch makes of each priority and device (``c10/cuda/CUDAStream.cpp``)."""
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _REPORTS: Final = (
     ("EventRecordCallbacks", "_recorded"),
@@ -73,15 +76,44 @@ class _Cuda:
         self.devices = list(range(torch.cuda.device_count()))
         self.tags: dict[int, _Pinned] = {}
         self.registered: dict[int, RegisteredMemory] = {}  # by address
+        self._handles: dict[tuple[int, int], int] = {}  # by device and id of a stream
         self.local = _Local()
         self.observer: Observer | None = None
         self.assumed: dict[str, int] = {}
         self.compiled: dict[str, None] = {}
+        self.labels: dict[tuple[int, int], int] = {}  # by device and handle of a stream
         self.freed: Callable[[_Pinned], None] = lambda tag: None
 
     def stream(self, index: int) -> int:
         """The CUDA handle of the current stream; 0 is the legacy default stream."""
-        return int(torch.cuda.current_stream(index).cuda_stream)
+        # What ``torch.cuda.current_stream`` does, without an object for it.
+        stream_id, device, kind = torch._C._cuda_getCurrentStream(index)
+        handle = self._handles.get((device, stream_id))
+        if handle is None:
+            made: Any = torch.cuda.Stream(
+                stream_id=stream_id, device_index=device, device_type=kind
+            )
+            handle = self._handles[device, stream_id] = int(made.cuda_stream)
+            self.note(made)
+        return handle
+
+    def note(self, stream: Any) -> None:
+        """Remember what people are to know a stream by: its position in torch's pool, as
+        ``StreamId`` in ``c10/cuda/CUDAStream.cpp`` has it (bits 4 to 8: index; 1 to 3: priority,
+        from 1). Streams of other code come after those.
+        """
+        key = int(stream.device_index), int(stream.cuda_stream)
+        index, pool = stream.stream_id >> 5, (stream.stream_id >> 1 & 15) - 1
+        if key[1] and 0 <= pool < _PRIORITIES and 0 <= index < _POOL:
+            self.labels[key] = 1 + index + pool * _POOL
+        else:
+            self.note_handle(*key)
+
+    def note_handle(self, index: int, handle: int) -> None:
+        """The same of a stream of which only the handle is known."""
+        if handle and (index, handle) not in self.labels:
+            others = sum(label > _PRIORITIES * _POOL for label in self.labels.values())
+            self.labels[index, handle] = _PRIORITIES * _POOL + 1 + others
 
     def stream_chosen(self, index: int) -> bool:
         return False  # the engine's waits are reported like any other
@@ -125,6 +157,8 @@ class CudaSource(EventSource):
         super().__init__(machine)
         machine.freed, self._tags = self._pinned_freed, machine.tags
         self._memory = machine.registered
+        self.engine.labels = machine.labels
+        self.creations.made = machine.note
         self.broken = ""
         self._queue: deque[tuple[Any, ...]] = deque()
         self._captured: set[int] = set()  # blocks that were allocated during a capture
@@ -297,7 +331,8 @@ class CudaSource(EventSource):
         self._queue.append(("alloc", address, (device, self.machine.stream(device))))
 
     def _block_freed(self, address: int) -> None:
-        self._queue.append(("free", address, False))
+        matters = self.engine.many_streams or self.captures  # else no report names the line
+        self._queue.append(("free", address, self.site() if matters else None, False))
 
     def _device_waited(self) -> None:
         self._queue.append(("device_synchronize", _device(), self.site()))
@@ -331,11 +366,11 @@ class CudaSource(EventSource):
         if self._capture is not None:
             self._captured.add(address)
 
-    def _block_gone(self, address: int, waits: bool) -> None:
+    def _block_gone(self, address: int, site: Any, waits: bool) -> None:
         self._captured.discard(address)
         self._owners.pop(address, None)
         if self.engine.knows(address):
-            self._freed(address, waits=waits)
+            self._freed_at(address, site if self.engine.end_matters(address) else None, waits)
 
     def _stream_of(self, device: int, handle: int) -> int:
         """The actor of a stream's handle. Handles of other streams than the default one are
@@ -343,8 +378,9 @@ class CudaSource(EventSource):
         """
         if handle:
             for index in range(len(self.machine.devices)):
-                if self.active.has_stream(index, handle):
+                if self.active.has_stream(index, handle) or (index, handle) in self.machine.labels:
                     return self.active.stream(index, handle)
+            self.machine.note_handle(device, handle)
         return self.active.stream(device, handle)
 
     # -- where tensors are
@@ -387,7 +423,7 @@ class CudaSource(EventSource):
             del self._tags[tag.key]
         # The caching host allocator waits for the streams that used it before it hands it on.
         if tag.registered is None:
-            self._queue.append(("free", self._address(tag), True))
+            self._queue.append(("free", self._address(tag), None, True))
 
     def device_of(self, args: Any, kwargs: Any, result: Any) -> int:
         """The device of the first CUDA tensor, -1 where there is none."""

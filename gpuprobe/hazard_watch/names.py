@@ -5,7 +5,7 @@ found.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, Final, Protocol
 
@@ -58,6 +58,8 @@ class Creations:
 
     def __init__(self) -> None:
         self.sites: dict[tuple[int, int], Any] = {}
+        self.made: Callable[[Any], None] = lambda stream: None
+        """Is given each stream that is made."""
 
     def install(self, patches: Patches) -> None:
         """Note them until ``patches`` are undone."""
@@ -66,6 +68,7 @@ class Creations:
 
         def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
             made = original(cls, *args, **kwargs)
+            self.made(made)
             # With an id it is another object for a stream that there is: the current one, say.
             if "stream_id" not in kwargs or issubclass(cls, torch.cuda.ExternalStream):
                 sites[_key(made)] = site_at_hand()

@@ -166,8 +166,10 @@ class StreamSource:
         self._freed(PINNED_SPACE + memory.address, waits=True)
 
     def _freed(self, address: int, *, waits: bool = False) -> None:
+        self._freed_at(address, site_at_hand() if self.engine.end_matters(address) else None, waits)
+
+    def _freed_at(self, address: int, site: Any, waits: bool) -> None:
         engine = self.engine
-        site = site_at_hand() if engine.end_matters(address) else None
         if site is not None and address in self._captured_names:
             engine.called.setdefault(site, self._captured_names[address])
         engine.free(address, site, waits)
@@ -193,7 +195,8 @@ class StreamSource:
         while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
             frame = frame.f_back
         outer = None if frame is None else frame.f_back  # below torch.cuda.empty_cache itself
-        if outer is not None and outer.f_code.co_filename == torch.cuda.graphs.__file__:
+        files = [one.f_code.co_filename for one in (frame, outer) if one is not None]
+        if torch.cuda.graphs.__file__ in files:
             for device in range(len(self.machine.devices)):
                 self.engine.device_synchronize(device, None)
             return  # torch empties the cache before a capture; the program did not ask
@@ -286,6 +289,7 @@ class StreamSource:
     def capture_begin(self, index: int, number: int) -> None:
         self._capture = _Capture(len(self.captures))
         self._capture.engine.context = self._context
+        self._capture.engine.labels = self.engine.labels
         self.active = self._capture.engine
         self.captures.append(self._capture.engine)
 

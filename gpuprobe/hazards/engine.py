@@ -51,6 +51,8 @@ class Engine:
     def __init__(self, *, keep_log: bool = True) -> None:
         self._actors: dict[tuple[int, int], int] = {}
         self.names: list[tuple[int, int]] = [(-1, -1)]
+        # What people call a stream by, where its number is a handle: the position in torch's pool.
+        self.labels: dict[tuple[int, int], int] = {}
         self._clocks: list[list[int]] = [[0]]
         self._blocks: dict[int, TrackedBlock] = {}
         self._freed = FreedBytes()
