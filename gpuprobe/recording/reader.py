@@ -20,7 +20,8 @@ from gpuprobe.model.run.columns import traced_steps
 from gpuprobe.model.run.recording import SCHEMA_VERSION, Recording
 from gpuprobe.model.run.session import BlindSpot, Step
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.recording.chunks import FREE_ROWS, ROWS_PER_BYTE, decode_chunk
+from gpuprobe.recording.budget import Budget, amounts
+from gpuprobe.recording.chunks import decode_chunk
 from gpuprobe.recording.files import CHUNK_NAME, MAX_CHUNK, MAX_STREAM, stream_names
 from gpuprobe.recording.many.shapes import Shapes
 from gpuprobe.recording.many.steps import ColumnParser, Kept, read_at
@@ -208,8 +209,8 @@ class Chunks:
         """``read`` returns the bytes of a chunk by its name, and raises OSError."""
         self._path = path
         self._read = read
-        self._rows: dict[str, int] = {}  # of the chunks that were read
-        self._most = FREE_ROWS
+        self._read_before: set[str] = set()
+        self._budget = Budget()
         self._refused: str | None = None
 
     def load(self, name: str) -> MemoryTrace:
@@ -226,16 +227,14 @@ class Chunks:
                 f"{name}: the trace chunk cannot be read: {error.strerror or error}"
             ) from error
         trace = decode_chunk(data, name)
-        if name not in self._rows:
-            self._rows[name] = len(trace.events) + len(trace.baseline)
-            self._most += ROWS_PER_BYTE * len(data)
-        if sum(self._rows.values()) > self._most:
-            # No chunk is unpacked after this one: a reader goes on with the next step.
-            self._refused = (
-                f"{name}: the trace chunks of {self._path} unpack to far more events than "
-                "files of their size hold"
-            )
-            raise DataError(self._refused)
+        if name not in self._read_before:
+            self._read_before.add(name)
+            try:
+                self._budget.spend(amounts(trace), len(data))
+            except DataError as error:
+                # No chunk is unpacked after this one: a reader goes on with the next step.
+                self._refused = f"{name}: the trace chunks of {self._path} unpack to {error}"
+                raise DataError(self._refused) from error
         return trace
 
 
