@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from gpuprobe.errors import DataError, NotARecording
-from gpuprobe.model.io.files import open_regular, read_regular
+from gpuprobe.model.io.files import open_regular, read_regular, refuse_holes
 from gpuprobe.model.io.gc_pause import gc_paused
 from gpuprobe.model.run.columns import traced_steps
 from gpuprobe.model.run.recording import SCHEMA_VERSION, Recording
@@ -182,6 +182,8 @@ class StreamFile(Generic[_P]):
                 self._offset = 0
                 self.parser = self._make(self._path.name)
             self._inode = status.st_ino
+            if status.st_size > self._offset:
+                refuse_holes(file)
             file.seek(self._offset)
             while most is None or read < most:
                 data = file.read(_PIECE)

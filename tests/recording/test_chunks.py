@@ -18,6 +18,7 @@ from gpuprobe.errors import DataError, UnsupportedSchema
 from gpuprobe.model.memory import Category, TraceAction
 from gpuprobe.model.trace import Frame, MemoryTrace
 from gpuprobe.recording import chunks
+from gpuprobe.recording.budget import LIMITS
 
 PREFIX = struct.Struct("<8sHHII")
 

@@ -30,6 +30,7 @@ from gpuprobe.model.run.session import (
     Step,
 )
 from gpuprobe.model.trace import MemoryTrace
+from gpuprobe.recording.budget import LIMITS, Limit
 from gpuprobe.recording.chunks import decode_chunk
 from gpuprobe.recording.reader import RecordingTail, read_recording
 from gpuprobe.recording.stream import same_finding
