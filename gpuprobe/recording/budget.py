@@ -14,8 +14,8 @@ from gpuprobe.errors import DataError
 from gpuprobe.model.trace import MemoryTrace
 
 MOST_FRAMES: Final = 250_000
-"""Different stack frames of a file: lines of code that were in a call. A run of a language model has
-about 500."""
+"""Different stack frames of a file: lines of code that were in a call. A run of a language model
+has about 500."""
 
 
 class Limit(NamedTuple):

@@ -58,8 +58,8 @@ def changes(old: Any, new: Any) -> dict[str, Any]:
 
 
 def applied(old: Any, made: Any) -> Any:
-    """``old`` with `changes` made to it, in place where it can be: a copy of a large reading for each
-    change of a few bytes would take as long as the reading is large.
+    """``old`` with `changes` made to it, in place where it can be: with a copy, a change of a few
+    bytes would take as long as the reading is large.
 
     Raises DataError where they do not belong together; then some of them may have been made.
     """

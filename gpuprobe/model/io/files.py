@@ -79,7 +79,7 @@ _MOST_PARTS = 10_000
 """Stretches of data, with holes between them, that are counted: files that programs write have one,
 what was lost in a crash leaves a few holes."""
 
-_MOST_HOLES = 64 << 20
+_MOST_HOLES = 16 << 20
 """Bytes of holes in a file that is read. What a crash leaves behind has fewer."""
 
 

@@ -76,6 +76,7 @@ when the next column's pass comes."""
 MOST_DEVICES = 128
 """torch has no more: ``DeviceIndex`` is an int8_t (c10/core/Device.h)."""
 
+
 class Decoded(NamedTuple):
     """``foreign`` counts trace entries whose action this version does not know, ``odd`` the details
     that were kept as unknown (`gpuprobe.recording.snapshot.oddities`)."""
