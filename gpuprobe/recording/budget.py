@@ -31,9 +31,10 @@ class Limit(NamedTuple):
 
 LIMITS: Final = {
     "events": Limit(500_000, 4),  # one takes 5 bytes and more: its time alone takes one
-    "frames": Limit(MOST_FRAMES, 1 / 16),
+    "frames": Limit(MOST_FRAMES, 1 / 8),
     "stacks": Limit(1_000_000, 1),
     "names": Limit(1_000_000, 1),
+    "characters": Limit(16 << 20, 16),  # of names, which pages and documents repeat
     "blocks": Limit(1_000_000, 1),
     "frames of stacks": Limit(8_000_000, 32),  # stacks of a deep recursion are much alike
 }
@@ -53,6 +54,8 @@ def amounts(trace: MemoryTrace) -> dict[str, int]:
         "frames": len(stacks.frames),
         "stacks": len(stacks.stacks),
         "names": len(stacks.strings),
+        "characters": sum(map(len, stacks.strings))
+        + sum(len(frame.filename) + len(frame.name) for frame in stacks.frames),
         "blocks": len(segments) + sum(len(s.blocks) for s in segments) + len(trace.annotations),
         "frames of stacks": sum(map(len, stacks.stacks)),
     }

@@ -62,6 +62,7 @@ class RecordingTail:
         self._shapes = Shapes()
         self._kept: Kept = OrderedDict()
         self._streams: dict[int, StreamFile[StreamParser]] = {}
+        self._inodes: dict[tuple[int, int], int] = {}  # rank, by its stream's device and inode
         self._chunks = Chunks(self.path, partial(_read_chunk, self.path))
 
     def poll(self) -> Recording:
@@ -77,11 +78,13 @@ class RecordingTail:
                 raise self._nothing()
             for rank in self._streams.keys() - names.keys():
                 del self._streams[rank]
+                self._inodes = {at: other for at, other in self._inodes.items() if other != rank}
             if self._columns is None:
                 self._columns = _size(self.path, names.values()) > LARGE
             for rank, name in names.items():
                 stream = self._streams.get(rank)
                 if stream is None:
+                    self._refuse_twice(rank, name)
                     stream = self._streams[rank] = StreamFile(self.path / name, self._parser)
                 with gc_paused():
                     stream.read_on()
@@ -95,6 +98,14 @@ class RecordingTail:
             ) from error
         parsers = {rank: stream.parser for rank, stream in self._streams.items()}
         return assembled(str(self.path), parsers, self._chunks)
+
+    def _refuse_twice(self, rank: int, name: str) -> None:
+        """Raise DataError for a link to another rank's stream: a large one under thousands of
+        names would be read as often. Raises OSError.
+        """
+        status = (self.path / name).stat()
+        if status.st_ino and self._inodes.setdefault((status.st_dev, status.st_ino), rank) != rank:
+            raise DataError(f"{name} of {self.path} is a link to the stream of another rank")
 
     def _parser(self, name: str) -> StreamParser:
         if self._columns:

@@ -13,6 +13,7 @@ import os
 import pickle
 import subprocess
 import sys
+from array import array
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 from hostile_chunks import chunk, table_of
 from hostile_mutations import V1
+from hostile_seed import LINES, STREAM, dumped, plain
 from hostile_snapshots import STRUCTURES
 
 from gpuprobe.model.io.files import open_regular, read_regular, stored_bytes
@@ -46,6 +48,40 @@ def _snapshot(name: str, folder: Path, size: int = 0) -> Path:
     target.write_bytes(pickle.dumps(STRUCTURES[name](), 4))
     if size:
         os.truncate(target, size)
+    return target
+
+
+def _names(count: int, length: int, folder: Path) -> Path:
+    """Frames with long names that are much alike, each in a stack and two events of its own."""
+
+    def change(header: Any, columns: Any, tables: Any) -> None:
+        names = [f"/p/{n}{'x' * length}.py" for n in range(count)]
+        tables["frames"] = [["", 0, ""], *([name, n, "f"] for n, name in enumerate(names))]
+        tables["stacks"] = [[], *([n] for n in range(1, count + 1))]
+        header["rows"] = {"events": 2 * count, "baseline": 0}
+        columns.clear()
+        columns["events", "address"] = array("Q", range(512, 1024 * count + 512, 512))
+        columns["events", "size"] = array("Q", [512]) * (2 * count)
+        columns["events", "stack"] = array("I", [*range(1, count + 1)] * 2)
+
+    target = folder / "x.gpuprobe"
+    target.mkdir()
+    chunk(change, target)
+    return target
+
+
+def _links(names: list[str], folder: Path) -> Path:
+    """A recording whose stream of 10 MB has so many names more."""
+    target = folder / "x.gpuprobe"
+    target.mkdir()
+    plain(target)
+    stream = folder / "stream"
+    stream.write_bytes(
+        dumped([*LINES[:-1], *([{"type": "later", "x": "y" * 1000}] * 10_000), LINES[-1]])
+    )
+    for name in names:
+        (target / name).parent.mkdir(exist_ok=True)
+        os.link(stream, target / name)
     return target
 
 
@@ -124,6 +160,16 @@ CASES = {
     ),
     "a recording of 15 million stacks": Case(
         partial(_recording, "stacks", lambda: [[]] * 15_000_000), HTML
+    ),
+    "a recording of 12,000 names of 9,000 characters": Case(partial(_names, 12_000, 9_000), HTML),
+    "a stream with the names of 1,000 ranks": Case(
+        partial(_links, [f"rank-{n:05d}.jsonl" for n in range(1, 1001)]),
+        ("report",),
+        "is a link to the stream of another rank",
+    ),
+    "a stream with the names of 1,000 children": Case(
+        partial(_links, [f"child-00000-{n}.gpuprobe/{STREAM}" for n in range(1, 1001)]),
+        ("report",),
     ),
     "a snapshot that shares a list of 2 million frames": Case(
         partial(_snapshot, "a list of 2 million frames in 50 events"),
