@@ -61,7 +61,7 @@ def amounts(trace: MemoryTrace) -> dict[str, int]:
     }
 
 
-class Budget:
+class ChunkBudget:
     """What chunks have described so far, all together, and the bytes they have.
 
     Thousands of small files could each describe what each alone may.

@@ -42,7 +42,7 @@ from gpuprobe.model.trace import (
     StackTable,
     known_line,
 )
-from gpuprobe.recording.budget import Budget, amounts, refuse_bomb
+from gpuprobe.recording.budget import ChunkBudget, amounts, refuse_bomb
 
 CHUNK_VERSION = (1, 0)
 """(major, minor). History: 1.0: first version."""
@@ -249,7 +249,7 @@ def _decode(header: _Header, body: memoryview) -> MemoryTrace:
         "events": (trace.events, header.rows.events),
         "baseline": (trace.baseline, header.rows.baseline),
     }
-    budget = Budget()
+    budget = ChunkBudget()
     budget.spend({"events": header.rows.events + header.rows.baseline}, len(body))
     seen: set[tuple[str, str]] = set()
     for column in header.columns:

@@ -20,7 +20,7 @@ from gpuprobe.model.run.columns import traced_steps
 from gpuprobe.model.run.recording import SCHEMA_VERSION, Recording
 from gpuprobe.model.run.session import BlindSpot, Step
 from gpuprobe.model.trace import MemoryTrace
-from gpuprobe.recording.budget import Budget, amounts
+from gpuprobe.recording.budget import ChunkBudget, amounts
 from gpuprobe.recording.chunks import decode_chunk
 from gpuprobe.recording.files import CHUNK_NAME, MAX_CHUNK, MAX_STREAM, stream_names
 from gpuprobe.recording.many.shapes import Shapes
@@ -223,7 +223,7 @@ class Chunks:
         self._path = path
         self._read = read
         self._read_before: set[str] = set()
-        self._budget = Budget()
+        self._budget = ChunkBudget()
         self._refused: str | None = None
 
     def load(self, name: str) -> MemoryTrace:

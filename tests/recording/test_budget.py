@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuprobe.errors import DataError
-from gpuprobe.recording.budget import LIMITS, Budget, amounts, refuse_bomb
+from gpuprobe.recording.budget import LIMITS, ChunkBudget, amounts, refuse_bomb
 from gpuprobe.recording.chunks import decode_chunk
 
 CHUNKS = sorted((Path(__file__).parent.parent / "recorded").rglob("*.cols"))
@@ -27,7 +27,7 @@ def test_chunks_describe_a_fifth_of_what_they_may_for_each_byte() -> None:
 @pytest.mark.parametrize("name", LIMITS)
 def test_chunks_are_counted_together(name: str) -> None:
     limit = LIMITS[name]
-    budget = Budget()
+    budget = ChunkBudget()
     budget.spend({name: limit.free}, 0)
     budget.spend({name: int(limit.per_byte * 1600)}, 1600)
     with pytest.raises(DataError, match=f"more {name} than a file of its size holds"):
