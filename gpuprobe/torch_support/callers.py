@@ -44,6 +44,22 @@ def program_line() -> tuple[str, int]:
     return last
 
 
+_OF_OPERATORS: Final = f"{TORCH}_ops.py"
+
+
+def passed_on(error: BaseException) -> BaseException:
+    """What an operator raised that Python code called in the program's place, to be raised again
+    by that code, which lets go of its arguments: frames that the program does not have must not
+    keep its tensors alive while it handles the exception.
+    """
+    entry = error.__traceback__
+    if entry is not None:  # the caller's own frame
+        entry = entry.tb_next
+    while entry is not None and entry.tb_frame.f_code.co_filename == _OF_OPERATORS:
+        entry = entry.tb_next
+    return error.with_traceback(entry)
+
+
 _OF_MODULES: Final = f"{TORCH}nn/modules/module.py"
 _OF_SHARDS: Final = "_fsdp_param_group.py"
 

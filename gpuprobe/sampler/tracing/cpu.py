@@ -30,6 +30,7 @@ from gpuprobe.sampler.base import DeviceMark
 from gpuprobe.sampler.interruptions import from_program
 from gpuprobe.sampler.tracing.module_calls import ModuleNames
 from gpuprobe.sampler.tracing.tensors import Known, passed_tensors, plain_tensors
+from gpuprobe.torch_support.callers import passed_on
 
 BLIND_SPOTS = (
     BlindSpot(
@@ -264,7 +265,11 @@ class CpuTrace(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        try:
+            result = func(*args, **(kwargs or {}))
+        except BaseException as error:
+            types = args = kwargs = None  # type: ignore[assignment]
+            raise passed_on(error)  # noqa: B904 - the same one
         if self.active:
             try:
                 if _function_modes():  # of the program's, which must not hear what is asked here
