@@ -229,7 +229,7 @@ class _Profile:
 
 @contextmanager
 def _profiled() -> Iterator[_Profile]:
-    """The sizes of what torch's allocator for the CPU gives out, and takes back as negative ones."""
+    """The sizes of what torch allocates on the CPU; of what it frees, as negative ones."""
     found = _Profile()
     with torch.autograd.profiler.profile(profile_memory=True, use_kineto=True) as profiler:
         yield found
@@ -295,7 +295,8 @@ def _settled(events: list[Event]) -> list[Event]:
 def _settled_sizes(sizes: list[int]) -> list[int]:
     found: list[int] = []
     for freed, run in itertools.groupby(sizes, lambda size: size < 0):
-        found += sorted(run) if freed else run
+        together = list(run)
+        found += sorted(together) if freed else together
     return found
 
 
@@ -304,9 +305,8 @@ def difference(bare: list[Event], watched: list[Event]) -> str:
     bare, watched = _settled(bare), _settled(watched)
     for at, (one, other) in enumerate(zip(bare, watched, strict=False)):
         if one != other and one[0] == other[0] == "memory" and isinstance(one[1], list):
-            place = next(
-                i for i, (a, b) in enumerate(zip(one[1], other[1], strict=False)) if a != b
-            )
+            pairs = enumerate(zip(one[1], other[1], strict=False))
+            place = next((i for i, (a, b) in pairs if a != b), -1)
             part = slice(max(0, place - 6), place + 6)
             return f"memory: at {place}: bare {one[1][part]}, watched {other[1][part]}"
         if one != other:

@@ -449,8 +449,8 @@ class _Watch(TorchDispatchMode):
         began = time.perf_counter()
         try:
             result = func(*args, **kwargs)
-        except BaseException as error:
-            types = args = kwargs = None
+        except BaseException as error:  # noqa: BLE001 - raised again
+            args = kwargs = None
             raise passed_on(error)  # noqa: B904 - the same one
         seconds = time.perf_counter() - began
         self._source.guarded(self._source.ran, func, args, kwargs, result, seconds)
