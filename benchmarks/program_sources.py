@@ -562,7 +562,7 @@ def source(seed: int, *, streams: bool) -> str:
     choose = random.Random(seed)
     parts = [name for name in PARTS if streams or name != "streams"]
     lines: list[str] = []
-    for number in range(choose.randint(2, 5)):
+    for number in range(choose.randint(1, 2)):
         text = _filled(choose.choice(parts), number, choose)
         lines += _placed(text, number, choose)
     body = textwrap.indent("\n".join(lines), _INDENT)

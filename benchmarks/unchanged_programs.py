@@ -1,7 +1,7 @@
 """Nothing that gpuprobe does changes a program: random programs, bare and with each watcher.
 
     python benchmarks/unchanged_programs.py [--programs 10000] [--first SEED] [--engine gpu cpu]
-        [--watchers NAME ...] [--show]
+        [--watchers NAME ...] [--minutes N] [--show N]
 
 Each program (`program_sources.py`) runs twice: bare, and with a watcher. Compared are
 
@@ -31,6 +31,7 @@ import os
 import random
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -40,8 +41,9 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -49,6 +51,7 @@ if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
 import program_sources  # noqa: E402
+import pytest  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
@@ -57,6 +60,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import gpuprobe  # noqa: E402
+from gpuprobe.errors import GpuprobeError  # noqa: E402
 from gpuprobe.model.memory import TraceAction  # noqa: E402
 from gpuprobe.virtual.session import current  # noqa: E402
 
@@ -66,9 +70,10 @@ _FREED = (TraceAction.FREE_REQUESTED.code, TraceAction.FREE_COMPLETED.code)
 _NUMBERS = (8, 16)
 """Bytes of the tensors that torch makes of Python's numbers (real, complex), for one operator.
 Under any dispatch mode of Python it makes them twice; they are left out on the CPU."""
-BATCH = 50  # programs of one virtual GPU
+BATCH = 250  # programs of one virtual GPU
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
+Run = Callable[[], None]
 Event = tuple[Any, ...]
 
 
@@ -146,7 +151,7 @@ def rng(engine: str) -> Event:
     return "generators", hash(random.getstate()), *map(_bytes, states)
 
 
-def observe(seed: int, engine: str, watcher: Callable[[], AbstractContextManager[Any]]) -> Any:
+def observe(seed: int, engine: str, watcher: Callable[[Run, Path], None], folder: Path) -> Any:
     """Run the program of a seed under a watcher, and return all that can be told of it."""
     name = f"<program {seed}>"
     text = program_sources.source(seed, streams=engine == "gpu")
@@ -173,8 +178,20 @@ def observe(seed: int, engine: str, watcher: Callable[[], AbstractContextManager
         "note": observer.note,
         "ref": observer.ref,
     }
-    session = current()
-    gc.collect()
+
+    def run() -> None:
+        with ExitStack() as stack:
+            profiler = stack.enter_context(_profiled()) if engine == "cpu" else None
+            if engine == "gpu":
+                session = current()
+                assert session is not None
+                listeners = session.machine.devices[0].listeners
+                listeners.append(observer.allocator)
+                stack.callback(listeners.remove, observer.allocator)
+            _run(code, names, observer, engine)
+        if profiler is not None:
+            observer.events.append(("memory", profiler.sizes))
+
     if engine == "gpu":
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
@@ -188,16 +205,7 @@ def observe(seed: int, engine: str, watcher: Callable[[], AbstractContextManager
             stack.enter_context(contextlib.redirect_stderr(err))
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("always")
-            stack.enter_context(watcher())
-            profiler = stack.enter_context(_profiled()) if engine == "cpu" else None
-            if engine == "gpu":
-                assert session is not None
-                listeners = session.machine.devices[0].listeners
-                listeners.append(observer.allocator)
-                stack.callback(listeners.remove, observer.allocator)
-            _run(code, names, observer, engine)
-        if profiler is not None:
-            observer.events.append(("memory", profiler.sizes))
+            watcher(run, folder)
     finally:
         gc.enable()
         warnings.filters[:] = filters
@@ -241,38 +249,139 @@ def _profiled() -> Iterator[_Profile]:
 # -- watchers
 
 
-def counters(folder: Path) -> AbstractContextManager[Any]:
-    return gpuprobe.record(folder / "run.gpuprobe", level="counters", force=True)
+def counters(run: Run, folder: Path) -> None:
+    with gpuprobe.record(folder / "run.gpuprobe", level="counters", force=True):
+        run()
 
 
-def trace(folder: Path) -> AbstractContextManager[Any]:
-    return gpuprobe.record(folder / "run.gpuprobe", trace_steps="all", force=True)
+def trace(run: Run, folder: Path) -> None:
+    with gpuprobe.record(folder / "run.gpuprobe", trace_steps="all", force=True):
+        run()
 
 
-def hazards(folder: Path) -> AbstractContextManager[Any]:
-    return gpuprobe.detect_hazards()
+def hazards(run: Run, folder: Path) -> None:
+    with gpuprobe.detect_hazards():
+        run()
 
 
-@contextmanager
-def check(folder: Path) -> Iterator[None]:
-    """What ``gpuprobe check`` has around a program: a trace, hazards, the precisions."""
+def check(run: Run, folder: Path) -> None:
+    """What ``gpuprobe check`` has around a program: a trace, the precisions and, on a GPU,
+    hazards.
+    """
     from gpuprobe.sampler.hooks.precision import PrecisionWatch
 
     watch = PrecisionWatch()
     watch.start()
     try:
-        with gpuprobe.detect_hazards(), trace(folder):
-            yield
+        with gpuprobe.detect_hazards() if torch.cuda.is_available() else nullcontext():
+            trace(run, folder)
     finally:
         watch.stop()
 
 
-WATCHERS: dict[str, Callable[[Path], AbstractContextManager[Any]]] = {
+def notebook(run: Run, folder: Path) -> None:
+    """A cell with ``%%gpuprobe``, in a shell of IPython's."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from gpuprobe.integrations import notebook
+
+    shell = InteractiveShell.instance()
+    shell.user_ns["run"] = run
+    try:
+        output = folder / "cell.gpuprobe"
+        notebook.run_cell(shell, f"record --level trace --force --output {output}", "run()")
+    finally:
+        del shell.user_ns["run"]
+
+
+def plugin(run: Run, folder: Path) -> None:
+    """A test that gpuprobe's plugin for pytest measures, with limits of all kinds."""
+    file = folder / "test_program.py"
+    file.write_text(_TEST)
+    sys.modules["unchanged_program"] = module = ModuleType("unchanged_program")
+    module.run = run  # type: ignore[attr-defined]
+    options = ["-p", "no:terminal", "-p", "no:warnings", "-p", "no:cacheprovider", "-s", "-c"]
+    try:
+        code = pytest.main([*options, os.devnull, f"--rootdir={folder}", str(file)])
+    finally:
+        del sys.modules["unchanged_program"]
+        sys.modules.pop("test_program", None)
+    assert code == 0, code
+
+
+_TEST = """
+import pytest, unchanged_program
+
+@pytest.mark.gpu_memory(max_peak="70 GiB", max_syncs=1_000_000)
+def test_program():
+    unchanged_program.run()
+"""
+
+
+def dashboard(run: Run, folder: Path) -> None:
+    """A trace that another process reads over and over while it is written."""
+    code = "import sys, unchanged_programs; unchanged_programs.read_on(sys.argv[1])"
+    path = str(folder / "run.gpuprobe")
+    shutil.rmtree(path, ignore_errors=True)
+    search = os.pathsep.join((str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")))
+    reader = subprocess.Popen(
+        [sys.executable, "-c", code, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": search},
+    )
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    with reader:
+        assert reader.stdout.readline() == b"ready\n"
+        try:
+            trace(run, folder)
+        finally:
+            reader.stdin.close()
+    assert reader.returncode == 0
+
+
+def read_on(path: str) -> None:
+    """The other process of `dashboard`: reads until its stdin ends, and at least once."""
+    from gpuprobe.api.live import Followed
+
+    print("ready", flush=True)
+    ended = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    followed = None
+    while True:
+        last = ended.is_set()
+        if followed is None:
+            with contextlib.suppress(GpuprobeError):  # the recording has not begun
+                followed = Followed(path)
+        if followed is not None:
+            followed.poll()
+        if last:
+            return
+
+
+def bare(run: Run, folder: Path) -> None:
+    """None: the program for a second time."""
+    run()
+
+
+WATCHERS: dict[str, Callable[[Run, Path], None]] = {
+    "bare": bare,
     "counters": counters,
     "trace": trace,
     "hazards": hazards,
     "check": check,
+    "notebook": notebook,
+    "plugin": plugin,
+    "dashboard": dashboard,
 }
+BULK = {
+    "gpu": ["bare", "counters", "trace", "hazards", "check"],
+    "cpu": ["bare", "counters", "trace", "check"],
+}
+"""What each engine is watched by unless ``--watchers`` names others: the others are these, begun
+by something else, and take longer. Where torch has no device ``detect_hazards()`` and the plugin
+simulate one: then it is another machine that the program runs on."""
 
 
 def _settled(events: list[Event]) -> list[Event]:
@@ -318,26 +427,23 @@ def difference(bare: list[Event], watched: list[Event]) -> str:
 
 
 def judge(seeds: list[int], engine: str, names: list[str]) -> dict[str, dict[int, str]]:
-    """The first difference of each program that has one, by watcher. ``bare`` is the program
-    without one for a second time.
-    """
+    """The first difference of each program that has one, by watcher."""
     found: dict[str, dict[int, str]] = {name: {} for name in names}
     folder = Path(tempfile.mkdtemp(prefix="unchanged"))
     gpu = gpuprobe.virtual_gpu(GPU, "real") if engine == "gpu" else nullcontext()
     try:
         with gpu:
             for number, seed in enumerate(seeds):
-                if number in (0, 1, 5):  # what there is now: collecting is quick then
+                if number in (0, 1, 5, 20, 60):  # what there is now: collecting is quick then
                     gc.collect()
                     gc.freeze()
-                bare = observe(seed, engine, nullcontext)
+                alone = observe(seed, engine, bare, folder)
                 for name in names:
-                    make = WATCHERS.get(name)
-                    watcher = nullcontext if make is None else (lambda make=make: make(folder))
-                    text = difference(bare, observe(seed, engine, watcher))
+                    watcher = WATCHERS[name]
+                    text = difference(alone, observe(seed, engine, watcher, folder))
                     if text:  # the first run of all of something may make what is kept
-                        bare = observe(seed, engine, nullcontext)
-                        text = difference(bare, observe(seed, engine, watcher))
+                        alone = observe(seed, engine, bare, folder)
+                        text = difference(alone, observe(seed, engine, watcher, folder))
                     if text:
                         found[name][seed] = text
     finally:
@@ -351,26 +457,33 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="seed of the first program")
     parser.add_argument("--engine", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--watchers", nargs="+", default=["bare", *WATCHERS])
+    parser.add_argument("--watchers", nargs="+", choices=WATCHERS)
+    parser.add_argument("--minutes", type=float, help="end after so many")
     parser.add_argument("--show", type=int, default=5, help="differences to print, of each")
     given = parser.parse_args()
-    seeds = range(given.first, given.first + given.programs)
-    total = 0
-    for engine in given.engine:
-        counts: Counter[str] = Counter()
-        began = time.monotonic()
-        for at in range(0, len(seeds), BATCH):
-            for name, rows in judge(list(seeds[at : at + BATCH]), engine, given.watchers).items():
+    torch.set_num_threads(1)  # of tensors this small, more only wait for each other
+    last = given.first + given.programs
+    ran: Counter[str] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
+    began = time.monotonic()
+    for first in range(given.first, last, BATCH):
+        if given.minutes is not None and time.monotonic() - began > 60 * given.minutes:
+            break
+        seeds = list(range(first, min(first + BATCH, last)))
+        for engine in given.engine:
+            for name, rows in judge(seeds, engine, given.watchers or BULK[engine]).items():
                 for seed, text in rows.items():
-                    if counts[name] < given.show:
+                    if counts[engine, name] < given.show:
                         print(f"{engine} {name} program {seed}: {text}", flush=True)
-                    counts[name] += 1
-        took = time.monotonic() - began
-        print(f"\n{engine}: {len(seeds)} programs, Python {sys.version.split()[0]}, {took:.0f} s")
-        for name in given.watchers:
-            print(f"{name:10} {counts[name]:6} differ")
-        total += sum(counts.values())
-    return 1 if total else 0
+                    counts[engine, name] += 1
+            ran[engine] += len(seeds)
+            print(f"{engine}: {ran[engine]} programs", file=sys.stderr, flush=True)
+    print(f"\nPython {sys.version.split()[0]}, torch {torch.__version__}")
+    print("engine  watcher     programs  differ")
+    for engine in given.engine:
+        for name in given.watchers or BULK[engine]:
+            print(f"{engine:6}  {name:10} {ran[engine]:9} {counts[engine, name]:7}")
+    return 1 if counts else 0
 
 
 if __name__ == "__main__":
