@@ -42,9 +42,9 @@ BLIND_SPOTS = (
         "they are counted from their first use by an operator",
     ),
     BlindSpot(
-        "gradient accumulation while tracing",
-        "torch then adds a second gradient out of place, so one more gradient may be alive "
-        "temporarily than without tracing",
+        "formulas of the backward pass while tracing",
+        "torch then computes a few of them (index_add, scatter) out of place, so one more gradient "
+        "may be alive temporarily than without tracing",
     ),
 )
 
