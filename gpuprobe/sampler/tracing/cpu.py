@@ -28,6 +28,7 @@ from gpuprobe.model.values import Bytes, Unavailable
 from gpuprobe.patching import patch
 from gpuprobe.sampler.base import DeviceMark
 from gpuprobe.sampler.interruptions import from_program
+from gpuprobe.sampler.tracing.accumulation import ADD, owners_of_gradients, sum_in_place
 from gpuprobe.sampler.tracing.module_calls import ModuleNames
 from gpuprobe.sampler.tracing.tensors import Known, passed_tensors, plain_tensors
 from gpuprobe.torch_support.callers import passed_on
@@ -68,52 +69,10 @@ _LASTING = frozenset(
     }
 )
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_ADD = torch.ops.aten.add.Tensor
-_ADD_TO = torch.ops.aten.add_.Tensor
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _function_modes = torch._C._len_torch_function_stack
 _TO_COPY = torch.ops.aten._to_copy.default
 _BY_WHOM = {BUCKET: Category.GRADIENT_BUCKET, UNSHARDED: Category.GATHERED_PARAMETER}
-
-
-class _Owners(TorchDispatchMode):
-    """Counts the owners of a gradient that only the engine holds, while the engine adds to it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: tuple[int, int] | None = None
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is _ADD and torch._C._current_autograd_node() is not None:
-            self.found = _owners(args[0])
-        return func(*args, **(kwargs or {}))
-
-
-def _owners(tensor: Any) -> tuple[int, int]:
-    """The number of the tensor's owners, and of its storage's."""
-    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements are next to each other, in any order of its dimensions, each once."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
-
-
-@functools.cache
-def _owners_of_gradients() -> tuple[int, int]:
-    """What `_owners` returns of a gradient that the engine alone holds, with this torch."""
-    leaf = torch.zeros(2, requires_grad=True)
-    with torch.enable_grad(), _Owners() as counted:
-        torch.autograd.grad((leaf * 2 + leaf * 3).sum(), leaf)
-    return counted.found or (0, 0)
 
 
 class _Storage(weakref.ref[Any]):
@@ -172,13 +131,12 @@ class CpuTrace(TorchDispatchMode):
         self._sequence = 0
         self._modules: list[int] = [0]
         self._names = ModuleNames()
-        self._alone = (0, 0)  # the owners of a gradient that only the engine holds
 
     # -- switching on and off
 
     def start(self, tensors: Iterable[Any]) -> None:
         """Begin watching; ``tensors`` are those that exist already."""
-        self._alone = _owners_of_gradients()
+        owners_of_gradients()  # counted before anything is traced
         self.active = True
         for tensor in tensors:
             self._see_tensor(tensor, no_origin=True)
@@ -311,8 +269,8 @@ class CpuTrace(TorchDispatchMode):
     ) -> Any:
         try:
             result = None
-            if func is _ADD and not kwargs:
-                result = self._sum(*args)
+            if func is ADD and not kwargs:
+                result = sum_in_place(*args)
             if result is None:
                 result = func(*args, **(kwargs or {}))
         except BaseException as error:  # noqa: BLE001 - raised again
@@ -331,23 +289,6 @@ class CpuTrace(TorchDispatchMode):
                 self.active = False
                 self._on_fault(error)
         return result
-
-    def _sum(self, first: Any, second: Any) -> Any:
-        """The engine's sum of two gradients of one node, in the place where the engine makes it
-        while no mode is on (``torch/csrc/autograd/input_buffer.cpp``: ``accumulate``): in the older
-        gradient, if nothing else holds that. None for every other sum.
-        """
-        if torch._C._current_autograd_node() is None or torch.is_grad_enabled():
-            return None
-        if type(first) is not torch.Tensor or type(second) is not torch.Tensor:
-            return None
-        if first.dtype is not second.dtype or first.shape != second.shape:
-            return None
-        if first.layout is not torch.strided or second.layout is not torch.strided:
-            return None
-        if _owners(first) == self._alone and _is_dense(first):
-            return _ADD_TO(first, second)
-        return None
 
     def _see_call(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         # torch.tensor fills its memory out of sight, then passes it to lift_fresh: what comes in
