@@ -50,13 +50,17 @@ class NativeSession:
         self._assumed: list[str] = []
         self._values: Any = None  # a `gpuprobe.native.values.Values`, while values are computed
         self._ended = False
+        self._unknown_as_nan = False
+        self._notes: tuple[str, ...] = ()
         self.runtime: process.Runtime | None = None
 
     @property
     def assumed(self) -> Sequence[str]:
         refused = self.runtime.refused() if self.runtime is not None else ()
+        values = self._values
         return (
             *self._assumed,
+            *(self._notes if values is None else values.notes),
             *(f"{name} was called, which the native engine does not answer" for name in refused),
         )
 
@@ -81,11 +85,15 @@ class NativeSession:
 
     def _compute(self) -> None:
         """Compute values from now on. torch was imported."""
-        if self._ended or self._values is not None or self._order.compute != "real":
+        if self._ended or self._values is not None or not self.gpus:
             return
         from gpuprobe.native.values import Values
 
-        self._values = Values("real")
+        self._values = Values(
+            "shapes" if self._order.compute == "shapes" else "real",
+            self._order.assume,
+            unknown_as_nan=self._unknown_as_nan,
+        )
         self._values.__enter__()
 
     def pause(self) -> None:
@@ -98,6 +106,7 @@ class NativeSession:
         values, self._values = self._values, None
         if values is not None:
             values.__exit__(None, None, None)
+            self._notes = values.notes
         if _session is self:
             _session = None
 
@@ -105,7 +114,10 @@ class NativeSession:
         """Nothing: recordings at level ``trace`` begin with the first use of a GPU."""
 
     def read_unknown_as_nan(self) -> None:
-        """Nothing so far."""
+        """Numbers that were not computed are NaN. Before `start`, or before torch is imported."""
+        self._unknown_as_nan = True
+        if self._values is not None:
+            self._values.reads.unknown_as_nan = True
 
     def peaks(self) -> Mapping[int, tuple[int, int]]:
         import torch

@@ -42,7 +42,7 @@ class Reads:
         self.assumptions = Assumptions(assume)
         self.notes: dict[str, None] = {}
         """What was assumed, in order, each once."""
-        self._unknown_as_nan = unknown_as_nan
+        self.unknown_as_nan = unknown_as_nan
         self._decide = decide
 
     def value(self, dtype: Any, how: str = NUMBER) -> bool | int | float:
@@ -63,7 +63,7 @@ class Reads:
             if decided is not None:
                 self.notes[f"{place}: {decided}"] = None
                 return decided
-        if self._unknown_as_nan and dtype.is_floating_point and how != TRUTH:
+        if self.unknown_as_nan and dtype.is_floating_point and how != TRUTH:
             self.notes[f"values that are read but not computed are NaN: {place}"] = None
             return math.nan
         raise self.refuse(how, assumable=True)
