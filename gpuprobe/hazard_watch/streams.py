@@ -148,8 +148,6 @@ class StreamSource:
         """``owner``: device and number of the stream it is allocated on, None where that is not
         known. ``captured``: it belongs to the graph that is being captured.
         """
-        if self._backward:
-            self._backward[-1].allocated.add(address)
         engines = [self.engine]
         if captured and self._capture is not None:
             self._capture.allocated.add(address)
@@ -227,17 +225,19 @@ class StreamSource:
         self, actor: int, index: int, op: Any, accesses: Any, note: str
     ) -> tuple[int, str]:
         """The actor and the note of what a node of the backward pass launches."""
+        backward = self._backward[-1]
         if self.machine.stream_chosen(index):
+            for address, _, write in accesses:
+                if write:
+                    backward.touched(address)
             return actor, note
-        backward, active = self._backward[-1], self.active
-        consumer = backward.summing(op[0] if isinstance(op, tuple) else op)
+        addresses = [address for address, _, _ in accesses]
+        consumer = backward.summing(op[0] if isinstance(op, tuple) else op, addresses)
         if consumer is not None:
             actor = backward.sum_on(consumer, index)
         for address, where, write in accesses:
             if write:
                 backward.wrote(address, where, op)
-            if address in backward.allocated:  # ``InputBuffer::add``, ``record_stream_any_impl``
-                active.record_stream(address, actor)
         return actor, note or "gradient"
 
     def _quiet(self, index: int, site: Any) -> None:

@@ -124,6 +124,10 @@ class Engine:
         """Whether a live block begins at ``address``."""
         return address in self._blocks
 
+    def block(self, address: int) -> object:
+        """The live block at ``address``, for comparison only; None where there is none."""
+        return self._blocks.get(address)
+
     def end_matters(self, address: int) -> bool:
         """Whether a report may have to name the place where the block at ``address`` is freed: a
         captured graph uses it, or another stream still does.
