@@ -9,6 +9,8 @@ it off and is reported; the program goes on.
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
 import time
 import weakref
@@ -26,6 +28,8 @@ from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.patching import Patches
 from gpuprobe.torch_support.tensors import storage_key
 
+_DRIVER: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+_NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _REPORTS: Final = (
     ("EventRecordCallbacks", "_recorded"),
@@ -82,6 +86,9 @@ class _Cuda:
     def stream(self, index: int) -> int:
         """The CUDA handle of the current stream; 0 is the legacy default stream."""
         return int(torch.cuda.current_stream(index).cuda_stream)
+
+    def blocking(self, index: int, number: int) -> bool:
+        return number != 0 and _waits_for_the_default_stream(number)
 
     def stream_chosen(self, index: int) -> bool:
         return False  # the engine's waits are reported like any other
@@ -450,6 +457,18 @@ class _Watch(TorchDispatchMode):
         seconds = time.perf_counter() - began
         self._source.guarded(self._source.ran, func, args, kwargs, result, seconds)
         return result
+
+
+def _waits_for_the_default_stream(handle: int) -> bool:
+    """Whether a stream was made without ``CU_STREAM_NON_BLOCKING``; False where the driver cannot
+    be asked.
+    """
+    flags = ctypes.c_uint(_NON_BLOCKING)
+    try:
+        failed = ctypes.CDLL(_DRIVER).cuStreamGetFlags(ctypes.c_void_p(handle), ctypes.byref(flags))
+    except (OSError, AttributeError):
+        return False
+    return not failed and not flags.value & _NON_BLOCKING
 
 
 def _device() -> int:

@@ -63,6 +63,7 @@ class StreamSource:
         self.ended = False  # the program is over: its frames are gone
         self._captured_names: dict[int, tuple[str, ...]] = {}  # by address
         self.engine.context = self._context
+        self.engine.blocking = machine.blocking
 
     # -- places
 
@@ -149,11 +150,13 @@ class StreamSource:
         known. ``captured``: it belongs to the graph that is being captured.
         """
         engines = [self.engine]
+        private = captured and self._capture is not None
         if captured and self._capture is not None:
             self._capture.allocated.add(address)
             engines.append(self._capture.engine)
         for engine in engines:
-            engine.alloc(address, max(nbytes, 1), -1 if owner is None else engine.stream(*owner))
+            actor = -1 if owner is None else engine.stream(*owner)
+            engine.alloc(address, max(nbytes, 1), actor, private)
 
     def freed(self, tag: StorageTag) -> None:
         address = self._address(tag)
@@ -161,7 +164,11 @@ class StreamSource:
             self._freed(address, waits=tag.place == PINNED)
 
     def unregistered(self, memory: RegisteredMemory) -> None:
-        self._freed(PINNED_SPACE + memory.address, waits=True)
+        address = PINNED_SPACE + memory.address
+        if self.engine.knows(address):  # cudaHostUnregister is not documented to wait for copies
+            where = whole(address, address + memory.nbytes)
+            self.engine.host_access(address, where, True, "cudaHostUnregister", site_at_hand())
+        self._freed(address, waits=True)
 
     def _freed(self, address: int, *, waits: bool = False) -> None:
         engine = self.engine
@@ -176,10 +183,6 @@ class StreamSource:
         if old is not None:
             self._freed(old.address + tag.place * _SPACE)
         self.allocated(tag)
-
-    def idle(self, index: int, number: int) -> bool:
-        """Whether the host has waited for all that was launched on a stream."""
-        return self.engine.idle(self.engine.stream(index, number))
 
     def record_stream(self, tag: StorageTag, number: int) -> None:
         address = self._address(tag)

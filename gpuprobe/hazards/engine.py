@@ -72,6 +72,9 @@ class Engine:
         self._every = False  # report each race, not each pair of sites
         # What the program calls the tensors that a place uses on another stream than their own.
         self.called: dict[Any, tuple[str, ...]] = {}
+        # Whether a stream (device and number) and the legacy default one wait for each other.
+        self.blocking: Callable[[int, int], bool] | None = None
+        self._blocking: dict[int, set[int]] = {}  # actors of such streams, by device
         self.context: Callable[[int, int, int], RaceContext] | None = None  # asked at each race
 
     # -- actors and clocks
@@ -82,6 +85,8 @@ class Engine:
         found = self._actors.get(key)
         if found is None:
             found = self._actors[key] = len(self.names)
+            if self.blocking is not None and self.blocking(device, number):
+                self._blocking.setdefault(device, set()).add(found)
             self.names.append(key)
             for clock in self._clocks:
                 clock.append(0)
@@ -108,16 +113,32 @@ class Engine:
                 news = True
         return news
 
+    def _barrier(self, actor: int) -> None:
+        """Before something is queued: the legacy default stream waits for all blocking streams of
+        its device, and they wait for it. Source: the CUDA runtime API, "Stream synchronization
+        behavior".
+        """
+        device, number = self.names[actor]
+        blocking = self._blocking.get(device)
+        if not blocking:
+            return
+        if number == 0:
+            for other in blocking:
+                self._merge(actor, self._clocks[other])
+        elif actor in blocking and (device, 0) in self._actors:
+            self._merge(actor, self._clocks[self._actors[(device, 0)]])
+
     # -- memory
 
-    def alloc(self, address: int, size: int, owner: int = -1) -> None:
+    def alloc(self, address: int, size: int, owner: int = -1, private: bool = False) -> None:
         """A block begins. It inherits what was done to its bytes before. ``owner``: the stream
-        that it is allocated on, -1 where that is not known.
+        that it is allocated on, -1 where that is not known. ``private``: it lies in the pool of a
+        CUDA graph, whose memory other tensors are never given.
         """
-        self._note("alloc", address, size, owner)
-        block = self._blocks[address] = TrackedBlock(address, size, owner)
+        self._note("alloc", address, size, owner, private)
+        block = self._blocks[address] = TrackedBlock(address, size, owner, private)
         block.inherited = self._freed.take(address, size)
-        if self._loose and owner > 0:
+        if self._loose and owner > 0 and not private:
             block.maybe = self._loose.could_be(block, self._clocks[owner])
 
     def knows(self, address: int) -> bool:
@@ -183,7 +204,8 @@ class Engine:
             kept = [access for access in kept if clock[access[0]] < access[1]]
         if kept:
             self._freed.add(address, block.size, kept)
-            if block.owner > 0 and len(self.names) > 2:  # memory is loose for other streams only
+            # Memory is loose for other streams only.
+            if block.owner > 0 and len(self.names) > 2 and not block.private:
                 self._loose.add(block, kept, self._clocks[block.owner])
 
     def at_end(self) -> None:
@@ -221,10 +243,6 @@ class Engine:
         """Whether more than one stream has done something."""
         return len(self.names) > 2
 
-    def idle(self, actor: int) -> bool:
-        """Whether the host has waited for everything that was launched on a stream."""
-        return self._clocks[HOST][actor] >= self._clocks[actor][actor]
-
     # -- work
 
     def launch(
@@ -249,6 +267,8 @@ class Engine:
         note: str,
     ) -> None:
         self.operations += 1
+        if self._blocking:
+            self._barrier(actor)
         clock = self._clocks[actor]
         for at, seen in enumerate(self._clocks[HOST]):
             if seen > clock[at]:
@@ -432,6 +452,8 @@ class Engine:
     def event_record(self, event: int, actor: int, site: Any = None) -> None:
         """An event takes the value of the stream's clock now."""
         self._note("event_record", event, actor, site)
+        if self._blocking:
+            self._barrier(actor)
         self._merge(actor, self._clocks[HOST])
         clock = list(self._clocks[actor])
         sync = Sync("record", -1, actor, clock[actor], site, event, self.operations)
@@ -441,6 +463,8 @@ class Engine:
     def event_wait(self, event: int, actor: int, site: Any = None) -> None:
         """A stream waits for an event's value. One that was never recorded is no wait."""
         self._note("event_wait", event, actor, site)
+        if self._blocking:
+            self._barrier(actor)
         found = self._events.get(event)
         if found is None:
             self.unknown_events += 1
@@ -542,6 +566,7 @@ class Engine:
         """Another engine that was given the log up to entry ``last``, with an edit."""
         other = Engine(keep_log=False)
         other._every = True
+        other.blocking = self.blocking
         for device, number in self.names[1:]:
             other.stream(device, number)
         for at, entry in enumerate(self._log[: last + 1]):

@@ -180,6 +180,8 @@ class Machine:
         self.capture: Any = None  # the graph being captured: see cuda_api.graphs
         self.sync_debug_mode = 0
         self.many_streams = False
+        self.created_streams: set[int] = set()  # handles that ``cudaStreamCreate`` gave out
+        self.blocking_streams: set[int] = set()  # the numbers of those that torch was given
         self.nodes = NodeStreams()
         self.closed = False
         self._pid = os.getpid()
@@ -471,6 +473,10 @@ class Machine:
         local.node_streams = dict(local.streams)
         if self.observer is not None:
             self.observer.node_begins(node)
+
+    def blocking(self, index: int, number: int) -> bool:
+        """Whether a stream and the legacy default stream wait for each other."""
+        return number in self.blocking_streams
 
     def stream_chosen(self, index: int) -> bool:
         """Whether code within the backward pass (a hook, a function of the program's own) has

@@ -372,7 +372,7 @@ BUGS += (
     _offloading(
         "offloaded_gradient_is_returned",
         _TUNE,
-        "gradient",
+        "gradient[:]",
         "Kept.apply(torch.sin(h) * 2)",
     ),
     _offloading(

@@ -281,7 +281,10 @@ class Streams:
         """The number of a stream that other code made; low handles are those of our own."""
         if 0 <= handle < self._end():
             return handle
-        return self._external.setdefault(handle, self._end())
+        number = self._external.setdefault(handle, self._end())
+        if handle in self.machine.created_streams:
+            self.machine.blocking_streams.add(number)
+        return number
 
     def _end(self) -> int:
         """The number that follows all others."""
