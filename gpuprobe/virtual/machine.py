@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gpuprobe.allocator.blocks import PoolBlock
 from gpuprobe.allocator.settings import in_environment, parse_conf
@@ -457,6 +458,13 @@ class Machine:
             self.enter_node()
         return local.streams.get(index, 0)
 
+    def queued(self, index: int) -> None:
+        """Work was launched on a device: its stream is busy."""
+        if self.many_streams:
+            self.devices[index].busy_streams.add(self.stream(index))
+        elif 0 not in self.devices[index].busy_streams:
+            self.devices[index].busy_streams.add(0)
+
     def enter_node(self) -> None:
         """Within the backward pass: make the streams of the node at work current, as the engine
         does before it calls the node and its hooks (``evaluate_function`` in ``engine.cpp``).
@@ -528,6 +536,14 @@ class Machine:
             self.nodes.leaves_used(args, self.local.streams)
             if kwargs:
                 self.nodes.leaves_used(kwargs.values(), self.local.streams)
+
+    def function_applied(self, args: Any) -> None:
+        """A ``torch.autograd.Function`` was applied: autograd has recorded it, and none of its
+        own operators.
+        """
+        if self.many_streams and torch.is_grad_enabled() and not self.local.inside:
+            self.enter_node()
+            self.nodes.leaves_used(args, self.local.streams, _disable_current_modes)
 
     def close(self) -> None:
         """Storages that outlive the virtual machine no longer count."""
