@@ -22,6 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuprobe.hazard_watch import host_access as host_watch
+from gpuprobe.hazard_watch.order.backward import SUMS
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.footprint import Footprint, of_tensor
 from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
@@ -136,6 +137,9 @@ class CudaSource(EventSource):
         self._queue: deque[tuple[Any, ...]] = deque()
         self._captured: set[int] = set()  # blocks that were allocated during a capture
         self._owners: dict[int, tuple[int, int]] = {}  # by block: the stream it is allocated on
+        # By block allocated in a backward pass: the sequence number and the stream of the node at
+        # work then.
+        self._gradients: dict[int, tuple[int, int]] = {}
         self._elapsed: float | None = None
         self._lock = threading.RLock()  # autograd's threads report too
 
@@ -335,12 +339,16 @@ class CudaSource(EventSource):
 
     def _block_added(self, address: int, owner: tuple[int, int]) -> None:
         self._owners[address] = owner
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            self._gradients[address] = (node._sequence_nr(), self._node_stream(owner[0]))
         if self._capture is not None:
             self._captured.add(address)
 
     def _block_gone(self, address: int, waits: bool) -> None:
         self._captured.discard(address)
         self._owners.pop(address, None)
+        self._gradients.pop(address, None)
         if self.engine.knows(address):
             self._freed(address, waits=waits)
 
@@ -420,6 +428,31 @@ class CudaSource(EventSource):
         self.guarded(super().declared, reads, writes, stream)
 
     # -- operators
+
+    def _launch(self, index: int, op: Any, accesses: Any, site: Any, note: str = "") -> None:
+        node = torch._C._current_autograd_node() if self._gradients else None
+        if node is not None:
+            self._record_gradients(node, op, accesses, index)
+        super()._launch(index, op, accesses, site, note)
+
+    def _node_stream(self, device: int) -> int:
+        """The stream of the node at work: its code may have made another one current."""
+        outside = self.blocks.outside(device)
+        return self.machine.stream(device) if outside is None else outside
+
+    def _record_gradients(self, node: Any, op: Any, accesses: Any, index: int) -> None:
+        """The autograd engine records a gradient for the stream of the node that it goes to, where
+        that is another one than its producer's (``record_stream_any_impl`` in ``engine.cpp`` and
+        ``input_buffer.cpp``), which no callback reports. Gradients are added up, on the stream
+        that is current then, while the node that produced the last of them is at work.
+        """
+        number = node._sequence_nr()
+        adds = isinstance(op, tuple) and op[0] in SUMS
+        stream = self.machine.stream(index) if adds else self._node_stream(index)
+        for address, _, _ in accesses:
+            made = self._gradients.get(address)
+            if made is not None and (adds or made[0] != number) and made[1] != stream:
+                self.active.record_stream(address, self.active.stream(index, stream))
 
     def ran(self, func: Any, args: Any, kwargs: Any, result: Any, seconds: float) -> None:
         """An operator returned; ``seconds``: how long the host was in it."""

@@ -23,7 +23,8 @@ from gpuprobe.hazard_watch.base import NodeStreamModel
 from gpuprobe.hazards.footprint import Footprint
 
 _numbers: Final = itertools.count(1)
-_SUMS: Final = ("add", "add_")
+SUMS: Final = ("add", "add_")
+"""Operators that gradients of one input are added up with."""
 
 
 class _Run:
@@ -262,7 +263,7 @@ class BackwardPass:
         before the next one. ``addresses``: the memory that the operator uses.
         """
         run = self._now
-        if run is None or op not in _SUMS:
+        if run is None or op not in SUMS:
             return None
         for consumer in run.consumers:
             if not consumer.arrived:
