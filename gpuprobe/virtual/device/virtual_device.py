@@ -53,7 +53,7 @@ class VirtualDevice:
         self.listeners: list[Listener] = [self.statistics.on_event]
         self.sim.listener = self._on_event
         # Streams with work that the host has not waited for. The default stream's is not followed
-        # before there are others: it counts as busy until then.
+        # before there are others: it counts as busy until the host waits for it.
         self.busy_streams = {0}
         self._lock = threading.RLock()
         self._busy = False
@@ -150,6 +150,7 @@ class VirtualDevice:
                 self.sim.empty_cache()
             finally:
                 self._busy = False
+            self.busy_streams.clear()  # ``cudaFree`` waits for the device
             self._drain()
 
     def workspace(self, key: tuple[Any, ...], nbytes: int, stream: int, name: str) -> None:
