@@ -63,7 +63,7 @@ class StreamSource:
         self.ended = False  # the program is over: its frames are gone
         self._captured_names: dict[int, tuple[str, ...]] = {}  # by address
         self.engine.context = self._context
-        self.engine.blocking = machine.blocking
+        self.engine.legacy.blocking = machine.blocking
 
     # -- places
 

@@ -32,6 +32,7 @@ from gpuprobe.hazards.accesses import (
 from gpuprobe.hazards.footprint import Footprint, overlap
 from gpuprobe.hazards.freed import FreedBytes
 from gpuprobe.hazards.latent import Loose
+from gpuprobe.hazards.legacy import LegacyDefault
 from gpuprobe.hazards.log import ADDED, Edit, LogEntry, identity
 from gpuprobe.model.rules import Rule
 
@@ -72,9 +73,7 @@ class Engine:
         self._every = False  # report each race, not each pair of sites
         # What the program calls the tensors that a place uses on another stream than their own.
         self.called: dict[Any, tuple[str, ...]] = {}
-        # Whether a stream (device and number) and the legacy default one wait for each other.
-        self.blocking: Callable[[int, int], bool] | None = None
-        self._blocking: dict[int, set[int]] = {}  # actors of such streams, by device
+        self.legacy = LegacyDefault()
         self.context: Callable[[int, int, int], RaceContext] | None = None  # asked at each race
 
     # -- actors and clocks
@@ -85,8 +84,7 @@ class Engine:
         found = self._actors.get(key)
         if found is None:
             found = self._actors[key] = len(self.names)
-            if self.blocking is not None and self.blocking(device, number):
-                self._blocking.setdefault(device, set()).add(found)
+            self.legacy.made(found, device, number)
             self.names.append(key)
             for clock in self._clocks:
                 clock.append(0)
@@ -114,26 +112,14 @@ class Engine:
         return news
 
     def _barrier(self, actor: int) -> None:
-        """Before something is queued: the legacy default stream waits for all blocking streams of
-        its device, and they wait for it. Source: the CUDA runtime API, "Stream synchronization
-        behavior".
-        """
-        device, number = self.names[actor]
-        blocking = self._blocking.get(device)
-        if not blocking:
-            return
-        if number == 0:
-            for other in blocking:
-                self._merge(actor, self._clocks[other])
-        elif actor in blocking and (device, 0) in self._actors:
-            self._merge(actor, self._clocks[self._actors[(device, 0)]])
+        for other in self.legacy.before(actor, self.names[actor][0]):
+            self._merge(actor, self._clocks[other])
 
     # -- memory
 
     def alloc(self, address: int, size: int, owner: int = -1, private: bool = False) -> None:
-        """A block begins. It inherits what was done to its bytes before. ``owner``: the stream
-        that it is allocated on, -1 where that is not known. ``private``: it lies in the pool of a
-        CUDA graph, whose memory other tensors are never given.
+        """A block begins, and inherits what was done to its bytes before. ``owner``: the stream it
+        is allocated on, -1 if unknown. ``private``: in a CUDA graph's pool, for no other tensor.
         """
         self._note("alloc", address, size, owner, private)
         block = self._blocks[address] = TrackedBlock(address, size, owner, private)
@@ -267,7 +253,7 @@ class Engine:
         note: str,
     ) -> None:
         self.operations += 1
-        if self._blocking:
+        if self.legacy:
             self._barrier(actor)
         clock = self._clocks[actor]
         for at, seen in enumerate(self._clocks[HOST]):
@@ -452,7 +438,7 @@ class Engine:
     def event_record(self, event: int, actor: int, site: Any = None) -> None:
         """An event takes the value of the stream's clock now."""
         self._note("event_record", event, actor, site)
-        if self._blocking:
+        if self.legacy:
             self._barrier(actor)
         self._merge(actor, self._clocks[HOST])
         clock = list(self._clocks[actor])
@@ -463,7 +449,7 @@ class Engine:
     def event_wait(self, event: int, actor: int, site: Any = None) -> None:
         """A stream waits for an event's value. One that was never recorded is no wait."""
         self._note("event_wait", event, actor, site)
-        if self._blocking:
+        if self.legacy:
             self._barrier(actor)
         found = self._events.get(event)
         if found is None:
@@ -566,7 +552,7 @@ class Engine:
         """Another engine that was given the log up to entry ``last``, with an edit."""
         other = Engine(keep_log=False)
         other._every = True
-        other.blocking = self.blocking
+        other.legacy.blocking = self.legacy.blocking
         for device, number in self.names[1:]:
             other.stream(device, number)
         for at, entry in enumerate(self._log[: last + 1]):

@@ -21,7 +21,7 @@ class Device:
 
     def __init__(self) -> None:
         self.engine = Engine()
-        self.engine.blocking = lambda device, number: number >= 200
+        self.engine.legacy.blocking = lambda device, number: number >= 200
         self.main, self.one, self.two = (self.engine.stream(0, at) for at in range(3))
         self.blocking, self.other = self.engine.stream(0, 200), self.engine.stream(0, 201)
 
