@@ -167,7 +167,7 @@ def _addresses() -> list[bool]:
         main.wait_stream(side)
         block.record_stream(main)
         result.copy_(block)
-        return block.data_ptr()
+        return int(block.data_ptr())
 
     address = copy()
     found = []
@@ -208,7 +208,7 @@ def test_a_stream_without_work_holds_no_block(synchronize: bool) -> None:
         assert _idle(synchronize) is synchronize
 
 
-class _Twice(torch.autograd.Function):
+class _Twice(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         return x * 2
@@ -252,7 +252,7 @@ class _Driver:
 def test_the_driver_knows_which_streams_are_blocking(
     monkeypatch: pytest.MonkeyPatch, handle: int, blocking: bool
 ) -> None:
-    monkeypatch.setattr(front_end.ctypes, "CDLL", lambda name: _Driver())
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: _Driver())
     assert front_end._Cuda.blocking(object.__new__(front_end._Cuda), 0, handle) is blocking
 
 
