@@ -43,6 +43,8 @@ VALUE_DECIDES: Final = (
     r"has a value of zero|division by zero|Integers? to negative|lengths? .* (sum|greater|at least)",
     r"cannot convert float|a Tensor with 0 elements|Boolean value of Tensor|target_lengths?",
     r"[Ii]nvalid (offsets|lengths)|offsets\[|expected .*offsets|must be (strictly )?monoton",
+    r"should not contain infs or NaNs|weights cannot be negative|normal expects all elements of std",
+    r"Index to scalar can have only 1 value|index -1 is out of bounds|expected a non-empty list of Tens",
     r"input_lengths|bins must|min .* max|values? .* (sum|add up) to",
 )
 """Messages of errors that depend on what a tensor holds. What is not listed counts as an error."""
@@ -244,7 +246,9 @@ def _samples(
         if out is None or not backward:
             continue
         outputs = [t for t in _tensors(out) if t.requires_grad]
-        inputs = [t for t in _tensors([sample.input, sample.args, sample.kwargs]) if t.requires_grad]
+        inputs = [
+            t for t in _tensors([sample.input, sample.args, sample.kwargs]) if t.requires_grad
+        ]
         if not outputs or not inputs:
             continue
 
@@ -258,7 +262,9 @@ def _samples(
             other = _sample(op, "cpu", dtype, True, number)
             out = other.output_process_fn_grad(op(other.input, *other.args, **other.kwargs))
             outputs = [t for t in _tensors(out) if t.requires_grad]
-            inputs = [t for t in _tensors([other.input, other.args, other.kwargs]) if t.requires_grad]
+            inputs = [
+                t for t in _tensors([other.input, other.args, other.kwargs]) if t.requires_grad
+            ]
             torch.autograd.grad(
                 outputs, inputs, [torch.ones_like(t) for t in outputs], allow_unused=True
             )

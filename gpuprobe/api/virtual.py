@@ -21,7 +21,7 @@ from gpuprobe.errors import (
 )
 
 if TYPE_CHECKING:
-    from gpuprobe.engines.base import Measurement, Order, Session
+    from gpuprobe.engines.base import EngineSession, Measurement, Order
     from gpuprobe.model.plans.estimate import Estimate
     from gpuprobe.model.plans.fit import Fit
     from gpuprobe.model.plans.links import Links
@@ -60,7 +60,7 @@ def virtual_gpu(
     torch: str = "",
     random: str = "host",
     engine: str = "auto",
-) -> Iterator[Session]:
+) -> Iterator[EngineSession]:
     """Give torch a CUDA device that this machine does not have, inside this context.
 
     ::

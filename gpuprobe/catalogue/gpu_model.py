@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -94,3 +96,14 @@ def cublas_workspace(capability: tuple[int, int], torch: tuple[int, int] = (99, 
         or (major == 11 and torch >= (2, 14))
     )
     return _WORKSPACE_LARGE if large else _WORKSPACE
+
+
+def chosen_workspace(default: int) -> int:
+    """``CUBLAS_WORKSPACE_CONFIG`` (``:SIZE:COUNT`` in KiB, repeated), else the GPU's default.
+
+    Source: ``parseChosenWorkspaceSize``, as for `cublas_workspace`.
+    """
+    pairs = re.findall(r":([0-9]+):([0-9]+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if not pairs:
+        return default
+    return sum(int(size) * _KIB * int(count) for size, count in pairs)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from gpuprobe.allocator.settings import in_environment, parse_conf
 from gpuprobe.catalogue.gpu_model import GpuModel
 from gpuprobe.catalogue.gpus import parse_spec
-from gpuprobe.engines.base import DeviceRun, Evidence, Job, Order, Run
+from gpuprobe.engines.base import DeviceRun, EngineRun, EvidenceGrade, Order, SimulatedRank
 from gpuprobe.errors import GpuprobeError, UsageError
 from gpuprobe.model.trace import AllocatorSettings, EventColumns, MemoryTrace
 from gpuprobe.native import process
@@ -49,7 +49,7 @@ class NativeSession:
 
     engine = "native"
 
-    def __init__(self, order: Order, gpus: Sequence[GpuModel], job: Job | None = None) -> None:
+    def __init__(self, order: Order, gpus: Sequence[GpuModel], job: SimulatedRank | None = None) -> None:
         """``job``: the one that this process is a rank of, in an estimate."""
         self._order = order
         self._job = job if job is not None and job.ranks > 1 else None
@@ -59,13 +59,17 @@ class NativeSession:
         self._assumed: list[str] = []
         self._values: Any = None  # a `gpuprobe.native.values.Values`, while values are computed
         self._ended = False
+        self._unknown_as_nan = False
+        self._notes: tuple[str, ...] = ()
         self.runtime: process.Runtime | None = None
 
     @property
     def assumed(self) -> Sequence[str]:
         refused = self.runtime.refused() if self.runtime is not None else ()
+        values = self._values
         return (
             *self._assumed,
+            *(self._notes if values is None else values.notes),
             *(f"{name} was called, which the native engine does not answer" for name in refused),
         )
 
@@ -105,13 +109,17 @@ class NativeSession:
 
     def _compute(self) -> None:
         """Compute values from now on. torch was imported."""
-        if self._ended or self._values is not None or self._order.compute != "real":
+        if self._ended or self._values is not None or not self.gpus:
             return
         from gpuprobe.native.values import Values
 
-        if self.runtime is not None:
+        if self.runtime is not None and self._order.compute != "shapes":
             self.runtime.write_collectives(_ALL)
-        self._values = Values("real")
+        self._values = Values(
+            "shapes" if self._order.compute == "shapes" else "real",
+            self._order.assume,
+            unknown_as_nan=self._unknown_as_nan,
+        )
         self._values.__enter__()
 
     def pause(self) -> None:
@@ -124,6 +132,7 @@ class NativeSession:
         values, self._values = self._values, None
         if values is not None:
             values.__exit__(None, None, None)
+            self._notes = values.notes
             if self.runtime is not None:
                 self.runtime.write_collectives(_SMALL)
         patches, self._patches = self._patches, None
@@ -136,7 +145,10 @@ class NativeSession:
         """Nothing: recordings at level ``trace`` begin with the first use of a GPU."""
 
     def read_unknown_as_nan(self) -> None:
-        """Nothing so far."""
+        """Numbers that were not computed are NaN. Before `start`, or before torch is imported."""
+        self._unknown_as_nan = True
+        if self._values is not None:
+            self._values.reads.unknown_as_nan = True
 
     def peaks(self) -> Mapping[int, tuple[int, int]]:
         import torch
@@ -179,7 +191,7 @@ def refuse(order: Order) -> None:
 class NativeMeasurement:
     """An estimated run on GPUs of the native engine that never run out of memory."""
 
-    def __init__(self, order: Order, job: Job, *, bounded: bool = False) -> None:
+    def __init__(self, order: Order, job: SimulatedRank, *, bounded: bool = False) -> None:
         refuse(order)
         self._order = order
         self._job = job
@@ -218,7 +230,7 @@ class NativeMeasurement:
     def unknown_read(self) -> tuple[str, str]:
         return "", ""
 
-    def run(self, recording: Any) -> Run:
+    def run(self, recording: Any) -> EngineRun:
         peaks = self._session.peaks()
         traces: dict[str, MemoryTrace] = {}
         for rank in recording.ranks:
@@ -230,9 +242,9 @@ class NativeMeasurement:
         if self._job.peers is not None and traffic is not None:
             self._job.peers.post_differences(traffic.differences.document())
         low, high = buffers(traffic.communicators.values() if traffic is not None else ())
-        return Run(
+        return EngineRun(
             engine="native",
-            evidence=Evidence.NATIVE,
+            evidence=EvidenceGrade.NATIVE,
             count=len(self._gpus),
             devices=[
                 # A GPU that is used has been traced: recordings begin with its first use.

@@ -9,6 +9,8 @@ it off and is reported; the program goes on.
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
 import time
 import weakref
@@ -20,12 +22,19 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuprobe.hazard_watch import host_access as host_watch
+from gpuprobe.hazard_watch.order.backward import SUMS
 from gpuprobe.hazard_watch.source import EventSource
 from gpuprobe.hazards.footprint import Footprint, of_tensor
 from gpuprobe.hazards.observer import HOST, PINNED, Observer, RegisteredMemory
 from gpuprobe.patching import Patches
+from gpuprobe.torch_support.callers import passed_on
 from gpuprobe.torch_support.tensors import storage_key
 
+_PRIORITIES: Final = 4
+_POOL: Final = 32
+"""Streams that torch makes of each priority and device (``c10/cuda/CUDAStream.cpp``)."""
+_DRIVER: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+_NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _REPORTS: Final = (
     ("EventRecordCallbacks", "_recorded"),
@@ -73,15 +82,47 @@ class _Cuda:
         self.devices = list(range(torch.cuda.device_count()))
         self.tags: dict[int, _Pinned] = {}
         self.registered: dict[int, RegisteredMemory] = {}  # by address
+        self._handles: dict[tuple[int, int], int] = {}  # by device and id of a stream
         self.local = _Local()
         self.observer: Observer | None = None
         self.assumed: dict[str, int] = {}
         self.compiled: dict[str, None] = {}
+        self.labels: dict[tuple[int, int], int] = {}  # by device and handle of a stream
         self.freed: Callable[[_Pinned], None] = lambda tag: None
 
     def stream(self, index: int) -> int:
         """The CUDA handle of the current stream; 0 is the legacy default stream."""
-        return int(torch.cuda.current_stream(index).cuda_stream)
+        # What ``torch.cuda.current_stream`` does, without an object for it.
+        stream_id, device, kind = torch._C._cuda_getCurrentStream(index)
+        handle = self._handles.get((device, stream_id))
+        if handle is None:
+            made: Any = torch.cuda.Stream(
+                stream_id=stream_id, device_index=device, device_type=kind
+            )
+            handle = self._handles[device, stream_id] = int(made.cuda_stream)
+            self.note(made)
+        return handle
+
+    def note(self, stream: Any) -> None:
+        """Remember what people are to know a stream by: its position in torch's pool, as
+        ``StreamId`` in ``c10/cuda/CUDAStream.cpp`` has it (bits 4 to 8: index; 1 to 3: priority,
+        from 1). Streams of other code come after those.
+        """
+        key = int(stream.device_index), int(stream.cuda_stream)
+        index, pool = stream.stream_id >> 5, (stream.stream_id >> 1 & 15) - 1
+        if key[1] and 0 <= pool < _PRIORITIES and 0 <= index < _POOL:
+            self.labels[key] = 1 + index + pool * _POOL
+        else:
+            self.note_handle(*key)
+
+    def note_handle(self, index: int, handle: int) -> None:
+        """The same of a stream of which only the handle is known."""
+        if handle and (index, handle) not in self.labels:
+            others = sum(label > _PRIORITIES * _POOL for label in self.labels.values())
+            self.labels[index, handle] = _PRIORITIES * _POOL + 1 + others
+
+    def blocking(self, index: int, number: int) -> bool:
+        return number != 0 and _waits_for_the_default_stream(number)
 
     def stream_chosen(self, index: int) -> bool:
         return False  # the engine's waits are reported like any other
@@ -125,10 +166,15 @@ class CudaSource(EventSource):
         super().__init__(machine)
         machine.freed, self._tags = self._pinned_freed, machine.tags
         self._memory = machine.registered
+        self.engine.labels = machine.labels
+        self.creations.made = machine.note
         self.broken = ""
         self._queue: deque[tuple[Any, ...]] = deque()
         self._captured: set[int] = set()  # blocks that were allocated during a capture
         self._owners: dict[int, tuple[int, int]] = {}  # by block: the stream it is allocated on
+        # By block allocated in a backward pass: the sequence number and the stream of the node at
+        # work then.
+        self._gradients: dict[int, tuple[int, int]] = {}
         self._elapsed: float | None = None
         self._lock = threading.RLock()  # autograd's threads report too
 
@@ -297,7 +343,8 @@ class CudaSource(EventSource):
         self._queue.append(("alloc", address, (device, self.machine.stream(device))))
 
     def _block_freed(self, address: int) -> None:
-        self._queue.append(("free", address, False))
+        matters = self.engine.many_streams or self.captures  # else no report names the line
+        self._queue.append(("free", address, self.site() if matters else None, False))
 
     def _device_waited(self) -> None:
         self._queue.append(("device_synchronize", _device(), self.site()))
@@ -328,14 +375,18 @@ class CudaSource(EventSource):
 
     def _block_added(self, address: int, owner: tuple[int, int]) -> None:
         self._owners[address] = owner
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            self._gradients[address] = (node._sequence_nr(), self._node_stream(owner[0]))
         if self._capture is not None:
             self._captured.add(address)
 
-    def _block_gone(self, address: int, waits: bool) -> None:
+    def _block_gone(self, address: int, site: Any, waits: bool) -> None:
         self._captured.discard(address)
         self._owners.pop(address, None)
+        self._gradients.pop(address, None)
         if self.engine.knows(address):
-            self._freed(address, waits=waits)
+            self._freed_at(address, site if self.engine.end_matters(address) else None, waits)
 
     def _stream_of(self, device: int, handle: int) -> int:
         """The actor of a stream's handle. Handles of other streams than the default one are
@@ -343,8 +394,9 @@ class CudaSource(EventSource):
         """
         if handle:
             for index in range(len(self.machine.devices)):
-                if self.active.has_stream(index, handle):
+                if self.active.has_stream(index, handle) or (index, handle) in self.machine.labels:
                     return self.active.stream(index, handle)
+            self.machine.note_handle(device, handle)
         return self.active.stream(device, handle)
 
     # -- where tensors are
@@ -387,7 +439,7 @@ class CudaSource(EventSource):
             del self._tags[tag.key]
         # The caching host allocator waits for the streams that used it before it hands it on.
         if tag.registered is None:
-            self._queue.append(("free", self._address(tag), True))
+            self._queue.append(("free", self._address(tag), None, True))
 
     def device_of(self, args: Any, kwargs: Any, result: Any) -> int:
         """The device of the first CUDA tensor, -1 where there is none."""
@@ -413,6 +465,31 @@ class CudaSource(EventSource):
         self.guarded(super().declared, reads, writes, stream)
 
     # -- operators
+
+    def _launch(self, index: int, op: Any, accesses: Any, site: Any, note: str = "") -> None:
+        node = torch._C._current_autograd_node() if self._gradients else None
+        if node is not None:
+            self._record_gradients(node, op, accesses, index)
+        super()._launch(index, op, accesses, site, note)
+
+    def _node_stream(self, device: int) -> int:
+        """The stream of the node at work: its code may have made another one current."""
+        outside = self.blocks.outside(device)
+        return self.machine.stream(device) if outside is None else outside
+
+    def _record_gradients(self, node: Any, op: Any, accesses: Any, index: int) -> None:
+        """The autograd engine records a gradient for the stream of the node that it goes to, where
+        that is another one than its producer's (``record_stream_any_impl`` in ``engine.cpp`` and
+        ``input_buffer.cpp``), which no callback reports. Gradients are added up, on the stream
+        that is current then, while the node that produced the last of them is at work.
+        """
+        number = node._sequence_nr()
+        adds = isinstance(op, tuple) and op[0] in SUMS
+        stream = self.machine.stream(index) if adds else self._node_stream(index)
+        for address, _, _ in accesses:
+            made = self._gradients.get(address)
+            if made is not None and (adds or made[0] != number) and made[1] != stream:
+                self.active.record_stream(address, self.active.stream(index, stream))
 
     def ran(self, func: Any, args: Any, kwargs: Any, result: Any, seconds: float) -> None:
         """An operator returned; ``seconds``: how long the host was in it."""
@@ -446,10 +523,26 @@ class _Watch(TorchDispatchMode):
                 return NotImplemented  # the subclass unwraps first; its parts come back here
         kwargs = kwargs or {}
         began = time.perf_counter()
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 - raised again
+            args = kwargs = None
+            raise passed_on(error)  # noqa: B904 - the same one
         seconds = time.perf_counter() - began
         self._source.guarded(self._source.ran, func, args, kwargs, result, seconds)
         return result
+
+
+def _waits_for_the_default_stream(handle: int) -> bool:
+    """Whether a stream was made without ``CU_STREAM_NON_BLOCKING``; False where the driver cannot
+    be asked.
+    """
+    flags = ctypes.c_uint(_NON_BLOCKING)
+    try:
+        failed = ctypes.CDLL(_DRIVER).cuStreamGetFlags(ctypes.c_void_p(handle), ctypes.byref(flags))
+    except (OSError, AttributeError):
+        return False
+    return not failed and not flags.value & _NON_BLOCKING
 
 
 def _device() -> int:

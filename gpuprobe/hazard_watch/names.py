@@ -5,13 +5,16 @@ found.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from types import ModuleType
 from typing import Any, Final, Protocol
 
 import torch
 
 from gpuprobe.code_origin import name_of
+from gpuprobe.frame_variables import variables
 from gpuprobe.hazard_watch.places import is_users, site_at_hand
 from gpuprobe.hazards.accesses import RaceContext, Scope
 from gpuprobe.patching import Patches
@@ -26,12 +29,20 @@ class Blocks:
 
     def __init__(self) -> None:
         self.open: list[tuple[tuple[int, int], tuple[int, int]]] = []
+        self._here = threading.local()
+
+    def outside(self, device: int) -> int | None:
+        """The stream of a device that was current before the outermost block that is open in this
+        thread; None where none is.
+        """
+        opened = getattr(self._here, "before", ())
+        return next((number for index, number in opened if index == device), None)
 
     def install(self, patches: Patches) -> None:
         """Follow them until ``patches`` are undone."""
         kind: Any = torch.cuda.StreamContext
         enter, leave = kind.__enter__, kind.__exit__
-        opened = self.open
+        opened, here = self.open, self._here
 
         def __enter__(context: Any) -> Any:
             before = None
@@ -40,11 +51,13 @@ class Blocks:
             result = enter(context)
             if before is not None:
                 opened.append((_key(context.stream), _key(before)))
+                here.before = (*getattr(here, "before", ()), _key(before))
             return result
 
         def __exit__(context: Any, *error: Any) -> Any:
             if context.stream is not None and opened:
                 opened.pop()
+                here.before = getattr(here, "before", ())[:-1]
             return leave(context, *error)
 
         patches.set(kind, "__enter__", __enter__)
@@ -58,6 +71,8 @@ class Creations:
 
     def __init__(self) -> None:
         self.sites: dict[tuple[int, int], Any] = {}
+        self.made: Callable[[Any], None] = lambda stream: None
+        """Is given each stream that is made."""
 
     def install(self, patches: Patches) -> None:
         """Note them until ``patches`` are undone."""
@@ -66,6 +81,7 @@ class Creations:
 
         def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
             made = original(cls, *args, **kwargs)
+            self.made(made)
             # With an id it is another object for a stream that there is: the current one, say.
             if "stream_id" not in kwargs or issubclass(cls, torch.cuda.ExternalStream):
                 sites[_key(made)] = site_at_hand()
@@ -126,10 +142,10 @@ def _scope(
     streams: dict[int, list[str]] = {}
     tensors: list[str] = []
     for name, value in _variables(frame):
-        if isinstance(value, torch.Tensor):
+        if issubclass(type(value), torch.Tensor):
             if len(tensors) < 4 and source.block_of(value) == address:
                 tensors.append(name)
-        elif isinstance(value, torch.cuda.Stream):
+        elif issubclass(type(value), torch.cuda.Stream):
             actor = actors.get(_key(value))
             if actor is not None:
                 streams.setdefault(actor, []).append(name)
@@ -144,19 +160,19 @@ def _scope(
 
 def _variables(frame: Any) -> Iterator[tuple[str, Any]]:
     """Local variables, attributes of local objects one level deep, then global variables."""
-    local = frame.f_locals
-    for name, value in list(local.items())[:_MOST_NAMES]:
-        yield name, value
-    for name, value in list(local.items())[:_MOST_NAMES]:
-        if isinstance(value, (torch.Tensor, ModuleType, type)) or not name.isidentifier():
+    found = variables(frame)
+    local = list(islice(found.items(), _MOST_NAMES))
+    yield from local
+    for name, value in local:
+        if issubclass(type(value), (torch.Tensor, ModuleType, type)) or not name.isidentifier():
             continue
         attributes = _attributes(value)
         if attributes:
             for attribute, part in list(attributes.items())[:_MOST_NAMES]:
                 if isinstance(attribute, str) and attribute.isidentifier():
                     yield f"{name}.{attribute}", part
-    if frame.f_globals is not local:
-        for name, value in list(frame.f_globals.items())[:_MOST_NAMES]:
+    for name, value in list(islice(frame.f_globals.items(), _MOST_NAMES)):
+        if found.get(name) is not value:  # in a module they are the local ones
             yield name, value
 
 
@@ -181,5 +197,5 @@ def names_at_hand(source: TensorSource, addresses: list[int]) -> tuple[str, ...]
     return tuple(
         name
         for name, value in _variables(frame)
-        if isinstance(value, torch.Tensor) and source.block_of(value) in addresses
+        if issubclass(type(value), torch.Tensor) and source.block_of(value) in addresses
     )

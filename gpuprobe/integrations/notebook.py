@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
         "--engine",
         choices=("auto", "native", "virtual"),
         default="auto",
-        help="with --gpu: torch's own CUDA code, or a model of it",
+        help="with --gpu: native: torch's own CUDA code; virtual: a model of that code",
     )
     parser.add_argument("--level", choices=("counters", "trace"), default="trace")
     parser.add_argument("--output", help="where to keep the recording")

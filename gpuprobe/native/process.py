@@ -137,7 +137,7 @@ class _Entry(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Call:
+class NativeCall:
     """One logged call. ``stream`` numbers streams from 2 on in the order of their creation; 0 is
     the default stream, 1 the per-thread one. ``a`` and ``b``: target and source of a copy, or the
     number of an event and the stream that it was recorded on. ``name``: a kernel's mangled
@@ -165,6 +165,7 @@ class Runtime:
         self.libraries = libraries
         self.settings = settings
         self._core = core
+        core.gpn_settings_read.restype = ctypes.c_bool
         core.gpn_used.restype = ctypes.c_ulonglong
         core.gpn_unanswered_count.restype = ctypes.c_size_t
         core.gpn_unanswered_name.restype = ctypes.c_char_p
@@ -178,6 +179,10 @@ class Runtime:
         core.gpn_ncclWriteUpTo.argtypes = (ctypes.c_size_t,)
         if core.gpn_log_entry_size() != ctypes.sizeof(_Entry):
             raise EnvironmentUnavailable("the native engine's library is of another gpuprobe")
+
+    def settings_read(self) -> bool:
+        """Whether the runtime has read its settings: torch asked it for devices."""
+        return bool(self._core.gpn_settings_read())
 
     def used(self, index: int) -> int:
         """Bytes that this process holds on a device of the machine, its context included."""
@@ -204,13 +209,13 @@ class Runtime:
         """Calls that were not kept since the log was started."""
         return int(self._core.gpn_log_dropped())
 
-    def take_log(self) -> Iterator[Call]:
+    def take_log(self) -> Iterator[NativeCall]:
         """The logged calls, oldest first, which are then forgotten."""
         buffer = (_Entry * 4096)()
         while True:
             count = self._core.gpn_log_take(ctypes.byref(buffer), len(buffer))
             for entry in buffer[:count]:
-                yield Call(
+                yield NativeCall(
                     LogKind(entry.kind),
                     entry.device,
                     entry.stream,
@@ -272,6 +277,8 @@ def load(gpus: Sequence[GpuModel], *, endless: bool = False) -> Runtime:
     settings = settings_text(gpus, build, endless=endless)
     runtime = loaded()
     if runtime is not None:
+        if runtime.settings != settings and not runtime.settings_read():
+            os.environ[SETTINGS] = runtime.settings = settings
         if runtime.settings != settings:
             raise UsageError(
                 "this process has other GPUs already: with the native engine a process keeps those "

@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("native", "virtual"),
         default=None,
         help="native: run all tests on torch's own CUDA code without a GPU, which needs a build of "
-        "torch with CUDA; virtual: marked tests on a model of it (default)",
+        "torch with CUDA; virtual: marked tests on a model of that code (default)",
     )
     group.addoption(
         "--gpuprobe-baselines",

@@ -334,11 +334,15 @@ class Recorder:
         self._forget_raised()
         if phase == "forward":
             self._inference.begins()
+        if phase == "backward" and self._traces.backward is not None:
+            self._traces.backward.called()
         self._passes.begins(phase, self._timeline)
 
     @_guarded
     def end(self, phase: str) -> None:
         """It ends, by an exception too."""
+        if phase == "backward" and self._traces.backward is not None:
+            self._traces.backward.returned()
         if not self._passes.ends(phase):
             return
         if phase == "backward":

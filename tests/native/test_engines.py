@@ -104,15 +104,15 @@ def estimate(script: Path, cwd: Path, *options: str) -> dict[str, Any]:
 def test_the_largest_value_is_searched_in_processes_of_their_own(
     script: Path, tmp_path: Path
 ) -> None:
-    script.write_text("BATCH = 64\n" + TRAIN.replace("randn(64", "randn(BATCH"), encoding="utf-8")
+    script.write_text("BATCH = 2048\n" + TRAIN.replace("randn(64", "randn(BATCH"), encoding="utf-8")
     done = gpuprobe(
-        *("fit", script, "--gpu", "t4", "--arg", "BATCH", "--max", "128"),
+        *("fit", script, "--gpu", "t4", "--arg", "BATCH", "--max", "4096"),
         *("--compute", "shapes", "--no-suggestions", "--json"),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["largest"] == 128
+    assert found["largest"] == 4096
     assert len({trial["peak_allocated"] for trial in found["trials"]}) == len(found["trials"])
 
 
@@ -138,8 +138,8 @@ def test_torch_that_is_imported_already_gets_a_sentence_with_the_remedy(tmp_path
     # Without the engine this torch cannot be imported here: it is loaded by hand, as another
     # process would have inherited NVIDIA's libraries.
     text = """\
-import sys, types
-sys.modules["torch"] = types.ModuleType("torch")
+import importlib.util, sys
+sys.modules["torch"] = importlib.util.module_from_spec(importlib.util.find_spec("torch"))
 import gpuprobe
 try:
     with gpuprobe.virtual_gpu("t4", engine="native"):

@@ -622,6 +622,25 @@ def huggingface_llama_and_generation(device: str) -> Any:
     return done, model.generate(tokens, max_new_tokens=5, do_sample=False, pad_token_id=0)
 
 
+@program
+def compiled_region(device: str) -> Any:
+    model, data = small_mlp(device)
+    done = train(
+        torch.compile(model), data, torch.optim.AdamW(model.parameters(), 1e-2), classify, 2
+    )
+    return done[0], list(model.parameters())
+
+
+@program
+def subclass_with_dispatch(device: str) -> Any:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    x = torch.randn(4, 4).to(device)
+    both = TwoTensor(x, x + 1)
+    result = (both @ both).relu()
+    return result.a, result.b
+
+
 def tensors(value: Any) -> list[Any]:
     if isinstance(value, torch.Tensor):
         return [value.detach().cpu()]

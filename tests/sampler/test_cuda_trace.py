@@ -40,7 +40,7 @@ def test_the_last_owner_of_an_address_is_named() -> None:
 
 def test_modules_are_laid_over_the_events_of_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10, 100, 10))
-    monkeypatch.setattr(module_calls, "_now", lambda: next(clock))
+    monkeypatch.setattr(module_calls, "now_us", lambda: next(clock))
     model = torch.nn.Sequential(torch.nn.Linear(1, 1))
     taken = module_calls.ModuleCalls()
     taken.name_modules([model])

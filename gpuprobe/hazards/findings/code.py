@@ -11,6 +11,7 @@ import contextlib
 import difflib
 import linecache
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -254,12 +255,24 @@ _NO_NEWLINE = "\n\\ No newline at end of file\n"
 
 
 def _relative(file: str) -> str:
-    """A path as `git apply` takes it: relative to the folder at hand, where it is in that."""
+    """A path as `git apply` and ``patch -p1`` take it: relative to the folder at hand, where it is
+    in that, or to the program's; else to the root folder.
+    """
     path = PurePath(file)
-    if path.is_absolute():
+    if not path.is_absolute():
+        return path.as_posix()
+    for folder in (Path.cwd, _program_folder):
         with contextlib.suppress(ValueError, OSError):
-            path = path.relative_to(Path.cwd())
-    return path.as_posix()
+            return path.relative_to(folder()).as_posix()
+    return path.relative_to(path.anchor).as_posix()
+
+
+def _program_folder() -> Path:
+    """Where the script is that runs. Raises ValueError where none does."""
+    script = Path(sys.argv[0]) if sys.argv else Path()
+    if not script.is_file():
+        raise ValueError("no script")
+    return script.absolute().parent
 
 
 def _lines(file: str) -> list[str]:

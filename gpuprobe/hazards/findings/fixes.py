@@ -57,7 +57,8 @@ def stream_name(engine: Engine, actor: int) -> str:
     if number < 0:
         name = "a stream of collectives"
     else:
-        name = "the default stream" if number == 0 else f"stream {number}"
+        shown = engine.labels.get((device, number), number)
+        name = "the default stream" if number == 0 else f"stream {shown}"
     return name if device == 0 else f"{name} of cuda:{device}"
 
 

@@ -146,6 +146,8 @@ void log_add(log_entry entry);
 #define LOG(...) do { if (atomic_load_explicit(&logging, memory_order_relaxed)) log_add((log_entry){__VA_ARGS__}); } while (0)
 uint64_t stream_number(void *handle);
 
+int refused(const char *name, int status);   // prints and keeps the name of a function without an answer
+
 // --- kernel.c
 int library_call(const char *name, void *stream);   // a kernel of a library: logged, not run
 void *stream_of_handle(void *handle);    // of a cuBLAS, cuDNN, ... handle: see handles.c

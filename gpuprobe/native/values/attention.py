@@ -186,9 +186,7 @@ def _sdpa_flash(
     key: Key, q: Any, k: Any, v: Any, p: float = 0.0, causal: bool = False,
     debug: bool = False, *, scale: float | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    out, lse = forward(
-        q, k, v, causal="top" if causal else "", scale=scale, dropout=p, key=key
-    )
+    out, lse = forward(q, k, v, causal="top" if causal else "", scale=scale, dropout=p, key=key)
     seed, offset = _key_parts(key)
     return out, lse, None, None, None, None, torch.stack((seed, offset)), offset, None
 
@@ -266,9 +264,7 @@ def _sequences(
     ends = [
         start + int(used[i]) if used is not None else b[i + 1] for i, start in enumerate(b[:-1])
     ]
-    return [
-        (slice(a[i], a[i + 1]), slice(b[i], ends[i])) for i in range(len(a) - 1)
-    ]
+    return [(slice(a[i], a[i + 1]), slice(b[i], ends[i])) for i in range(len(a) - 1)]
 
 
 def _heads_first(x: Any) -> Any:
@@ -310,9 +306,7 @@ def _packed_backward(
         parts = [_heads_first(x) for x in (q3[rows], k3[others], v3[others])]
         plain = {name: value for name, value in options.items() if name != "bias"}
         _, lse = forward(*parts, **plain)
-        found = backward(
-            _heads_first(g3[rows]), *parts, _heads_first(o3[rows]), lse, **plain
-        )
+        found = backward(_heads_first(g3[rows]), *parts, _heads_first(o3[rows]), lse, **plain)
         for target, place, value in zip(made, (rows, others, others), found, strict=False):
             target[place] += value.transpose(1, 2)[0]
     return tuple(x.unsqueeze(0) if batched else x for x in made)  # type: ignore[return-value]

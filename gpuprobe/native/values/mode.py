@@ -7,14 +7,15 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes as _disabled
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as _disabled
 
 from gpuprobe.errors import NotModelled
 from gpuprobe.native.values.aliases import CPU, Aliases, parts_of
 from gpuprobe.native.values.attention import KEYED
 from gpuprobe.native.values.counts import COUNTS
 from gpuprobe.native.values.draws import Apart, Key, generator_of, key_of
-from gpuprobe.native.values.plans import How, Plan, masked, plan_of
+from gpuprobe.native.values.plans import MASKED, How, Plan, masked, plan_of
 from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
 from gpuprobe.native.values.twins import TWINS
 
@@ -47,8 +48,14 @@ _NARROW: Final = frozenset(
     )
     if (dtype := getattr(torch, name, None)) is not None
 )  # fmt: skip
-_NO_KERNEL: Final = ("not implemented for", "not supported", "Unsupported", "unsupported", "expected")
-_LAUNCH_ONLY: Final = frozenset({"mode", "embedding_renorm_", "linalg_lstsq"})
+_NO_KERNEL: Final = (
+    "not implemented for",
+    "not supported",
+    "Unsupported",
+    "unsupported",
+    "expected",
+)
+_LAUNCH_ONLY: Final = frozenset({"mode", "embedding_renorm_"})
 """What these read decides how kernels are launched, and nothing else."""
 
 
@@ -98,17 +105,23 @@ class ComputingMode(TorchDispatchMode):
             How.COUNTS: self._counting,
             How.COPY: self._copying,
             How.ANSWER: self._answering,
+            How.FLATTEN: self._flattening,
         }
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        plan = self._plans.get(func)
-        if plan is None:
-            plan = self._plans[func] = plan_of(func)
+        plan = self._plans.get(func) or self.plan(func)
         if types and any(self._foreign(kind) for kind in types):
             return NotImplemented  # its own __torch_dispatch__ comes back with plain tensors
         return self.operate(plan, func, args, kwargs or {})
+
+    def plan(self, func: Any) -> Plan:
+        """The plan for an operator, made once."""
+        found = self._plans.get(func)
+        if found is None:
+            found = self._plans[func] = plan_of(func)
+        return found
 
     def _foreign(self, kind: type) -> bool:
         found = self._own.get(kind)
@@ -199,6 +212,14 @@ class ComputingMode(TorchDispatchMode):
             return None
         return key_of(generator, device)
 
+    @staticmethod
+    def may_read(plan: Plan) -> bool:
+        """Whether the zeros that the host reads are right, or decide no result: linear algebra
+        reads that it succeeded.
+        """
+        name = plan.name
+        return name in _LAUNCH_ONLY or name.startswith(("linalg_", "_linalg_"))
+
     # --- ways
 
     def _whole(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
@@ -213,7 +234,11 @@ class ComputingMode(TorchDispatchMode):
             out = func(*args, **kwargs)
         finally:
             self._set(before)
-        if self._reads() != reads and plan.name not in _LAUNCH_ONLY:
+        if (
+            self._reads() != reads
+            and not self.may_read(plan)
+            and _keys(args, kwargs) is _CUDA  # of sparse ones the sizes are compared: see _put
+        ):
             raise NotModelled(
                 f"{plan.func}: the host reads what its kernels compute, which is not known",
                 hint="report it; compute this operator on the CPU",
@@ -235,7 +260,9 @@ class ComputingMode(TorchDispatchMode):
 
     def targets(self, plan: Plan, out: Any) -> list[Any]:
         """CPU tensors over the new tensors among results; sparse ones themselves."""
-        outs = out if isinstance(out, (tuple, list)) and len(plan.func._schema.returns) > 1 else (out,)
+        outs = (
+            out if isinstance(out, (tuple, list)) and len(plan.func._schema.returns) > 1 else (out,)
+        )
         made: list[Any] = []
         with _Plain(), _Exclude(_ABOVE):
             for i in plan.fresh:
@@ -270,9 +297,7 @@ class ComputingMode(TorchDispatchMode):
                     replaced = self._put(plan, target, value)
                     if replaced is not None:
                         if many:
-                            out = tuple(
-                                replaced if j == i else item for j, item in enumerate(out)
-                            )
+                            out = tuple(replaced if j == i else item for j, item in enumerate(out))
                         else:
                             out = replaced
         return out
@@ -392,9 +417,7 @@ class ComputingMode(TorchDispatchMode):
             _pop(None)
 
     def _reading(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
-        from gpuprobe.native.values.plans import _MASKED
-
-        if plan.name in _MASKED and not masked(args):
+        if plan.name in MASKED and not masked(args):
             return self._whole(plan, func, args, kwargs)
         call = self.lower(plan, args, kwargs)
         if call is None:
@@ -419,7 +442,9 @@ class ComputingMode(TorchDispatchMode):
         if plan.out:
             # The CPU's kernel would resize a tensor over memory that it does not own.
             given = {
-                name: torch.empty(0, dtype=value.dtype, device=CPU) if name in plan.written else value
+                name: torch.empty(0, dtype=value.dtype, device=CPU)
+                if name in plan.written
+                else value
                 for name, value in call.kwargs.items()
             }
             call.kwargs = given
@@ -461,6 +486,20 @@ class ComputingMode(TorchDispatchMode):
         finally:
             self._set(before)
         return self.finish(call, out)
+
+    def _flattening(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        """The weights become views of the result."""
+        with _Plain(), _Exclude(_ABOVE):
+            values = [self.aliases.of(weight).clone() for weight in args[0]]
+        before = self._set(INSIDE)
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self._set(before)
+        with _Plain(), _Exclude(_ABOVE):
+            for weight, value in zip(args[0], values, strict=True):
+                self.aliases.of(weight).copy_(value)
+        return out
 
     def _answering(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
         call = self.lower(plan, args, kwargs)

@@ -28,6 +28,8 @@ class How(Enum):
     """It reads one element."""
     ANSWER = "answer"
     """Its result is no tensor, and depends on values."""
+    FLATTEN = "flatten"
+    """It moves the weights of a recurrent network into one buffer, whose layout is cuDNN's."""
 
 
 @dataclass
@@ -57,7 +59,7 @@ _ONLY: Final = frozenset(
     sparse_resize_and_clear_ set_ set_data as_strided_ t_ transpose_ squeeze_ unsqueeze_ swapaxes_
     swapdims_ detach_ requires_grad_ record_stream _unsafe_view lift_fresh _resize_output_
     _resize_output _local_scalar_dense_ is_pinned _pin_memory pin_memory _cudnn_init_dropout_state
-    _linalg_check_errors _fused_sdp_choice _version rename_ is_coalesced _coalesced_ dense_dim
+    _fused_sdp_choice _version rename_ is_coalesced _coalesced_ dense_dim
     sparse_dim _dimI _dimV _nnz _assert_async _functional_assert_async _assert_tensor_metadata
     _use_cudnn_ctc_loss _has_same_storage_numel is_same_size cudnn_is_acceptable
     _cuda_getCurrentRawStream _propagate_xla_data _backward set_source_Storage
@@ -84,7 +86,7 @@ _READS: Final = frozenset(
     _sparse_mask_projection sparse_mask nanmedian
     """.split()  # noqa: SIM905
 )
-_MASKED: Final = frozenset(
+MASKED: Final = frozenset(
     {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 )
 """Of these only with masks among the indices."""
@@ -152,6 +154,8 @@ def plan_of(func: Any) -> Plan:
 def _how(func: Any, space: str, name: str, returns: Any) -> How:
     if name == "_local_scalar_dense":
         return How.SCALAR
+    if name == "_cudnn_rnn_flatten_weight":
+        return How.FLATTEN
     if name in _ANSWERS:
         return How.ANSWER
     if space in _PASSED or name in _ONLY:
@@ -163,7 +167,7 @@ def _how(func: Any, space: str, name: str, returns: Any) -> How:
         and not _has(full, "CompositeExplicitAutograd")
     ):
         return How.PARTS
-    if space != "aten" and _in_python(full):
+    if name == "_linalg_check_errors" or (space != "aten" and _in_python(full)):
         return How.PARTS
     if any(item.alias_info is not None and not item.alias_info.is_write for item in returns):
         return How.ONLY  # a view

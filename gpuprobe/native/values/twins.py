@@ -10,7 +10,9 @@ import torch
 
 _aten: Final = torch.ops.aten
 _HALF: Final = (torch.float16, torch.bfloat16)
-_NO_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
+_INCLUDED: Final = torch._C._dispatch_tls_local_include_set()
+_EXCLUDED: Final = torch._C._dispatch_tls_local_exclude_set()
+"""Of a thread that is in no operator and no mode, as the import is."""
 
 
 @contextmanager
@@ -19,7 +21,7 @@ def differentiable() -> Iterator[None]:
     with the backward pass of their forward.
     """
     with (
-        torch._C._ForceDispatchKeyGuard(_NO_KEYS, _NO_KEYS),
+        torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED),
         torch.inference_mode(False),
         torch.enable_grad(),
         torch.autograd.set_multithreading_enabled(False),
@@ -74,17 +76,13 @@ def _depthwise(
     x: Any, weight: Any, kernel: Any, bias: Any, stride: Any, padding: Any, dilation: Any
 ) -> Any:
     none = [0] * len(padding)
-    return _aten.convolution(
-        x, weight, bias, stride, padding, dilation, False, none, x.size(1)
-    )
+    return _aten.convolution(x, weight, bias, stride, padding, dilation, False, none, x.size(1))
 
 
 def _cudnn_batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, factor: float, eps: float
 ) -> Any:
-    out, save_mean, save_invstd = _batch_norm(
-        x, weight, bias, mean, var, training, factor, eps
-    )
+    out, save_mean, save_invstd = _batch_norm(x, weight, bias, mean, var, training, factor, eps)
     if not training:
         save_mean = save_invstd = None
     return out, save_mean, save_invstd, None
@@ -93,9 +91,7 @@ def _cudnn_batch_norm(
 def _batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
 ) -> Any:
-    return _aten.native_batch_norm.default(
-        x, weight, bias, mean, var, training, momentum, eps
-    )
+    return _aten.native_batch_norm.default(x, weight, bias, mean, var, training, momentum, eps)
 
 
 def _cudnn_batch_norm_backward(
@@ -127,9 +123,7 @@ def _channels(x: Any, item: Any) -> Any:
     return item.view(1, -1, *[1] * (x.dim() - 2))
 
 
-def _batch_norm_elemt(
-    x: Any, weight: Any, bias: Any, mean: Any, invstd: Any, eps: float
-) -> Any:
+def _batch_norm_elemt(x: Any, weight: Any, bias: Any, mean: Any, invstd: Any, eps: float) -> Any:
     made = (x - _channels(x, mean)) * _channels(x, invstd)
     if weight is not None:
         made = made * _channels(x, weight)
@@ -183,9 +177,7 @@ def _rms_norm(x: Any, shape: Any, weight: Any, eps: float | None) -> Any:
     return (made if weight is None else made * weight).to(x.dtype), rstd
 
 
-def _rms_norm_backward(
-    grad: Any, x: Any, shape: Any, rstd: Any, weight: Any, mask: Any
-) -> Any:
+def _rms_norm_backward(grad: Any, x: Any, shape: Any, rstd: Any, weight: Any, mask: Any) -> Any:
     wide, g = x.to(rstd.dtype), grad.to(rstd.dtype)
     dims = tuple(range(-len(shape), 0))
     normal = wide * rstd

@@ -16,8 +16,10 @@ import torch
 from gpuprobe.model.memory import BlockState, TraceAction
 from gpuprobe.model.run.session import BlindSpot
 from gpuprobe.model.trace import EventColumns, MemoryTrace, StackTable
+from gpuprobe.sampler.tracing.backward_calls import BackwardCalls
 from gpuprobe.sampler.tracing.module_calls import ModuleCalls
 from gpuprobe.sampler.tracing.tensors import Known
+from gpuprobe.sampler.tracing.workspaces import Workspaces
 from gpuprobe.torch_support import compiled_lines
 
 MAX_ENTRIES = 1_000_000
@@ -54,6 +56,8 @@ class CudaTrace:
         self._waits = False
         self._before = Before({}, {})
         self.notes = ModuleCalls()
+        self.backward = BackwardCalls()
+        self._workspaces = Workspaces()
 
     def begin(self) -> bool:
         """Start the history of a step. False where the program records its own.
@@ -85,11 +89,13 @@ class CudaTrace:
         record("all", **options)
         self._on = True
         self.notes.begin()
+        self.backward.begin()
 
     def collect(self, step: int, known: Iterable[Known]) -> list[MemoryTrace]:
         """The traces of the step that ends now."""
         known = list(known)
-        before, self._before = self._before, Before({_place(item): item for item in known}, {})
+        before = self._before
+        self._before = Before({_place(item): item for item in known}, before.kept(known))
         if not self._on:
             return []
         traces = self.now(step, known, before)
@@ -102,7 +108,13 @@ class CudaTrace:
         self, step: int, known: Iterable[Known], before: Before | None = None
     ) -> list[MemoryTrace]:
         """Every device's layout as it is now, with the history and the notes there are."""
-        return layout_now(self._convert, step, known, before or self._before, self.notes)
+        return layout_now(self._convert, step, known, before or self._before, self._complete)
+
+    def _complete(self, trace: MemoryTrace) -> None:
+        """Add what the history does not say, and the notes do."""
+        self.backward.lay_over(trace)
+        self.notes.lay_over(trace)
+        self._workspaces.name(trace)
 
     def stop(self) -> None:
         """Switch the history off, if it is ours."""
@@ -111,6 +123,7 @@ class CudaTrace:
             torch.cuda.memory._record_memory_history(None)
             self._on = False
             self.notes.end()
+            self.backward.end()
 
 
 class Before(NamedTuple):
@@ -121,16 +134,24 @@ class Before(NamedTuple):
     known: dict[Place, Known]
     origins: dict[Place, tuple[StackTable, int, int]]  # stack and module, as indices
 
+    def kept(self, known: Iterable[Known]) -> dict[Place, tuple[StackTable, int, int]]:
+        """The origins of what is still where it was, as what it was."""
+        return {
+            place: self.origins[place]
+            for item in known
+            if (place := _place(item)) in self.origins and self.known.get(place) == item
+        }
+
 
 def layout_now(
     convert: Convert,
     step: int,
     known: Iterable[Known],
     before: Before | None = None,
-    notes: ModuleCalls | None = None,
+    complete: Callable[[MemoryTrace], None] | None = None,
 ) -> list[MemoryTrace]:
     """Every device's segments as they are now, with whatever history there is. ``before``: what
-    was known when that history began; ``notes``: on what has happened since.
+    was known when that history began; ``complete`` adds what notes say of the time since.
     """
     if not torch.cuda.is_initialized():
         return []
@@ -143,13 +164,13 @@ def layout_now(
         if events or index in used:
             trace = convert(snapshot, index)
             trace.step = step
-            for column in ("category", "module"):
+            for column in ("category", "module", "stack"):
                 for rows in (trace.baseline, trace.events):
                     getattr(rows, column).extend([0] * (len(rows) - len(getattr(rows, column))))
             if before is not None and trace.complete:
                 _name_baseline(trace, before)
-            if notes is not None:
-                notes.lay_over(trace)
+            if complete is not None:
+                complete(trace)
             _categorise(trace, found)
             traces.append(trace)
     return traces
@@ -166,7 +187,8 @@ def _origins_of_live(trace: MemoryTrace) -> Iterator[tuple[Place, tuple[StackTab
         for block in segment.blocks:
             if block.state is BlockState.ALLOCATED and block.address in owners:
                 rows, i = owners[block.address]
-                yield (trace.device, block.address), (trace.stacks, block.stack, rows.module[i])
+                origin = trace.stacks, rows.stack[i], rows.module[i]
+                yield (trace.device, block.address), origin
 
 
 def _last_owners(trace: MemoryTrace) -> dict[int, tuple[EventColumns, int]]:

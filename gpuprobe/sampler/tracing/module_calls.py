@@ -93,7 +93,7 @@ class ModuleCalls:
 
     def _note(self) -> None:
         if self._on:
-            self._since.append(_now())
+            self._since.append(now_us())
             self._module.append(self._running[-1] if self._running else "")
 
     def mark_inputs(self, values: Any, *, inference: bool = False) -> None:
@@ -114,7 +114,7 @@ class ModuleCalls:
         for plain in plain_tensors(tensor):
             if plain.is_cuda:
                 address = plain.untyped_storage().data_ptr()
-                self._inputs.append((_now(), str(plain.device), address, kind))
+                self._inputs.append((now_us(), str(plain.device), address, kind))
 
     def lay_over(self, trace: MemoryTrace) -> None:
         """Give the blocks made during the trace the module that ran, and inputs their category.
@@ -170,5 +170,6 @@ def _name_kept(events: EventColumns) -> None:
             events.category[row] = _STATE
 
 
-def _now() -> int:
+def now_us() -> int:
+    """The time as the allocator's history has it: microseconds since the Unix epoch."""
     return time.time_ns() // 1000

@@ -15,6 +15,7 @@ from gpuprobe.sampler.base import Sink
 from gpuprobe.sampler.timeline import PhaseSpan, PhaseTimeline
 
 if TYPE_CHECKING:
+    from gpuprobe.sampler.tracing.backward_calls import BackwardCalls
     from gpuprobe.sampler.tracing.cpu import CpuTrace
     from gpuprobe.sampler.tracing.cuda import CudaTrace
     from gpuprobe.sampler.tracing.module_calls import ModuleCalls
@@ -115,6 +116,11 @@ class Traces:
     def modules(self) -> CpuTrace | ModuleCalls | None:
         """Who wants to know of module calls and of models' inputs."""
         return self.cpu if self.cuda is None else self.cuda.notes
+
+    @property
+    def backward(self) -> BackwardCalls | None:
+        """Who wants to know of calls of the backward pass."""
+        return None if self.cuda is None else self.cuda.backward
 
     def start_cpu(self, timeline: PhaseTimeline, on_fault: Callable[[Exception], None]) -> CpuTrace:
         """Follow every storage on the CPU from now on."""

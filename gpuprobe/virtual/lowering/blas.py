@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from typing import Final
 
 import torch
 
-from gpuprobe.catalogue.gpu_model import cublas_workspace
+from gpuprobe.catalogue.gpu_model import chosen_workspace, cublas_workspace
 from gpuprobe.virtual.dispatch.calls import Call, OperatorRow
 
 _SOURCE: Final = "aten/src/ATen/cuda/CublasHandlePool.cpp: getCurrentCUDABlasHandle"
 _KIB: Final = 1024
 
 
-@functools.cache
-def workspace_bytes(default: int) -> int:
-    """``CUBLAS_WORKSPACE_CONFIG`` (``:SIZE:COUNT`` in KiB, repeated), else the GPU's default.
-
-    Source: ``parseChosenWorkspaceSize`` in the same file.
-    """
-    text = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
-    pairs = re.findall(r":([0-9]+):([0-9]+)", text)
-    if not pairs:
-        return default
-    return sum(int(size) * _KIB * int(count) for size, count in pairs)
+workspace_bytes = functools.cache(chosen_workspace)
 
 
 @functools.cache
