@@ -31,7 +31,7 @@ _HIDDEN_WRITES: Final = {
 }
 """Arguments that operators write to although their schemas do not declare it."""
 _FRESH: Final = frozenset(
-    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"}
 )
 
 
