@@ -175,7 +175,12 @@ def main() -> None:
         program.run()
     except BaseException as error:
         hook = sys.excepthook
-        sys.excepthook = lambda kind, raised, trace: hook(kind, raised, own_frames(raised))
+
+        def shown(kind: Any, raised: BaseException, trace: Any) -> None:
+            # What Python shows is the traceback of the exception itself.
+            hook(kind, raised, raised.with_traceback(own_frames(raised)).__traceback__)
+
+        sys.excepthook = shown
         ended(error)
         raise
     ended(None)
