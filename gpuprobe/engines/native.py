@@ -49,7 +49,9 @@ class NativeSession:
 
     engine = "native"
 
-    def __init__(self, order: Order, gpus: Sequence[GpuModel], job: SimulatedRank | None = None) -> None:
+    def __init__(
+        self, order: Order, gpus: Sequence[GpuModel], job: SimulatedRank | None = None
+    ) -> None:
         """``job``: the one that this process is a rank of, in an estimate."""
         self._order = order
         self._job = job if job is not None and job.ranks > 1 else None

@@ -134,7 +134,8 @@ def install(
     carriers |= {name: objects.carried(name, getattr(c10d, name)) for name in OF_TENSORS}
     patches.set_all(c10d, carriers, "torch.distributed")
     reductions = Reductions(patches)
-    host.install(patches, lambda op: str(reductions.kind(op)).rpartition(".")[2])
+    kinds: Any = dist.ReduceOp.RedOpType
+    host.install(patches, lambda op: str(kinds(int(reductions.kind(op))).name))
     sent.differences.install(patches)
     traffic.install(patches, sent)
     import torch.multiprocessing

@@ -113,6 +113,10 @@ class ComputingMode(TorchDispatchMode):
     ) -> Any:
         plan = self._plans.get(func) or self.plan(func)
         if types and any(self._foreign(kind) for kind in types):
+            if any(kind.__name__ == "FakeTensor" for kind in types):
+                # Its mode may be below this one, and it leaves the call to that: DTensor's
+                # propagation of shapes, in a thread of the autograd engine.
+                return func(*args, **(kwargs or {}))
             return NotImplemented  # its own __torch_dispatch__ comes back with plain tensors
         return self.operate(plan, func, args, kwargs or {})
 
