@@ -110,7 +110,8 @@ ranks, rank = dist.get_world_size(), dist.get_rank()
 host = dist.new_group(backend="gloo")
 assert dist.get_backend(host) == "gloo" and dist.get_world_size(host) == ranks
 for device, group in (("cuda", None), ("cpu", None), ("cpu", host)):
-    for dtype in (torch.int32, torch.int64, torch.float32, torch.float64, torch.half, torch.bfloat16):
+    kinds = (torch.int32, torch.int64, torch.float32, torch.float64, torch.half, torch.bfloat16)
+    for dtype in kinds:
         values = torch.full((3,), 2, device=device, dtype=dtype)
         dist.all_reduce(values, group=group)
         assert values.tolist() == [2 * ranks] * 3, (device, values)
@@ -178,7 +179,7 @@ def estimate(text: str, cwd: Path, engine: str, *options: object) -> dict[str, A
 
 
 @pytest.mark.parametrize(
-    "text, allocated, reserved",
+    ("text", "allocated", "reserved"),
     [
         pytest.param(DDP, 218_288_128, 247_463_936, id="DDP"),
         # Reserved memory of the virtual GPU is 241,172,480: there work takes time, and what the
@@ -214,7 +215,7 @@ def test_other_ranks_hold_the_same(rank: int, tmp_path: Path) -> None:
     done = gpuprobe(
         *("estimate", "--engine", "native", "--ranks", 4, "--rank", rank, "train.py"), cwd=tmp_path
     )
-    assert "all collectives" in done.stdout, done.stderr
+    assert "all collectives" in done.stderr  # what a program prints while it is estimated
 
 
 def test_a_function_is_one_rank_too(tmp_path: Path) -> None:
