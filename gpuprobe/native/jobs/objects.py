@@ -139,7 +139,7 @@ def _group(given: dict[str, Any]) -> Any:
 
 
 def _ranks(group: Any) -> Sequence[int]:
-    return dist.get_process_group_ranks(group)
+    return list(dist.get_process_group_ranks(group))
 
 
 def _rank(given: dict[str, Any], name: str) -> int:
