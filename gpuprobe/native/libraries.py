@@ -213,7 +213,7 @@ class Libraries:
 
 
 def check_supported(build: TorchBuild) -> None:
-    """Raise EnvironmentUnavailable for a torch without CUDA, and for a CUDA that is not supported."""
+    """Raise EnvironmentUnavailable for a torch without CUDA, or of a CUDA that is not supported."""
     if not build.cuda:
         raise EnvironmentUnavailable(
             f"torch {build.version} is a build without CUDA, which the native engine needs",
