@@ -348,9 +348,7 @@ def library_bytes(
     section(".dynamic", _SHT_DYNAMIC, 3, dynamic_at, 16 * len(tags), 3, 0, 16)
     label = labels.add(".shstrtab")
     label_bytes = bytes(labels.bytes)
-    sections.append(
-        struct.pack("<IIQQQQIIQQ", label, 3, 0, 0, end, len(label_bytes), 0, 0, 1, 0)
-    )
+    sections.append(struct.pack("<IIQQQQIIQQ", label, 3, 0, 0, end, len(label_bytes), 0, 0, 1, 0))
     section_table = -(-(end + len(label_bytes)) // 8) * 8
 
     out = bytearray(section_table + 64 * len(sections))

@@ -109,7 +109,11 @@ def test_a_named_function_passes_its_name_and_the_first_argument(
 
 
 def test_versions_are_those_that_linkers_find(targets: Path, tmp_path: Path) -> None:
-    exports = [Export("a", "sum", version="libx.so.1"), Export("b", "sum", version="V_2"), Export("c", "sum")]
+    exports = [
+        Export("a", "sum", version="libx.so.1"),
+        Export("b", "sum", version="V_2"),
+        Export("c", "sum"),
+    ]
     path = _written(tmp_path, exports, [targets.name], "libx.so.1")
     source = tmp_path / "use.c"
     source.write_text("extern long a(int), b(int); long use(void) { return a(1) + b(2); }")
@@ -129,7 +133,9 @@ def test_versions_are_those_that_linkers_find(targets: Path, tmp_path: Path) -> 
         assert "libx.so.1" in text
 
 
-_names = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_", min_size=1, max_size=40)
+_names = st.text(
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_", min_size=1, max_size=40
+)
 
 
 @given(
@@ -145,7 +151,9 @@ def test_names_that_are_written_are_read(
     machine: str,
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "round.so"
-    path.write_bytes(library_bytes("libround.so.1", [Export(*one) for one in exports], needed, machine))
+    path.write_bytes(
+        library_bytes("libround.so.1", [Export(*one) for one in exports], needed, machine)
+    )
     found = read_library(path)
     assert found.soname == "libround.so.1"
     assert found.libraries == tuple(needed)
