@@ -171,7 +171,9 @@ class ComputingMode(TorchDispatchMode):
         with _Plain(), _Exclude(_ABOVE):
             for value in args:
                 if isinstance(value, _Tensor) and value.is_cuda:
-                    made.append(self.aliases.of(value))
+                    made.append(
+                        self.aliases.exact(value) if plan.whole_storage else self.aliases.of(value)
+                    )
                     found = True
                 elif type(value) in _SIMPLE:
                     made.append(value)
@@ -211,7 +213,7 @@ class ComputingMode(TorchDispatchMode):
         reads that it succeeded.
         """
         name = plan.name
-        return name in _LAUNCH_ONLY or name.startswith(("linalg_", "_linalg_"))
+        return name in _LAUNCH_ONLY or name.startswith(("linalg_", "_linalg_", "cholesky", "_cholesky"))
 
     # --- ways
 
@@ -387,7 +389,7 @@ class ComputingMode(TorchDispatchMode):
         except (RuntimeError, NotImplementedError) as error:
             if isinstance(error, NotModelled):
                 raise
-            text = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            text = str(error).strip().partition("\n")[0].partition(" This could be")[0] or repr(error)
             if _has_narrow(args) and any(words in text for words in _NO_KERNEL):
                 try:
                     made = _in_float32(plan, run, args, kwargs)
