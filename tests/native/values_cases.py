@@ -25,7 +25,9 @@ def large() -> Any:
 def real_refuses_by_name() -> None:
     with Values():
         try:
-            torch.ops.aten._fill_mem_eff_dropout_mask_(torch.ones(1, 2, 4, 4, device="cuda"), 0.5, 1, 1)
+            torch.ops.aten._fill_mem_eff_dropout_mask_(
+                torch.ones(1, 2, 4, 4, device="cuda"), 0.5, 1, 1
+            )
         except NotModelled as error:
             print("NotModelled", error)
 
@@ -125,7 +127,8 @@ def random() -> None:
             draws.append(
                 [torch.randn(5, device="cuda"), torch.randperm(9, device="cuda"),
                  torch.nn.functional.dropout(torch.ones(50, device="cuda")),
-                 torch.empty(4, device="cuda").uniform_(), torch.rand_like(torch.ones(4, device="cuda"))]
+                 torch.empty(4, device="cuda").uniform_(),
+                 torch.rand_like(torch.ones(4, device="cuda"))]
             )  # fmt: skip
         assert not torch.equal(torch.rand(5, device="cuda"), torch.rand(5, device="cuda"))
         assert all(torch.equal(a, b) for a, b in zip(*draws, strict=True))
@@ -146,7 +149,9 @@ def thread() -> None:
 def dropout() -> None:
     with Values():
         x = torch.ones(2, 2, 16, 8, device="cuda").requires_grad_()
-        out = torch.nn.functional.scaled_dot_product_attention(x, x, v := x.detach().clone().requires_grad_(), dropout_p=0.5)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            x, x, v := x.detach().clone().requires_grad_(), dropout_p=0.5
+        )
         out.sum().backward()
         # Sums of the rows of P∘M: what the output is for values of one, in each place.
         total = out.sum().item()

@@ -198,7 +198,9 @@ class Attention(nn.Module):
 
 
 def attention(device: str, causal: bool, mask: bool, dtype: Any = torch.float32) -> Any:
-    model = nn.Sequential(nn.Embedding(50, 32), Attention(causal, mask), nn.LayerNorm(32), nn.Linear(32, 50))
+    model = nn.Sequential(
+        nn.Embedding(50, 32), Attention(causal, mask), nn.LayerNorm(32), nn.Linear(32, 50)
+    )
     model = model.to(device, dtype)
     tokens = torch.randint(0, 50, (3, 9)).to(device)
 
@@ -226,7 +228,11 @@ def sdpa_bfloat16(device: str) -> Any:
 @program
 def transformer_encoder(device: str) -> Any:
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-    model = nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Flatten(), nn.Linear(16 * 6, 4)).to(device)
+    model = nn.Sequential(
+        nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+        nn.Flatten(),
+        nn.Linear(16 * 6, 4),
+    ).to(device)
     data = torch.randn(3, 6, 16).to(device), torch.randint(0, 4, (3,)).to(device)
     done = train(model, data, torch.optim.AdamW(model.parameters(), 1e-2), classify)
     model.eval()
@@ -372,8 +378,11 @@ def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
     return x * factor + torch.ones_like(x)
 
 
-scaled.register_autograd(lambda ctx, grad: (grad * ctx.factor, None),
-                         setup_context=lambda ctx, inputs, output: setattr(ctx, "factor", inputs[1]))  # fmt: skip
+def keep_factor(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.factor = inputs[1]
+
+
+scaled.register_autograd(lambda ctx, grad: (grad * ctx.factor, None), setup_context=keep_factor)
 
 
 @program
@@ -473,7 +482,8 @@ def sorting(device: str) -> Any:
     x = torch.randn(5, 30).to(device)
     return (
         x.sort(1), x.topk(4), x.argsort(0), x.median(1), x.kthvalue(3), x.mode(1), x.cummax(1),
-        torch.searchsorted(x.sort(1)[0], x), x.msort(), x.quantile(0.3), torch.randint(0, 3, (9,)).to(device).mode(),
+        torch.searchsorted(x.sort(1)[0], x), x.msort(), x.quantile(0.3),
+        torch.randint(0, 3, (9,)).to(device).mode(),
     )  # fmt: skip
 
 
@@ -483,7 +493,14 @@ def complex_fourier(device: str) -> Any:
     y = torch.fft.rfft(x)
     z = torch.fft.ifft2(y * y.conj() + 1j * y)
     z.abs().sum().backward()
-    return y, z.real, z.conj().imag, torch.view_as_real(z), x.grad, torch.stft(x.detach(), 8, return_complex=True, window=torch.ones(8, device=device))
+    return (
+        y,
+        z.real,
+        z.conj().imag,
+        torch.view_as_real(z),
+        x.grad,
+        torch.stft(x.detach(), 8, return_complex=True, window=torch.ones(8, device=device)),
+    )
 
 
 @program
@@ -492,10 +509,17 @@ def linear_algebra(device: str) -> Any:
     s = (a @ a.mT + 4 * torch.eye(4, dtype=torch.float64, device=device)).requires_grad_()
     value = (
         torch.linalg.inv(s).sum() + torch.linalg.det(s) + torch.linalg.cholesky(s).sum()
-        + torch.linalg.eigvalsh(s).sum() + torch.linalg.solve(s, a).sum() + torch.linalg.svdvals(s).sum()
+        + torch.linalg.eigvalsh(s).sum() + torch.linalg.solve(s, a).sum()
+        + torch.linalg.svdvals(s).sum()
     )  # fmt: skip
     value.backward()
-    return value, s.grad, torch.linalg.qr(a)[1].abs(), torch.matrix_exp(a), torch.linalg.matrix_norm(a)
+    return (
+        value,
+        s.grad,
+        torch.linalg.qr(a)[1].abs(),
+        torch.matrix_exp(a),
+        torch.linalg.matrix_norm(a),
+    )
 
 
 @program
@@ -509,7 +533,13 @@ def sparse(device: str) -> Any:
     table(torch.tensor([1, 5, 1]).to(device)).sum().backward()
     optimizer = torch.optim.SparseAdam(list(table.parameters()), 0.1)
     optimizer.step()
-    return s.to_dense(), product, dense.grad, table.weight, dense.detach().relu().to_sparse().to_dense()
+    return (
+        s.to_dense(),
+        product,
+        dense.grad,
+        table.weight,
+        dense.detach().relu().to_sparse().to_dense(),
+    )
 
 
 @program
@@ -520,14 +550,26 @@ def narrow_types(device: str) -> Any:
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         results.append(x.to(dtype).float())
     a = (torch.randint(-5, 5, (32, 32))).to(torch.int8).to(device)
-    return results, torch._int_mm(a, a), x.view(torch.int32), x.clone().resize_(4, 4), x.as_strided((3, 3), (2, 1))
+    return (
+        results,
+        torch._int_mm(a, a),
+        x.view(torch.int32),
+        x.clone().resize_(4, 4),
+        x.as_strided((3, 3), (2, 1)),
+    )
 
 
 @program
 def fp8_product(device: str) -> Any:
     a, b = (torch.randn(32, 32).to(torch.float8_e4m3fn) for _ in "ab")
     one = torch.tensor(0.5)
-    return torch._scaled_mm(a.to(device), b.t().contiguous().t().to(device), scale_a=one.to(device), scale_b=one.to(device), out_dtype=torch.bfloat16)
+    return torch._scaled_mm(
+        a.to(device),
+        b.t().contiguous().t().to(device),
+        scale_a=one.to(device),
+        scale_b=one.to(device),
+        out_dtype=torch.bfloat16,
+    )
 
 
 @program
@@ -544,7 +586,17 @@ def views_and_out_arguments(device: str) -> Any:
     nothing = (flat + 1).sum()
     parts = torch._foreach_mul(list(x.unbind()), 2.0)
     torch._foreach_add_(parts, list(x.unbind()))
-    return x, out, product, values, places, nothing, parts, torch.cat([x, x.flip(0)], 1), torch.arange(9, device=device).split([2, 3, 4])
+    return (
+        x,
+        out,
+        product,
+        values,
+        places,
+        nothing,
+        parts,
+        torch.cat([x, x.flip(0)], 1),
+        torch.arange(9, device=device).split([2, 3, 4]),
+    )
 
 
 @program
@@ -555,7 +607,9 @@ def huggingface_gpt2(device: str) -> Any:
                         resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)  # fmt: skip
     model = GPT2LMHeadModel(config).to(device)
     tokens = torch.randint(0, 60, (2, 12)).to(device)
-    return train(model, tokens, torch.optim.AdamW(model.parameters(), 1e-2), lambda m, t: m(t, labels=t).loss)
+    return train(
+        model, tokens, torch.optim.AdamW(model.parameters(), 1e-2), lambda m, t: m(t, labels=t).loss
+    )
 
 
 @program
@@ -566,7 +620,9 @@ def huggingface_llama_and_generation(device: str) -> Any:
                          num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
     model = LlamaForCausalLM(config).to(device)
     tokens = torch.randint(0, 60, (2, 12)).to(device)
-    done = train(model, tokens, torch.optim.AdamW(model.parameters(), 1e-2), lambda m, t: m(t, labels=t).loss)
+    done = train(
+        model, tokens, torch.optim.AdamW(model.parameters(), 1e-2), lambda m, t: m(t, labels=t).loss
+    )
     model.eval()
     return done, model.generate(tokens, max_new_tokens=5, do_sample=False, pad_token_id=0)
 
@@ -628,8 +684,13 @@ def run(name: str) -> dict[str, Any]:
             return {"error": f"{len(on_cpu)} and {len(on_device)} results"}
         parts = [difference(a, b) for a, b in zip(on_cpu, on_device, strict=True)]
         moving = sum(float(item.to(torch.complex128).abs().sum()) for item in on_cpu)
-        return {"difference": max(parts), "results": len(parts), "moving": moving, "rng": undisturbed}
-    except Exception as error:
+        return {
+            "difference": max(parts),
+            "results": len(parts),
+            "moving": moving,
+            "rng": undisturbed,
+        }
+    except Exception as error:  # noqa: BLE001 - reported, for whatever reason a program fails
         if "-v" in sys.argv:
             traceback.print_exc()
         return {"error": f"{type(error).__name__}: {str(error)[:300]}"}

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes as _disabled
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as _disabled
 
 from gpuprobe.errors import NotModelled
 from gpuprobe.native.values.aliases import CPU, Aliases, parts_of
@@ -47,7 +48,13 @@ _NARROW: Final = frozenset(
     )
     if (dtype := getattr(torch, name, None)) is not None
 )  # fmt: skip
-_NO_KERNEL: Final = ("not implemented for", "not supported", "Unsupported", "unsupported", "expected")
+_NO_KERNEL: Final = (
+    "not implemented for",
+    "not supported",
+    "Unsupported",
+    "unsupported",
+    "expected",
+)
 _LAUNCH_ONLY: Final = frozenset({"mode", "embedding_renorm_"})
 """What these read decides how kernels are launched, and nothing else."""
 
@@ -65,7 +72,7 @@ class Call:
         self.results: list[Any] = []
 
 
-class ComputingMode(TorchDispatchMode):
+class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
     """Runs operators on CUDA, and on the CPU over the same memory.
 
     One instance serves all threads; entering is done by `Values`.
@@ -195,7 +202,8 @@ class ComputingMode(TorchDispatchMode):
         if not plan.random and plan.name not in KEYED:
             return None
         if self.capture is not None:
-            return self.capture.next_key()
+            drawn: Key = self.capture.next_key()
+            return drawn
         generator = kwargs.get("generator")
         device = kwargs.get("device")
         for value in args:
@@ -213,7 +221,9 @@ class ComputingMode(TorchDispatchMode):
         reads that it succeeded.
         """
         name = plan.name
-        return name in _LAUNCH_ONLY or name.startswith(("linalg_", "_linalg_", "cholesky", "_cholesky"))
+        return name in _LAUNCH_ONLY or name.startswith(
+            ("linalg_", "_linalg_", "cholesky", "_cholesky")
+        )
 
     # --- ways
 
@@ -255,7 +265,9 @@ class ComputingMode(TorchDispatchMode):
 
     def targets(self, plan: Plan, out: Any) -> list[Any]:
         """CPU tensors over the new tensors among results; sparse ones themselves."""
-        outs = out if isinstance(out, (tuple, list)) and len(plan.func._schema.returns) > 1 else (out,)
+        outs = (
+            out if isinstance(out, (tuple, list)) and len(plan.func._schema.returns) > 1 else (out,)
+        )
         made: list[Any] = []
         with _Plain(), _Exclude(_ABOVE):
             for i in plan.fresh:
@@ -290,9 +302,7 @@ class ComputingMode(TorchDispatchMode):
                     replaced = self._put(plan, target, value)
                     if replaced is not None:
                         if many:
-                            out = tuple(
-                                replaced if j == i else item for j, item in enumerate(out)
-                            )
+                            out = tuple(replaced if j == i else item for j, item in enumerate(out))
                         else:
                             out = replaced
         return out
@@ -389,7 +399,9 @@ class ComputingMode(TorchDispatchMode):
         except (RuntimeError, NotImplementedError) as error:
             if isinstance(error, NotModelled):
                 raise
-            text = str(error).strip().partition("\n")[0].partition(" This could be")[0] or repr(error)
+            text = str(error).strip().partition("\n")[0].partition(" This could be")[0] or repr(
+                error
+            )
             if _has_narrow(args) and any(words in text for words in _NO_KERNEL):
                 try:
                     made = _in_float32(plan, run, args, kwargs)
@@ -437,7 +449,9 @@ class ComputingMode(TorchDispatchMode):
         if plan.out:
             # The CPU's kernel would resize a tensor over memory that it does not own.
             given = {
-                name: torch.empty(0, dtype=value.dtype, device=CPU) if name in plan.written else value
+                name: torch.empty(0, dtype=value.dtype, device=CPU)
+                if name in plan.written
+                else value
                 for name, value in call.kwargs.items()
             }
             call.kwargs = given

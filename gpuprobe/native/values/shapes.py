@@ -24,7 +24,9 @@ from gpuprobe.native.values.skipping import BETWEEN, COPYING, INSIDE, Skipping
 LIMIT: Final = 1 << 20
 """Bytes of a storage of floating point up to which it is computed."""
 _Tensor: Final = torch.Tensor
-_FRESH: Final = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+_FRESH: Final = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+)
 
 
 def tensors_in(values: Any) -> Iterator[Any]:
@@ -163,11 +165,11 @@ class ShapesMode(ComputingMode):
     ) -> Any:
         """Compute an operator that is ready and small enough, and note what is known now."""
         knowledge = self.knowledge
-        fresh = ()
+        fresh: tuple[Any, ...] = ()
         if plan.fresh:
             many = len(plan.func._schema.returns) > 1
             fresh = tuple(tensors_in([out[i] for i in plan.fresh] if many else (out,)))
-        written = self._written(plan, args, kwargs) if plan.writes else ()
+        written = self._written(plan, args, kwargs) if plan.writes else []
         if self.capture is not None:
             # A replay writes unknown values.
             call = Call(plan, [], {}, None)

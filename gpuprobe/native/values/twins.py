@@ -76,9 +76,7 @@ def _depthwise(
     x: Any, weight: Any, kernel: Any, bias: Any, stride: Any, padding: Any, dilation: Any
 ) -> Any:
     none = [0] * len(padding)
-    return _aten.convolution(
-        x, weight, bias, stride, padding, dilation, False, none, x.size(1)
-    )
+    return _aten.convolution(x, weight, bias, stride, padding, dilation, False, none, x.size(1))
 
 
 def _cudnn_batch_norm(
@@ -126,9 +124,7 @@ def _channels(x: Any, item: Any) -> Any:
     return item.view(1, -1, *[1] * (x.dim() - 2))
 
 
-def _batch_norm_elemt(
-    x: Any, weight: Any, bias: Any, mean: Any, invstd: Any, eps: float
-) -> Any:
+def _batch_norm_elemt(x: Any, weight: Any, bias: Any, mean: Any, invstd: Any, eps: float) -> Any:
     made = (x - _channels(x, mean)) * _channels(x, invstd)
     if weight is not None:
         made = made * _channels(x, weight)
@@ -182,9 +178,7 @@ def _rms_norm(x: Any, shape: Any, weight: Any, eps: float | None) -> Any:
     return (made if weight is None else made * weight).to(x.dtype), rstd
 
 
-def _rms_norm_backward(
-    grad: Any, x: Any, shape: Any, rstd: Any, weight: Any, mask: Any
-) -> Any:
+def _rms_norm_backward(grad: Any, x: Any, shape: Any, rstd: Any, weight: Any, mask: Any) -> Any:
     wide, g = x.to(rstd.dtype), grad.to(rstd.dtype)
     dims = tuple(range(-len(shape), 0))
     normal = wide * rstd
