@@ -72,7 +72,7 @@ class Call:
         self.results: list[Any] = []
 
 
-class ComputingMode(TorchDispatchMode):
+class ComputingMode(TorchDispatchMode):  # type: ignore[misc]
     """Runs operators on CUDA, and on the CPU over the same memory.
 
     One instance serves all threads; entering is done by `Values`.
@@ -178,7 +178,9 @@ class ComputingMode(TorchDispatchMode):
         with _Plain(), _Exclude(_ABOVE):
             for value in args:
                 if isinstance(value, _Tensor) and value.is_cuda:
-                    made.append(self.aliases.of(value))
+                    made.append(
+                        self.aliases.exact(value) if plan.whole_storage else self.aliases.of(value)
+                    )
                     found = True
                 elif type(value) in _SIMPLE:
                     made.append(value)
@@ -200,7 +202,8 @@ class ComputingMode(TorchDispatchMode):
         if not plan.random and plan.name not in KEYED:
             return None
         if self.capture is not None:
-            return self.capture.next_key()
+            drawn: Key = self.capture.next_key()
+            return drawn
         generator = kwargs.get("generator")
         device = kwargs.get("device")
         for value in args:
@@ -218,7 +221,9 @@ class ComputingMode(TorchDispatchMode):
         reads that it succeeded.
         """
         name = plan.name
-        return name in _LAUNCH_ONLY or name.startswith(("linalg_", "_linalg_"))
+        return name in _LAUNCH_ONLY or name.startswith(
+            ("linalg_", "_linalg_", "cholesky", "_cholesky")
+        )
 
     # --- ways
 
@@ -394,7 +399,9 @@ class ComputingMode(TorchDispatchMode):
         except (RuntimeError, NotImplementedError) as error:
             if isinstance(error, NotModelled):
                 raise
-            text = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            text = str(error).strip().partition("\n")[0].partition(" This could be")[0] or repr(
+                error
+            )
             if _has_narrow(args) and any(words in text for words in _NO_KERNEL):
                 try:
                     made = _in_float32(plan, run, args, kwargs)

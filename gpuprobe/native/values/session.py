@@ -51,9 +51,10 @@ class Values:
         self._patches = Patches()
         self._patches.add(threads.join(self.mode))
         graphs.follow(self.mode, self._patches)
-        collectives.follow(self.mode, self._patches)
         shapes = isinstance(self.mode, ShapesMode)
-        compiled.follow(self.mode, self._patches, self.mode.knowledge.forget if shapes else None)
+        unknown = self.mode.knowledge.forget if shapes else None
+        collectives.follow(self.mode, self._patches, unknown)
+        compiled.follow(self.mode, self._patches, unknown)
         self._follow_printing(self._patches)
         if isinstance(self.mode, ShapesMode):
             self._follow_arrays(self.mode, self._patches)
